@@ -43,7 +43,7 @@ test-torch: $(VENV)/.ready ## run the tests that train with PyTorch; installs it
 	VENV=$(VENV) .ci/with-torch $(bin)/python -m pytest -m torch $(ARGS)
 
 test-ax: .venv-ax/.ready ## run the tests with Ax, in a separate environment (2.5 GB); ARGS='-m ax' adds a Bayesian round
-	TORCHX_KFP_REQUIRE_AX=1 .venv-ax/bin/python -m pytest -n 0 -m "ax and not slow" tests/ax $(ARGS)
+	TORCHX_KFP_REQUIRE_AX=1 .venv-ax/bin/python -m pytest -n 0 -m "ax and not slow" tests/hpo/ax $(ARGS)
 
 test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
 	.venv-lowest/bin/python -m pytest -n 1 -m "(versions or lowest) and not usual and not docker" $(or $(ARGS),$(marked))

@@ -22,9 +22,9 @@ from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from torchx_kfp import task_from_app
-from torchx_kfp.adapter.stage.options import Settings
-from torchx_kfp.adapter.stage.plan import plan_stage
-from torchx_kfp.sdk import quick_sdk
+from torchx_kfp.authoring.options import StageSettings
+from torchx_kfp.authoring.plan import plan_stage
+from torchx_kfp.common.sdk import quick_sdk
 
 STAGES = 300
 ROUNDS = 5
@@ -50,8 +50,8 @@ def chain(stages: int) -> Callable[..., None]:
 adapted = chain(STAGES)
 
 
-#: One stage as the adapter plans it, to be copied by hand.
-PLAN = plan_stage(make_app("stage-1", 0.1), Settings(tracker_base=(BASE,), sources={"previous": "a/b/c"}))
+#: One stage as the package plans it, to be copied by hand.
+PLAN = plan_stage(make_app("stage-1", 0.1), StageSettings(tracker_base=(BASE,), sources={"previous": "a/b/c"}))
 COMMAND = [
     word.replace(BASE, "{{$.inputs.parameters['tracker_base']}}")
     .replace("a/b/c", "{{$.inputs.parameters['previous']}}")

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from torchx_kfp.cli import cli
+from torchx_kfp.entrypoints.cli import cli
 
 ROUNDS = 15
 LIMIT = 100.0

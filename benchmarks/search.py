@@ -1,11 +1,11 @@
-"""What a search costs beside its trials: the seconds of a round on this machine, and the bytes of one on KFP.
+"""Measure the cost of a search besides its trials: the seconds of a round on this machine, and the bytes of one on KFP.
 
     python -m benchmarks.search
 
 A search of three rounds runs as processes, with trials that end at once; then the same trials in one loop, without a
 search. The difference is divided by the rounds. On a KFP backend, a round is one stage and one loop more than its
-trials. ``torchx_kfp.semantics.workflow`` is the model of the workflow. Exits with 1 if a round takes more than 11,000
-bytes, or if 100 trials in ten rounds do not fit.
+trials. ``torchx_kfp.execution.model.workflow`` is the model of the workflow. Exits with 1 if a round takes more than
+11,000 bytes, or if 100 trials in ten rounds do not fit.
 """
 
 import sys
@@ -18,8 +18,8 @@ from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
 from torchx_kfp import hpo, task_from_app
+from torchx_kfp.execution.model.workflow import LIMIT, measure
 from torchx_kfp.local import Watch, run
-from torchx_kfp.semantics.workflow import LIMIT, measure
 
 ROUNDS, TRIALS = 3, 4
 #: The compressed bytes of the state of a trial: a stage, and the iteration that has it.

@@ -4,8 +4,8 @@
 
 There are three pipelines of 250 stages in chains of ten, each stage with one read and one result: tracked stages that
 carry the program that publishes, tracked stages whose image has torchx-kfp, and components of KFP's SDK that pass on
-the result by value, without a tracker. ``torchx_kfp.semantics.workflow`` is the model of Argo's workflow. Exits with 1
-if a stage takes more than its goal: in the level, or in the workflow with its state, when all stages have ended.
+the result by value, without a tracker. ``torchx_kfp.execution.model.workflow`` is the model of Argo's workflow. Exits
+with 1 if a stage takes more than its goal: in the level, or in the workflow with its state, when all stages have ended.
 """
 
 import functools
@@ -20,8 +20,7 @@ from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
 from torchx_kfp import task_from_app
-from torchx_kfp.semantics.nodes import go_json
-from torchx_kfp.semantics.workflow import LEVEL_LIMIT, measure
+from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, go_json, measure
 
 STAGES, CHAINS = 250, 25
 #: The bytes of a task in its level; those of a stage at the end of the run, from an image and with the program.

@@ -21,9 +21,9 @@ from pathlib import Path
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from torchx_kfp.adapter.stage.options import Settings
-from torchx_kfp.adapter.stage.outputs import read_publication
-from torchx_kfp.adapter.stage.plan import StagePlan, plan_stage
+from torchx_kfp.authoring.options import StageSettings
+from torchx_kfp.authoring.outputs import read_publication
+from torchx_kfp.authoring.plan import StagePlan, plan_stage
 
 ROUNDS = 300
 LIMIT = 5.0
@@ -49,7 +49,7 @@ def main() -> None:
             ("with four escaped arguments", [*arguments, "$$", "$(HOME)", "{{workflow.name}}", "\x7f"], {}),
         ):
             app = AppDef("train", roles=[Role("trainer", image="x", entrypoint=program, args=words, env=env)])
-            plan = plan_stage(app, Settings(tracker_base=("/tmp/results",), sources={"prepare": "run/prepare/1"}))
+            plan = plan_stage(app, StageSettings(tracker_base=("/tmp/results",), sources={"prepare": "run/prepare/1"}))
             output = "{{$.outputs.parameters['run_id'].output_file}}"
             stage = [word.replace(output, str(Path(folder, "stage", "run_id"))) for word in filled_in(plan)]
             bare, tracked = [], []
@@ -84,7 +84,7 @@ def with_results() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         app = AppDef("train", roles=[Role("trainer", image="x", entrypoint="date", args=["+%s%N"])])
         publication = read_publication({"accuracy": float}, {"model": dsl.Model})
-        plan = plan_stage(app, Settings(tracker_base=(folder,), publication=publication))
+        plan = plan_stage(app, StageSettings(tracker_base=(folder,), publication=publication))
         outputs = {
             "parameters": {name: {"outputFile": f"{folder}/{name}"} for name in ("run_id", "accuracy")},
             "artifacts": {name: {"artifacts": [{"uri": f"{folder}/{name}"}]} for name in ("metrics", "model")},

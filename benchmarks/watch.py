@@ -18,11 +18,11 @@ import tempfile
 import time
 from collections import defaultdict
 
-from tests.backend import answers_of_kfp
-from tests.backend.host import KfpHost
-from torchx_kfp.backend.manifest import manifest_of, read_manifest
-from torchx_kfp.backend.observer import Observer
-from torchx_kfp.runs.state import RunState, outline
+from tests.execution.host import answers_of_kfp
+from tests.kfp_host import KfpHost
+from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
+from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.execution.runs.state import RunState, outline
 
 STEP = 10
 #: Seconds from one answer to the next.

@@ -55,7 +55,7 @@ class Commands(Generated):
     """Every command of the program with its help and options."""
 
     def run(self) -> list[nodes.Node]:
-        from torchx_kfp.cli import cli
+        from torchx_kfp.entrypoints.cli import cli
 
         root = click.Context(cli, info_name="torchx-kfp")
         found: list[nodes.Node] = [*self.help_text(cli), self.option_table(root)]
@@ -125,7 +125,7 @@ class Settings(Generated):
     """Every setting of the connection to a KFP host."""
 
     def run(self) -> list[nodes.Node]:
-        from torchx_kfp.backend import settings
+        from torchx_kfp.execution.host import settings
 
         rows = []
         for name, setting in settings.SETTINGS.items():
@@ -138,7 +138,7 @@ class Events(Generated):
     """Every event of a run with its fields."""
 
     def run(self) -> list[nodes.Node]:
-        from torchx_kfp.runs.events import NAMES
+        from torchx_kfp.execution.runs.events import NAMES
 
         rows = []
         for name, kind in NAMES.items():

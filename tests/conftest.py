@@ -19,11 +19,11 @@ import hypothesis
 import pytest
 from fsspec.asyn import sync
 
-from tests.cli.ready import Ready, ready
+from tests.entrypoints.cli.ready import Ready, ready
 from tests.s3 import S3Server, running
 from tests.serving import serving
 from tests.skipped import summary
-from torchx_kfp.tracking import announcing
+from torchx_kfp.tracking import lineage
 
 
 def pytest_configure() -> None:
@@ -63,14 +63,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 #: Folders and files of tests that wait: for servers, containers, trainings, time limits.
 _WAITING = (
-    "backend/test_host_server.py",
     "cluster",
     "components",
     "containers",
+    "entrypoints/scheduler",
+    "execution/host/test_host_server.py",
+    "execution/local/test_signals.py",
     "pipelines",
-    "scheduler",
-    "trackers",
-    "local/test_signals.py",
+    "tracking/backends",
     "tracking/test_load.py",
     "tracking/test_many.py",
 )
@@ -81,6 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that wait, so that the others fill the time, and then with those of the most tests."""
     folder = Path(__file__).parent
     waiting = [folder / each for each in _WAITING]
+    assert all(each.exists() for each in waiting), f"a file has moved: correct _WAITING in {__file__}"
     counts = Counter(item.path for item in items)
 
     def rank(path: Path) -> tuple[bool, int, Path]:
@@ -212,4 +213,4 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let statements that a process makes once be made in each test, since tests share the tracker base in memory."""
-    monkeypatch.setattr(announcing, "_said", set())
+    monkeypatch.setattr(lineage, "_said", set())

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.cli.ready import Ready, ready
+from tests.entrypoints.cli.ready import Ready, ready
 from tests.pages_host import NOTHING, Around, cluster
 
 REPOSITORY = Path(__file__).parent.parent

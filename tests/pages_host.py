@@ -1,4 +1,4 @@
-"""What stands for a cluster where a page has commands for one: a KFP host whose runs really run, and its S3 store."""
+"""Stand for the cluster of a page's commands: a KFP host whose runs really run, and its S3 store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.backend.host import KfpHost
+from tests.kfp_host import KfpHost
 from tests.s3 import running
 
 #: Addresses on pages: what a port forward to KFP's UI has, and the store as pods of the cluster reach it.
@@ -20,7 +20,7 @@ _SECRET = {"accesskey": "minio", "secretkey": "minio123"}
 
 @dataclass(frozen=True)
 class Around:
-    """What a page's commands find around them: variables, and the real addresses and run ids of those on the page."""
+    """The surroundings of a page's commands: variables, and the real addresses and run ids of those on the page."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the launcher of a distributed stage says to a real control plane, recorded, and a server that answers from it.
+"""Recordings of a distributed stage's launcher with a real control plane, and a server that answers from them.
 
 ``tests/recorded/launcher`` has a recording for each engine and case. After a change of what the launcher is given, of
 its requests, or of what it says, record them again and review the difference::

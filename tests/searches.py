@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.report.runs import play
-from torchx_kfp.tracking.statements.search import SEARCH
-from torchx_kfp.tracking.stores.store import open_store
+from tests.execution.report.runs import play
+from torchx_kfp.tracking.searches import SEARCH
+from torchx_kfp.tracking.tracker import open_store
 
 LR = {"type": "float", "bounds": [1e-4, 1.0], "log": True}
 LAYERS = {"type": "int", "bounds": [1, 8], "log": False}

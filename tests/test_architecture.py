@@ -2,74 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from tools.drawing import DRAWING, draw, reduced
 from tools.imports import PACKAGE, REPOSITORY, Source, cycle
 
-_FOUNDATION = {"contract", "errors", "extras", "files", "named", "safe_files", "text"}
-#: The packages and modules that each package, and each module next to the packages, may import.
+#: Modules of ``common`` that load neither KFP's SDK nor change what it does.
+_PLAIN = {"errors", *(f"common.{name}" for name in ("extras", "files", "safe_files", "text"))}
+#: The seam between the wings: the form of a compiled stage, and what a stage recorded.
+_SEAM = {"contract", "tracking.recorder"}
+#: The packages and modules that each room of the package may import. A name stands for everything in it.
 MAY_IMPORT: Mapping[str, set[str]] = {
-    "text": set(),
-    "safe_files": set(),
-    "files": {"safe_files"},
-    "errors": {"text"},
-    "extras": {"errors", "text"},
-    "named": {"errors", "text"},
+    "common": {"errors"},
+    "errors": set(),
     "contract": {"errors"},
     # A stage's command carries only modules of this package.
-    "carried": set(),
-    "channel_operations": _FOUNDATION,
-    "sdk": {*_FOUNDATION, "channel_operations"},
-    "tracking": {*_FOUNDATION, "carried"},
-    "pipeline": {*_FOUNDATION, "sdk"},
-    "semantics": {*_FOUNDATION, "carried", "pipeline"},
-    "engines": _FOUNDATION,
-    "adapter": {*_FOUNDATION, "carried", "sdk", "tracking", "pipeline", "semantics", "engines"},
-    "runs": {*_FOUNDATION, "tracking", "pipeline", "semantics"},
-    "local": {*_FOUNDATION, "carried", "tracking", "pipeline", "semantics", "runs"},
-    "backend": {*_FOUNDATION, "sdk", "tracking", "pipeline", "semantics", "runs"},
-    "report": {*_FOUNDATION, "tracking", "pipeline", "semantics", "runs"},
-    "ax": {*_FOUNDATION, "tracking"},
-    "hpo": {*_FOUNDATION, "ax", "carried", "engines", "adapter", "semantics"},
-    "scheduler": {*_FOUNDATION, "sdk", "engines", "adapter", "pipeline", "runs", "backend"},
-    "cli": {
-        *{*_FOUNDATION, "sdk", "engines", "tracking", "pipeline", "semantics", "runs"},
-        *{"channel_operations", "local", "backend", "report"},
-    },
-    "__main__": {*_FOUNDATION, "cli"},
+    "contract.carried": set(),
+    # The mission's wing: authors of stages and their applications.
+    "tracking": {*_PLAIN, "common.archive", "contract"},
+    "authoring": {*_PLAIN, "common", "contract", "tracking"},
+    "authoring.engines": _PLAIN,
+    "hpo": {*_PLAIN, "contract", "authoring"},
+    "hpo.ax": {*_PLAIN, "contract", "tracking"},
+    # The other wing runs, follows and reports any KFP pipeline.
+    "execution.pipeline": {*_PLAIN, "common", "contract"},
+    "execution.model": {*_PLAIN, "contract", "execution.pipeline"},
+    "execution.runs": {*_PLAIN, "contract", "execution.pipeline"},
+    "execution.local": {*_PLAIN, *_SEAM, *(f"execution.{name}" for name in ("pipeline", "model", "runs"))},
+    "execution.host": {*_PLAIN, *_SEAM, *(f"execution.{name}" for name in ("pipeline", "model", "runs"))},
+    "execution.report": {*_PLAIN, *_SEAM, "execution.pipeline", "execution.runs"},
+    "local": {*_PLAIN, "execution"},
+    "host": {*_PLAIN, "execution.host"},
+    # Programs that use both.
+    "entrypoints.scheduler": {*_PLAIN, "contract", "authoring", "execution"},
+    "entrypoints.cli": {*_PLAIN, "common", "contract", "authoring", "tracking", "execution", "local"},
+    "__main__": {*_PLAIN, "entrypoints.cli"},
+}
+#: The packages and modules in ``torchx_kfp/``, at most ten: the two wings, their seam, and what stands before them.
+DOORS = {
+    *{"authoring", "tracking", "hpo"},
+    "contract",
+    *{"execution", "local", "host"},
+    *{"entrypoints", "common", "errors"},
 }
 
 #: The packages (with everything in them) or modules that may use each library.
 MAY_USE: Mapping[str, set[str]] = {
-    "fsspec": {"tracking", "carried", "local"},
+    "fsspec": {"tracking", "contract.carried", "execution.local"},
     "kfp": {
-        "adapter",
+        "authoring",
         "hpo.rounds",
-        "scheduler",
-        "sdk",
-        "pipeline.load",
-        "backend.client",
-        "cli.pipeline_files",
-        "cli.import_errors",
+        "common.sdk",
+        "execution.pipeline.load",
+        "execution.host.connection",
+        "entrypoints.cli.pipeline_files",
     },
-    "torchx": {"adapter", "ax", "hpo.rounds", "scheduler", "engines.pods", "tracking.backends", "tracking.forwarding"},
-    "ax": {"ax.library"},
-    "yaml": {"pipeline", "semantics", "local"},
-    "celpy": {"pipeline", "cli"},
-    "packaging": {"local.attempt"},
-    "click": {"cli"},
-    "rich": {"cli"},
-    "docker": {"local.engines"},
-    "urllib3": {"backend.connection", "backend.transport"},
-    "jinja2": {"report"},
-    "markdown_it": {"report"},
-    "markupsafe": {"report"},
+    "torchx": {
+        *{"authoring", "hpo.ax", "hpo.rounds", "entrypoints.scheduler", "entrypoints.cli.component"},
+        *{"tracking.backends", "tracking.forwarding"},
+    },
+    "ax": {"hpo.ax.library"},
+    "yaml": {"execution"},
+    "celpy": {"execution.pipeline", "entrypoints.cli"},
+    "pathspec": {"common.archive"},
+    "packaging": {"execution.local.packages"},
+    "click": {"entrypoints.cli"},
+    "rich": {"entrypoints.cli"},
+    "docker": {"execution.local.executors"},
+    "urllib3": {"execution.host.connection", "execution.host.answers"},
+    "jinja2": {"execution.report"},
+    "markdown_it": {"execution.report"},
+    "markupsafe": {"execution.report"},
     "mlflow": {"tracking.backends"},
     "pandas": {"tracking"},
-    "typing_extensions": {"adapter", "hpo.rounds", "local.runner", "backend.api"},
+    "typing_extensions": {"authoring", "hpo.rounds", "execution.local.runner", "execution.host.submission"},
 }
 #: Libraries that an extra installs, that are slow to load, or that only type checkers need. Modules must not import
 #: them at the top.
@@ -79,24 +87,28 @@ SOURCE = Source(REPOSITORY / PACKAGE)
 PACKAGES = [package for package in sorted(SOURCE.packages) if package]
 
 
-def top(name: str) -> str:
-    """Return the top-level package that has the module."""
-    return name.partition(".")[0]
+def inside(name: str, places: Iterable[str]) -> str | None:
+    """Return the longest of the places that is the module, or holds it."""
+    return max((place for place in places if f"{name}.".startswith(f"{place}.")), key=len, default=None)
 
 
 def test_packages_import_those_below_them_only() -> None:
-    assert cycle(MAY_IMPORT) is None, "the rules themselves have a direction"
-    wrong = [
-        str(it)
+    wrong = []
+    for it in SOURCE.imports:
+        room = inside(it.importer, MAY_IMPORT)
         # The package itself, "", has the names that users import.
-        for it in SOURCE.imports
-        if it.importer and it.imported and top(it.imported) not in {top(it.importer), *MAY_IMPORT[top(it.importer)]}
-    ]
+        if it.importer and it.imported and not inside(it.imported, {str(room), *MAY_IMPORT[str(room)]}):
+            wrong.append(str(it))
     assert not wrong, "a package imports another one that it must not know: move what both need below them"
 
 
-def test_every_package_has_its_rule() -> None:
-    assert set(SOURCE.arrows()) == set(MAY_IMPORT)
+def test_every_module_has_its_rule() -> None:
+    assert {name for name in SOURCE.modules if not inside(name, MAY_IMPORT)} == {"execution", "entrypoints"}
+
+
+def test_the_tree_shows_the_architecture() -> None:
+    assert {name.partition(".")[0] for name in SOURCE.modules} == {*DOORS, "__main__"}
+    assert len(DOORS) <= 10
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -129,12 +141,20 @@ def test_the_rules_name_nothing_that_is_gone() -> None:
     assert places <= set(SOURCE.modules)
 
 
+def test_every_permission_is_used() -> None:
+    rooms = [(inside(it.importer, MAY_IMPORT), it.imported) for it in SOURCE.imports]
+    used = {(room, inside(imported, MAY_IMPORT[room])) for room, imported in rooms if room}
+    assert not {(room, place) for room, places in MAY_IMPORT.items() for place in places - _PLAIN} - used
+    libraries = {(it.imported, inside(it.importer, MAY_USE[it.imported])) for it in SOURCE.libraries}
+    assert not {(library, place) for library, places in MAY_USE.items() for place in places} - libraries
+
+
 def test_what_imports_are_there_is_seen() -> None:
     """Imports inside functions and those only for types count like any other, and so does a name from a package."""
     found = {(it.importer, it.imported, it.when) for it in SOURCE.imports}
-    assert ("cli", "errors", "top") in found
-    assert ("__main__", "cli", "late") in found
-    assert ("", "adapter", "typing") in found
+    assert ("entrypoints.cli", "errors", "top") in found
+    assert ("__main__", "entrypoints.cli", "late") in found
+    assert ("", "authoring.tasks", "typing") in found
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()}) is not None
 
 

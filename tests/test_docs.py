@@ -13,10 +13,10 @@ import click
 import pytest
 
 from tests import pages
-from tests.cli.ready import Ready
+from tests.entrypoints.cli.ready import Ready
 from tests.events import finished_stages
 from torchx_kfp import component_from_function
-from torchx_kfp.cli import cli
+from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import AppDefError
 
 
@@ -97,10 +97,7 @@ def test_parts_of_pipelines_compile(page: Path, tmp_path: Path, ready_program: R
     printed = pages.run("torchx-kfp compile parts.py -o parts.yaml", tmp_path, ready_program)
     assert printed.code == 0, printed.stderr
     if page.stem == "storage":
-        text = (tmp_path / "parts.yaml").read_text()
-        for word in "http://minio-service.kubeflow:9000", "mlpipeline-minio-artifact", "AWS_SECRET_ACCESS_KEY":
-            assert word in text
-        assert "runtimeParameter: uri" in text
+        assert "runtimeParameter: uri" in (tmp_path / "parts.yaml").read_text()
 
 
 @pytest.mark.parametrize("page", with_blocks("json"), ids=name)
@@ -167,7 +164,8 @@ def test_options_on_pages_exist() -> None:
     for page in pages.PAGES:
         for name, words in re.findall(r"torchx-kfp ([a-z]+)\b([^`\n|#]*)", page.read_text(encoding="utf-8")):
             if name in commands:
-                for option in re.findall(r"(?<!\S)-(?:-[a-z-]+|[a-z])(?![\w-])", words):
+                of_command = words.partition(" -- ")[0]  # then come the arguments of a component
+                for option in re.findall(r"(?<!\S)-(?:-[a-z-]+|[a-z])(?![\w-])", of_command):
                     assert option in options[name], f"{page.name}: torchx-kfp {name} has no {option}"
                     found += 1
     assert found > 50

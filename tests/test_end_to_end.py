@@ -16,12 +16,12 @@ import pytest
 from kfp import components, dsl
 from torchx.specs import AppDef, Role
 
-from tests.adapter.apps import compile_pipeline
+from tests.authoring.apps import compile_pipeline
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
 from torchx_kfp.errors import StageFailedError
+from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.local import RunResult, State, Watch, run
-from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Records its arguments, one of its variables, and the results of the stages that it reads.

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import torchx_kfp
-from torchx_kfp.extras import MODULES, install_line
+from torchx_kfp.common.extras import MODULES, install_line
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -143,7 +143,7 @@ def test_an_application_needs_no_extra(image: Path, tmp_path: Path) -> None:
     program = """
 import importlib.util, sys
 assert not any(importlib.util.find_spec(name) for name in ("kfp", "torchx", "yaml", "click", "rich"))
-import torchx_kfp.errors, torchx_kfp.contract.protocol, torchx_kfp.carried.publisher
+import torchx_kfp.errors, torchx_kfp.contract.protocol, torchx_kfp.contract.carried.publisher
 from torchx_kfp.tracking import current_run
 run = current_run()
 run.put(accuracy=0.5)
@@ -157,7 +157,7 @@ print(run.id, run.results(), sys.modules["torchx_kfp"].__file__)
 
 
 NEEDED = (
-    'needs the extra "pipelines" (missing here: celpy, click, docker and 8 more). '
+    'needs the extra "pipelines" (missing here: celpy, click, docker and 9 more). '
     'Install it with: pip install "torchx-kfp[pipelines]"\n'
 )
 
@@ -190,9 +190,9 @@ def test_an_import_without_its_extra_says_what_to_type(image: Path, statement: s
 
 
 def test_ax_without_its_extra_says_what_to_type(image: Path) -> None:
-    done = in_image(image, "import torchx_kfp.ax")
+    done = in_image(image, "import torchx_kfp.hpo.ax")
     assert done.stderr.splitlines()[-1] == (
-        'torchx_kfp.errors.MissingExtraError: torchx_kfp.ax needs the extra "ax" (missing here: ax, torchx). '
+        'torchx_kfp.errors.MissingExtraError: torchx_kfp.hpo.ax needs the extra "ax" (missing here: ax, torchx). '
         'Install it with: pip install "torchx-kfp[ax]"'
     )
 
@@ -254,7 +254,7 @@ def test_modules_of_extras_are_those_of_their_distributions(metadata: email.mess
 
 
 @pytest.mark.parametrize(
-    "module", ["torchx_kfp", "torchx_kfp.errors", "torchx_kfp.contract.protocol", "torchx_kfp.extras"]
+    "module", ["torchx_kfp", "torchx_kfp.errors", "torchx_kfp.contract.protocol", "torchx_kfp.common.extras"]
 )
 def test_importing_loads_neither_kfp_nor_torchx(module: str) -> None:
     program = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"

@@ -1,14 +1,13 @@
-"""Join the modules of ``torchx_kfp.carried`` into programs, and make them small enough for the commands of stages.
+"""Join the modules of ``contract.carried`` into programs, and make them small enough for the commands of stages.
 
-``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/carried/programs.py``. A command is part of
-KFP's cache key, so the programs are kept in the repository: they must not depend on the zlib and the Python that
-compile a pipeline.
+``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/contract/carried/programs.py``. A command is
+part of KFP's cache key, so the programs are kept in the repository: they must not depend on the zlib and the Python
+that compile a pipeline.
 
 A program is the text of its module and of those that it imports, each after those that it imports itself, without the
 imports between them, and without functions and constants that the program does not use. So the modules of a program
-import names from each other (``from torchx_kfp.carried.log import say``), at the top, and no name means two things.
-Attributes that begin with ``_`` get short names. A smaller program of the same modules leaves out what they do only
-``if WHOLE``.
+import names from each other (``from torchx_kfp.contract.carried.shared import say``), at the top, and no name means two
+things. A smaller program of the same modules leaves out what they do only ``if WHOLE``.
 """
 
 from __future__ import annotations
@@ -16,26 +15,35 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import contextlib
 import hashlib
+import importlib
+import inspect
 import itertools
 import os
-import re
+import random
 import string
 import sys
 import textwrap
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PACKAGE = "torchx_kfp.carried"
+PACKAGE = "torchx_kfp.contract.carried"
 FOLDER = REPOSITORY / PACKAGE.replace(".", "/")
 #: The modules that have the function ``main``, by the names of their programs.
-PROGRAMS = {"PUBLISHER": "publisher", "RESULTS_PUBLISHER": "publisher", "LAUNCHER": "launcher", "ASK": "asking"}
+PROGRAMS = {
+    "PUBLISHER": "publisher",
+    "RESULTS_PUBLISHER": "publisher",
+    "LAUNCHER": "launcher",
+    "ASK": "asking",
+    "WORKSPACE": "workspace",
+}
 #: The programs that leave out what their modules do only if this name is true.
 SMALLER = {"RESULTS_PUBLISHER"}
 _WHOLE = "WHOLE"
+_IS_PROGRAM = "__name__ == '__main__'"
 CARRIED = FOLDER / "programs.py"
 
 #: Base85 is 6 % shorter than base64. Others take the place of characters that engines would rewrite, or that Go's JSON
@@ -47,6 +55,9 @@ _BOOT = (
     'exec(zlib.decompress(base64.b85decode("{}".translate({})),-15))'
 )
 
+#: How many other letters for its names are tried for a program.
+_STEPS = 10_000
+
 _ANNOTATIONS = "from __future__ import annotations"
 
 _MODULE = '''"""Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
@@ -55,7 +66,7 @@ _MODULE = '''"""Programs as arguments of ``python3 -c``. Do not edit: ``make gol
 SOURCES = {digests}
 '''
 _PROGRAM = """
-#: ``torchx_kfp.carried.{module}``.
+#: ``torchx_kfp.contract.carried.{module}``.
 {name} = (
 {lines}
 )
@@ -109,14 +120,19 @@ def _tree(module: str) -> ast.Module:
 
 
 class _Chosen(ast.NodeTransformer):
-    """Decides each ``if WHOLE`` and ``if WHOLE and ...``."""
+    """Decides each ``if WHOLE`` and ``if WHOLE and ...``, and empties docstrings."""
 
     def __init__(self, is_whole: bool) -> None:
         self._is_whole = is_whole
 
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        return ast.Expr(ast.Constant(0)) if isinstance(node.value, ast.Constant) else node
+
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
         test = node.test
+        if ast.unparse(test) == _IS_PROGRAM:
+            return node.body
         conditions = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
         if ast.unparse(conditions[0]) != _WHOLE:
             return node
@@ -184,10 +200,80 @@ def _remove_unused(program: ast.Module) -> bool:
 
 
 def shorten(text: str) -> str:
-    """Return the text with short names for the private attributes and methods of its classes."""
-    names = Counter(re.findall(r"\bself\.(_[a-z]\w+)", text)).most_common()
-    short = {name: f"_{letter}" for (name, _), letter in zip(names, string.ascii_letters, strict=False)}
-    return re.sub(r"\b_[a-z]\w+", lambda found: short.get(found[0], found[0]), text)
+    """Return a minified program with names of one letter that compress well.
+
+    Attributes of the program's classes get such names as well, unless something else that the program uses may have an
+    attribute of that name. The letters are found by trial: each step gives a name another letter, and the name that had
+    it the old one. The step stays if the text does not become larger.
+    """
+    import python_minifier
+
+    tree = ast.parse(text)
+    attributes = _own_attributes(tree) - _foreign_attributes(tree)
+    signs: dict[str, dict[str, str]] = {"name": {}, "attribute": {}}
+    for node in ast.walk(tree):
+        for field in ("id", "arg", "name", "asname", "attr"):
+            name = getattr(node, field, None)
+            is_attribute = field == "attr" or (isinstance(node, ast.FunctionDef) and name in attributes)
+            if isinstance(name, str) and (name in attributes if is_attribute else len(name) == 1):
+                # Letters that no program has, and that Python accepts in names.
+                sign = chr(0x4E00 + sum(map(len, signs.values())))
+                setattr(node, field, signs["attribute" if is_attribute else "name"].setdefault(name, sign))
+    text = python_minifier.unparse(tree)
+    letters = {kind: [*string.ascii_letters, *(f"_{letter}" for letter in string.ascii_letters)] for kind in signs}
+
+    def named() -> str:
+        pairs = (pair for kind in signs for pair in zip(signs[kind].values(), letters[kind], strict=False))
+        return text.translate({ord(sign): letter for sign, letter in pairs})
+
+    source = random.Random(0)
+    best = len(zlib.compress(named().encode(), 9))
+    for _ in range(_STEPS):
+        kind = source.choice([kind for kind in signs if signs[kind]])
+        one, other = source.randrange(len(signs[kind])), source.randrange(len(letters[kind]))
+        chosen = letters[kind]
+        chosen[one], chosen[other] = chosen[other], chosen[one]
+        size = len(zlib.compress(named().encode(), 9))
+        if size > best:
+            chosen[one], chosen[other] = chosen[other], chosen[one]
+        best = min(best, size)
+    return named()
+
+
+def _own_attributes(tree: ast.Module) -> set[str]:
+    """Return the names of the methods of a program's classes, and of the attributes that they set on ``self``."""
+    names = set()
+    for each in ast.walk(tree):
+        for method in each.body if isinstance(each, ast.ClassDef) else ():
+            if isinstance(method, ast.FunctionDef):
+                names.add(method.name)
+                own = [*method.args.posonlyargs, *method.args.args][0].arg
+                stored = (node for node in ast.walk(method) if isinstance(node, ast.Attribute))
+                names |= {node.attr for node in stored if isinstance(node.ctx, ast.Store) and _is(node.value, own)}
+    return {name for name in names if not name.startswith("__")}
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _foreign_attributes(tree: ast.Module) -> set[str]:
+    """Return the attributes that objects of Python and of the imported modules may have: all that their code names."""
+    names = {"builtins", "email.message", "io", "types"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    imported = [importlib.import_module(name) for name in sorted(names)]
+    classes = [value for module in imported for value in vars(module).values() if isinstance(value, type)]
+    modules = {*imported, *(sys.modules[base.__module__] for each in classes for base in each.__mro__)}
+    found = {name for owner in (*modules, *classes) for name in dir(owner)}
+    for module in modules:
+        with contextlib.suppress(OSError, TypeError):  # it is written in C
+            source = ast.parse(inspect.getsource(module))
+            found |= {node.attr for node in ast.walk(source) if isinstance(node, ast.Attribute)}
+    return found
 
 
 def small_program(name: str) -> str:
@@ -196,7 +282,7 @@ def small_program(name: str) -> str:
     import zopfli.zlib
 
     text = python_minifier.minify(
-        shorten(join_program(name)).replace(_ANNOTATIONS, "", 1),
+        join_program(name).replace(_ANNOTATIONS, "", 1),
         remove_literal_statements=True,  # docstrings
         rename_globals=True,
         # They are what compresses best.
@@ -204,7 +290,7 @@ def small_program(name: str) -> str:
         preserve_globals=dir(builtins),
     )
     # This is zlib's format, compressed a little better, without its header and its checksum.
-    packed = zopfli.zlib.compress(text.encode(), numiterations=1000)[2:-4]
+    packed = zopfli.zlib.compress(shorten(text).encode(), numiterations=1000)[2:-4]
     back = ",".join(f"{new}:{old}" for old, new in _REPLACED.items())
     return _BOOT.format(base64.b85encode(packed).decode().translate(_REPLACED), f"{{{back}}}")
 

@@ -1,17 +1,20 @@
 """Name the test files that a change needs, for ``make test-changed``.
 
-A test file is needed if it has changed itself, or if it imports a module that has changed, or is called like one
-(``tests/local/test_cache.py`` for ``torchx_kfp/local/cache``). Helpers of tests count: a file that imports one that
-imports a changed module is needed. A module that no test imports or is called like needs the tests of its package. The
-tests of the architecture take a second and are always there. The whole suite is what CI runs.
+Tests mirror the package: a change of ``torchx_kfp/execution/local/cache.py`` needs those files of
+``tests/execution/local`` that are called like the module (``test_cache.py``, ``test_cache_*.py``) or import it,
+directly or through helpers of tests. If there are none, it needs the files elsewhere that import it, or else all tests
+of its folder. A change of a test needs that test, and a change of a helper the tests that import it. The tests of the
+architecture take a second and are always there. The whole suite is what CI runs.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tools.imports import PACKAGE, REPOSITORY
@@ -21,19 +24,35 @@ ALWAYS = "tests/test_architecture.py"
 
 def needed(changed: Iterable[Path]) -> list[str]:
     """Return the test files that these changes need, as paths inside the repository, in order."""
-    imports = {file: set(_imports(REPOSITORY / file)) for file in _tests()}
+    imports = _tests()
     files = {ALWAYS}
     for path in changed:
-        if path.suffix != ".py" or path.parts[0] not in (PACKAGE, "tests", "tools"):
-            continue
-        name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-        found = {str(path)} & imports.keys() | set(_importers(name, imports)) | set(_called_like(path, imports))
-        files |= set(filter(_is_test, found)) or set(filter(_is_test, _of_package(path, imports)))
+        if path.suffix == ".py" and path.parts[0] in (PACKAGE, "tests", "tools"):
+            files |= _needed(path, imports)
     return sorted(files)
 
 
-def _tests() -> Iterator[str]:
-    return (str(path.relative_to(REPOSITORY)) for path in sorted((REPOSITORY / "tests").rglob("*.py")))
+def _needed(path: Path, imports: Mapping[str, set[str]]) -> set[str]:
+    """Return the test files that a change of one module needs."""
+    found = {*filter(_is_test, ({str(path)} & imports.keys()) | _importers(path, imports))}
+    if path.parts[0] != PACKAGE:
+        return found
+    folder = Path("tests", *path.parent.parts[1:])
+    names = [path.stem]
+    while not (REPOSITORY / folder).is_dir():
+        # A small package is tested next to its parent's modules, by a file that is called like it.
+        names.append(folder.name)
+        folder = folder.parent
+    inside = {file for file in imports if _is_test(file) and Path(file).is_relative_to(folder)}
+    called_like = {file for file in inside if re.match(rf"test_({'|'.join(names)})(_|\.)", Path(file).name)}
+    return (found & inside) | called_like or found or inside
+
+
+@functools.cache
+def _tests() -> Mapping[str, set[str]]:
+    """Return the files of all tests and their helpers, each with the names that it imports."""
+    paths = sorted((REPOSITORY / "tests").rglob("*.py"))
+    return {str(path.relative_to(REPOSITORY)): set(_imports(path)) for path in paths}
 
 
 def _is_test(file: str) -> bool:
@@ -49,24 +68,20 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _importers(name: str, imports: dict[str, set[str]]) -> Iterator[str]:
-    """Yield the files of tests that import a module, directly or through helpers of tests."""
-    for file in (file for file, names in imports.items() if name in names):
-        yield file
-        if not _is_test(file):
-            helper = ".".join(Path(file).with_suffix("").parts)
-            yield from (other for other, names in imports.items() if helper in names)
+def _importers(path: Path, imports: Mapping[str, set[str]]) -> set[str]:
+    """Return the files of tests that import a module, directly or through helpers of tests."""
+    found: set[str] = set()
+    names = [_name(path)]
+    while names:
+        name = names.pop()
+        new = {file for file, imported in imports.items() if name in imported} - found
+        found |= new
+        names += [_name(Path(file)) for file in new if not _is_test(file)]
+    return found
 
 
-def _called_like(path: Path, imports: dict[str, set[str]]) -> Iterator[str]:
-    """Yield the test files whose names are those of the module or its package."""
-    names = {path.stem, path.parent.name} - {"__init__", PACKAGE}
-    return (file for file in imports if Path(file).stem.removeprefix("test_") in names)
-
-
-def _of_package(path: Path, imports: dict[str, set[str]]) -> list[str]:
-    package = path.parts[1] if len(path.parts) > 2 else ""
-    return [file for file in imports if package and file.startswith(f"tests/{package}/")]
+def _name(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def _changed(base: str) -> Iterator[Path]:

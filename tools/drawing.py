@@ -11,14 +11,14 @@ from html import escape
 from textwrap import wrap
 
 from tools.imports import PACKAGE, REPOSITORY, Source, cycle
-from torchx_kfp.report.layout import PADDING, Box, edges, place
+from torchx_kfp.execution.report.graph import PADDING, Box, edges, place
 
 DRAWING = REPOSITORY / "docs" / "architecture.svg"
 
 #: The characters in a line, and the pixels of a character, of a line, and around the text in a box.
 _LETTERS, _LETTER, _LINE, _MARGIN = 31, 7.0, 16.0, 12.0
 #: Modules that all packages may use: arrows to them would say nothing.
-_EVERYWHERE = {"errors", "extras", "files", "named", "text"}
+_EVERYWHERE = {"common", "errors"}
 
 _STYLE = """
 text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }

@@ -30,7 +30,7 @@ class Import(NamedTuple):
 
 
 class Source:
-    """The modules of a package and their imports. Names are relative to the package: ``local.attempt.output``."""
+    """The modules of a package and their imports. Names are relative to the package: ``execution.local.attempt``."""
 
     def __init__(self, root: Path) -> None:
         files = {_name(file.relative_to(root)): file for file in sorted(root.rglob("*.py"))}

@@ -25,8 +25,9 @@ from tools.imports import PACKAGE, REPOSITORY
 
 #: What authors of stages and their applications need. The rest runs, follows and reports pipelines.
 MISSION = (
-    *("contract", "authoring", "tracking", "carried", "engines", "hpo", "ax", "scheduler"),
-    *("adapter", "protocol", "sdk", "text", "files", "errors", "extras", "named"),
+    *("contract", "authoring", "tracking", "hpo", "common", "errors"),
+    # Their names before they were one wing.
+    *("carried", "engines", "ax", "adapter", "protocol", "sdk", "text", "files", "extras", "named"),
 )
 #: Fragments of a stage's script and of its command. A module that has one knows how commands are made.
 #: KFP's own commands have ``-ec``, too, and options and messages name the tracker base.

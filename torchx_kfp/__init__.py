@@ -10,20 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchx_kfp import engines as engines
+    from torchx_kfp import errors as errors
+    from torchx_kfp import host as host
     from torchx_kfp import hpo as hpo
     from torchx_kfp import local as local
     from torchx_kfp import tracking as tracking
-    from torchx_kfp.adapter import (
-        Stages,
-        artifact_from_uri,
+    from torchx_kfp.authoring import engines as engines
+    from torchx_kfp.authoring.components import (
         component_from_app,
         component_from_function,
         component_spec_from_app,
-        container_from_app,
-        publish_results,
-        task_from_app,
     )
+    from torchx_kfp.authoring.tasks import Stages, artifact_from_uri, container_from_app, publish_results, task_from_app
 
 __version__ = "0.1.0"
 
@@ -39,23 +37,29 @@ __all__ = [
     "task_from_app",
 ]
 
-_SUBPACKAGES = ("engines", "hpo", "local", "tracking")
+_MODULES = {"engines": "authoring.engines", **{name: name for name in ("errors", "host", "hpo", "local", "tracking")}}
+#: The modules of the authoring functions, which load kfp and torchx.
+_AUTHORING = {
+    **dict.fromkeys(("component_from_app", "component_from_function", "component_spec_from_app"), "components"),
+    "Stages": "tasks",
+    **dict.fromkeys(("artifact_from_uri", "container_from_app", "publish_results", "task_from_app"), "tasks"),
+}
 #: Programs that commands compiled by version 0.1.0 import from here, if their image has torchx-kfp.
-_PROGRAMS = ("launcher", "publisher")
+_PROGRAMS = ("launcher", "publisher", "workspace")
 
 
 def __getattr__(name: str) -> object:
-    if name in _SUBPACKAGES:
-        return import_module(f"{__name__}.{name}")
+    if name in _MODULES:
+        return import_module(f"{__name__}.{_MODULES[name]}")
     if name in _PROGRAMS:
-        return import_module(f"{__name__}.carried.{name}")
-    if name in __all__:
-        from torchx_kfp.extras import require
+        return import_module(f"{__name__}.contract.carried.{name}")
+    if name in _AUTHORING:
+        from torchx_kfp.common.extras import require
 
         require("pipelines", f"{__name__}.{name}")
-        return getattr(import_module("torchx_kfp.adapter"), name)
+        return getattr(import_module(f"{__name__}.authoring.{_AUTHORING[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_SUBPACKAGES])
+    return sorted([*__all__, *_MODULES])

@@ -10,10 +10,10 @@ def main() -> None:
     """Run the command line. Ctrl-C ends it with one line, even while the command is being imported."""
     _open_closed_streams()
     try:
-        from torchx_kfp.extras import require
+        from torchx_kfp.common.extras import require
 
         require("pipelines", "The command torchx-kfp")
-        from torchx_kfp.cli import main as run
+        from torchx_kfp.entrypoints.cli import main as run
 
         run()
     except MissingExtraError as error:

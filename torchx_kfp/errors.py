@@ -8,6 +8,7 @@
     ├── OutputsError         declared results or artifacts cannot become KFP outputs
     │   └── UnknownOutputError   a stage has no output with this name
     ├── SearchError          the arguments of a search are wrong
+    ├── WorkspaceError       a folder cannot travel with a run, or its archive cannot be used
     ├── TrialError           a trial of an Ax experiment cannot be run, or its outcome cannot be read
     ├── ProtocolError        the stage protocol's environment variables are malformed
     ├── UnknownNameError     there is no result, output, input or artifact with this name
@@ -22,13 +23,13 @@
     │   ├── MissingArtifactError a run has no artifact with this name
     │   └── MissingMetricError   a run has logged no steps of this metric
     ├── MissingExtraError    a feature needs an extra that is not installed
-    ├── HostError            a KFP host does not do what it was asked to do
+    ├── HostError            a request to a KFP host failed
     │   ├── HostSettingsError    no host is given, or its settings are wrong
     │   ├── HostUnreachableError the host does not answer, or something else answers in its place
-    │   │   └── HostAnswerLostError  it may have done what it was asked to do: its answer is lost
+    │   │   └── HostAnswerLostError  its answer was lost; the request may have been carried out
     │   ├── HostCredentialsError the host does not accept the credentials
-    │   ├── HostNotFoundError    the host does not have what was asked for
-    │   └── HostRefusedError     the host takes a request for invalid
+    │   ├── HostNotFoundError    the host does not have the requested object
+    │   └── HostRefusedError     the host rejected a request as invalid
     └── LocalRunError        a compiled pipeline cannot be run on this machine
         ├── UnsupportedPipelineError  the pipeline uses something that cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
@@ -45,47 +46,6 @@ command line: 2 for invalid input, 1 for everything else.
 from __future__ import annotations
 
 import errno
-
-__all__ = [
-    "AppDefError",
-    "ArgumentError",
-    "ChannelError",
-    "ContainerEngineError",
-    "CorruptResultError",
-    "HostAnswerLostError",
-    "HostCredentialsError",
-    "HostError",
-    "HostNotFoundError",
-    "HostRefusedError",
-    "HostSettingsError",
-    "HostUnreachableError",
-    "KeyRefusedError",
-    "LocalRunError",
-    "MissingArtifactError",
-    "MissingCredentialsError",
-    "MissingExtraError",
-    "MissingMetricError",
-    "MissingResultsError",
-    "NotInStageError",
-    "OutputsError",
-    "PipelineFileError",
-    "ProtocolError",
-    "ReadsError",
-    "ResultRefusedError",
-    "SearchError",
-    "StageFailedError",
-    "StageNotFoundError",
-    "TorchxKfpError",
-    "TrackerBaseError",
-    "TrackerError",
-    "TrialError",
-    "UnknownAliasError",
-    "UnknownNameError",
-    "UnknownOutputError",
-    "UnknownRunError",
-    "UnsupportedPipelineError",
-]
-
 
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",
@@ -112,6 +72,12 @@ class AppDefError(TorchxKfpError, ValueError):
 
 class ChannelError(AppDefError):
     """A pipeline channel is used where its value cannot be filled in."""
+
+
+class WorkspaceError(TorchxKfpError, ValueError):
+    """A folder cannot travel with a run, or its archive cannot be used."""
+
+    exit_code = 2
 
 
 class ReadsError(TorchxKfpError, ValueError):
@@ -203,7 +169,7 @@ class MissingExtraError(TorchxKfpError, ImportError):
 
 
 class HostError(TorchxKfpError):
-    """A KFP host does not do what it was asked to do."""
+    """A request to a KFP host failed."""
 
 
 class HostSettingsError(HostError, ValueError):
@@ -217,7 +183,7 @@ class HostUnreachableError(HostError):
 
 
 class HostAnswerLostError(HostUnreachableError):
-    """The KFP host may have done what it was asked to do, such as start a run: its answer is lost."""
+    """The answer of a KFP host was lost; it may have carried out the request, such as to start a run."""
 
 
 class HostCredentialsError(HostError):
@@ -225,11 +191,11 @@ class HostCredentialsError(HostError):
 
 
 class HostNotFoundError(HostError, LookupError):
-    """The KFP host does not have what was asked for."""
+    """The KFP host does not have the requested object."""
 
 
 class HostRefusedError(HostError, ValueError):
-    """The KFP host takes a request for invalid."""
+    """The KFP host rejected a request as invalid."""
 
     exit_code = 2
 

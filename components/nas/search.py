@@ -16,7 +16,7 @@ from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
 from components.nas import component
-from torchx_kfp.ax import TorchXMetric, TorchXRunner
+from torchx_kfp.hpo.ax import TorchXMetric, TorchXRunner
 
 PARAMETERS = [
     RangeParameterConfig("hidden_1", (8, 256), "int", scaling="log"),

@@ -1,4 +1,4 @@
-"""What the kubelet makes of a container's command, arguments and environment."""
+"""A container's command, arguments and environment as the kubelet expands them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has happened to the objects of a namespace: every event of some collections, in order, and none is missed."""
+"""The history of the objects of a namespace: every event of some collections, in order, and none is missed."""
 
 from __future__ import annotations
 

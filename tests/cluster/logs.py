@@ -1,4 +1,4 @@
-"""What a container has written, as the kubelet shows it."""
+"""The output of a container, as the kubelet shows it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ROLE = Path(__file__).parent / "pipeline-runner-role.yaml"
 
 @dataclass(frozen=True)
 class ServiceAccountFolder:
-    """What a pod finds in ``/var/run/secrets/kubernetes.io/serviceaccount``, and in its environment."""
+    """The files in a pod's ``/var/run/secrets/kubernetes.io/serviceaccount``, and its environment."""
 
     path: Path
     url: str

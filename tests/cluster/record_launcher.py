@@ -27,7 +27,7 @@ from tests.cluster.stages import RUN, Attempt, Stage, give_rights
 from tests.cluster.volcano import Volcano
 from tests.cluster.waiting import until
 from tests.recordings import CASES, CONFIG, NAMES, Exchange, Recording, split
-from torchx_kfp.carried.programs import LAUNCHER
+from torchx_kfp.contract.carried.programs import LAUNCHER
 
 #: The same for all recordings, since its path is among the words that the launcher is given.
 WORK = Path(tempfile.gettempdir()) / "torchx-kfp-recording"

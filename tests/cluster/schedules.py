@@ -50,7 +50,7 @@ _INDEXES = ("batch.kubernetes.io/job-completion-index", "volcano.sh/task-index")
 
 @dataclass(frozen=True)
 class Blow:
-    """What befalls a launcher at one of its requests, before the API server gets it, or after it has handled it.
+    """A fault of a launcher at one of its requests, before the API server gets it, or after it has handled it.
 
     Its processes are killed, or get SIGTERM, or its node is cut off from the API server, so that the next attempt
     starts beside it. When a node is back, its launcher gets SIGTERM.
@@ -72,7 +72,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happens to a stage of two replicas.
+    """The course of a stage of two replicas.
 
     Attributes:
         engine: its engine.
@@ -206,7 +206,7 @@ class Trial:
 
     @property
     def log(self) -> str:
-        """What the launchers have asked for and said."""
+        """The launchers' requests and output."""
         begun = min((one.arrived for each in self.launchers for one in each.server.requests), default=0)
         return "".join(
             f"{each.name} {one.arrived - begun:.1f} s: {one}, fault {one.fault}, answer {one.handled}\n"
@@ -353,7 +353,7 @@ def deletion_of(events: Sequence[Event]) -> Event | None:
 
 
 def check_result(trial: Trial, launcher: Launcher) -> None:
-    """What is published is what the last start of replica 0 has recorded, in the object that has succeeded."""
+    """The published results are those of the last start of replica 0, in the object that succeeded."""
     run_id = launcher.attempt.run_id
     (made,) = [events[-1].object for events in trial.objects.values() if _run_id(events[-1].object) == run_id]
     assert state_of(made) == "succeeded"

@@ -10,15 +10,15 @@ from typing import Any
 import yaml
 from torchx.specs import AppDef, Role
 
-from tests.adapter.apps import compile_pipeline, load
-from tests.adapter.engines import container_of
+from tests.authoring.apps import compile_pipeline, load
+from tests.authoring.kfp_engines import container_of
 from tests.cluster.api import Object
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.manifests import container
 from tests.cluster.namespaces import PIPELINE_RUNNER, Namespace
 from tests.cluster.waiting import until
 from torchx_kfp import engines, task_from_app
-from torchx_kfp.engines.rights import rights_text
+from torchx_kfp.entrypoints.cli.commands.rbac import rights_text
 
 #: The annotation with the node of a workflow that a pod is, as it was seen on a cluster, in its first attempt.
 NODE = (

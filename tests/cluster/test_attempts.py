@@ -1,4 +1,4 @@
-"""What an attempt of a distributed stage may do with an object: only its own, or an earlier attempt's, is deleted.
+"""An attempt of a distributed stage and its object: only its own, or an earlier attempt's, is deleted.
 
 Steps of the launcher run in this process, so that another attempt can act between two of them.
 """
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.authoring.engines.goldens import golden_file
 from tests.cluster.api import Object
 from tests.cluster.faults import FaultyServer, Request
 from tests.cluster.manifests import config_map, container, pod
 from tests.cluster.namespaces import Namespace
-from tests.engines.goldens import golden_file
 from tests.facts import says
-from torchx_kfp.carried import cluster_api, engine_object, replica_roles
+from torchx_kfp.contract.carried import cluster_api, engine_object, replica_roles
 
 Attempts = Callable[..., engine_object.Stage]
 
@@ -84,7 +84,7 @@ def test_a_signal_before_anything_is_seen_deletes_nothing(
 
 
 def test_a_signal_when_another_attempt_follows_the_object(namespace: Namespace, attempt: Attempts) -> None:
-    """What the launcher says after it has found that must not leave a moment in which a signal deletes the object."""
+    """A launcher that finds another attempt must not delete the object, even on a signal."""
     first, second = attempt("first"), attempt("second")
     made = first.make()
     second.make()

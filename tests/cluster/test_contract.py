@@ -1,4 +1,4 @@
-"""What a distributed stage can rely on, whatever the engine: the same tests for Job, JobSet and Volcano.
+"""The contract of a distributed stage with every engine: the same tests for Job, JobSet and Volcano.
 
 Job and JobSet have their real controllers; Volcano's is a double. The launcher has the rights that ``torchx-kfp rbac``
 prints, and no others.

@@ -11,7 +11,7 @@ import pytest
 from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role
 
 from components.ddp import component as ddp
-from tests.adapter.apps import HOSTILE, PLAIN
+from tests.authoring.apps import HOSTILE, PLAIN
 from tests.cluster.api import Object
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.manifests import secret

@@ -11,7 +11,7 @@ from tests.cluster.kubelet import Kubelet
 from tests.cluster.namespaces import Namespace
 from tests.cluster.stages import Stage, python
 from tests.facts import says
-from torchx_kfp.carried import cluster_api, replica_roles
+from torchx_kfp.contract.carried import cluster_api, replica_roles
 
 COUNT = """
 import os, time

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.authoring.engines.goldens import NAMES, golden_file
 from tests.cluster.api import ApiError
 from tests.cluster.namespaces import Namespace
-from tests.engines.goldens import NAMES, golden_file
-from torchx_kfp.carried import cluster_api, engine_object
+from torchx_kfp.contract.carried import cluster_api, engine_object
 
 #: What users can set on a task, as KFP 2.17 was seen to hand it on.
 CONFIG = {

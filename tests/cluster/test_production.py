@@ -1,4 +1,4 @@
-"""What happens to distributed stages on clusters that are in use: lost nodes, queues, quotas, missing rights."""
+"""Distributed stages on clusters in use: lost nodes, queues, quotas, missing rights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 import yaml
 from torchx.specs import RetryPolicy
 
+from tests.authoring.engines.goldens import golden_file
 from tests.cluster.certificates import Authority
 from tests.cluster.faults import FaultyServer
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.namespaces import PIPELINE_RUNNER, Namespace
 from tests.cluster.stages import FAIL, TRAIN, Stage, python, replicas, waiting
 from tests.cluster.waiting import until
-from tests.engines.goldens import golden_file
 from tests.facts import says
 from torchx_kfp import engines
-from torchx_kfp.carried import cluster_api, engine_object, replica_pods, replica_roles
-from torchx_kfp.engines.rights import rights_text
+from torchx_kfp.contract.carried import cluster_api, engine_object, replica_roles
+from torchx_kfp.entrypoints.cli.commands.rbac import rights_text
 
 #: Runs until the file is there, and does not end at SIGTERM.
 SAVES = """
@@ -359,7 +359,7 @@ def shown(capfd: pytest.CaptureFixture[str], *times: str) -> list[str]:
         def path(self, *_: Any) -> str:
             return ""
 
-    replica = replica_pods.Replica.__new__(replica_pods.Replica)
+    replica = cluster_api.Replica.__new__(cluster_api.Replica)
     replica.stage, replica.pod, replica.container, replica.label = Owner(), "p", "c", "c/0"
     replica.ended, replica.gone, replica.lines, replica.problem = "x", False, deque(maxlen=20), ""
     replica.read()
@@ -376,7 +376,7 @@ def test_an_authority_that_python_313_rejects(namespace: Namespace, tmp_path: Pa
     folder = namespace.service_account_folder(tmp_path / "account")
     program = f"""
 import os, ssl
-from torchx_kfp.carried import cluster_api
+from torchx_kfp.contract.carried import cluster_api
 cluster_api.FOLDER = {str(folder.path)!r}
 strict = ssl.create_default_context
 def create(**options):
@@ -446,7 +446,7 @@ def test_a_log_whose_pod_cannot_be_looked_up(capfd: pytest.CaptureFixture[str]) 
         def path(self, *_: Any) -> str:
             return ""
 
-    replica = replica_pods.Replica.__new__(replica_pods.Replica)
+    replica = cluster_api.Replica.__new__(cluster_api.Replica)
     replica.stage, replica.uid, replica.pod, replica.container, replica.label = Owner(), "u", "p", "c", "c/0"
     replica.ended, replica.gone, replica.lines, replica.problem = "", False, deque(maxlen=20), ""
     replica.read()

@@ -74,7 +74,7 @@ def draw_life(random: Random, kinds: Sequence[str]) -> Life:
 
 
 class Tally:
-    """What was tried, and what came of it."""
+    """An attempt, and its outcome."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

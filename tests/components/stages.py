@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchx import specs
 
-from tests.cli.ready import Ready
+from tests.entrypoints.cli.ready import Ready
 from torchx_kfp.contract import protocol
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Each TorchX component is found and parsed by TorchX, and accepted by the adapter."""
+"""Each TorchX component is found and parsed by TorchX, and becomes a stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
 
 from tests.components.stages import REPOSITORY
-from torchx_kfp.adapter.stage.plan import plan_stage
+from torchx_kfp.authoring.plan import plan_stage
 
 pytestmark = pytest.mark.versions
 
@@ -60,7 +60,7 @@ def test_every_component_is_tested(found: dict[str, Callable[..., specs.AppDef]]
 
 
 @pytest.mark.parametrize("name", [name for name in COMPONENTS if name != DDP])
-def test_torchx_and_the_adapter_take_it(name: str, found: dict[str, Callable[..., specs.AppDef]]) -> None:
+def test_torchx_finds_it_and_it_becomes_a_stage(name: str, found: dict[str, Callable[..., specs.AppDef]]) -> None:
     arguments, expected = COMPONENTS[name]
     app = materialize_appdef(found[name], [*arguments, "--image", "registry.example/image:2"])
     assert app.name == name.rpartition(".")[2]

@@ -15,8 +15,8 @@ import fsspec
 import pytest
 
 from components.digits import component as apps
-from tests.cli.ready import Ready, ready
 from tests.components.stages import REPOSITORY, run_app
+from tests.entrypoints.cli.ready import Ready, ready
 from tests.facts import says
 from tests.modules import needs
 from torchx_kfp.tracking import FsspecResultTracker

@@ -10,7 +10,7 @@ import pytest
 
 from components.echo.component import SCRIPT, echo
 from tests.components.stages import run_app
-from torchx_kfp.contract.escapes import find_rewritten
+from torchx_kfp.contract.inputs import find_rewritten
 
 SHELLS = [("sh",), ("dash",), ("bash", "--posix"), ("bash",), ("busybox", "sh")]
 MESSAGES = [

@@ -10,7 +10,7 @@ import pytest
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
-from tests.adapter.apps import HOSTILE, PLAIN
+from tests.authoring.apps import HOSTILE, PLAIN
 from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY
 from tests.containers.runner import KfpDockerRunner
 from tests.pipelines import regenerate

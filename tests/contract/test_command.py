@@ -14,12 +14,21 @@ from hypothesis import strategies as st
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import Application, Outputs, Read, Word, decode, launcher_words, publish_other
-from torchx_kfp.contract.escapes import escape, find_rewritten, plain_json
-from torchx_kfp.contract.inputs import RUN_ID, encode_aliases, encode_value, join_values, output_placeholder
-from torchx_kfp.contract.scripts import retry_words, signature
+from torchx_kfp.contract.inputs import (
+    RUN_ID,
+    encode_aliases,
+    encode_value,
+    escape,
+    find_rewritten,
+    join_values,
+    output_placeholder,
+    parameter_placeholder,
+    plain_json,
+)
+from torchx_kfp.contract.scripts import retry_words, signature, workspace_words
 from torchx_kfp.contract.specification import RoleSpecification, Specification
-from torchx_kfp.pipeline.known import KnownStage, known_stages
-from torchx_kfp.pipeline.load import pipeline_from_text
+from torchx_kfp.execution.pipeline.load import pipeline_from_text
+from torchx_kfp.execution.pipeline.walk import KnownStage, known_stages
 
 TESTS = Path(__file__).parents[1]
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
@@ -69,10 +78,13 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
         start = retry_words(3, output_placeholder(RUN_ID) if lifts else None)
     if program == "launcher":
         start = launcher_words("program", SPECIFICATION)
+    workspace = draw(st.none() | st.sampled_from(["", "s3://b/.torchx_kfp/workspaces/0a.tar"]))
+    if workspace is not None and program != "launcher":
+        start = (*workspace_words("program", parameter_placeholder("workspace")), *start)
     made = Application(
         [Word("env"), *own] if own else [], words, start, None if ui_metadata is None else escape(ui_metadata)
     )
-    inputs: dict[str, Any] = {"base": "s3://bucket/$(a)"}
+    inputs: dict[str, Any] = {"base": "s3://bucket/$(a)", "workspace": workspace or ""}
     reads, unnamed = [], []
     for at, (alias, run_ids) in enumerate(found.items()):
         if in_values := draw(st.booleans()):
@@ -106,6 +118,7 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
         else {},
         "variables": variables,
         "application": (*(start if program == "launcher" else ()), *application),
+        "workspace": None if program == "launcher" else workspace,
         "retries": 3 if program == "retries" else 0,
         "outputs": outputs if form == "published" else None,
         "ui_metadata": ui_metadata,
@@ -194,7 +207,9 @@ def test_recorded_pipelines(version: int, spec: Any) -> None:
             assert facts.replica_roles
 
 
-@pytest.mark.parametrize("file", sorted((TESTS / "engines/goldens").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((TESTS / "authoring/engines/goldens").glob("*.yaml")), ids=lambda file: file.stem
+)
 def test_specifications_of_all_engines(file: Path) -> None:
     data = yaml.safe_load(file.read_text(encoding="utf-8"))
     specification = Specification.from_json(data["spec"])

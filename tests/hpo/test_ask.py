@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp import hpo
-from torchx_kfp.carried import asking
-from torchx_kfp.carried.programs import ASK
+from torchx_kfp.contract.carried import asking
+from torchx_kfp.contract.carried.programs import ASK
 from torchx_kfp.hpo import ask
 from torchx_kfp.tracking import FsspecResultTracker, Run
-from torchx_kfp.tracking.statements.search import SEARCH, Search
+from torchx_kfp.tracking.searches import SEARCH, Search
 
 PARAMETERS = {"lr": hpo.log(1e-4, 1.0), "layers": hpo.int(1, 3), "act": hpo.choice("relu", "gelu")}
 
@@ -169,14 +169,21 @@ def test_several_objectives(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.lists(st.tuples(*[st.integers(0, 5).map(float)] * 3), max_size=12))
 def test_the_front_is_what_comparing_all_pairs_leaves(values: list[tuple[float, float, float]]) -> None:
     objectives = {"a": "minimize", "b": "maximize", "c": "minimize"}
-    trials = [{"results": dict(zip(objectives, value, strict=True))} for value in values]
+    trials = [
+        {"parameters": {}, "run_id": f"{number}", "results": dict(zip(objectives, value, strict=True))}
+        for number, value in enumerate(values)
+    ]
 
     def beats(other: tuple[float, float, float], own: tuple[float, float, float]) -> bool:
         as_good = other[0] <= own[0] and other[1] >= own[1] and other[2] <= own[2]
         return as_good and (other[0] < own[0] or other[1] > own[1] or other[2] < own[2])
 
-    left = [trial for trial, own in zip(trials, values, strict=True) if not any(beats(other, own) for other in values)]
-    assert asking.front({"objectives": objectives}, trials) == left
+    left = [number for number, own in enumerate(values) if not any(beats(other, own) for other in values)]
+    front = asking.front({"objectives": objectives}, trials, {name: f"best_{name}" for name in objectives})
+    assert front == [
+        {**{f"best_{name}": value for name, value in trials[number]["results"].items()}, "trial": f"{number}"}
+        for number in left
+    ]
 
 
 BOUNDS = st.tuples(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12)).map(sorted).filter(lambda it: it[0] < it[1])
@@ -205,7 +212,7 @@ def test_asked_values_are_in_their_space(space: Any, number: int) -> None:
                 assert value in space.values
             else:
                 assert space.low <= value <= space.high
-                assert type(value) is (int if isinstance(space, hpo.spaces.Int) else float)
+                assert type(value) is (int if space.kind == "int" else float)
         assert len({trial["x"] for trial in asked}) == len(asked)
 
 
@@ -214,7 +221,7 @@ def test_a_grid_has_the_bounds_and_its_points_in_order(space: Any, number: int) 
     points = asking.points({**space.definition, "points": number})
     assert (points[0], points[-1]) == (space.low, space.high)
     assert points == sorted(set(points))
-    assert len(points) == number or isinstance(space, hpo.spaces.Int) or number > 15
+    assert len(points) == number or space.kind == "int" or number > 15
 
 
 def test_a_grid_is_the_product_and_nothing_twice() -> None:

@@ -19,10 +19,10 @@ from tests.facts import says
 from tests.hpo.apps import TRIAL, python, searching, train, with_search
 from torchx_kfp import hpo
 from torchx_kfp.errors import SearchError
+from torchx_kfp.execution.model.workflow import LIMIT, measure
 from torchx_kfp.local import RunResult, Watch, resume, run
-from torchx_kfp.semantics.workflow import LIMIT, measure
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.statements.search import SEARCH, Search
+from torchx_kfp.tracking.searches import SEARCH, Search
 
 
 def lr_and_layers(lr: float, layers: int) -> AppDef:

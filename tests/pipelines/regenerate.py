@@ -61,11 +61,11 @@ def main() -> None:
     for left in sorted(set(GOLDENS.iterdir()) - {golden_file(path) for path in PIPELINES}):
         left.unlink()
         print(f"removed {left.relative_to(REPOSITORY)}: there is no such pipeline")
-    from tests.local.corpus import compiled
+    from tests.execution.local.corpus import compiled
 
     compiled.write()
     print(f"wrote {compiled.FILE.relative_to(REPOSITORY)}")
-    from tests.engines import goldens as engines
+    from tests.authoring.engines import goldens as engines
 
     engines.write()
     print(f"wrote {len(engines.NAMES)} files in {engines.GOLDENS.relative_to(REPOSITORY)}")

@@ -18,7 +18,7 @@ from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp.errors import TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.stores.calls import is_transient, retried
+from torchx_kfp.tracking.store import is_transient, retried
 
 pytestmark = pytest.mark.s3
 
@@ -47,7 +47,7 @@ def test_what_fails_for_a_moment_is_tried_again(
     tracker.put("run/train/1", loss=0.25)
     assert not proxy.faults, "both have happened"
     assert [request.split("?")[0] for request in proxy.requests] == [f"PUT /{s3_base[5:]}/run/train/1"] * 3
-    warnings = [record.getMessage() for record in caplog.records if record.name == "torchx_kfp.tracking.stores.calls"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "torchx_kfp.tracking.store"]
     # aiohttp itself tries again if a connection that it has used before is closed.
     assert len(warnings) == 2 if isinstance(fault, int) else 1 <= len(warnings) <= 2
     assert warnings[0].startswith(f"Cannot write {s3_base}/run/train/1 now, trying again in 0.")
@@ -104,7 +104,7 @@ def test_a_store_that_hangs_is_given_up(
 ) -> None:
     # A user sets this for fsspec; it is combined with torchx-kfp's settings for botocore.
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 1}})
-    monkeypatch.setattr("torchx_kfp.tracking.stores.objects._WRITE_SECONDS", 1)
+    monkeypatch.setattr("torchx_kfp.tracking.objects._WRITE_SECONDS", 1)
     tracker = FsspecResultTracker(s3_base)
     for fault, action, text in (
         (5.0, lambda: tracker.put("run", x=1), "no answer in 1"),
@@ -132,7 +132,7 @@ def test_what_is_wrong_for_good_is_not_tried_again(
     with pytest.raises(TrackerBaseError, match=says("'s3://no-such-bucket/x'", "tracker base", "Create")):
         FsspecResultTracker("s3://no-such-bucket/x").get("run")
     assert len(proxy.requests) == before + 1
-    assert not [record for record in caplog.records if record.name == "torchx_kfp.tracking.stores.calls"]
+    assert not [record for record in caplog.records if record.name == "torchx_kfp.tracking.store"]
 
 
 def test_reading_many_is_done_at_once(proxy: Proxy, s3_base: str) -> None:
@@ -205,8 +205,8 @@ def test_waits_grow_and_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
         waits.append(seconds)
         clock[0] += seconds
 
-    monkeypatch.setattr("torchx_kfp.tracking.stores.calls.time.sleep", sleep)
-    monkeypatch.setattr("torchx_kfp.tracking.stores.calls.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("torchx_kfp.tracking.store.time.sleep", sleep)
+    monkeypatch.setattr("torchx_kfp.tracking.store.time.monotonic", lambda: clock[0])
 
     def fail() -> None:
         raise TimeoutError("too slow")

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from tests.s3 import S3Server
-from torchx_kfp.carried.records import folder_name
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.carried.shared import folder_name
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source, current_run
 from torchx_kfp.tracking.lineage import trace
-from torchx_kfp.tracking.statements.artifacts import add_metadata
-from torchx_kfp.tracking.statements.kinds import run_id_of, run_ids
+from torchx_kfp.tracking.statements import add_metadata, run_id_of, stated_runs
 
 
 def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
@@ -271,14 +270,14 @@ def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
 
 def test_runs_of_which_anything_is_said(base: str) -> None:
     store = FsspecResultTracker(base).store
-    assert run_ids(store) == []
+    assert stated_runs(store) == []
     stage(base, "p1/a/1").add_metadata(x=1)
     stage(base, "p1/b/1").add_artifact("model", "x")
     stage(base, "p1/c/1", {"a": "p1/a/1"})
     stage(base, "p1/c/1").add_metadata(x=1)
     stage(base, "p1/d/1").put(x=1)
     add_metadata(store, "p1/e/1", {"x": 1})
-    assert run_ids(store) == ["p1/a/1", "p1/b/1", "p1/c/1", "p1/d/1", "p1/e/1"]
+    assert stated_runs(store) == ["p1/a/1", "p1/b/1", "p1/c/1", "p1/d/1", "p1/e/1"]
 
 
 def test_entries_are_json_that_others_can_read(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.s3 import S3Server
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import KeyRefusedError
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Run, current_run
-from torchx_kfp.tracking.stores.calls import Concurrency, each
+from torchx_kfp.tracking.store import Concurrency, each
 
 COUNT = 300
 KEYS = [f"p1/train/{number:03}" for number in range(COUNT)]

@@ -29,7 +29,7 @@ from torchx_kfp.errors import (
     UnknownNameError,
 )
 from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
-from torchx_kfp.tracking.stores.objects import survives_fork
+from torchx_kfp.tracking.objects import survives_fork
 
 
 def stage(base: object, run_id: str = "p1/eval/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:

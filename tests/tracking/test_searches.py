@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.searches import stated, tell
 from torchx_kfp.errors import CorruptResultError
-from torchx_kfp.tracking.searches import best_in, best_trials, current
-from torchx_kfp.tracking.statements.search import SEARCH, Search
-from torchx_kfp.tracking.stores.store import open_store
+from torchx_kfp.tracking.searches import SEARCH, Search
+from torchx_kfp.tracking.tracker import open_store
 
 
 def parse(content: dict[str, Any]) -> Search:
@@ -36,28 +35,28 @@ def test_a_front_has_all_trials_than_which_no_other_is_better(values: list[tuple
         for place, (x, y) in finite.items()
         if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in finite.values())
     ]
-    assert [search.trials.index(trial) for trial in best_trials(search)] == front
+    assert [search.trials.index(trial) for trial in search.best_trials()] == front
     single = replace(search, objectives={"other": aim})
     costs = [sign * y for _, y in values if math.isfinite(y)]
-    best = best_in(single, "other")
-    assert best_trials(single) == ([] if best is None else [best])
-    assert [sign * trial.results["other"] for trial in best_trials(single)] == ([min(costs)] if costs else [])
+    best = single.best_in("other")
+    assert single.best_trials() == ([] if best is None else [best])
+    assert [sign * trial.results["other"] for trial in single.best_trials()] == ([min(costs)] if costs else [])
 
 
 def test_a_failed_trial_is_not_the_best_whatever_it_recorded() -> None:
     content = tell("s", [({}, {"loss": 1.0}), ({}, {"loss": 0.5}), ({}, {"loss": 0.5})])
     content["trials"][1]["failed"] = True
-    assert [trial.index for trial in best_trials(parse(content))] == [2]
+    assert [trial.index for trial in parse(content).best_trials()] == [2]
 
 
 def test_the_latest_statement_of_each_search_counts() -> None:
     rounds = [parse(stated(done)) for done in range(4)]
-    assert current([rounds[2], None, *rounds]) == [rounds[3]]
-    assert current(rounds[:2]) == [rounds[1]]
+    assert Search.latest([rounds[2], None, *rounds]) == [rounds[3]]
+    assert Search.latest(rounds[:2]) == [rounds[1]]
     # Iterations of a loop, in which searches have one name, and another search.
     loop = [parse(stated(done, run="other", failing=[1])) for done in range(3)]
     other = parse({**stated(2), "name": "another"})
-    assert current([*rounds, *loop, other]) == [rounds[3], loop[2], other]
+    assert Search.latest([*rounds, *loop, other]) == [rounds[3], loop[2], other]
 
 
 @pytest.mark.parametrize(

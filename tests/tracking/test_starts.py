@@ -18,7 +18,8 @@ from tests.s3 import S3Server
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
-from torchx_kfp.tracking.statements.sources import SOURCES, Start, read_starts, record_start
+from torchx_kfp.tracking.lineage import SOURCES, Start, record_start
+from torchx_kfp.tracking.recorder import Recorder
 
 #: An application that works before it records; the work is a file.
 APPLICATION = """
@@ -56,7 +57,7 @@ def test_says_when_where_and_what_is_read(base: str) -> None:
     current_run(environ(base))
     current_run({**environ(base, "p1/use/1", train="p1/train/1"), "TORCHX_KFP_IMAGE": "repo/use:1"})
     store = FsspecResultTracker(base).store
-    starts = read_starts(store, ["p1/train/1", "p1/use/1", "p1/none/1"])
+    starts = Recorder(base).starts_of(["p1/train/1", "p1/use/1", "p1/none/1"])
     assert set(starts) == {"p1/train/1", "p1/use/1"}
     assert before <= starts["p1/train/1"].time <= starts["p1/use/1"].time <= time.time()
     assert {start.host for start in starts.values()} == {os.uname().nodename}
@@ -71,7 +72,7 @@ def test_who_asks_about_a_run_takes_nothing_of_its_record_away(tmp_path: Path) -
     record_start(store, "p1/use/1", {"train": "p1/train/1"}, Start(100.0, "node"))
     current_run(environ(tmp_path, "p1/use/1"))
     assert SOURCES.read(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
-    assert read_starts(store, ["p1/use/1"]) == {"p1/use/1": Start(100.0, "node")}
+    assert Recorder(tmp_path).starts_of(["p1/use/1"]) == {"p1/use/1": Start(100.0, "node")}
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"sources": [], "started": 5}', '{"started": {"time": "x"}}'])
@@ -79,7 +80,7 @@ def test_what_is_none_is_left_out(tmp_path: Path, content: str) -> None:
     current_run(environ(tmp_path))
     (entry,) = tmp_path.glob(".torchx_kfp/sources/*/*")
     entry.write_text(content)
-    assert read_starts(FsspecResultTracker(tmp_path).store, ["p1/train/1"]) == {}
+    assert Recorder(tmp_path).starts_of(["p1/train/1"]) == {}
 
 
 def test_a_run_id_without_a_place_for_its_record_has_results_all_the_same(

@@ -20,9 +20,9 @@ import pytest
 from tests.facts import says
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import CorruptResultError, MissingMetricError, ResultRefusedError
-from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, step_log
-from torchx_kfp.tracking.statements.steps import MAX_NAMES, MAX_POINTS, Point, Series
-from torchx_kfp.tracking.stores.objects import survives_fork
+from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, steps
+from torchx_kfp.tracking.objects import survives_fork
+from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series
 
 RUN = "p1/train/e1"
 
@@ -36,9 +36,9 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def _none_left() -> Iterator[None]:
     """Flush all logs: bases are gone when this process ends, which would then cause warnings."""
     yield
-    for log in step_log._logs.values():
+    for log in steps._logs.values():
         log.flush()
-    step_log._logs.clear()
+    steps._logs.clear()
 
 
 def environ(base: object, run_id: str = RUN) -> dict[str, str]:
@@ -227,7 +227,7 @@ class TestWriting:
     def test_no_request_for_a_step(self, s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
         run = stage(s3_base)
         writes: list[str] = []
-        log = step_log.step_log(run._tracker.store, RUN, ())
+        log = steps.step_log(run._tracker.store, RUN, ())
         write = log._store.write
         monkeypatch.setattr(log._store, "write", lambda key, content: (writes.append(key), write(key, content))[1])
         for step in range(20_000):

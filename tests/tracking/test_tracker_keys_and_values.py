@@ -16,7 +16,7 @@ from tests.facts import says
 from torchx_kfp.errors import KeyRefusedError, ResultRefusedError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.results import check_results, decode_results, encode_results
-from torchx_kfp.tracking.stores.keys import key_text
+from torchx_kfp.tracking.store import key_text
 
 
 @pytest.mark.parametrize("key", [None, 1.5, b"run", True, False, ("a", "b"), Path("a/b"), ["a"]])

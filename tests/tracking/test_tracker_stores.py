@@ -20,8 +20,8 @@ from tests.facts import says
 from tests.s3 import S3Server
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.stores.disk import DiskStore
-from torchx_kfp.tracking.stores.store import open_store
+from torchx_kfp.tracking.disk import DiskStore
+from torchx_kfp.tracking.tracker import open_store
 
 
 @pytest.mark.parametrize(

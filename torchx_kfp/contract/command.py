@@ -4,21 +4,23 @@ A tracked stage's command is::
 
     env TORCHX_TRACKER_BASE=... \
         sh -ec SCRIPT SIGNATURE RUN_ID_FILE VALUES [PARENTS...] [UI_FILE UI_METADATA] [MASK] \
-        [env NAME=VALUE...] [RETRIES...] WORDS...
+        [env NAME=VALUE...] [WORKSPACE...] [RETRIES...] WORDS...
 
 ``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
 whose value is known only at run time. The script makes the run id, writes it to KFP's output, checks the run ids of
 PARENTS, and ends with ``exec WORDS``, so that signals reach the application and the exit code is the application's.
 WORDS are the application's entrypoint and arguments. An ``env`` before them sets the role's variables, because KFP's
 cache key covers the command but not the container's environment. It also sets the variables of further trackers, which
-replace those of the script. RETRIES (``retry_words``) start WORDS again if they fail.
+replace those of the script. WORKSPACE (``scripts.workspace_words``) unpacks code and starts the rest in it, and RETRIES
+(``scripts.retry_words``) start WORDS again if they fail. A distributed stage has neither: its WORDS are those of the
+launcher (``launcher_words``) and of its replicas, and the command of each replica begins with WORKSPACE.
 
 A stage with outputs has a PUBLISHER (``carried.publisher``), which runs WORDS as its child and passes on signals and
 the exit code. It also does what the script does, in a fraction of the text: the state of a run has six copies of each
-stage's command (``semantics.nodes``). The script only says what is missing if there is no python3::
+stage's command (``execution.model.workflow``). The script only says what is missing if there is no python3::
 
     env TORCHX_TRACKER_BASE=... [NAME=VALUE...] sh -ec SCRIPT SIGNATURE [UI_FILE UI_METADATA] \
-        PUBLISHER... VALUES [env NAME=VALUE...] [RETRIES...] WORDS...
+        PUBLISHER... VALUES [env NAME=VALUE...] [WORKSPACE...] [RETRIES...] WORDS...
 
 VALUES is the input ``stage``: the stage's name, the names that PARENTS lack, and the values of the words that MASK
 marks. Everything else is the same for all stages of the same shape. KFP's backend stores such a container once, with
@@ -47,7 +49,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.escapes import plain_json, unescape
 from torchx_kfp.contract.inputs import (
     RUN_ID,
     SEPARATOR,
@@ -55,8 +56,18 @@ from torchx_kfp.contract.inputs import (
     artifact_placeholder,
     output_placeholder,
     parameter_placeholder,
+    plain_json,
+    unescape,
 )
-from torchx_kfp.contract.scripts import OF_LAUNCHER, OF_PUBLISHER, Script, assigned, assignment, retries_in
+from torchx_kfp.contract.scripts import (
+    OF_LAUNCHER,
+    OF_PUBLISHER,
+    Script,
+    assigned,
+    assignment,
+    retries_in,
+    workspace_in,
+)
 from torchx_kfp.contract.specification import ReplicaRole, Specification
 from torchx_kfp.errors import ProtocolError
 
@@ -221,7 +232,7 @@ def _ids(read: Read) -> str | protocol.RawJson | list[str]:
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What a command says about its stage; placeholders that are not filled in stay.
+    """The facts of a command about its stage; placeholders that are not filled in stay.
 
     Attributes:
         version: the version of the form; None for a command that this package did not make, or one without a script.
@@ -230,6 +241,7 @@ class StageFacts:
         reads: the run ids that the stage reads, by alias.
         variables: the variables of the application that the command sets.
         application: the application's command line. For a distributed stage, it starts the launcher.
+        workspace: where the code is with which the application starts; None if it has no workspace.
         retries: how often the stage's own program starts the application again if it fails.
         outputs: what the stage publishes.
         ui_metadata: the JSON text of KFP v1's UI metadata.
@@ -242,6 +254,7 @@ class StageFacts:
     reads: Mapping[str, protocol.RunIds] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     application: tuple[str, ...] = ()
+    workspace: str | None = None
     retries: int = 0
     outputs: Outputs | None = None
     ui_metadata: str | None = None
@@ -320,6 +333,9 @@ def _application(
     if spec:
         facts["outputs"] = _outputs(spec)
         at = after
+    if (workspace := workspace_in(words[at:])) is not None:
+        facts["workspace"] = workspace
+        at += 5
     if retries := retries_in(words[at:]):
         facts["retries"] = retries
         at += 4
@@ -338,7 +354,7 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
 
 
 def _publisher(words: Sequence[str], at: int) -> tuple[dict[str, Any], int]:
-    """Return what a publisher at this place is told, and the place after its words; nothing if there is none."""
+    """Return the specification of a publisher at this place, and the place after its words; empty if there is none."""
     if tuple(words[at : at + 2]) == ("python3", "-c"):
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
             spec = json.loads(words[at + 3])
@@ -379,7 +395,7 @@ def _decoded(parents: str) -> Mapping[str, protocol.RunIds]:
 
 
 def _reads(reads: Sequence[Any], executor_input: str, values: list[str]) -> Mapping[str, protocol.RunIds]:
-    """Return the run ids that a publisher is told; take the names from the values."""
+    """Return the run ids that a publisher gets; take the names from the values."""
     given: Mapping[str, Any] = {}
     with contextlib.suppress(ValueError, LookupError, TypeError):
         given = json.loads(executor_input)["inputs"]["parameterValues"]

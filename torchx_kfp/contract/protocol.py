@@ -57,6 +57,12 @@ ARGO_NODE = "KFP_ARGO_NODE"
 ARGO_NODE_ANNOTATION = "metadata.annotations['workflows.argoproj.io/node-name']"
 SERVICE_ACCOUNT = "KFP_SERVICE_ACCOUNT"
 OF_LAUNCHERS = (ARGO_NODE, SERVICE_ACCOUNT)
+#: The parameter of pipelines that carries the URL of a workspace, and the form of such a URL below the tracker base.
+WORKSPACE_PARAMETER = "workspace"
+_WORKSPACE = re.compile(r".*/\.torchx_kfp/workspaces/([0-9a-f]{64})\.tar", re.DOTALL)
+#: The folder in which a stage unpacks its workspace, if it is not that for temporary files: the runner of this machine
+#: removes it with the run.
+WORKSPACES = "TORCHX_KFP_WORKSPACES"
 #: The result in which a stage that may fail records the exit code of its application.
 EXIT_CODE = "exit_code"
 #: Variables of a replica of a distributed stage: its index in its role, and the number of the role's replicas.
@@ -67,13 +73,15 @@ RANK0_HOST = "TORCHX_RANK0_HOST"
 OF_REPLICAS = (REPLICA_ID, NUM_REPLICAS, RANK0_HOST)
 #: The image of a stage that runs in a container, for the record of its start. The local runner sets it.
 IMAGE = "TORCHX_KFP_IMAGE"
+#: Marks all processes of a run on this machine, where a launcher starts its replicas as processes.
+LOCAL_RUN = "TORCHX_KFP_LOCAL_RUN"
 
 RunIds = str | tuple[str, ...]
 
 _EXECUTION = re.compile(r"(?P<pod>.+?)(?P<uid>_[0-9a-f]{8})?(?:_(?P<attempt>[1-9][0-9]{0,6}))?", re.DOTALL)
-#: A run id of a run on KFP or on this machine (``pipeline.names``). Keys of other forms may end in anything.
+#: A run id of a run on KFP or on this machine (``pipeline.walk``). Keys of other forms may end in anything.
 _RUN_ID = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6})/[^/]+/[^/]+")
-#: A run id on this machine (``pipeline.names``). The last number in the pod's name counts the attempts of the runner.
+#: A run id on this machine (``pipeline.walk``). The last number in the pod's name counts the attempts of the runner.
 _LOCAL = re.compile(
     r"(?P<place>[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}/[^/]+/[^/]+-)(?P<number>0|[1-9][0-9]{0,6})(?:_[1-9][0-9]{0,6})?"
 )
@@ -104,7 +112,7 @@ def superseded(
     Args:
         run_ids: the run ids.
         recorded: returns the time at which a run id has recorded results; 0 if it has none.
-        last: last attempts, as the run tells them, which may be others than these. On KFP, one that has recorded no
+        last: last attempts according to the run, which may be others than these. On KFP, one that has recorded no
             results may lack the UID.
     """
     told = {_place(run_id)[0]: run_id for run_id in last}
@@ -318,3 +326,14 @@ def decode(environ: Mapping[str, str]) -> StageContext:
         # TorchX's own runner sets this one: it knows a single parent, without an alias.
         parents = {"parent": environ[PARENT_RUN_ID]}
     return StageContext(environ[TRACKER_BASE], environ[JOB_ID], parents, decode_trackers(environ))
+
+
+def workspace_key(digest: str) -> str:
+    """Return the place of a workspace below the tracker base; ``digest`` is its SHA-256 in hexadecimal digits."""
+    return f".torchx_kfp/workspaces/{digest}.tar"
+
+
+def workspace_digest(url: str) -> str | None:
+    """Return the digest of the workspace with this URL; None if it is not that of a workspace."""
+    found = _WORKSPACE.fullmatch(url)
+    return found[1] if found else None

@@ -58,7 +58,7 @@ OF_PUBLISHER = "results need python3 and fsspec in the image, or publish_results
 OF_LAUNCHER = "a distributed stage needs python3 in the image, or a launcher_image"
 _EXEC = 'exec "$@"'
 
-#: What a script contains, in all versions, if it has one of these parts.
+#: The marks of a script, in all versions, if it has one of these parts.
 _SIGNS = {
     "has_stage": "/$0/",
     "makes_run_id": "_v=$2",
@@ -67,7 +67,7 @@ _SIGNS = {
     "shows": 'printf %b "$2"',
     "has_mask": "_m=$1",
 }
-#: What scripts of version 0 contain: their name is the stage's, or spaces separate the values.
+#: The marks of scripts of version 0: their name is the stage's, or spaces separate the values.
 _OLD = re.compile(rf'export {protocol.JOB_ID}="[^"]*/(\$0|\${{2%% \*}})/')
 
 #: The program that starts an application again. It runs in dash, busybox and bash. A shell handles signals only while
@@ -149,6 +149,29 @@ def assigned(words: Sequence[str]) -> tuple[str, ...]:
     """Return the tracker bases that words of a command set."""
     name = assignment("")
     return tuple(word.removeprefix(name) for word in words if word.startswith(name))
+
+
+#: Starts the program that unpacks a workspace; without a workspace, the image needs nothing.
+_WORKSPACE = (
+    '[ -z "$1" ]||{ command -v python3 >/dev/null||'
+    "{ echo torchx-kfp: a workspace needs python3 and fsspec in the image >&2;exit 125;};"
+    'exec python3 -c "$0" "$@";};shift;exec "$@"'
+)
+
+
+def workspace_words(program: str, url: str) -> tuple[str, ...]:
+    """Return the words before an application that starts in a workspace, or where it is if the URL is empty.
+
+    Args:
+        program: the text of the program that unpacks the workspace.
+        url: where the workspace is, or a placeholder.
+    """
+    return ("sh", "-c", _WORKSPACE, program, url)
+
+
+def workspace_in(words: Sequence[str]) -> str | None:
+    """Return the URL at the beginning of these words, which may be empty; None if there are no such words."""
+    return words[4] if len(words) > 4 and words[2] == _WORKSPACE else None
 
 
 def retry_words(retries: int, run_id_file: str | None) -> tuple[str, ...]:

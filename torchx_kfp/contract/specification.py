@@ -1,4 +1,4 @@
-"""What the launcher of a distributed stage must know, and its line about replicas.
+"""The specification for the launcher of a distributed stage, and its line about replicas.
 
 ``carried.launcher`` reads the JSON form. It travels in commands and imports nothing, so it names the keys again.
 """
@@ -15,7 +15,7 @@ REPLICA = "${replica_id}"
 #: The label of Kueue's queue, and the ``ttl`` of an engine without one.
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _TTL = 86400
-#: What the launcher prints whenever the number of running replicas has changed. Lines of a replica begin with its name.
+#: The launcher's line whenever the number of running replicas has changed. Lines of a replica begin with its name.
 _COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
 
 #: A text: numbers of the launcher's words, which are joined, and None for the index of the replica.
@@ -62,7 +62,7 @@ class RoleSpecification:
 
 @dataclass(frozen=True, kw_only=True)
 class Specification:
-    """What the launcher must know: the engine's object, where to find its state, and the roles.
+    """The launcher's input: the engine's object, where to find its state, and the roles.
 
     The fields from ``api`` to ``host`` are those of ``engines.engine.Workload``. ``protocol`` names the variables that
     replicas get from the launcher, ``config`` the input with the settings of the task, and ``claims`` the paths of

@@ -11,9 +11,9 @@
         tracker_base=tracker_base,
     )
 
-``spaces`` has the values that a parameter can have, and ``rounds`` makes the stages. ``ask`` is the program between the
-rounds, which needs only fsspec: importing this package does not load kfp. ``others`` asks the optimizers of an image,
-such as ``ax``.
+``spaces`` has the values that a parameter can have, ``definition`` checks the arguments, ``rounds`` makes the stages.
+``ask`` is the program between the rounds, which needs only fsspec: importing this package does not load kfp. It also
+loads the optimizers of an image, such as ``ax``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Parameters", "choice", "float", "int", "log", "search"]
 def __getattr__(name: str) -> object:
     if name not in ("Parameters", "search"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torchx_kfp.extras import require
+    from torchx_kfp.common.extras import require
 
     require("pipelines", f"{__name__}.{name}")
     import importlib

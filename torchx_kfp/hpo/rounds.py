@@ -10,27 +10,26 @@ from kfp import dsl
 from kfp.dsl import pipeline_channel
 from torchx import specs
 
-from torchx_kfp.adapter.stage.fields import check_app, check_name
-from torchx_kfp.adapter.stage.options import EngineOptions, PublisherOptions, check_names
-from torchx_kfp.adapter.stage.outputs import Artifacts
-from torchx_kfp.adapter.stage.reads import Reads, TrackerBase
-from torchx_kfp.adapter.tasks import task_from_app
-from torchx_kfp.adapter.values.references import Channel
-from torchx_kfp.carried.asking import OPTIMIZERS
-from torchx_kfp.carried.programs import ASK
-from torchx_kfp.contract.escapes import plain_json
+from torchx_kfp.authoring.fields import check_app, check_name
+from torchx_kfp.authoring.options import EngineOptions, PublisherOptions, check_names
+from torchx_kfp.authoring.outputs import Artifacts
+from torchx_kfp.authoring.reads import Reads, TrackerBase
+from torchx_kfp.authoring.references import Channel
+from torchx_kfp.authoring.tasks import task_from_app
+from torchx_kfp.common.text import describe_unknown
+from torchx_kfp.contract.carried.asking import OPTIMIZERS
+from torchx_kfp.contract.carried.programs import ASK
+from torchx_kfp.contract.command import installed_program
+from torchx_kfp.contract.inputs import plain_json
 from torchx_kfp.errors import ChannelError, SearchError
-from torchx_kfp.hpo.plan import TRIALS, Plan, plan_search
+from torchx_kfp.hpo.definition import TRIALS, Plan, plan_search
 from torchx_kfp.hpo.spaces import Space
-from torchx_kfp.named import describe_unknown
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack
 
 #: The aliases with which ``ask`` reads the stage before it, and its trials.
 _BEFORE, _TRIALS = "search", "trials"
-#: The program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
-_INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp.hpo import ask;ask.main(*sys.argv[1:])"
 #: Stands for a parameter where a trial's image and variables are looked at.
 _STAND_IN = "torchx-kfp-parameter-"
 
@@ -98,7 +97,7 @@ def search(
 ) -> dsl.PipelineTask:
     """Search for the parameters with the best objective, in the pipeline that is being defined.
 
-    A stage ``search-ask-1`` asks for the first trials, a loop runs them, ``search-ask-2`` reads what they recorded and
+    A stage ``search-ask-1`` asks for the first trials, a loop runs them, ``search-ask-2`` reads their results and
     asks for the next ones, and so on; ``search-best`` names the best one.
 
     Args:
@@ -109,19 +108,19 @@ def search(
         maximize: the result to maximize, or a list. With several objectives, the best trial is the one that is best
             in the first (of ``minimize``, then ``maximize``); among equals, the next one decides.
         tracker_base: see ``task_from_app``.
-        rounds: the number of rounds. A grid takes as many as it needs.
+        rounds: the number of rounds. The default for a grid is enough for all its trials.
         trials: the number of trials in a round. For a grid, the default is all of them.
         parallelism: the number of trials that run at once. None: all of a round.
         optimizer: ``"random"`` draws at random; ``"grid"`` tries all combinations; ``"ax"`` is Bayesian optimization
             with Ax, and needs ``image``; ``"module:function"`` is a function of that image.
         seed: makes the search ask for the same trials each time, if those have the same results. The search is then
             cached. Without a seed, it asks anew in each run.
-        may_fail: whether the search goes on without a trial that fails. It ends if no trial has succeeded when a round
+        may_fail: whether the search continues without failed trials. It ends if no trial has succeeded when a round
             ends.
         image: the image of the stages that ask. With the optimizers ``random`` and ``grid`` it needs python3 (3.8 or
             newer) and fsspec; the default is the image of the trials. With others, it needs torchx-kfp (for ``ax``
             with the extra ``ax``).
-        configure: a function that sets anything on the trials' task that an AppDef has no word for, such as
+        configure: a function that changes the trials' task, for settings that an AppDef does not have, such as
             ``lambda task: kubernetes.add_toleration(task, key="gpu", operator="Exists")``. It is called for each round.
         name: the name of the search, with which the names of its stages begin.
         options: options of the trials: those of ``task_from_app``, except ``results`` and ``ui_metadata``. ``secrets``,
@@ -131,7 +130,7 @@ def search(
         The task of the last stage. Its outputs are the best value of each parameter, the objectives that the best
         trial recorded, its run id ``trial`` and, with several objectives, the list ``front`` of the trials that no
         other trial beats in all of them. A stage that reads ``task`` finds the best parameters and objectives as
-        results; one that reads ``task.outputs["trial"]`` finds what the best trial recorded.
+        results; one that reads ``task.outputs["trial"]`` finds the records of the best trial.
 
     Raises:
         SearchError: an argument is wrong.
@@ -247,7 +246,7 @@ def _ask_app(plan: Plan, app: specs.AppDef, image: str | Channel | None, *, inli
             "fsspec for the stages that ask: search(..., image='repo/ask:1')."
         )
     spec = plain_json({"name": plan.name, "definition": plan.definition, "fields": plan.fields})
-    program = ASK if inline and optimizer in OPTIMIZERS else _INSTALLED
+    program = ASK if inline and optimizer in OPTIMIZERS else installed_program("torchx_kfp.hpo", "ask")
     asking = specs.Role(
         name="ask",
         image=role.image if image is None else image,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,67 +14,63 @@ _LARGEST_INT = 2**53
 
 
 @dataclass(frozen=True)
-class Float:
+class Range:
     """A number between two bounds.
 
     Attributes:
+        kind: ``"float"``, or ``"int"`` for whole numbers.
         low: the lower bound, which is included.
         high: the upper bound, which is included.
         log: whether the logarithm is spread evenly over the range, instead of the number.
-        points: the number of values in a grid.
+        points: the number of values in a grid. None: all whole numbers.
     """
 
+    kind: str
     low: builtins.float
     high: builtins.float
     log: bool = False
     points: builtins.int | None = None
 
     def __post_init__(self) -> None:
-        example = "hpo.log(1e-4, 1.0)" if self.log is True else "hpo.float(0.0, 0.5)"
-        _check_bounds(self, (builtins.int, builtins.float), f"two numbers such as {example}")
-
-    def __str__(self) -> str:
-        if self.log is True:
-            return f"hpo.log({self.low!r}, {self.high!r}{_points_text(self.points)})"
-        return _range_text("float", self)
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """The space in a search's definition."""
-        bounds = [builtins.float(self.low), builtins.float(self.high)]
-        return {"type": "float", "bounds": bounds, "log": self.log, **_points(self.points)}
-
-
-@dataclass(frozen=True)
-class Int:
-    """A whole number between two bounds.
-
-    Attributes:
-        low: the lower bound, which is included.
-        high: the upper bound, which is included.
-        log: whether the logarithm is spread evenly over the range, instead of the number.
-        points: the number of values in a grid. None: all of them.
-    """
-
-    low: builtins.int
-    high: builtins.int
-    log: bool = False
-    points: builtins.int | None = None
-
-    def __post_init__(self) -> None:
-        _check_bounds(self, (builtins.int,), "two whole numbers such as hpo.int(1, 8)")
-        if max(abs(self.low), abs(self.high)) > _LARGEST_INT:
+        low, high, points, is_int = self.low, self.high, self.points, self.kind == "int"
+        example = "two whole numbers such as hpo.int(1, 8)" if is_int else "two numbers such as hpo.float(0.0, 0.5)"
+        if self.log is True and not is_int:
+            example = "two numbers such as hpo.log(1e-4, 1.0)"
+        types = (builtins.int,) if is_int else (builtins.int, builtins.float)
+        if any(type(bound) not in types for bound in (low, high)) or not isinstance(self.log, bool):
+            raise SearchError(f"{self} is not a range. Write {example}.")
+        if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
+            raise SearchError(f"{self} is not a range: low must be below high, and both finite. Write {example}.")
+        if self.log and low <= 0:
+            raise SearchError(
+                f"{self} begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers "
+                f"themselves evenly: hpo.{self.kind}({low!r}, {high!r})."
+            )
+        if points is not None and (type(points) is not builtins.int or points < 2):
+            raise SearchError(f"{self} has {points!r} points. A grid has 2 or more in a range: points=5.")
+        if is_int and max(abs(low), abs(high)) > _LARGEST_INT:
             raise SearchError(
                 f"{self} goes beyond 2**53, above which KFP rounds whole numbers. Search for its logarithm instead."
             )
 
     def __str__(self) -> str:
-        return _range_text("int", self)
+        points = "" if self.points is None else f", points={self.points!r}"
+        if self.log is True and self.kind == "float":
+            return f"hpo.log({self.low!r}, {self.high!r}{points})"
+        log = "" if self.log is False else f", log={self.log!r}"
+        return f"hpo.{self.kind}({self.low!r}, {self.high!r}{log}{points})"
 
     @property
     def definition(self) -> dict[str, Any]:
         """The space in a search's definition."""
-        return {"type": "int", "bounds": [self.low, self.high], "log": self.log, **_points(self.points)}
+        number = builtins.int if self.kind == "int" else builtins.float
+        points = {} if self.points is None else {"points": self.points}
+        return {"type": self.kind, "bounds": [number(self.low), number(self.high)], "log": self.log, **points}
+
+    @property
+    def output_type(self) -> type[Any]:
+        """The type of the output that has the best value."""
+        return builtins.int if self.kind == "int" else builtins.float
 
 
 @dataclass(frozen=True)
@@ -113,11 +108,17 @@ class Choice:
         """The space in a search's definition."""
         return {"type": "choice", "values": list(self.values)}
 
+    @property
+    def output_type(self) -> type[Any]:
+        """The type of the output that has the best value."""
+        kinds = {type(value) for value in self.values}
+        return kinds.pop() if len(kinds) == 1 else builtins.float
 
-Space = Float | Int | Choice
+
+Space = Range | Choice
 
 
-def float(low: builtins.float, high: builtins.float, log: bool = False, *, points: builtins.int | None = None) -> Float:
+def float(low: builtins.float, high: builtins.float, log: bool = False, *, points: builtins.int | None = None) -> Range:
     """Return the space of the numbers from ``low`` to ``high``.
 
     Args:
@@ -129,10 +130,10 @@ def float(low: builtins.float, high: builtins.float, log: bool = False, *, point
     Raises:
         SearchError: the bounds or the points are not a range.
     """
-    return Float(low, high, log, points)
+    return Range("float", low, high, log, points)
 
 
-def log(low: builtins.float, high: builtins.float, *, points: builtins.int | None = None) -> Float:
+def log(low: builtins.float, high: builtins.float, *, points: builtins.int | None = None) -> Range:
     """Return the space of the numbers from ``low`` to ``high`` whose logarithm is spread evenly: ``log(1e-4, 1.0)``.
 
     Args:
@@ -143,10 +144,10 @@ def log(low: builtins.float, high: builtins.float, *, points: builtins.int | Non
     Raises:
         SearchError: the bounds or the points are not a range.
     """
-    return Float(low, high, True, points)
+    return Range("float", low, high, True, points)
 
 
-def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: builtins.int | None = None) -> Int:
+def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: builtins.int | None = None) -> Range:
     """Return the space of the whole numbers from ``low`` to ``high``.
 
     Args:
@@ -158,7 +159,7 @@ def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: bui
     Raises:
         SearchError: the bounds or the points are not a range.
     """
-    return Int(low, high, log, points)
+    return Range("int", low, high, log, points)
 
 
 def choice(*values: Any) -> Choice:
@@ -171,40 +172,3 @@ def choice(*values: Any) -> Choice:
         SearchError: the values have several types, a value is there twice, or KFP would change one.
     """
     return Choice(values)
-
-
-def output_type(space: Space) -> type[Any]:
-    """Return the type of the output that has the best value."""
-    if isinstance(space, Choice):
-        kinds = {type(value) for value in space.values}
-        return kinds.pop() if len(kinds) == 1 else builtins.float
-    return builtins.int if isinstance(space, Int) else builtins.float
-
-
-def _range_text(name: str, space: Float | Int) -> str:
-    log = "" if space.log is False else f", log={space.log!r}"
-    return f"hpo.{name}({space.low!r}, {space.high!r}{log}{_points_text(space.points)})"
-
-
-def _points_text(points: object) -> str:
-    return "" if points is None else f", points={points!r}"
-
-
-def _points(points: builtins.int | None) -> Mapping[str, Any]:
-    return {} if points is None else {"points": points}
-
-
-def _check_bounds(space: Float | Int, types: tuple[type[Any], ...], expected: str) -> None:
-    low, high, points = space.low, space.high, space.points
-    if any(type(bound) not in types for bound in (low, high)) or not isinstance(space.log, bool):
-        raise SearchError(f"{space} is not a range. Write {expected}.")
-    if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
-        raise SearchError(f"{space} is not a range: low must be below high, and both finite. Write {expected}.")
-    if space.log and low <= 0:
-        without = f"hpo.{'int' if isinstance(space, Int) else 'float'}({low!r}, {high!r})"
-        raise SearchError(
-            f"{space} begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers "
-            f"themselves evenly: {without}."
-        )
-    if points is not None and (type(points) is not builtins.int or points < 2):
-        raise SearchError(f"{space} has {points!r} points. A grid has 2 or more in a range: points=5.")

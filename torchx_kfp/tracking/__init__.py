@@ -11,13 +11,12 @@ It needs only the standard library and fsspec. The application's image needs nei
 
 from __future__ import annotations
 
-from torchx_kfp.tracking.lineage import Lineage, Link
+from torchx_kfp.tracking.lineage import Lineage, Link, Source
 from torchx_kfp.tracking.results import Result
 from torchx_kfp.tracking.run import FanIn, Parents, Run, current_run
-from torchx_kfp.tracking.statements.artifacts import Artifact
-from torchx_kfp.tracking.statements.sources import Source
-from torchx_kfp.tracking.statements.steps import Curve, History, Point
-from torchx_kfp.tracking.stores.keys import Key
+from torchx_kfp.tracking.statements import Artifact
+from torchx_kfp.tracking.steps import Curve, History, Point
+from torchx_kfp.tracking.store import Key
 from torchx_kfp.tracking.tracker import FsspecResultTracker, ResultTracker
 
 __all__ = [

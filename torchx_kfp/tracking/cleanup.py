@@ -8,18 +8,18 @@ stays. The files of artifacts are elsewhere and are not touched.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from torchx_kfp.carried.records import folder_name
+from torchx_kfp.common.text import UUID
+from torchx_kfp.contract.carried.shared import folder_name
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.text import UUID
-from torchx_kfp.tracking.statements.kinds import FOLDERS, run_id_of
-from torchx_kfp.tracking.statements.sources import SOURCES, Source
-from torchx_kfp.tracking.stores.keys import PRIVATE, File, run_id_parts
-from torchx_kfp.tracking.stores.store import Store
+from torchx_kfp.tracking.lineage import SOURCES, Source
+from torchx_kfp.tracking.statements import FOLDERS, run_id_of
+from torchx_kfp.tracking.store import PRIVATE, File, Store, run_id_parts
 
 #: A larger file, in bytes, does not contain results. A result has at most 1 kB, and there are hundreds of names.
 _MAX_SIZE = 1 << 20
@@ -28,7 +28,7 @@ _MAX_SIZE = 1 << 20
 _FILES, _PART = 2000, 8
 #: The name of a temporary file that a killed writer left in a folder ``.torchx_kfp`` (``files``).
 _TEMPORARY = re.compile(r"[0-9a-f]{16}")
-#: The names of pipeline runs: UUIDs from KFP (and from stages that are not told a name), and names of local runs.
+#: The names of pipeline runs: UUIDs from KFP (and from stages that do not know a name), and names of local runs.
 _MADE = re.compile(rf"{UUID.pattern}|.+-\d{{8}}-\d{{6}}-[0-9a-f]{{6}}")
 #: A file name extension, which executions do not have.
 _EXTENSION = re.compile(r"\.[A-Za-z]\w{0,9}$")
@@ -40,19 +40,15 @@ class OldRun:
 
     Attributes:
         run: its name.
-        stages: the names of its stages.
         results: the files of its results.
         statements: the files of the statements about it.
-        size: the bytes of all files.
         modified: when the newest file was written, in seconds since 1970.
         kept: the reason to keep it in spite of its age, if there is one.
     """
 
     run: str
-    stages: tuple[str, ...]
     results: tuple[File, ...]
     statements: tuple[File, ...]
-    size: int
     modified: float
     kept: str = ""
 
@@ -60,6 +56,17 @@ class OldRun:
     def files(self) -> int:
         """The number of its files."""
         return len(self.results) + len(self.statements)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all its files."""
+        return sum(file.size for file in (*self.results, *self.statements))
+
+    @property
+    def stages(self) -> list[str]:
+        """The names of its stages."""
+        run_ids = [*(file.key for file in self.results), *(run_id_of(file.key) for file in self.statements)]
+        return sorted({run_id.split("/")[1] for run_id in run_ids})
 
     @property
     def parts(self) -> tuple[list[File], list[File], list[File]]:
@@ -127,15 +134,13 @@ class Cleanup:
             if problem:
                 left_alone[run] = problem
         candidates = [
-            _old_run(run, results.get(run, ()), entries.get(run, ()), newest[run])
+            OldRun(run, tuple(results.get(run, ())), tuple(entries.get(run, ())), newest[run])
             for run in old
             if run not in left_alone
         ]
         users = _users(self._sources(files), {run.run for run in candidates}) if candidates else {}
         return Findings(
-            old=tuple(
-                replace(run, kept=f"used by {users[run.run]}") if run.run in users else run for run in candidates
-            ),
+            old=tuple(replace(it, kept=f"used by {users[it.run]}") if it.run in users else it for it in candidates),
             younger=len(runs) - len(old),
             left_alone=left_alone,
             marked=any(file.key.startswith(f"{PRIVATE}/") for file in files),
@@ -153,7 +158,8 @@ class Cleanup:
         share = 0
         while going := [run for run in self.look().old if not run.kept and run.run not in done]:
             share = share or sum(run.files for run in going) // _PART
-            batch = _first(going, max(share, _FILES))
+            counts = itertools.accumulate(run.files for run in going)
+            batch = going[: max(1, sum(count <= max(share, _FILES) for count in counts))]
             written: set[str] = set()
             for part in range(3):
                 files = [(run.run, file) for run in batch if run.run not in written for file in run.parts[part]]
@@ -185,14 +191,13 @@ class Cleanup:
         if file.size > _MAX_SIZE:
             return f"{file.key!r} is larger than results can be"
         try:
-            content = self._store.read(file.key)
-            return (
-                "" if content is not None and _is_flat(json.loads(content)) else f"{file.key!r} does not hold results"
-            )
+            found = json.loads(self._store.read(file.key) or b"")
         except TrackerError:
             return f"{file.key!r} cannot be read"
         except (ValueError, RecursionError):
-            return f"{file.key!r} does not hold results"
+            found = None
+        is_flat = isinstance(found, dict) and all(isinstance(item, int | float | str) for item in found.values())
+        return "" if is_flat else f"{file.key!r} does not hold results"
 
 
 def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
@@ -203,16 +208,11 @@ def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, li
         names = file.key.split("/")
         if names[0] != PRIVATE:
             results.setdefault(names[0], []).append(file)
-        elif (run_id := _run_id_of_statement(names)) and (parts := run_id_parts(run_id)):
-            entries.setdefault(parts[0], []).append(file)
+        elif len(names) >= 4 and names[1] in FOLDERS and (len(names) == 4 or _is_temporary(names[3:])):
+            run_id = run_id_of(file.key)
+            if folder_name(run_id) == names[2] and (parts := run_id_parts(run_id)):
+                entries.setdefault(parts[0], []).append(file)
     return results, entries
-
-
-def _run_id_of_statement(names: list[str]) -> str | None:
-    if len(names) < 4 or names[1] not in FOLDERS or (len(names) > 4 and not _is_temporary(names[3:])):
-        return None
-    run_id = run_id_of("/".join(names))
-    return run_id if folder_name(run_id) == names[2] else None
 
 
 def _is_temporary(names: list[str]) -> bool:
@@ -232,23 +232,6 @@ def _shape_problem(files: Iterable[File]) -> str:
     return "" if results else "it does not have a result of a stage"
 
 
-def _is_flat(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, int | float | str) for item in value.values())
-
-
-def _old_run(run: str, results: Iterable[File], entries: Iterable[File], modified: float) -> OldRun:
-    results, entries = list(results), list(entries)
-    run_ids = [*(file.key for file in results), *(run_id_of(file.key) for file in entries)]
-    return OldRun(
-        run,
-        stages=tuple(dict.fromkeys(sorted(run_id.split("/")[1] for run_id in run_ids))),
-        results=tuple(results),
-        statements=tuple(entries),
-        size=sum(file.size for file in [*results, *entries]),
-        modified=modified,
-    )
-
-
 def _users(sources: Mapping[str, list[Source]], candidates: set[str]) -> dict[str, str]:
     """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them."""
     uses: dict[str, list[tuple[str, str]]] = {}
@@ -263,13 +246,3 @@ def _users(sources: Mapping[str, list[Source]], candidates: set[str]) -> dict[st
                 used[source] = run_id
                 waiting.append(source)
     return used
-
-
-def _first(runs: list[OldRun], files: int) -> list[OldRun]:
-    """Return the first runs that together have at most this many files, but at least one run."""
-    taken: list[OldRun] = []
-    for run in runs:
-        if taken and sum(one.files for one in taken) + run.files > files:
-            break
-        taken.append(run)
-    return taken

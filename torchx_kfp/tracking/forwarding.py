@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from torchx_kfp.common.extras import install_line, is_installed
 from torchx_kfp.contract.protocol import StageContext
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.extras import install_line, is_installed
-from torchx_kfp.tracking.statements.artifacts import UNDELIVERED, absolute
+from torchx_kfp.tracking.statements import UNDELIVERED, absolute
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.statements.steps import Point
+    from torchx_kfp.tracking.steps import Point
 
 _GROUP = "torchx.tracker"
 #: For modules of this project that are trackers: the module that they need besides TorchX, and the extra that installs

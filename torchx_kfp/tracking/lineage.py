@@ -1,18 +1,165 @@
-"""Lineage: the runs that a run was made from, the runs that were made from it, and the artifacts between them."""
+"""Lineage: the sources that runs state, and what follows from them.
+
+The start is the first statement of a stage, written before its application begins its work, so that a tracker base that
+cannot be written is noticed at once rather than after a training. Sources and start are in one file::
+
+    {"sources": [...], "started": {"time": 1767225600.5, "host": "node-3", "image": "repo/train:1"}}
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, Artifact
-from torchx_kfp.tracking.statements.sources import SOURCES, Source
-from torchx_kfp.tracking.stores.store import Store
+from torchx_kfp.contract import protocol
+from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.tracking.statements import ARTIFACTS, Artifact, StatementKind
+from torchx_kfp.tracking.store import Store
 
 _logger = logging.getLogger(__name__)
 
+#: The names of the first statement of a stage that reads others, and of one that does not. They are the same for all
+#: processes of a stage, and sort before names made from the time. A process that records a start without the stage's
+#: sources does not replace the statement that has them.
+_READS, _NONE = "0-reads", "0-start"
+#: Set by torchrun: it started this process, and this is the number of the process.
+_TORCHRUN, _RANK = "TORCHELASTIC_RUN_ID", "RANK"
+#: The statements that this process has made: tracker base, run id, and the source or "start".
+_said: set[tuple[str, str, object]] = set()
+_NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
+
 ArtifactsOf = Callable[[Iterable[str]], Mapping[str, Mapping[str, Artifact]]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that a run was made from.
+
+    Attributes:
+        run_id: the id of another run, or the name of an external source, such as a dataset.
+        artifact: the name of the artifact that was used, if known.
+        alias: the name with which the pipeline declares the source, if it does.
+    """
+
+    run_id: str
+    artifact: str | None = None
+    alias: str | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a stage. If several processes of a stage start one after the other, the last start counts.
+
+    Attributes:
+        time: seconds since 1970.
+        host: the name of the host; on Kubernetes, the name of the pod.
+        image: the image, or None if it is not known. A container does not know its image.
+    """
+
+    time: float
+    host: str
+    image: str | None = None
+
+
+def _parse_sources(content: Mapping[str, Any]) -> list[Source]:
+    return [
+        Source(str(found["run_id"]), found.get("artifact") or None, found.get("alias")) for found in content["sources"]
+    ]
+
+
+def _join_sources(found: list[list[Source]]) -> list[Source]:
+    unique: dict[tuple[str, str | None], Source] = {}
+    for source in itertools.chain(*found):
+        unique.setdefault((source.run_id, source.artifact), source)
+    return list(unique.values())
+
+
+def _parse_start(content: Mapping[str, Any]) -> Start:
+    started = content["started"]
+    image = started.get("image")
+    return Start(float(started["time"]), str(started["host"]), None if image is None else str(image))
+
+
+#: The sources of a run in the order in which they were stated, each once.
+SOURCES = StatementKind("sources", _parse_sources, _join_sources)
+#: The start of a run. Most statements of sources do not have one, and a malformed one is not worth an error.
+STARTS = StatementKind("sources", _parse_start, lambda found: min(found, key=lambda start: start.time))
+
+
+def encode_sources(sources: Iterable[Source]) -> dict[str, object]:
+    """Return the statement of these sources, in a form that JSON can represent."""
+    return {"sources": [{"run_id": s.run_id, "artifact": s.artifact, "alias": s.alias} for s in sources]}
+
+
+def add_source(store: Store, run_id: str, source: Source) -> None:
+    """Record that a run uses a source. Recording it again changes nothing."""
+    SOURCES.add(store, run_id, encode_sources([source]), "source")
+
+
+def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunIds], start: Start | None = None) -> None:
+    """Record the start of a run and the sources that the pipeline declares, in one file.
+
+    Args:
+        store: the store of the tracker base.
+        run_id: the run.
+        parents: the run id, or the run ids of a fan-in, by alias. Empty run ids are left out.
+        start: the start, by default here and now.
+
+    Raises:
+        KeyRefusedError: the store cannot hold a statement about this run id.
+    """
+    sources = [
+        Source(source, alias=alias)
+        for alias, ids in parents.items()
+        for source in ([ids] if isinstance(ids, str) else ids)
+        if source
+    ]
+    content = {**encode_sources(sources), "started": vars(start or Start(time.time(), os.uname().nodename))}
+    SOURCES.add(store, run_id, content, "record of the start", _READS if sources else _NONE)
+
+
+def is_first_rank(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process speaks for its stage: torchrun's first rank, else replica 0."""
+    return environ.get(_RANK if environ.get(_TORCHRUN) else protocol.REPLICA_ID, "0") == "0"
+
+
+def announce_start(store: Store, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
+    """Record the start of this stage and the runs that it reads, once. Of torchrun's ranks, only the first does so.
+
+    Raises:
+        TrackerError: the tracker base cannot be written, so results could not be recorded either.
+    """
+    saying = (store.base, context.run_id, "start")
+    if saying in _said or not is_first_rank(environ):
+        return
+    start = Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None)
+    try:
+        record_start(store, context.run_id, context.parents, start)
+    except KeyRefusedError as error:  # results can still be recorded under such a name
+        _logger.warning(_NO_LINEAGE, context.run_id, error)
+    except TrackerError as error:
+        raise type(error)(
+            f"The stage {context.run_id!r} could not record results: its tracker base {store.base!r} cannot be "
+            f"written. {error}"
+        ) from error.__cause__
+    _said.add(saying)
+
+
+def announce_use(store: Store, run_id: str, source: Source) -> None:
+    """Record that a run uses a source, once. A stage that can read does not fail if this cannot be recorded."""
+    saying = (store.base, run_id, source)
+    if saying in _said:
+        return
+    try:
+        add_source(store, run_id, source)
+        _said.add(saying)
+    except TrackerError as error:
+        _logger.warning(_NO_LINEAGE, run_id, error)
 
 
 @dataclass(frozen=True)
@@ -57,10 +204,6 @@ def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
 
     This reads the sources of every run: a run records the runs that it uses, so that a stage with a thousand sources
     writes one file rather than a thousand. A warning is logged for each file that does not contain sources.
-
-    Raises:
-        CorruptResultError: a stored file does not contain artifacts.
-        TrackerError: the store failed.
     """
     sources = SOURCES.read_many(store, corrupt=lambda error: _logger.warning("Left out of the lineage: %s", error))
     return trace(run_ids, sources, lambda wanted: ARTIFACTS.read_many(store, wanted))

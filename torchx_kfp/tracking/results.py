@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from keyword import iskeyword
 from typing import TYPE_CHECKING
 
+from torchx_kfp.common.extras import require
+from torchx_kfp.common.text import shown
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
-from torchx_kfp.extras import require
-from torchx_kfp.text import shown
-from torchx_kfp.tracking.stores.keys import run_id_parts
+from torchx_kfp.tracking.store import run_id_parts
 
 if TYPE_CHECKING:
     import pandas
@@ -117,16 +117,19 @@ def _value(key: str, name: str, value: object) -> Result:
                 f"{MAX_STR_BYTES:,} bytes. Store the text elsewhere and put its URL."
             )
         return str.__str__(value)
-    scalar = _scalar(value)
-    if scalar is not None:
-        return _value(key, name, scalar)
+    item = scalar(value)
+    if item is not None:
+        return _value(key, name, item)
+    module = type(value).__module__
+    kind = type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"
+    found = "None" if value is None else f"of type {kind}: {shown(value)}"
     raise ResultRefusedError(
-        f"The result {shown(name)} of the key {shown(key)} is {_kind(value)}. Results are int, float, bool "
+        f"The result {shown(name)} of the key {shown(key)} is {found}. Results are int, float, bool "
         f"and str of at most {MAX_STR_BYTES:,} bytes. {_way_out(name, value)}"
     )
 
 
-def _scalar(value: object) -> Result | None:
+def scalar(value: object) -> Result | None:
     """Return the Python value of a scalar of NumPy, PyTorch, JAX or pandas or of an array with one item, or None."""
     item = getattr(value, "item", None)
     if not callable(item) or isinstance(value, type):
@@ -146,14 +149,6 @@ def _utf8(key: str, name: str, text: str) -> bytes:
             f"The result {shown(name)} of the key {shown(key)} contains half of a surrogate pair, which cannot be "
             'written as UTF-8. Replace it, for example with text.encode("utf-8", "replace").decode().'
         ) from None
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "None"
-    module = type(value).__module__
-    name = type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"
-    return f"of type {name}: {shown(value)}"
 
 
 def _way_out(name: str, value: object) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from torchx_kfp.common.text import SuggestingDict, describe_unknown, did_you_mean, shown
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import (
     KeyRefusedError,
@@ -17,27 +18,21 @@ from torchx_kfp.errors import (
     ResultRefusedError,
     UnknownAliasError,
 )
-from torchx_kfp.named import Named, describe_unknown
-from torchx_kfp.text import did_you_mean, shown
-from torchx_kfp.tracking.announcing import announce_start, announce_use
 from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
-from torchx_kfp.tracking.lineage import Lineage, read_lineage
-from torchx_kfp.tracking.reading import Batch, describe_missing, wait_for_results
-from torchx_kfp.tracking.results import Result, check_results, results_frame
-from torchx_kfp.tracking.statements.artifacts import (
-    ARTIFACTS,
-    METADATA,
-    Artifact,
-    absolute,
-    add_artifact,
-    add_metadata,
+from torchx_kfp.tracking.lineage import (
+    SOURCES,
+    Lineage,
+    Source,
+    announce_start,
+    announce_use,
+    is_first_rank,
+    read_lineage,
 )
-from torchx_kfp.tracking.statements.sources import SOURCES, Source, is_first_rank
-from torchx_kfp.tracking.statements.steps import STEPS, History
-from torchx_kfp.tracking.step_log import flush, step_log
-from torchx_kfp.tracking.stores.calls import PATIENCE
-from torchx_kfp.tracking.stores.keys import key_text
-from torchx_kfp.tracking.tracker import FsspecResultTracker
+from torchx_kfp.tracking.results import Result, check_results, results_frame
+from torchx_kfp.tracking.statements import ARTIFACTS, METADATA, Artifact, absolute, add_artifact, add_metadata
+from torchx_kfp.tracking.steps import STEPS, History, flush, step_log
+from torchx_kfp.tracking.store import PATIENCE, key_text
+from torchx_kfp.tracking.tracker import Batch, FsspecResultTracker, describe_missing, wait_for_results
 
 if TYPE_CHECKING:
     import pandas
@@ -49,6 +44,9 @@ class Run:
     """One execution of a stage: the run of this process, or a run that it reads.
 
     ``current_run()`` returns the run of this process. Only that run can record; runs that it reads can be read.
+
+    All methods that record or read raise a ``TrackerError`` if the store fails. Those that read raise a
+    ``CorruptResultError``, which is one, if a file under the tracker base is malformed.
     """
 
     def __init__(
@@ -116,7 +114,6 @@ class Run:
 
         Raises:
             MissingResultsError: this is a run that the stage reads, and it has not recorded any results.
-            CorruptResultError: the stored results are not a JSON object.
             ValueError: the timeout is not a number of seconds.
         """
         if not self.id:
@@ -153,7 +150,8 @@ class Run:
                 or this is a run that the stage reads. Nothing was logged.
         """
         self._refuse_others("logs metrics", "log")
-        step_log(self._tracker.store, self.id, self._further).log(step, {**(metrics or {}), **named})
+        forwards = [tracker.log_steps for tracker in self._further]
+        step_log(self._tracker.store, self.id, forwards).log(step, {**(metrics or {}), **named})
 
     def flush(self) -> None:
         """Write the metrics that this process has logged, and wait until they are stored."""
@@ -163,10 +161,6 @@ class Run:
         """Return the metrics that this run has logged, one curve for each name.
 
         ``history().to_frame()`` is a pandas DataFrame.
-
-        Raises:
-            CorruptResultError: a stored file does not contain curves.
-            TrackerError: the store failed.
         """
         self.flush()
         return STEPS.read(self._tracker.store, self.id)
@@ -186,7 +180,6 @@ class Run:
         Raises:
             ResultRefusedError: JSON cannot represent a value, or this is a run that the stage reads. Nothing was
                 written.
-            TrackerError: the store failed.
         """
         self._refuse_others("records metadata", "add_metadata")
         new = {**(metadata or {}), **named}
@@ -195,13 +188,8 @@ class Run:
             tracker.add_parameters(new)
 
     def metadata(self) -> dict[str, object]:
-        """Return the metadata that this run has recorded, by name.
-
-        Raises:
-            CorruptResultError: a stored file does not contain metadata.
-            TrackerError: the store failed.
-        """
-        return Named(METADATA.read(self._tracker.store, self.id), f"The run {self.id!r}", "metadata key")
+        """Return the metadata that this run has recorded, by name."""
+        return SuggestingDict(METADATA.read(self._tracker.store, self.id), f"The run {self.id!r}", "metadata key")
 
     def add_artifact(self, name: str, path: str | os.PathLike[str], /, **metadata: object) -> None:
         """Register a file or folder that this run has created.
@@ -219,7 +207,6 @@ class Run:
 
         Raises:
             ResultRefusedError: the name, path or metadata cannot be stored, or this is a run that the stage reads.
-            TrackerError: the store failed.
         """
         self._refuse_others("registers artifacts", "add_artifact")
         add_artifact(self._tracker.store, self.id, name, path, metadata)
@@ -227,21 +214,14 @@ class Run:
             tracker.add_artifact(name, absolute(os.fspath(path)), metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
-        """Return the artifacts that this run has registered, by name.
-
-        Raises:
-            CorruptResultError: a stored file does not hold an artifact.
-            TrackerError: the store failed.
-        """
-        return Named(ARTIFACTS.read(self._tracker.store, self.id), f"The run {self.id!r}", "artifact")
+        """Return the artifacts that this run has registered, by name."""
+        return SuggestingDict(ARTIFACTS.read(self._tracker.store, self.id), f"The run {self.id!r}", "artifact")
 
     def artifact(self, name: str) -> Artifact:
         """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.
 
         Raises:
             MissingArtifactError: the run has not registered an artifact with this name.
-            CorruptResultError: a stored file does not hold an artifact.
-            TrackerError: the store failed.
         """
         there = self.artifacts()
         if name not in there:
@@ -250,26 +230,17 @@ class Run:
                 "current_run().add_artifact(name, path)."
             )
         if self._reader is not None:
-            announce_use(self._tracker, self._reader, Source(self.id, name))
+            announce_use(self._tracker.store, self._reader, Source(self.id, name))
         return there[name]
 
     def sources(self) -> list[Source]:
-        """Return the sources of this run: the runs that it reads, in order, and the artifacts that it has used.
-
-        Raises:
-            CorruptResultError: a stored file does not hold sources.
-            TrackerError: the store failed.
-        """
+        """Return the sources of this run: the runs that it reads, in order, and the artifacts that it has used."""
         return SOURCES.read(self._tracker.store, self.id)
 
     def lineage(self) -> Lineage:
         """Return the lineage of this run, over all pipelines that use the tracker base.
 
         It has all runs that this one was made from, all runs that were made from it, and the artifacts between them.
-
-        Raises:
-            CorruptResultError: a stored file does not hold artifacts.
-            TrackerError: the store failed.
         """
         return read_lineage(self._tracker.store, [self.id])
 
@@ -349,7 +320,6 @@ class FanIn(list[Run]):
         Raises:
             MissingResultsError: a run has recorded nothing.
             MissingExtraError: pandas is not installed.
-            TrackerError: the store failed.
         """
         return results_frame((run.id, run.results()) for run in self)
 
@@ -417,5 +387,5 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         raise ProtocolError(f"{protocol.JOB_ID} is not a run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     further = further_trackers(context)
-    announce_start(tracker, context, environ)
+    announce_start(tracker.store, context, environ)
     return Run(context.run_id, tracker, context.parents, further=further, speaks=is_first_rank(environ))

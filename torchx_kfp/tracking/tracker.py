@@ -5,22 +5,31 @@ from __future__ import annotations
 import abc
 import logging
 import os
+import re
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError
-from torchx_kfp.named import Named
-from torchx_kfp.text import shown
+from torchx_kfp.common.extras import install_line
+from torchx_kfp.common.text import SuggestingDict, listed, shown
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
+from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
-from torchx_kfp.tracking.statements.steps import STEPS, History
-from torchx_kfp.tracking.stores.calls import PATIENCE
-from torchx_kfp.tracking.stores.keys import Key, key_text
-from torchx_kfp.tracking.stores.store import Store, open_store
+from torchx_kfp.tracking.steps import STEPS, History
+from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text
 
 if TYPE_CHECKING:
     import pandas
 
 _logger = logging.getLogger(__name__)
+
+#: The extra of this package that supports a protocol.
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+#: ``s3:/bucket``: a typo that fsspec takes for a relative directory.
+_ONE_SLASH = re.compile(r"(?!file:|local:)[a-z][a-z0-9+]+:/(?!/)")
+#: Seconds between two attempts to read: the first wait, and the longest.
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 
 
 class ResultTracker(abc.ABC):
@@ -66,7 +75,9 @@ class FsspecResultTracker(ResultTracker):
         patience: seconds for which a call is retried before it raises.
 
     Raises:
-        TrackerError: the base cannot be used. All methods raise it if the store fails.
+        TrackerError: the base cannot be used. All methods raise it if the store fails, those that take a key a
+            KeyRefusedError if it would leave the tracker base or the store cannot hold it, and those that read a
+            CorruptResultError if a file is malformed.
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
@@ -90,7 +101,6 @@ class FsspecResultTracker(ResultTracker):
             results: int, float, bool, or str of at most 1,024 bytes. NumPy and PyTorch scalars are accepted.
 
         Raises:
-            KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
             ResultRefusedError: a result has another type or is too long. Nothing was written.
         """
         text = key_text(key)
@@ -100,17 +110,13 @@ class FsspecResultTracker(ResultTracker):
         """Return the results recorded under the key, or ``{}`` if there are none.
 
         A name that the results do not have is an ``UnknownNameError``, which is a KeyError.
-
-        Raises:
-            KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
-            CorruptResultError: the key's file is not a JSON object.
         """
         text = key_text(key)
         return self._decode(text, self._store.read(text))
 
     def _decode(self, key: str, content: bytes | None) -> dict[str, Result]:
         results = {} if content is None else decode_results(content, self._store.location(key))
-        return Named(results, f"The run {key!r}", "result")
+        return SuggestingDict(results, f"The run {key!r}", "result")
 
     def update(self, key: Key, /, **results: Result) -> None:
         """Record these results under the key. Earlier results with other names stay, even those of other programs.
@@ -120,7 +126,6 @@ class FsspecResultTracker(ResultTracker):
         results of one can be lost.
 
         Raises:
-            KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
             ResultRefusedError: a result has another type or is too long. Nothing was written.
         """
         text = key_text(key)
@@ -141,11 +146,8 @@ class FsspecResultTracker(ResultTracker):
 
         Args:
             keys: the keys.
-            corrupt: called with the error for each file that is not a JSON object. The key is then left out.
-
-        Raises:
-            KeyRefusedError: a key would leave the tracker base, or the store cannot hold it.
-            CorruptResultError: a file is not a JSON object, and ``corrupt`` is not given.
+            corrupt: called with the error, instead of raising it, for each file that is not a JSON object. The key is
+                then left out.
         """
         if isinstance(keys, (str, bytes)):
             raise KeyRefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. For one key, use get.")
@@ -162,11 +164,8 @@ class FsspecResultTracker(ResultTracker):
 
         Args:
             prefix: only this key and those below it, such as ``<pipeline run>``.
-            corrupt: called with the error for each file that is not a JSON object. The key is then left out.
-
-        Raises:
-            KeyRefusedError: the prefix would leave the tracker base, or the store cannot hold it.
-            CorruptResultError: a file is not a JSON object, and ``corrupt`` is not given.
+            corrupt: called with the error, instead of raising it, for each file that is not a JSON object. The key is
+                then left out.
         """
         return ((key, results) for key, results in self._fetch(self.keys(prefix), corrupt) if results)
 
@@ -181,18 +180,11 @@ class FsspecResultTracker(ResultTracker):
 
         Raises:
             MissingExtraError: pandas is not installed.
-            TrackerError: the store failed.
-            CorruptResultError: a file is not a JSON object.
         """
         return results_frame(self.items(prefix))
 
     def history(self, key: Key) -> History:
-        """Return the metrics that a run has logged with ``current_run().log()``, one curve for each name.
-
-        Raises:
-            KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
-            CorruptResultError: a stored file does not contain curves.
-        """
+        """Return the metrics that a run has logged with ``current_run().log()``, one curve for each name."""
         return STEPS.read(self._store, key_text(key))
 
     def keys(self, prefix: Key | None = None) -> list[str]:
@@ -233,3 +225,168 @@ class FsspecResultTracker(ResultTracker):
 
     def __repr__(self) -> str:
         return f"FsspecResultTracker({self.tracker_base!r})"
+
+
+class Batch:
+    """The results of several runs, fetched many at once ahead of a program that reads them one after the other.
+
+    Each result is returned once, and nothing is fetched before the first one is requested. A batch in a forked process,
+    or one that was unpickled, is empty, because the threads do not exist there.
+    """
+
+    def __init__(self, tracker: FsspecResultTracker, run_ids: Iterable[str]) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._ahead: dict[str, dict[str, Result]] = {}
+
+        def read(run_id: str) -> tuple[str, dict[str, Result] | None]:
+            try:
+                return run_id, tracker.get(run_id)
+            except TrackerError:  # the program gets the error when it reads this run
+                return run_id, None
+
+        self._rest = tracker.store.each(read, dict.fromkeys(run_ids))
+
+    def take(self, run_id: str) -> dict[str, Result] | None:
+        """Return the run's results, or None if they have been taken already or could not be fetched here."""
+        if self._pid != os.getpid():
+            return None
+        with self._lock:
+            while run_id not in self._ahead:
+                try:
+                    found, results = next(self._rest)
+                except StopIteration:
+                    return None
+                if results is not None:
+                    self._ahead[found] = results
+                elif found == run_id:
+                    return None
+            return self._ahead.pop(run_id)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # None takes its place in a pickle
+
+
+def wait_for_results(tracker: FsspecResultTracker, run_id: str, timeout: float) -> dict[str, Result]:
+    """Wait until a run has results, and return them; return ``{}`` after the timeout.
+
+    Raises:
+        CorruptResultError: the stored results are not a JSON object, even after the timeout.
+        TrackerError: the store failed.
+    """
+    deadline = time.monotonic() + timeout
+    wait = _FIRST_WAIT
+    while True:
+        try:
+            found = tracker.get(run_id)
+        except CorruptResultError:  # writers other than this tracker may show half-written files
+            if time.monotonic() >= deadline:
+                raise
+            found = {}
+        left = deadline - time.monotonic()
+        if found or left <= 0:
+            return found
+        time.sleep(min(wait, left))
+        wait = min(wait * 1.5, _LONGEST_WAIT)
+
+
+def describe_missing(tracker: FsspecResultTracker, run_id: str, timeout: float) -> str:
+    """Return a message for a run without results, and what to do.
+
+    It names runs that have results: of the same stage, otherwise of the same pipeline run, otherwise any.
+    """
+    folder, there = run_id, ""
+    try:
+        while not there and (above := folder.rpartition("/")[0]) and not above.endswith("/"):
+            folder = above
+            if found := tracker.keys(folder):
+                there = f"These runs under {folder!r} have results: {listed(map(repr, found))}."
+        if not there and (names := tracker.names()):
+            none = f"No run under {folder!r} has results. " if folder != run_id else ""
+            there = f"{none}The tracker base holds {listed(map(repr, names))}."
+    except TrackerError as error:
+        there = f"The runs that have results cannot be listed: {error}"
+    waited = f" after {timeout:g} s" if timeout > 0 else ""
+    return (
+        f"The run {run_id!r} has recorded no results{waited} under the tracker base {tracker.tracker_base!r}. "
+        f"{there or 'There are no results at all.'} Does that stage record any (current_run().put(...))? If they were "
+        "removed (torchx-kfp gc), run that stage again: a local run does so by itself, also with --resume. On a "
+        "cluster, run the pipeline without KFP's cache. If the store is slow to show them, wait: results(timeout=60)."
+    )
+
+
+def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE) -> Store:
+    """Open the store of a tracker base. No request is sent to an object store yet.
+
+    Args:
+        tracker_base: an fsspec URL or a local directory.
+        patience: seconds for which a call that fails for a moment is tried again.
+
+    Raises:
+        TrackerBaseError: the base is empty, has an unknown protocol, or needs a package that is not installed.
+    """
+    base = check_tracker_base(tracker_base)
+    if base.startswith("~") and os.path.expanduser(base) == base:
+        raise TrackerBaseError(
+            f"The tracker base {base!r} begins with '~', but the home folder of that user is not known here. Write "
+            f"the whole path, or './{base}' if you mean a directory of that name."
+        )
+    if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not patience >= 0:
+        raise ValueError(f"patience must be a number of seconds, 0 or more. Got: {patience!r}.")
+    folder = _local_folder(base)
+    if folder is not None:
+        return DiskStore(base, folder, patience)
+    # Most of the time that an application takes to start would be the import of fsspec.
+    from fsspec.implementations.local import LocalFileSystem
+
+    from torchx_kfp.tracking.objects import FsspecStore, open_filesystem
+
+    try:
+        filesystem, path = open_filesystem(base)
+    except ImportError as error:
+        extras = [_EXTRAS[protocol] for protocol in re.findall(r"(\w+)://", base) if protocol in _EXTRAS]
+        install = install_line(extras[0]) if extras else f"{error}."
+        raise TrackerBaseError(f"The tracker base {base!r} needs a package that is missing: {install}") from error
+    except Exception as error:  # each implementation raises its own
+        raise TrackerBaseError(
+            f"The tracker base {base!r} cannot be used: {error or type(error).__name__}. Use a local directory, or an "
+            "fsspec URL such as s3://bucket/results, gs://bucket/results or file:///mnt/results."
+        ) from error
+    if isinstance(filesystem, LocalFileSystem):
+        return DiskStore(base, path, patience)
+    return FsspecStore(base, filesystem, path, patience)
+
+
+def _local_folder(base: str) -> str | None:
+    """Return the absolute path of a directory, as fsspec has it, or None for a URL other than ``file:///...``."""
+    path = base[len("file://") :] if base.startswith("file:///") else base
+    if ":" in path:
+        return None
+    if path.startswith("~"):
+        return os.path.expanduser(path)
+    return path if path.startswith("/") else f"{os.getcwd()}/{'' if path == '.' else path.removeprefix('./')}"
+
+
+def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
+    """Return the tracker base as text if its form is right. Whether the place exists is not checked.
+
+    Raises:
+        TrackerBaseError: it is not a str or path, is empty, or has a typo that would make it another place.
+    """
+    if not isinstance(tracker_base, (str, os.PathLike)):
+        raise TrackerBaseError(
+            f"A tracker base is an fsspec URL or a local directory. Got {type(tracker_base).__name__}: "
+            f"{shown(tracker_base)}."
+        )
+    base = os.fspath(tracker_base)
+    if not isinstance(base, str) or not base.strip() or "\0" in base:
+        raise TrackerBaseError(
+            f"The tracker base {shown(base)} is not an fsspec URL or a local directory. "
+            "Use one such as /tmp/results or s3://bucket/results."
+        )
+    if _ONE_SLASH.match(base):
+        raise TrackerBaseError(
+            f"The tracker base {base!r} has only one slash after its protocol, so it would be a local directory. "
+            f"Write {base.replace(':/', '://', 1)!r}, or './{base}' if you mean a directory."
+        )
+    return base

@@ -24,14 +24,13 @@ from typing import Any
 
 from torchx.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 
+from torchx_kfp.common.extras import install_line
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.extras import install_line
 from torchx_kfp.tracking.backends import mlflow_values as values
 from torchx_kfp.tracking.backends.stage import AppLineage
-from torchx_kfp.tracking.lineage import trace
-from torchx_kfp.tracking.statements.artifacts import Artifact
-from torchx_kfp.tracking.statements.sources import Source
-from torchx_kfp.tracking.statements.steps import Point
+from torchx_kfp.tracking.lineage import Source, trace
+from torchx_kfp.tracking.statements import Artifact
+from torchx_kfp.tracking.steps import Point
 
 try:
     from mlflow import MlflowClient
@@ -62,25 +61,17 @@ _RETRIES = 2
 
 _log = logging.getLogger("torchx_kfp")
 
-
 #: Whether the current call is one of this tracker.
 _own_call: contextvars.ContextVar[bool] = contextvars.ContextVar("torchx_kfp_mlflow", default=False)
 
 
-def _limit_retries() -> None:
-    """Let calls of this tracker give up after seconds.
-
-    MLflow reads the number of retries only from an environment variable, at each request. The environment belongs to
-    all threads of the application and to the processes that it starts, so the function that reads it is replaced, with
-    an effect only on this tracker's own calls. MLflow copies the files of a folder in threads of its own, which keep
-    MLflow's number of retries.
-    """
-    variable = MLFLOW_HTTP_REQUEST_MAX_RETRIES
-    read = variable.get
-    variable.get = lambda: _RETRIES if _own_call.get() and not variable.is_set() else read()
-
-
-_limit_retries()
+# Let calls of this tracker give up after seconds. MLflow reads the number of retries only from an environment variable,
+# at each request. The environment belongs to all threads of the application and to the processes that it starts, so the
+# function that reads it is replaced, with an effect only on this tracker's own calls. MLflow copies the files of a
+# folder in its own threads, which keep MLflow's number of retries.
+_retries = MLFLOW_HTTP_REQUEST_MAX_RETRIES
+_read_retries = _retries.get
+_retries.get = lambda: _RETRIES if _own_call.get() and not _retries.is_set() else _read_retries()
 
 
 class _Client:

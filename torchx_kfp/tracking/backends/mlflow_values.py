@@ -48,11 +48,13 @@ def split(metadata: Mapping[str, object]) -> tuple[dict[str, float], dict[str, s
     tags: dict[str, str] = {}
     for name, value in metadata.items():
         key = name_for_mlflow(name)
-        number = _number(value)
-        if number is not None:
-            metrics[key] = number
-        else:
-            tags[key] = cut(value if isinstance(value, str) else to_json(value), name)
+        try:
+            if isinstance(value, numbers.Real):
+                metrics[key] = float(value)
+                continue
+        except OverflowError:  # too large for a double
+            pass
+        tags[key] = cut(value if isinstance(value, str) else to_json(value), name)
     return metrics, tags
 
 
@@ -109,16 +111,6 @@ def decode_run_id(text: str) -> str:
 def digest(*texts: str | None) -> str:
     """Return a short name for texts of any length."""
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
-
-
-def _number(value: object) -> float | None:
-    """Return the value as a metric, or None if it is not a number or too large for a double."""
-    if not isinstance(value, numbers.Real):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
 
 
 def warn_once(text: str) -> None:

@@ -14,18 +14,10 @@ from torchx.tracker import api
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import NotInStageError
-from torchx_kfp.tracking.announcing import announce_start
-from torchx_kfp.tracking.lineage import Lineage, read_lineage
-from torchx_kfp.tracking.statements import kinds
-from torchx_kfp.tracking.statements.artifacts import (
-    ARTIFACTS,
-    METADATA,
-    add_artifact,
-    add_metadata,
-)
-from torchx_kfp.tracking.statements.sources import SOURCES, Source, add_source
-from torchx_kfp.tracking.stores.keys import run_id_parts
-from torchx_kfp.tracking.tracker import FsspecResultTracker
+from torchx_kfp.tracking.lineage import Lineage, Source, add_source, announce_start, read_lineage
+from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.statements import add_artifact, add_metadata
+from torchx_kfp.tracking.store import Store, run_id_parts
 
 
 class AppLineage(Lineage, api.Lineage):  # type: ignore[misc]
@@ -45,43 +37,42 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str]) -> None:
-        self._tracker = FsspecResultTracker(tracker_base)
-        self._store = self._tracker.store
+        self._recorder = Recorder(tracker_base)
 
     @property
-    def tracker(self) -> FsspecResultTracker:
-        """The tracker of the results under the same base."""
-        return self._tracker
+    def store(self) -> Store:
+        """The store of the tracker base."""
+        return self._recorder.store
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
         """Register an artifact. A local path is made absolute, because readers may be in another folder."""
-        add_artifact(self._store, run_id, name, path, metadata)
+        add_artifact(self.store, run_id, name, path, metadata)
 
     def artifacts(self, run_id: str) -> Mapping[str, api.TrackerArtifact]:
         """Return the run's artifacts by name. The metadata of an artifact without any is None."""
-        found = ARTIFACTS.read(self._store, run_id)
+        found = self._recorder.artifacts(run_id)
         return {name: api.TrackerArtifact(name, it.path, dict(it.metadata) or None) for name, it in found.items()}
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
         """Record metadata of the run: values that JSON can represent."""
-        add_metadata(self._store, run_id, kwargs)
+        add_metadata(self.store, run_id, kwargs)
 
     def metadata(self, run_id: str) -> Mapping[str, object]:
         """Return the metadata of the run by name."""
-        return METADATA.read(self._store, run_id)
+        return self._recorder.metadata(run_id)
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
         """Record that the run uses another run or an external source, and which of its artifacts."""
-        add_source(self._store, run_id, Source(source_id, artifact_name or None))
+        add_source(self.store, run_id, Source(source_id, artifact_name or None))
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[api.TrackerSource]:
         """Return the sources of the run, each once. With a name, return only those with this artifact."""
-        found = SOURCES.read(self._store, run_id)
+        found = self._recorder.sources(run_id)
         return [api.TrackerSource(it.run_id, it.artifact) for it in found if artifact_name in (None, "", it.artifact)]
 
     def lineage(self, run_id: str) -> AppLineage:
         """Return the lineage of the run, over all pipelines that use the tracker base."""
-        return AppLineage(**vars(read_lineage(self._store, [run_id])))
+        return AppLineage(**vars(read_lineage(self.store, [run_id])))
 
     def run_ids(
         self, parent_run_id: str | None = None, run: str | None = None, stage: str | None = None, **metadata: object
@@ -94,24 +85,22 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
             stage: only runs of this stage.
             metadata: only runs with these values. A value also matches its text.
         """
-        found: Iterable[str] = kinds.run_ids(self._store)
+        found = self._recorder.run_ids()
         for value, place in ((run, 0), (stage, 1)):
             if value is not None:
                 found = [run_id for run_id in found if (run_id_parts(run_id) or (None, None))[place] == value]
         if parent_run_id:
-            sources = SOURCES.read_many(self._store, found)
+            sources = self._recorder.sources_of(found)
             found = [key for key in found if any(it.run_id == parent_run_id for it in sources.get(key, ()))]
         if metadata:
-            known = METADATA.read_many(self._store, found)
-            found = [key for key in found if _has(known.get(key, {}), metadata)]
-        return list(found)
+            known = self._recorder.metadata_of(found)
+            for name, wanted in metadata.items():
+                having = [key for key in found if name in known.get(key, {})]
+                found = [key for key in having if wanted in (known[key][name], str(known[key][name]))]
+        return found
 
     def __repr__(self) -> str:
-        return f"StageTracker({self._tracker.tracker_base!r})"
-
-
-def _has(known: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
-    return all(name in known and value in (known[name], str(known[name])) for name, value in wanted.items())
+        return f"StageTracker({self._recorder.tracker_base!r})"
 
 
 def create(config: str | None = None) -> StageTracker:
@@ -130,5 +119,5 @@ def create(config: str | None = None) -> StageTracker:
     except NotInStageError:
         return backend
     if context.tracker_base == base:
-        announce_start(backend.tracker, context, os.environ)
+        announce_start(backend.store, context, os.environ)
     return backend

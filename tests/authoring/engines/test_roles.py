@@ -1,0 +1,205 @@
+"""Roles of distributed stages: their names, ports and overlays in Kubernetes, and the roles that end the stage."""
+
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torchx.specs import AppDef, RetryPolicy, Role
+
+from tests.authoring.engines.apps import OVERLAY, app, distributed, role
+from tests.facts import says
+from torchx_kfp.authoring.engines import ENGINES, Engine, JobSet, Volcano
+from torchx_kfp.authoring.options import StageSettings
+from torchx_kfp.authoring.plan import plan_stage
+from torchx_kfp.authoring.replicas import read_ports, role_names
+from torchx_kfp.errors import AppDefError
+
+pytestmark = pytest.mark.versions
+
+LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?", re.ASCII)
+#: Any text, and text that differs little after it has been shortened.
+NAMES = st.one_of(
+    st.text(min_size=1, max_size=80),
+    st.text(alphabet="ab-1_A", min_size=1, max_size=4).map(lambda text: text * 9),
+    st.from_regex(r"[ab]{14,18}(-[0-4])?", fullmatch=True),
+)
+
+
+def plan(made: AppDef, engine: Engine) -> None:
+    plan_stage(made, StageSettings(engine=engine))
+
+
+# Names
+
+
+@given(st.lists(NAMES, min_size=1, max_size=6, unique=True))
+@pytest.mark.usual
+def test_names_of_roles_are_distinct_labels(given_names: list[str]) -> None:
+    names = role_names([Role(name, image="i") for name in given_names])
+    assert len(set(names)) == len(given_names)
+    assert all(LABEL.fullmatch(name) and len(name) <= 16 for name in names)
+
+
+def test_names_that_kubernetes_accepts_stay() -> None:
+    assert role_names([Role("trainer", image="i"), Role("ps-0", image="i")]) == ["trainer", "ps-0"]
+
+
+@given(st.lists(st.text(max_size=40) | st.sampled_from(["port-1", "port-2"]), max_size=6, unique=True), st.data())
+@pytest.mark.usual
+def test_names_of_ports_are_distinct(given_names: list[str], data: st.DataObject) -> None:
+    numbers = st.lists(st.integers(1, 65535), min_size=len(given_names), max_size=len(given_names), unique=True)
+    port_map = dict(zip(given_names, data.draw(numbers), strict=True))
+    ports = read_ports(role(port_map=port_map))
+    assert sorted(ports.values()) == sorted(port_map.values())
+    for name in ports:
+        # https://kubernetes.io/docs/concepts/services-networking/service/#field-spec-ports-name: IANA's service names
+        assert re.fullmatch(r"(?!.*--)(?=.*[a-z])[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?", name), name
+
+
+# Which success is the stage's
+
+
+@pytest.mark.parametrize("names", ["Trainer", ["Trainer"], ("Trainer", "Trainer")])
+def test_the_roles_that_end_a_stage_have_the_names_of_the_appdef(names: Any) -> None:
+    made = app(role("Trainer"), role("Server"))
+    jobset = distributed(made, JobSet(succeeds_with=names))
+    assert jobset.manifest["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["trainer"]}
+    volcano = distributed(made, Volcano(succeeds_with=names))
+    assert [task.get("policies") for task in volcano.manifest["spec"]["tasks"]] == [
+        [{"event": "TaskCompleted", "action": "CompleteJob"}],
+        None,
+    ]
+    assert jobset.spec["success"] == volcano.spec["success"] == ["trainer"], "also on one machine"
+
+
+@pytest.mark.parametrize("names", [(), ["Trainer", "Server"]])
+def test_the_success_of_all_roles(names: Any) -> None:
+    found = distributed(app(role("Trainer"), role("Server")), JobSet(succeeds_with=names))
+    assert "successPolicy" not in found.manifest["spec"]
+    assert found.spec["success"] == ["trainer", "server"]
+
+
+REFUSED: dict[str, tuple[Engine, list[Role], str]] = {
+    "a role that does not exist": (
+        JobSet(succeeds_with="Trainr"),
+        [role("Trainer"), role("Server")],
+        says("JobSet", "'Trainr'", "Did you mean 'Trainer'?", "'Trainer', 'Server'"),
+    ),
+    "several roles end a Job of Volcano": (
+        Volcano(succeeds_with=["A", "B"]),
+        [role("A"), role("B"), role("C")],
+        says("succeeds_with=['A', 'B']", "JobSet"),
+    ),
+    "retries that differ": (
+        JobSet(),
+        [role("A", max_retries=1), role("B")],
+        says("'A': 1", "'B': 0", "JobSet", "max_retries"),
+    ),
+    "retry policies that differ": (
+        JobSet(),
+        [role("A", max_retries=1), role("B", max_retries=1, retry_policy=RetryPolicy.REPLICA)],
+        says("'A': 1", "'B': 0", "max_retries and retry_policy"),
+    ),
+    "a replica that starts again": (
+        Volcano(),
+        [role("A", max_retries=1, retry_policy=RetryPolicy.REPLICA)],
+        says("'A'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
+    ),
+    "more than there are": (Volcano(min_available=4), [role()], says("Volcano", "min_available=4", "3 replicas")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    engine, roles, text = REFUSED[case]
+    with pytest.raises(AppDefError, match=text):
+        plan(app(*roles), engine)
+
+
+# Overlays
+
+
+@pytest.mark.parametrize("overlay", [OVERLAY, {"V1Pod": OVERLAY}, {"__torchx_overlays__": True, "V1Pod": OVERLAY}])
+def test_an_overlay_in_each_form_of_torchx(overlay: dict[str, Any]) -> None:
+    """Also in the one of which the nightly is not sure: several dicts without the name of a kind."""
+    (pod,) = distributed(app(role(metadata={"kubernetes": overlay}))).pods()
+    assert pod["metadata"]["annotations"]["team"] == "vision"
+    assert pod["spec"]["nodeSelector"] == {"pool": "gpu"}
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["dshm", "scratch"]
+
+
+def test_an_overlay_replaces_lists_that_are_tuples() -> None:
+    (pod,) = distributed(app(role(metadata={"kubernetes": {"spec": {"volumes": ({"name": "only"},)}}}))).pods()
+    assert pod["spec"]["volumes"] == [{"name": "only"}]
+
+
+def test_an_empty_overlay_changes_nothing() -> None:
+    with_empty = distributed(app(role(metadata={"kubernetes": {}})))
+    assert with_empty.spec == distributed(app(role())).spec
+
+
+def test_the_overlay_is_not_changed() -> None:
+    before = repr(OVERLAY)
+    distributed(app(role(metadata={"kubernetes": OVERLAY})))
+    assert repr(OVERLAY) == before
+
+
+def test_operators_of_the_nightly() -> None:
+    overlays = pytest.importorskip("torchx.specs.overlays", reason="this torchx has no overlays")
+    made = role(port_map={"http": 80})
+    container = {"name": "trainer", "imagePullPolicy": "Always"}
+    spec = {
+        overlays.JOIN("containers", on="name"): [container],
+        overlays.PUT("volumes"): [{"name": "only"}],
+        overlays.DEL("restartPolicy"): None,
+    }
+    overlays.set_overlay(made, "kubernetes", "V1Pod", {"spec": spec})
+    (pod,) = distributed(app(made)).pods()
+    (changed,) = pod["spec"]["containers"]
+    assert (changed["imagePullPolicy"], changed["image"]) == ("Always", "app:1")
+    assert pod["spec"]["volumes"] == [{"name": "only"}]
+    assert "restartPolicy" not in pod["spec"]
+
+
+def test_an_overlay_from_a_file(tmp_path: Any) -> None:
+    file = tmp_path / "overlay.yaml"
+    file.write_text("spec:\n  hostNetwork: true\n")
+    made = app(role(metadata={"kubernetes": f"file://{file}"}))
+    if importlib.util.find_spec("torchx.specs.overlays") is None:  # TorchX 0.7.0
+        with pytest.raises(AppDefError, match=says(str(file), "Give a dict")):
+            distributed(made)
+        return
+    assert distributed(made).pods()[0]["spec"]["hostNetwork"] is True
+    file.unlink()
+    with pytest.raises(AppDefError, match=says(str(file), "cannot be read", "'trainer'")):
+        distributed(made)
+
+
+@pytest.mark.parametrize(
+    ("overlay", "text"),
+    [
+        ([{"spec": {}}], "[{'spec': {}}]"),
+        ({"VCJob": {"spec": {}}}, "{'VCJob': {'spec': {}}}"),
+        ({"V1Pod": {}, "V1Job": {}}, "'V1Job'"),
+        ({"V1Pod": ["spec"]}, "['spec']"),
+        ({"spec": {"x": object}}, "JSON"),
+        ({"spec": {"x": float("nan")}}, "JSON"),
+    ],
+)
+def test_an_overlay_that_would_be_lost(overlay: Any, text: str) -> None:
+    with pytest.raises(AppDefError, match=says("metadata['kubernetes']", "'trainer'", text)):
+        distributed(app(role(metadata={"kubernetes": overlay})))
+
+
+# Rights
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rights_are_for_what_the_launcher_makes(engine: str) -> None:
+    spec = distributed(app(role()), engine).spec
+    made = [(spec["api"], spec["plural"]), *((api, plural) for api, plural, _ in spec["companions"])]
+    groups = [("" if api == "api/v1" else api.split("/")[1], plural) for api, plural in made]
+    assert groups == [ENGINES[engine].RESOURCE, *ENGINES[engine].COMPANIONS]

@@ -1,0 +1,200 @@
+"""Text of any kind reaches the replicas byte for byte, on a cluster and on one machine; names fit Kubernetes."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torchx.specs import AppDef, macros
+
+from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline
+from tests.authoring.engines.apps import app, distributed, found_in, role
+from tests.authoring.engines.filled import command_of, launched
+from tests.authoring.kfp_engines import kubelet
+from tests.facts import says
+from torchx_kfp import component_from_function
+from torchx_kfp.authoring.engines import ENGINES, Job
+from torchx_kfp.authoring.options import StageSettings
+from torchx_kfp.authoring.plan import plan_stage
+from torchx_kfp.contract.carried.programs import LAUNCHER
+from torchx_kfp.contract.inputs import escape
+from torchx_kfp.errors import ChannelError
+
+pytestmark = pytest.mark.versions
+
+ID = "${replica_id}"
+#: Any text but other macros, and ``$${`` before a macro, which TorchX turns into ``${``.
+PIECES = st.sampled_from([*HOSTILE, *PLAIN, ID, "1000000000", "1", "0" * 9]) | st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
+)
+TEXTS = (
+    st.lists(PIECES, min_size=1, max_size=5)
+    .map("".join)
+    .filter(
+        lambda text: not any(other in text for other in ("$${${", macros.rank0_env, macros.app_id, macros.img_root))
+    )
+)
+VALUES: Any = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80)
+
+
+def expanded(text: str, index: int) -> str:
+    return text.replace(ID, str(index))
+
+
+def processes(manifest: dict[str, Any], index: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the variables of a replica as the kubelet makes them."""
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    environ: dict[str, str] = {}
+    for entry in container["env"]:
+        known = str(index) if "valueFrom" in entry else kubelet(entry["value"], environ)
+        environ[entry["name"]] = known
+    return [kubelet(word, environ) for word in container["command"]], environ
+
+
+@pytest.mark.parametrize("tracked", [pytest.param(False, marks=pytest.mark.usual), True])
+@settings(max_examples=40)
+@given(st.lists(TEXTS, max_size=8), st.lists(TEXTS, min_size=2, max_size=2))
+@example([*HOSTILE, *PLAIN, *(f"{text}{ID}{text}" for text in HOSTILE if not text.endswith("$"))], ["$(HOME)", ID])
+def test_arguments_and_variables_on_a_cluster(tracked: bool, args: list[str], values: list[str]) -> None:
+    env = {"FIRST": values[0], "b.c": values[1]}
+    found = launched(app(role(args=args, env=env)), Job(), tracked=tracked)
+    # The launcher inherits constant variables, and hands them on.
+    inherited = {name: value for name, value in env.items() if ID not in value}
+    command, environ = processes(found.manifest(environ=inherited), 2)
+    assert command[:2] == ["sh", "-c"]
+    assert command[4:] == ["python3", *(expanded(text, 2) for text in args)]
+    assert {name: environ[name] for name in env} == {name: expanded(value, 2) for name, value in env.items()}
+
+
+@given(VALUES, VALUES)
+@example("$$ $(HOME) {{workflow.name}} \x7f {{=1}}", "a\U000e0001b")
+@pytest.mark.usual
+def test_the_specification_arrives_as_it_was_written(text: str, key: str) -> None:
+    """It has text of users in overlays and annotations."""
+    made = app(role(metadata={"kubernetes": {"metadata": {"annotations": {f"k{key}": text}}, "spec": {key: text}}}))
+    engine = Job(annotations={"note": text})
+    command = plan_stage(made, StageSettings(engine=engine)).command
+    written = json.loads(command[command.index(LAUNCHER) + 1])
+    arrived = launched(made, engine).spec
+    assert arrived == written
+    template = arrived["object"]["spec"]["template"]
+    assert template["metadata"]["annotations"][f"k{key}"] == text
+    assert arrived["object"]["metadata"]["annotations"] == {"note": text}
+
+
+SHOW = 'import os, sys; open(f"{sys.argv[1]}-{sys.argv[2]}", "w").write(repr((sys.argv[3:], os.environ["FIRST"])))'
+
+
+@settings(max_examples=8)
+@given(st.lists(TEXTS, max_size=8), TEXTS)
+@example([*HOSTILE, *PLAIN], f"$(HOME) {ID}")
+@pytest.mark.usual
+def test_arguments_and_variables_on_this_machine(
+    tmp_path_factory: pytest.TempPathFactory, args: list[str], value: str
+) -> None:
+    folder = tmp_path_factory.mktemp("replicas")
+    words = ["-c", SHOW, str(folder / "of"), ID, *args]
+    made = app(role(args=words, env={"FIRST": value}, num_replicas=2))
+    path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONUTF8": "1"}
+    done = command_of(made, Job(), environ=path).run(cwd=folder)
+    assert done.returncode == 0, done.stderr
+    for index in range(2):
+        shown = (folder / f"of-{index}").read_text(encoding="utf-8")
+        assert shown == repr(([expanded(text, index) for text in args], expanded(value, index)))
+
+
+# Names
+
+LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?", re.ASCII)
+#: The number of digits that the index of a replica may have.
+INDEX = 10**6 - 1
+
+
+@settings(max_examples=50)
+@given(st.sampled_from(list(ENGINES)), VALUES.filter(len), VALUES.filter(len))
+@example("jobset", "x" * 80, "y" * 80)
+@example("volcano", "1-" * 40, "-" * 40)
+@pytest.mark.usual
+def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: str) -> None:
+    found = launched(app(role(name), name=stage), ENGINES[engine]())
+    made = found.stage()
+    (pod,) = found.spec["roles"]
+    role_name = pod["name"]
+    # What the controllers append: an index, and five characters that make the pod's name unique.
+    names = {
+        "job": [f"{made.name}-{INDEX}-abcde"],
+        "jobset": [f"{made.name}-{role_name}-0-{INDEX}-abcde"],
+        "volcano": [f"{made.name}-{role_name}-{INDEX}"],
+    }[engine]
+    host, _, domain = (found.spec["host"] % {"name": made.name}).partition(".")
+    for label in (made.name, role_name, host, domain, *names):
+        assert LABEL.fullmatch(label), label
+        assert len(label) <= 63, label
+
+
+# Shell programs
+
+#: Programs with the index of a replica, in places where a channel would be rejected: its value might be code.
+PROGRAMS = [
+    "echo $(( ${replica_id} + 1 ))",
+    "eval 'echo ${replica_id}'",
+    "x${replica_id}=5; echo $x1",
+    "awk 'BEGIN { print ${replica_id} }'",
+    'trap "echo ${replica_id}" EXIT',
+    "echo '${replica_id}' \"${replica_id}\" ${replica_id}",
+    'eval "echo $ME"',
+    "cat <<'EOF'\n${replica_id}\nEOF",
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_index_of_a_replica_is_text_of_a_shell_program(program: str) -> None:
+    found = launched(app(role(entrypoint="sh", args=["-c", program], env={"ME": f"i{ID}"})), Job())
+    command, environ = processes(found.manifest(), 1)
+    assert command[4:] == ["sh", "-c", expanded(program, 1)]
+    assert environ["ME"] == "i1"
+    assert set(environ) == {"ME", "TORCHX_REPLICA_ID", "TORCHX_NUM_REPLICAS", "TORCHX_RANK0_HOST"}
+
+
+def test_a_parameter_with_the_name_of_the_macro_is_another_value() -> None:
+    def indexed(replica_id: str) -> AppDef:
+        """Has a parameter of that name.
+
+        Args:
+            replica_id: text
+        """
+        return app(role(args=[f"{replica_id} ${{replica_id}}"]))
+
+    component = component_from_function(indexed, engine="job")
+
+    def pipeline() -> None:
+        component(replica_id="text")
+
+    found = found_in(compile_pipeline(pipeline))
+    assert found.words == ["python3", "{{$.inputs.parameters['replica_id']}} "]
+    assert found.spec["roles"][0]["command"] == [[0], [1, None]]
+
+
+@pytest.mark.parametrize("name", ["1000000000", "000000000"])
+def test_digits_from_the_apps_name_stay(name: str) -> None:
+    """A number represents the index where programs of shells are read."""
+    made = app(role(args=["1${app_id}", "${app_id}${replica_id}1${app_id}0"]), name=name)
+    found = launched(made, Job())
+    command, _ = processes(found.manifest(), 3)
+    assert command[5:] == [f"1{name}", f"{name}31{name}0"]
+
+
+def test_a_channel_beside_the_index_stays_a_channel() -> None:
+    found = distributed(
+        lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"echo {lr} $(expr ${{replica_id}} + 1)"]))
+    )
+    (described,) = found.spec["roles"]
+    assert [name for name, _ in described["env"]] == ["TORCHX_KFP_LR"]
+    before, _, after = described["command"][2]
+    assert (found.words[before], found.words[after]) == (escape('echo "${TORCHX_KFP_LR}" $(expr '), " + 1)")
+    with pytest.raises(ChannelError, match=says("'trainer'", "'lr'", "eval")):
+        distributed(lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"eval echo {lr} ${{replica_id}}"])))

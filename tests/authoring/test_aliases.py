@@ -1,0 +1,125 @@
+"""A run id that is known only at run time cannot add a stage that the pipeline does not declare."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.authoring.apps import compile_pipeline, make_app
+from tests.authoring.kfp_engines import container_of
+from torchx_kfp import task_from_app
+from torchx_kfp.contract import protocol
+from torchx_kfp.errors import ProtocolError
+
+SHOW = f'printf %s\\\\n "${protocol.PARENT_RUN_IDS}" "${protocol.PARENT_RUN_ID}"'
+
+
+def compile_reader() -> str:
+    """Compile a stage that reads two run ids and a fan-in, all of which are parameters."""
+
+    def pipeline(one: str, two: str, many: list) -> None:
+        task_from_app(
+            make_app(entrypoint="sh", args=["-c", SHOW]),
+            tracker_base="/tmp/results",
+            reads={"one": one, "two": two, "many": many, "old": ["old/a/1", one]},
+        )
+
+    return compile_pipeline(pipeline)
+
+
+COMPILED = compile_reader()
+
+
+def start(shells: Path, tmp: Path, inputs: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+    return container_of(COMPILED, "train", inputs=inputs, outputs={"run_id": str(tmp / "out" / "run_id")}).run(shells)
+
+
+def read(shells: Path, tmp: Path, **inputs: str) -> tuple[dict[str, Any], str]:
+    done = start(shells, tmp, inputs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    text, first = done.stdout.decode().splitlines()
+    return dict(protocol.decode_parents(text)), first
+
+
+def test_run_ids_that_are_parameters(shells: Path, tmp_path: Path) -> None:
+    many = json.dumps(["r/c/1", "r/c/2"], separators=(",", ":"))
+    assert read(shells, tmp_path, one="local_cwd://session/app", two="r/b/1", many=many) == (
+        {
+            "one": "local_cwd://session/app",
+            "two": "r/b/1",
+            "many": ("r/c/1", "r/c/2"),
+            "old": ("old/a/1", "local_cwd://session/app"),
+        },
+        "local_cwd://session/app",
+    )
+    assert read(shells, tmp_path, one="", two="", many="[]")[0] == {
+        "one": "",
+        "two": "",
+        "many": (),
+        "old": ("old/a/1", ""),
+    }
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"one": 'x", "other": "y'},
+        {"one": 'x", "two": "evil'},
+        {"two": 'x", "one": "evil'},
+        {"one": 'x\\", "z": "', "two": ', "other": "y'},
+        {"one": "x\\", "two": ', "other": "y'},
+        {"one": 'x"], "other": ["y'},
+        {"one": "x\\u0022, \\u0022other\\u0022: \\u0022y"},
+        {"many": '["r/c/1"], "other": ["y"]'},
+        {"many": '["r/c/1"], "two": ["evil"]'},
+        {"many": '"r/c/1", "other": "y"'},
+        {"many": '["r/c/1\\"]'},
+        {"many": "r/c/1"},
+        {"many": "["},
+        {"many": "]"},
+        {"many": ""},
+    ],
+    ids=json.dumps,
+)
+def test_a_run_id_that_would_be_another_alias_is_refused(shells: Path, tmp_path: Path, inputs: dict[str, str]) -> None:
+    done = start(shells, tmp_path, {"one": "r/a/1", "two": "r/b/1", "many": '["r/c/1"]', **inputs})
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert any(f"torchx-kfp: not a run id: {value}\n".encode() == done.stderr for value in inputs.values())
+
+
+PIECES = st.lists(st.sampled_from(['"', "\\", "[", "]", "{", "}", ",", ": ", "a", "r/b/1", "two", '", "', "\n"])).map(
+    "".join
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(one=PIECES, two=PIECES, many=st.one_of(PIECES, PIECES.map("[{}]".format), PIECES.map('["{}"]'.format)))
+@example(one="", two=", 1], ", many='["a]')
+def test_whatever_the_values_are(shells: Path, tmp_path: Path, one: str, two: str, many: str) -> None:
+    """The stage fails, or its parents are not JSON, or they are those that it declares."""
+    done = start(shells, tmp_path, {"one": one, "two": two, "many": many})
+    if done.returncode == 2:
+        return
+    assert done.returncode == 0
+    text = done.stdout.decode().rpartition("\n")[0].rpartition("\n")[0]
+    try:
+        parents = protocol.decode_parents(text)
+    except ProtocolError:
+        return
+    assert list(parents) == ["one", "two", "many", "old"]
+    assert (parents["one"], parents["two"], parents["old"]) == (one, two, ("old/a/1", one))
+
+
+def test_an_alias_named_like_a_placeholder_of_kfp(shells: Path, tmp_path: Path) -> None:
+    def pipeline(one: str) -> None:
+        app = make_app(entrypoint="sh", args=["-c", SHOW])
+        task_from_app(app, tracker_base="/tmp/results", reads={"Concat": one, "IfPresent": one})
+
+    known = {"inputs": {"Concat": "r/a/1"}, "outputs": {"run_id": str(tmp_path / "run_id")}}
+    done = container_of(compile_pipeline(pipeline), "train", **known).run(shells)
+    assert done.stdout == b'{"Concat": "r/a/1", "IfPresent": "r/a/1"}\nr/a/1\n', done.stderr

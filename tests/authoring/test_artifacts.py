@@ -1,0 +1,110 @@
+"""``artifact_from_uri``: KFP artifacts with the URI of data that is stored elsewhere."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from tests.authoring.apps import compile_pipeline, load, make_app, unresolved_inputs
+from tests.facts import says
+from torchx_kfp import artifact_from_uri, task_from_app
+from torchx_kfp.errors import AppDefError, ChannelError, OutputsError
+
+pytestmark = pytest.mark.versions
+
+
+@dsl.container_component
+def deploy(model: dsl.Input[dsl.Model]):
+    return dsl.ContainerSpec(image="busybox", command=["cat", model.path])
+
+
+def compiled(uri: Callable[[Any, Any], Any], **options: Any) -> dict[str, Any]:
+    def pipeline(place: str = "s3://models/1", number: int = 3) -> None:
+        train = task_from_app(make_app("train"), tracker_base="/tmp/results", results={"model_uri": str})
+        deploy(model=artifact_from_uri(uri(train, (place, number)), dsl.Model, **options))
+
+    spec, _ = load(compile_pipeline(pipeline))
+    assert unresolved_inputs(spec) == []
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("uri", "source"),
+    [
+        (
+            lambda train, _: train.outputs["model_uri"],
+            {"taskOutputParameter": {"producerTask": "train", "outputParameterKey": "model_uri"}},
+        ),
+        (lambda _, given: given[0], {"componentInputParameter": "place"}),
+        (lambda _, given: f"{given[0]}", {"componentInputParameter": "place"}),
+        (lambda *_: "s3://models/2", {"runtimeValue": {"constant": "s3://models/2"}}),
+    ],
+    ids=["output", "parameter", "text", "constant"],
+)
+def test_the_importer_takes_a_parameter_of_its_own_pipeline(uri: Any, source: Any) -> None:
+    """A backend's importer does not accept an output of a task ("parent DAG does not have input parameter")."""
+    spec = compiled(uri, metadata={"framework": "none"})
+    tasks = spec["root"]["dag"]["tasks"]
+    assert tasks["artifact-from-uri"]["inputs"]["parameters"] == {"uri": source}
+    inner = spec["components"]["comp-artifact-from-uri"]["dag"]["tasks"]["importer"]
+    assert inner["inputs"]["parameters"]["uri"] == {"componentInputParameter": "uri"}
+    importer = spec["deploymentSpec"]["executors"]["exec-importer"]["importer"]
+    assert importer["artifactUri"] == {"runtimeParameter": "uri"}
+    assert importer["typeSchema"]["schemaTitle"] == "system.Model"
+    assert importer["metadata"] == {"framework": "none"}
+    taken = tasks["deploy"]["inputs"]["artifacts"]["model"]["taskOutputArtifact"]
+    assert taken == {"producerTask": "artifact-from-uri", "outputArtifactKey": "Output"}
+
+
+def test_two_of_one_pipeline() -> None:
+    def pipeline(one: str, two: str) -> None:
+        deploy(model=artifact_from_uri(one, dsl.Model))
+        artifact_from_uri(two, dsl.Dataset)
+
+    spec, _ = load(compile_pipeline(pipeline))
+    titles = {
+        name: component["outputDefinitions"]["artifacts"]["Output"]["artifactType"]["schemaTitle"]
+        for name, component in spec["components"].items()
+        if name.startswith("comp-artifact-from-uri")
+    }
+    assert sorted(titles.values()) == ["system.Dataset", "system.Model"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "error", "message"),
+    [
+        (
+            lambda _, given: f"{given[0]}/model",
+            {},
+            ChannelError,
+            says("uri is '{{channel:task=;name=place;type=String;}}/model'", "the whole URI", "Pass"),
+        ),
+        (lambda _, given: given[1], {}, ChannelError, says("NUMBER_INTEGER", "'number'")),
+        (lambda *_: "", {}, ChannelError, says("''", "URI", "'s3://models/7'")),
+        (lambda train, _: train, {}, ChannelError, r"uri is <.*PipelineTask"),
+        (lambda *_: "s3://m/1", {"metadata": {"x": object}}, OutputsError, r"JSON"),
+        (lambda _, given: given[0], {"metadata": ["x"]}, OutputsError, says("artifact_from_uri", "['x']", "Give")),
+    ],
+)
+def test_what_is_refused(uri: Any, options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        compiled(uri, **options)
+
+
+def test_metadata_with_a_channel_is_refused() -> None:
+    def pipeline(place: str) -> None:
+        artifact_from_uri("s3://m/1", dsl.Model, metadata={"from": f"{place}"})
+
+    with pytest.raises(OutputsError, match=says("dict", "constants", "artifact_from_uri", "'from'", "Give")):
+        compile_pipeline(pipeline)
+
+
+def test_another_class_or_no_pipeline() -> None:
+    def pipeline() -> None:
+        artifact_from_uri("s3://m/1", str)
+
+    with pytest.raises(OutputsError, match=says("dsl.Model", "'str'", "kfp.dsl")):
+        compile_pipeline(pipeline)
+    with pytest.raises(AppDefError, match=says("artifact_from_uri", "task", "kfp.dsl.pipeline", "Call")):
+        artifact_from_uri("s3://m/1")

@@ -1,0 +1,203 @@
+"""The public functions: components and tasks as KFP's users use them."""
+
+import functools
+from typing import Any
+
+import pytest
+import yaml
+from kfp import compiler, components, dsl
+from torchx.specs import Resource
+
+import torchx_kfp
+from tests.authoring.apps import compile_pipeline, load, make_app, unresolved_inputs
+from tests.facts import says
+from torchx_kfp import component_from_app, component_spec_from_app, container_from_app, task_from_app
+from torchx_kfp.authoring.options import StageSettings
+from torchx_kfp.authoring.plan import plan_stage
+from torchx_kfp.contract.command import decode
+from torchx_kfp.errors import ReadsError
+
+pytestmark = pytest.mark.versions
+
+
+def test_the_retired_adapters_name() -> None:
+    assert container_from_app is task_from_app
+
+
+def test_unknown_names_of_the_package() -> None:
+    with pytest.raises(AttributeError, match=says("'torchx_kfp'", "'nothing'")):
+        torchx_kfp.nothing  # noqa: B018
+    assert set(torchx_kfp.__all__) <= set(dir(torchx_kfp))
+
+
+def test_a_component_file_holds_the_whole_app() -> None:
+    app = make_app(resource=Resource(cpu=2, gpu=1, memMB=4000), max_retries=2)
+    text = component_spec_from_app(app, reads=["prepare"], labels=True)
+    assert "{{channel" not in text
+    loaded = components.load_component_from_text(text)
+    assert loaded.name == "train"
+    assert set(loaded.component_spec.inputs) == {"tracker_base", "prepare"}
+    assert set(loaded.component_spec.outputs) == {"run_id"}
+    assert "# Description: TorchX application train, role trainer" in text
+
+    def pipeline(tracker_base: str) -> None:
+        first = loaded(tracker_base=tracker_base, prepare="a/b/c")
+        loaded(tracker_base=tracker_base, prepare=first.outputs["run_id"])
+        task_from_app(make_app("read"), tracker_base=tracker_base, reads=first)
+
+    spec, platform = load(compile_pipeline(pipeline))
+    assert unresolved_inputs(spec) == []
+    (label,) = [name for name in spec["deploymentSpec"]["executors"] if name == "exec-train-stage"]
+    container = spec["deploymentSpec"]["executors"][label]["container"]
+    assert container["resources"]["resourceMemoryLimit"] == "4000M"
+    assert platform[label]["podMetadata"]["labels"]["torchx.pytorch.org/app-name"] == "train"
+    assert decode(container["command"]).retries == 2
+
+
+def test_an_untracked_component_file() -> None:
+    loaded = components.load_component_from_text(component_spec_from_app(make_app(args=["hello"])))
+    assert not loaded.component_spec.inputs
+    assert not loaded.component_spec.outputs
+
+    def pipeline() -> None:
+        loaded()
+
+    spec, _ = load(compile_pipeline(pipeline))
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    assert executor["container"]["command"] == ["echo", "hello"]
+
+
+def test_a_component_is_called_in_pipelines(tmp_path: Any) -> None:
+    train = component_from_app(make_app(resource=Resource(cpu=2, gpu=0, memMB=-1)), tracked=True)
+    read = component_from_app(make_app("read"), reads=["model"])
+    assert train.description == "TorchX application train, role trainer"
+
+    def pipeline(tracker_base: str) -> None:
+        with dsl.ParallelFor([1, 2]):
+            train(tracker_base=tracker_base)
+        task = train(tracker_base=tracker_base)
+        read(tracker_base=tracker_base, model=task.outputs["run_id"])
+        task_from_app(make_app("also"), tracker_base=tracker_base, reads=task)
+
+    spec, platform = load(compile_pipeline(pipeline))
+    assert unresolved_inputs(spec) == []
+    # There is no pipeline around it here: the stage is the task.
+    assert set(spec["deploymentSpec"]["executors"]) == {"exec-train", "exec-train-2", "exec-read", "exec-also"}
+    assert spec["deploymentSpec"]["executors"]["exec-train"]["container"]["resources"]["cpuLimit"] == 2.0
+    assert set(platform) == set(spec["deploymentSpec"]["executors"])
+
+    compiler.Compiler().compile(train, str(tmp_path / "train.yaml"))
+    text = (tmp_path / "train.yaml").read_text()
+    assert text == component_spec_from_app(make_app(resource=Resource(cpu=2, gpu=0, memMB=-1)), tracked=True)
+
+
+def test_a_component_says_what_it_needs() -> None:
+    train = component_from_app(make_app(), reads=["prepare"])
+
+    def missing() -> None:
+        train(tracker_base="/tmp")
+
+    def unknown() -> None:
+        train(tracker_base="/tmp", prepare="a/b/c", lr=0.1)
+
+    with pytest.raises(TypeError, match=says("train()", "required", "argument")):
+        compile_pipeline(missing)
+    with pytest.raises(ReadsError, match=says("'train'", "'lr'", "prepare", "tracker_base")):
+        compile_pipeline(unknown)
+
+
+NAMES = [
+    "train",
+    "Train_1",
+    "my app",
+    "a/b",
+    "..",
+    "漢字",
+    "x" * 300,
+    "1",
+    "-",
+    "a$$b",
+    'quo"te',
+    "{{x}}",
+    "new\nline",
+    "UPPER.case-ok_1",
+    "comp-train",
+    "exec-x",
+    "for-loop-1",
+    "root",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_kfp_would_change(name: str) -> None:
+    def pipeline(tracker_base: str) -> None:
+        first = task_from_app(make_app(name, role=name), tracker_base=tracker_base, labels=True)
+        again = task_from_app(make_app(name, role=name), tracker_base=tracker_base, reads={name: first}, labels=True)
+        task_from_app(make_app("given"), tracker_base=tracker_base, reads=again, name=name)
+        task_from_app(make_app(name))
+
+    spec, platform = load(compile_pipeline(pipeline))
+    assert unresolved_inputs(spec) == []
+    tasks = spec["root"]["dag"]["tasks"]
+    assert len(tasks) == 4
+    assert all(len(task) <= 66 for task in tasks)
+    labels = [settings["podMetadata"]["labels"] for settings in platform.values() if "podMetadata" in settings]
+    assert len(labels) == 2
+    assert all(len(value) <= 63 for values in labels for value in values.values())
+    plan = plan_stage(make_app(name), StageSettings(tracker_base=("/tmp",)))
+    assert 0 < len(plan.stage) <= 63
+    assert set(plan.stage) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert plan.stage.strip(".") == plan.stage
+    components.load_component_from_text(component_spec_from_app(make_app(name), tracked=True))
+
+
+def test_ordinary_names_stay() -> None:
+    plan = plan_stage(make_app("UPPER.case-ok_1"), StageSettings(tracker_base=("/tmp",)))
+    assert (plan.alias, plan.stage, plan.component) == ("UPPER.case-ok_1", "UPPER.case-ok_1", "upper-case-ok-1")
+
+
+def test_long_names_are_told_apart() -> None:
+    first, second = (plan_stage(make_app("x" * 100 + end)) for end in "ab")
+    assert first.stage != second.stage
+    assert first.component != second.component
+
+
+@dsl.container_component
+def by_hand(tracker_base: str, prepare: str, augment: str, run_id: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(image="busybox", command=["python", "-m", "app.train", "--lr", "0.1"])
+
+
+def test_what_the_adapter_adds_to_the_compiled_pipeline() -> None:
+    """A tracked stage with two reads and four arguments is compared to the same component written by hand."""
+
+    def measure(make: Any) -> int:
+        def pipeline(tracker_base: str = "/tmp/results") -> None:
+            stage = functools.partial(task_from_app, tracker_base=tracker_base)
+            make(stage, tracker_base, stage(make_app("prepare")), stage(make_app("augment")))
+
+        return len(compile_pipeline(pipeline).encode())
+
+    def adapted(stage: Any, tracker_base: Any, prepare: Any, augment: Any) -> None:
+        app = make_app("by-hand", entrypoint="python", args=["-m", "app.train", "--lr", "0.1"])
+        stage(app, reads=[prepare, augment])
+
+    def handwritten(stage: Any, tracker_base: Any, prepare: Any, augment: Any) -> None:
+        run_ids = {"prepare": prepare.outputs["run_id"], "augment": augment.outputs["run_id"]}
+        by_hand(tracker_base=tracker_base, **run_ids)
+
+    assert measure(adapted) - measure(handwritten) < 2000
+
+
+@pytest.mark.usual
+def test_two_hundred_stages_fit_into_an_argo_workflow() -> None:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        stage = functools.partial(task_from_app, tracker_base=tracker_base)
+        previous = stage(make_app("stage-0"))
+        for number in range(1, 200):
+            app = make_app(f"stage-{number}", entrypoint="python", args=["-m", "app.train", "--lr", "0.1"])
+            previous = stage(app, reads={"previous": previous})
+
+    spec, platform = load(compile_pipeline(pipeline))
+    # The backend keeps components, containers and settings as JSON in the workflow.
+    stored = len(yaml.dump(spec, default_flow_style=True).encode()) + len(yaml.dump(platform).encode())
+    assert stored < 600_000

@@ -1,0 +1,259 @@
+"""Pipeline channels in AppDefs: of every type, by themselves and in text, in loops, conditions and nested pipelines."""
+
+# The defaults of KFP pipelines are constants in their signatures. KFP cannot parse typing's names of generic types in
+# its text of channels, which is tested here.
+# ruff: noqa: B006, UP006, UP035
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Dict, List
+
+import pytest
+from kfp import dsl
+
+from tests.authoring.apps import compile_pipeline, load, make_app, produce, unresolved_inputs, use
+from tests.facts import says
+from torchx_kfp import task_from_app
+from torchx_kfp.errors import AppDefError
+
+pytestmark = pytest.mark.versions
+
+
+def parameters(s: str, i: int = 1, f: float = 0.1, b: bool = True, li: list = [1], d: dict = {}) -> None:
+    use(s, f"{s}", f"--s={s}", f"--i={i}", f"--f={f}", f"--b={b}", f"--l={li}", f"--d={d}", f"{i}{f}")
+
+
+def generic_parameters(li: List[int] = [1], d: Dict[str, int] = {}, n: List[Dict[str, float]] = []) -> None:
+    use(f"{li} {d} {n}", f"{li}")
+
+
+def outputs() -> None:
+    made = produce()
+    use(*(f"--{name}={channel}" for name, channel in made.outputs.items()), *made.outputs.values())
+
+
+def env_image_and_entrypoint(image: str, program: str, level: int = 1) -> None:
+    use("a", image=image, entrypoint=f"{program}", env={"LEVEL": f"{level}", "BOTH": f"{level}-{program}"})
+    use("a", image=f"repo/{image}:{level}", entrypoint=f"/usr/bin/{program}")
+    use("a", image=f"{image}")
+
+
+def loop_of_constants() -> None:
+    with dsl.ParallelFor([1, 2]) as item:
+        use(f"{item}", f"--n={item}", item)
+
+
+def loop_of_dicts() -> None:
+    with dsl.ParallelFor([{"lr": 0.1, "kind": "a", "n": 1}]) as item:
+        use(f"--lr={item.lr}", f"{item.kind}-{item.n}", item.n, f"{item}")
+
+
+def loop_of_parameter(points: List[Dict[str, float]] = []) -> None:
+    with dsl.ParallelFor(points) as item:
+        use(f"--lr={item.lr}", f"{item}", item.lr)
+
+
+def loop_of_output() -> None:
+    with dsl.ParallelFor(produce().outputs["items"]) as item:
+        use(f"--lr={item.lr}", f"{item}")
+
+
+def nested_loops() -> None:
+    made = produce()
+    with (
+        dsl.ParallelFor([{"lr": 0.1, "seeds": [1, 2]}]) as item,
+        dsl.ParallelFor(item.seeds) as seed,
+        dsl.ParallelFor(["a"]) as letter,
+    ):
+        use(f"{item.lr} {seed} {letter} {made.outputs['text']} {item} {item.seeds}")
+
+
+def conditions(mode: str) -> None:
+    made = produce()
+    with dsl.ParallelFor([{"lr": 0.1, "kind": "a"}]) as item:
+        with dsl.If(mode == "train"):
+            use(f"{item.lr} {item.kind} {made.outputs['number']}", item.lr)
+        with dsl.Elif(item.kind == "a"):
+            use(f"{mode}")
+        with dsl.Else():
+            use(f"{made.outputs['mapping']}")
+
+
+@dsl.pipeline(name="inner")
+def inner(lr: float, names: List[str]) -> str:
+    with dsl.ParallelFor(names) as name:
+        use(f"{lr} {name}")
+    return produce().outputs["text"]
+
+
+def nested_pipelines(lr: float = 0.1) -> None:
+    first = inner(lr=lr, names=["a"])
+    with dsl.ParallelFor([{"lr": 0.1}]) as item:
+        inner(lr=item.lr, names=["b"])
+    use(f"{first.output} {lr}")
+
+
+def one_of(mode: str) -> None:
+    with dsl.If(mode == "a"):
+        a = produce()
+    with dsl.Else():
+        b = produce()
+    use(dsl.OneOf(a.outputs["text"], b.outputs["text"]))
+
+
+def placeholders_of_kfp() -> None:
+    use(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "--id", dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+
+
+PIPELINES = [
+    parameters,
+    generic_parameters,
+    outputs,
+    env_image_and_entrypoint,
+    loop_of_constants,
+    loop_of_dicts,
+    loop_of_parameter,
+    loop_of_output,
+    nested_loops,
+    conditions,
+    nested_pipelines,
+    one_of,
+    placeholders_of_kfp,
+]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda function: function.__name__)
+def test_every_channel_is_an_input(pipeline: Callable[..., Any]) -> None:
+    compiled = compile_pipeline(pipeline)
+    assert "{{channel" not in compiled
+    spec, _ = load(compiled)
+    assert unresolved_inputs(spec) == []
+    for label, executor in spec["deploymentSpec"]["executors"].items():
+        declared = spec["components"][label.replace("exec-", "comp-")].get("inputDefinitions", {}).get("parameters", {})
+        used = set(
+            re.findall(r"\{\{\$\.inputs\.parameters\['(.*?)'\]\}\}", str(executor["container"]).replace("\\'", "'"))
+        )
+        assert used <= set(declared), label
+
+
+def declared_types(pipeline: Callable[..., Any], component: str = "comp-use") -> dict[str, str]:
+    spec, _ = load(compile_pipeline(pipeline))
+    definitions = spec["components"][component]["inputDefinitions"]["parameters"]
+    return {name: definition["parameterType"] for name, definition in definitions.items()}
+
+
+def test_inputs_have_the_names_and_types_of_their_channels() -> None:
+    assert declared_types(parameters) == {
+        "s": "STRING",
+        "i_int": "NUMBER_INTEGER",
+        "f_float": "NUMBER_DOUBLE",
+        "b_bool": "BOOLEAN",
+        "li_list": "LIST",
+        "d_dict": "STRUCT",
+    }
+    assert declared_types(outputs)["ratio_float"] == "NUMBER_DOUBLE"
+
+
+def test_fields_of_items_have_the_type_of_that_field() -> None:
+    """KFP gives all fields the type of the first one, and the backend rejects text in a number."""
+    assert declared_types(loop_of_dicts) == {
+        "item_lr_float": "NUMBER_DOUBLE",
+        "item_kind": "STRING",
+        "item_n_int": "NUMBER_INTEGER",
+        "item_dict": "STRUCT",
+    }
+
+
+def test_items_have_the_type_of_all_of_them() -> None:
+    """KFP uses the first item's type, and kfp.local turns the others into integers."""
+
+    def numbers() -> None:
+        with dsl.ParallelFor([1, 0.5]) as item:
+            use(item)
+
+    def mixed() -> None:
+        with dsl.ParallelFor([{"a": 1}, {"a": "x"}]) as item:
+            use(f"{item.a}")
+
+    assert declared_types(numbers) == {"item_float": "NUMBER_DOUBLE"}
+    assert declared_types(mixed) == {"item_a": "STRING"}
+
+
+def test_an_image_in_text_is_an_input_of_its_own() -> None:
+    """The backend's driver replaces an image that contains a placeholder with its value, and drops the text."""
+    spec, _ = load(compile_pipeline(env_image_and_entrypoint))
+    executors = spec["deploymentSpec"]["executors"]
+    images = [executors[f"exec-use{suffix}"]["container"]["image"] for suffix in ("", "-2", "-3")]
+    text = "image_image_level_int"
+    assert images == ["{{$.inputs.parameters['image']}}", f"{{{{$.inputs.parameters['{text}']}}}}", images[0]]
+    value = spec["root"]["dag"]["tasks"]["use-2"]["inputs"]["parameters"][text]["runtimeValue"]["constant"]
+    assert value == "repo/{{$.inputs.parameters['image']}}:{{$.inputs.parameters['level_int']}}"
+
+
+def test_an_entrypoint_that_is_a_channel_is_not_the_first_word() -> None:
+    """Older backends do not fill placeholders into a command's first element."""
+    spec, _ = load(compile_pipeline(env_image_and_entrypoint))
+    command = spec["deploymentSpec"]["executors"]["exec-use-2"]["container"]["command"]
+    assert command == ["env", "/usr/bin/{{$.inputs.parameters['program']}}", "a"]
+
+
+def test_placeholders_of_kfp_are_inputs() -> None:
+    spec, _ = load(compile_pipeline(placeholders_of_kfp))
+    values = spec["root"]["dag"]["tasks"]["use"]["inputs"]["parameters"]
+    assert {name: value["runtimeValue"]["constant"] for name, value in values.items()} == {
+        "pipeline_job_name": "{{$.pipeline_job_name}}",
+        "pipeline_job_id": "{{$.pipeline_job_uuid}}",
+    }
+
+
+def test_components_that_a_backend_would_merge_have_the_same_inputs() -> None:
+    """KFP's backend merges components whose containers have the same text, and uses the inputs of one of them."""
+
+    def pipeline(tracker_base: str, text: str = "a", number: int = 1) -> None:
+        for items in ([1, 2], [0.5], ["a", "b"], [{"a": 1}], [[1]], [True]):
+            with dsl.ParallelFor(items) as item:
+                task_from_app(make_app(args=[item]), tracker_base=tracker_base)
+        with dsl.ParallelFor([{"a": 1}]) as item:
+            use(item.a)
+            with dsl.If(item.a == 1):
+                use(item.a)
+        for value in (text, number):
+            use("a", image=f"image:{value}")
+
+    spec, _ = load(compile_pipeline(pipeline))
+    executors = spec["deploymentSpec"]["executors"]
+    inputs: dict[str, set[str]] = {}
+    for component in spec["components"].values():
+        if "executorLabel" in component:
+            container = executors[component["executorLabel"]]["container"]
+            text = json.dumps({key: container[key] for key in ("image", "command")})
+            inputs.setdefault(text, set()).add(json.dumps(component["inputDefinitions"], sort_keys=True))
+    assert len(inputs) == 10
+    assert all(len(definitions) == 1 for definitions in inputs.values())
+
+
+@pytest.mark.parametrize("name", ["import", "self", "None", "__class__", "match", "tracker_base", "run_id"])
+def test_names_that_python_keeps(name: str) -> None:
+    def pipeline(tracker_base: str) -> None:
+        first = task_from_app(make_app(name), tracker_base=tracker_base)
+        task_from_app(make_app("second"), tracker_base=tracker_base, reads=first)
+
+    spec, _ = load(compile_pipeline(pipeline))
+    inputs = spec["root"]["dag"]["tasks"]["second"]["inputs"]["parameters"]
+    assert inputs["stage"] == {"runtimeValue": {"constant": f"second|{name}"}}
+
+
+def test_a_channel_as_entrypoint_may_hold_an_equals_sign_in_a_tracked_stage() -> None:
+    def tracked(program: str = "sh") -> None:
+        task_from_app(make_app(entrypoint=f"/opt/a=b/{program}"), tracker_base="/tmp")
+
+    def untracked(program: str = "sh") -> None:
+        task_from_app(make_app(entrypoint=f"/opt/a=b/{program}"))
+
+    spec, _ = load(compile_pipeline(tracked))
+    command = spec["deploymentSpec"]["executors"]["exec-train"]["container"]["command"]
+    assert command[-1] == "/opt/a=b/{{$.inputs.parameters['program']}}"
+    assert command.count("env") == 1
+    with pytest.raises(AppDefError, match=says("'='", "'/opt/a=b/<program>'", "'trainer'", "`env`", "Call")):
+        compile_pipeline(untracked)

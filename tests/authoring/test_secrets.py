@@ -1,0 +1,188 @@
+"""Kubernetes secrets as variables of a stage: in the compiled pipeline, and in the application."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import components
+from torchx.components import utils
+
+from tests.authoring.apps import compile_pipeline, load, make_app
+from tests.events import finished_stages
+from tests.facts import says
+from torchx_kfp import (
+    component_from_app,
+    component_from_function,
+    component_spec_from_app,
+    publish_results,
+    task_from_app,
+)
+from torchx_kfp.contract import protocol
+from torchx_kfp.errors import AppDefError
+from torchx_kfp.tracking import FsspecResultTracker
+
+SECRETS = {"s3": {"user": "AWS_ACCESS_KEY_ID", "pass": "AWS_SECRET_ACCESS_KEY"}, "hub": {"token": "HF_TOKEN"}}
+
+
+def in_platform(compiled: str) -> dict[str, dict[str, dict[str, str]]]:
+    """Return ``{executor: {secret: {key: variable}}}`` for a compiled pipeline."""
+    return {
+        executor: {
+            entry["secretNameParameter"]["runtimeValue"]["constant"]: {
+                pair["secretKey"]: pair["envVar"] for pair in entry["keyToEnv"]
+            }
+            for entry in settings.get("secretAsEnv", ())
+        }
+        for executor, settings in load(compiled)[1].items()
+    }
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_secrets_of_a_task(tracked: bool) -> None:
+    def pipeline(tracker_base: str) -> None:
+        task_from_app(make_app("with"), tracker_base=tracker_base if tracked else None, secrets=SECRETS)
+        task_from_app(make_app("without"), tracker_base=tracker_base if tracked else None, secrets={})
+
+    found = in_platform(compile_pipeline(pipeline))
+    # An untracked stage without secrets has no settings for Kubernetes.
+    assert {name: secrets for name, secrets in found.items() if secrets} == {"exec-with": SECRETS}
+
+
+def test_secrets_of_components_and_publishers() -> None:
+    train = component_from_app(make_app("train"), tracked=True, secrets=SECRETS)
+    echo = component_from_function(utils.echo, num_replicas=1, secrets=SECRETS)
+    spec = component_spec_from_app(make_app("load"), tracked=True, secrets=SECRETS)
+    loaded = components.load_component_from_text(spec)
+
+    def pipeline(tracker_base: str) -> None:
+        task = train(tracker_base=tracker_base)
+        echo()
+        loaded(tracker_base=tracker_base)
+        publish_results(task, {"x": float}, image="python", tracker_base=tracker_base, secrets=SECRETS)
+
+    found = in_platform(compile_pipeline(pipeline))
+    assert set(found) == {"exec-train", "exec-echo", "exec-load-stage", "exec-publish-train"}
+    assert all(secrets == SECRETS for secrets in found.values())
+
+
+def test_a_parameter_of_a_function_may_be_called_secrets() -> None:
+    def app(secrets: str) -> Any:
+        return make_app(args=[secrets])
+
+    assert set(component_from_function(app).component_spec.inputs) == {"secrets"}
+
+
+@pytest.mark.parametrize(
+    ("secrets", "message"),
+    [
+        ("s3", says("'s3'", "variable}", "secrets={'s3-credentials'", "'AWS_ACCESS_KEY_ID'", "'access_key'")),
+        (["s3"], r"^secrets is \['s3'\]\. Give"),
+        (
+            {"s3": "USER"},
+            says("secrets['s3']", "'USER'", "secrets=", "'AWS_ACCESS_KEY_ID'", "'s3-credentials'", "'access_key'"),
+        ),
+        ({"s3": {}}, says("secrets['s3']", "{}", "keys", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
+        ({"": {"a": "A"}}, says("''", "secrets=", "'AWS_ACCESS_KEY_ID'", "'s3-credentials'", "'access_key'")),
+        ({1: {"a": "A"}}, says("1", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
+        ({"s3": {"": "A"}}, says("secrets['s3']", "''", "key", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
+        (
+            {"s3": {"a": ""}},
+            says(
+                "secrets['s3']", "'a'", "''", "key", "variable", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'"
+            ),
+        ),
+        (
+            {"s3": {"a": None}},
+            says("secrets['s3']", "'a'", "None", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'"),
+        ),
+        ({"s3": {"a": "my-var"}}, says("'my-var'", "ASCII", "'_'", "'s3'", "'a'")),
+        ({"s3": {"a": "1A"}}, says("'1A'", "variable", "ASCII", "'_'", "'s3'")),
+        (
+            {"s3": {"a": "A"}, "hub": {"b": "A"}},
+            says("secrets['hub']", "'b'", "'A'", "'a'", "'s3'", "key", "variable", "Give"),
+        ),
+        ({"s3": {"a": "A", "b": "A"}}, says("secrets['s3']", "'b'", "'A'", "'a'", "key", "variable", "Give")),
+        ({"s3": {"a": "SET"}}, says("'SET'", "'trainer'", "variable", "role", "'s3'", "'a'", "Remove")),
+        (
+            {"s3": {"a": "TORCHX_JOB_ID"}},
+            says("'TORCHX_JOB_ID'", "variable", "tracked", "'s3'", "'a'", "Use"),
+        ),
+    ],
+)
+def test_what_is_refused(secrets: Any, message: str) -> None:
+    with pytest.raises(AppDefError, match=message):
+        component_from_app(make_app(env={"SET": "1"}), tracked=True, secrets=secrets)
+
+
+@pytest.mark.parametrize("name", [*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME])
+def test_variables_of_the_protocol(name: str) -> None:
+    def publisher() -> None:
+        publish_results("a/b/c", image="python", tracker_base="/tmp", secrets={"s": {"k": name}})
+
+    with pytest.raises(AppDefError, match=says(f"{name}'", "tracked")):
+        component_from_app(make_app(), tracked=True, secrets={"s": {"k": name}})
+    with pytest.raises(AppDefError, match=says(f"{name}'", "tracked")):
+        compile_pipeline(publisher)
+    # In an untracked stage, they are variables like any other.
+    component_from_app(make_app(), secrets={"s": {"k": name}})
+
+
+def test_a_channel_in_a_name() -> None:
+    def pipeline(secret: str) -> None:
+        task_from_app(make_app(), secrets={f"{secret}": {"key": "KEY"}})
+
+    with pytest.raises(AppDefError, match=says("channel", "kfp.kubernetes.use_secret_as_env")):
+        compile_pipeline(pipeline)
+
+
+def test_variables_of_shell_programs_make_way() -> None:
+    """A channel in a shell program becomes a variable, but not one that contains a secret."""
+
+    def pipeline(text: str) -> None:
+        app = make_app(entrypoint="sh", args=["-c", f"echo {text}"])
+        task_from_app(app, secrets={"s": {"key": "TORCHX_KFP_TEXT"}})
+
+    (executor,) = load(compile_pipeline(pipeline))[0]["deploymentSpec"]["executors"].values()
+    assert executor["container"]["command"][1].startswith("TORCHX_KFP_TEXT_2=")
+
+
+PIPELINE = """
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import task_from_app
+
+PROGRAM = "import os; from torchx_kfp.tracking import current_run; current_run().put(key=os.environ['SECRET_KEY'])"
+SECRETS = {"keys": {"key": "SECRET_KEY"}, "s3": {"user": "AWS_ACCESS_KEY_ID", "pass": "AWS_SECRET_ACCESS_KEY"}}
+
+
+@dsl.pipeline
+def pipeline(tracker_base: str):
+    app = AppDef("app", [Role("app", image="python", entrypoint="python", args=["-c", PROGRAM])])
+    task_from_app(app, tracker_base=tracker_base, results={"key": str}, secrets=SECRETS)
+"""
+
+
+@pytest.mark.s3
+def test_the_application_and_the_publisher_have_them(tmp_path: Path, s3_base: str) -> None:
+    """On this machine, they come from the caller's environment; the storage needs them."""
+    (tmp_path / "pipeline.py").write_text(PIPELINE)
+    command = [Path(sys.executable).parent / "torchx-kfp", "run", "pipeline.py", "--tracker-base", s3_base, "--json"]
+    environ = {key: value for key, value in os.environ.items() if key != "SECRET_KEY"}
+    failed = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "the secret 'keys' (set SECRET_KEY, or give --secret keys=FILE with the key key)" in failed.stderr
+    environ["SECRET_KEY"] = "$$ {{x}} 'quoted'"
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (stage,) = finished_stages(done.stdout)
+    assert stage["outputs"]["key"] == FsspecResultTracker(s3_base)[stage["run_id"]]["key"] == "$$ {{x}} 'quoted'"
+
+
+def test_secrets_are_no_part_of_the_command() -> None:
+    """KFP's cache key covers the command."""
+    with_secrets, without = (component_spec_from_app(make_app(), secrets=secrets) for secrets in (SECRETS, None))
+    assert with_secrets != without
+    assert load(with_secrets)[0] == load(without)[0]

@@ -1,0 +1,236 @@
+"""Stages of one shape share a container; the values that distinguish them are in an input of the task."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx import specs
+
+from tests.authoring.apps import HOSTILE, compile_pipeline, load, make_app
+from tests.authoring.kfp_engines import constants, container_of, containers
+from torchx_kfp import component_from_app, component_from_function, publish_results, task_from_app
+from torchx_kfp.authoring import component_inputs
+from torchx_kfp.contract import protocol
+from torchx_kfp.contract.carried.programs import RESULTS_PUBLISHER
+
+pytestmark = pytest.mark.versions
+
+
+def shapes(compiled: str) -> dict[str, list[str]]:
+    """Return the names of tasks by the text of their container."""
+    found = defaultdict(list)
+    for name, container in containers(compiled).items():
+        found[json.dumps(container, sort_keys=True)].append(name)
+    return found
+
+
+def test_a_chain_of_stages_has_one_container() -> None:
+    def pipeline(tracker_base: str = "/tmp/results", lr: float = 0.1) -> None:
+        previous = None
+        for number in range(5):
+            app = make_app(
+                f"stage-{number}",
+                entrypoint="python",
+                args=["-m", "app.train", "--lr", f"{lr}", "--fold", str(number)],
+                env={"SEED": str(number)},
+            )
+            previous = task_from_app(app, tracker_base=tracker_base, reads=previous, results={"x": float})
+
+    compiled = compile_pipeline(pipeline)
+    (first, others) = shapes(compiled).values()
+    assert (len(first), len(others)) == (1, 4), "the first one reads nothing"
+    assert constants(compiled)["stage-3"] == {"stage": "stage-3|stage-2|3|app.train|3"}
+
+
+def test_results_that_travel_by_value_too() -> None:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        previous: Any = task_from_app(make_app("stage-0"), tracker_base=tracker_base, results={"x": float})
+        for number in range(1, 4):
+            app = make_app(f"stage-{number}", args=["--x", f"{previous.outputs['x']}"])
+            previous = task_from_app(app, tracker_base=tracker_base, results={"x": float})
+
+    assert sorted(map(len, shapes(compile_pipeline(pipeline)).values())) == [1, 3]
+
+
+def test_publishers_of_results_have_one_container() -> None:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        for number in range(3):
+            train = task_from_app(make_app(f"train-{number}"), tracker_base=tracker_base)
+            publish_results(train, {"x": float}, image="publisher:1")
+
+    compiled = compile_pipeline(pipeline)
+    assert sorted(map(len, shapes(compiled).values())) == [3, 3]
+    assert sum(json.dumps(RESULTS_PUBLISHER)[1:-1] in text for text in shapes(compiled)) == 1
+
+
+def test_a_stage_is_the_same_whatever_its_neighbours_are() -> None:
+    """KFP's cache key consists of the command, the image and the inputs."""
+
+    def alone(tracker_base: str = "/tmp/results") -> None:
+        task_from_app(make_app("train", args=["--n", "1"]), tracker_base=tracker_base)
+
+    def beside(tracker_base: str = "/tmp/results") -> None:
+        for number in range(2, 4):
+            task_from_app(make_app(f"train-{number}", args=["--n", str(number)]), tracker_base=tracker_base)
+        alone(tracker_base)
+
+    one, several = compile_pipeline(alone), compile_pipeline(beside)
+    assert containers(one)["train"] == containers(several)["train"]
+    assert constants(one)["train"] == constants(several)["train"] == {"stage": "train|1"}
+
+
+def test_what_stays_in_the_container() -> None:
+    """The program, names of options and variables, long text, and text that is not a line of ASCII stay there."""
+    words = ["-m", "--lr", "0.1", "--lr=0.2", "-5", "x" * 256, "x" * 257, "two\nlines", "é", "", "a b\\", "c|d"]
+
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        app = make_app(entrypoint="python", args=words, env={"A": "1", "b.c": "2", "D": "é"})
+        task_from_app(app, tracker_base=tracker_base, trackers={"mlflow": "http://mlflow"})
+
+    compiled = compile_pipeline(pipeline)
+    assert constants(compiled)["train"]["stage"].split("|") == [
+        *("train", "1", "0.1", "--lr=0.2", "-5", "x" * 256, r"a b\0134", r"c\0174d")
+    ]
+    command: Any = containers(compiled)["train"]["command"]
+    rest = command[command.index("env", 1) :]
+    assert rest[:6] == [
+        *("env", "TORCHX_TRACKERS=torchx_kfp,mlflow", "TORCHX_TRACKER_MLFLOW_CONFIG=http://mlflow", "A=", "b.c=2"),
+        "D=é",
+    ]
+    assert rest[6:] == ["python", "-m", "--lr", "", "", "", "", "x" * 257, "two\nlines", "é", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("program", "stays"), [("import sys; print(sys.argv[1])", True), ("print(0.1)", False)], ids=["argv", "constant"]
+)
+def test_a_program_that_reads_its_arguments_stays_in_the_container(program: str, stays: bool) -> None:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        app = make_app(entrypoint="/usr/bin/python3", args=["-c", program, "a b"])
+        task_from_app(app, tracker_base=tracker_base)
+
+    compiled = compile_pipeline(pipeline)
+    assert constants(compiled)["train"]["stage"].split("|") == ["train", *([] if stays else [program]), "a b"]
+    assert (program in containers(compiled)["train"]["command"]) == stays
+
+
+def test_long_command_lines_stay_as_they_are() -> None:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        first = task_from_app(make_app("first"), tracker_base=tracker_base)
+        task_from_app(make_app(args=["word"] * 300), tracker_base=tracker_base, reads=first)
+
+    compiled = compile_pipeline(pipeline)
+    assert constants(compiled)["train"] == {"stage": "train"}
+    assert containers(compiled)["train"]["command"][-300:] == ["word"] * 300
+    assert 'first": "' in "".join(containers(compiled)["train"]["command"])
+    assert 300 * len("word") > component_inputs.MOST
+
+
+def test_names_of_stages_arrive(shells: Path, tmp_path: Path) -> None:
+    names = ["My Train", "é $$ {{x}}", 'a"b\\', "\x7f$(HOME)", *HOSTILE[:3]]
+
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        tasks = [task_from_app(make_app(), name=name, tracker_base=tracker_base) for name in names]
+        app = make_app("read", entrypoint="env", args=["-0"], env={"LAST": "a b"})
+        task_from_app(app, tracker_base=tracker_base, reads=tasks)
+
+    compiled = compile_pipeline(pipeline)
+    (inputs,) = [set(task) for task in all_inputs(compiled, "read")]
+    assert {name for name in inputs if name.startswith("reads")} == {"reads", *(f"reads_{n}" for n in range(2, 8))}
+    container = container_of(
+        compiled,
+        "read",
+        inputs={"tracker_base": "/tmp/results", **{name: f"r/{name}/1" for name in inputs if "reads" in name}},
+        outputs={"run_id": str(tmp_path / "run_id")},
+    )
+    environ = dict(entry.split("=", 1) for entry in container.run(shells).stdout.decode().split("\0") if entry)
+    context = protocol.decode(environ)
+    assert list(context.parents) == names
+    assert list(context.parents.values()) == ["r/reads/1", *(f"r/reads_{number}/1" for number in range(2, 8))]
+    assert (environ["TORCHX_PARENT_RUN_ID"], environ["LAST"]) == ("r/reads/1", "a b")
+
+
+def all_inputs(compiled: str, task: str) -> list[dict[str, Any]]:
+    spec, _ = load(compiled)
+    return [entry["inputs"]["parameters"] for name, entry in spec["root"]["dag"]["tasks"].items() if name == task]
+
+
+def app_of(number: int = 0, text: str = "a", unused: str = "b") -> specs.AppDef:
+    """An app.
+
+    Args:
+        number: a number.
+        text: a text.
+        unused: a text that is not used.
+    """
+    return make_app("same", args=[f"{text}"])
+
+
+def app_with_another_default(number: int = 1, text: str = "a", unused: str = "b") -> specs.AppDef:
+    """Has a different default for a parameter that is not in any text."""
+    return make_app("same", args=[f"{text}"])
+
+
+def app_with_another_type(number: float = 0.5, text: str = "a", unused: str = "b") -> specs.AppDef:
+    """Has a parameter with a different type."""
+    return make_app("same", args=[f"{text}"])
+
+
+def app_with_less(text: str = "a") -> specs.AppDef:
+    """Has fewer inputs."""
+    return make_app("same", args=[f"{text}"])
+
+
+class Other(dsl.Artifact):
+    schema_title = "system.Other"
+
+
+SIGNATURES: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda base: task_from_app(make_app("same"), tracker_base=base),
+    "results": lambda base: task_from_app(make_app("same"), tracker_base=base, results={"x": float}),
+    "integer": lambda base: task_from_app(make_app("same"), tracker_base=base, results={"x": int}),
+    "text": lambda base: task_from_app(make_app("same"), tracker_base=base, results={"x": str}),
+    "model": lambda base: task_from_app(make_app("same"), tracker_base=base, artifacts={"x": dsl.Model}),
+    "other": lambda base: task_from_app(make_app("same"), tracker_base=base, artifacts={"x": Other}),
+    "component": lambda base: component_from_app(make_app("same"), tracked=True)(tracker_base=base),
+    "ui": lambda base: task_from_app(make_app("same"), tracker_base=base, ui_metadata={}),
+    **{
+        fn.__name__: lambda base, fn=fn: component_from_function(fn, tracked=True)(tracker_base=base)
+        for fn in (app_of, app_with_another_default, app_with_another_type, app_with_less)
+    },
+}
+
+
+def test_containers_of_other_signatures_differ() -> None:
+    """The backend keeps one component for all tasks whose containers have the same text."""
+
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        for make in (*SIGNATURES.values(), *SIGNATURES.values()):
+            make(tracker_base)
+
+    compiled = compile_pipeline(pipeline)
+    spec, _ = load(compiled)
+    definitions: dict[str, set[str]] = {}
+    for names in shapes(compiled).values():
+        for name in names:
+            component = {key: value for key, value in spec["components"][f"comp-{name}"].items() if "Def" in key}
+            definitions.setdefault(names[0], set()).add(json.dumps(component, sort_keys=True))
+    assert all(len(found) == 1 for found in definitions.values())
+    # A component from an app equals a task from that app.
+    assert len(definitions) == len(SIGNATURES) - 1
+
+
+@pytest.mark.parametrize("name", ["stage", "reads"])
+def test_inputs_of_these_names_are_the_users(name: str) -> None:
+    def pipeline(tracker_base: str, stage: str, reads: str) -> None:
+        first = task_from_app(make_app("first"), tracker_base=tracker_base)
+        given = {"stage": stage, "reads": reads}[name]
+        task_from_app(make_app(args=[given]), tracker_base=tracker_base, reads=first)
+
+    (inputs,) = all_inputs(compile_pipeline(pipeline), "train")
+    assert len(inputs) == 4
+    assert {"componentInputParameter": name} in inputs.values()
+    assert {"runtimeValue": {"constant": "train|first"}} in inputs.values()

@@ -1,0 +1,286 @@
+"""Workspaces: which files travel, an archive that is the same everywhere, and what a stage unpacks."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.facts import says
+from torchx_kfp.common import archive as module
+from torchx_kfp.common.archive import list_workspace, pack_workspace
+from torchx_kfp.contract.carried.programs import WORKSPACE
+from torchx_kfp.contract.command import installed_program
+from torchx_kfp.errors import WorkspaceError
+
+
+def make(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return [entry.name for entry in list_workspace(folder)]
+
+
+def archive(folder: Path) -> tuple[bytes, str]:
+    out = io.BytesIO()
+    digest = pack_workspace(folder, list_workspace(folder), out)
+    return out.getvalue(), digest
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(
+        ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True
+    )
+
+
+TREE = {"train.py": "print(1)", "lib/__init__.py": "", "lib/größe 工.py": "x = 1\n", "run.sh": "#!/bin/sh\n"}
+
+
+def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
+    """The digest is a constant: it must not change with the machine, Python, the order of files, times or owners."""
+    one, other = make(tmp_path / "one", TREE), make(tmp_path / "other", dict(reversed(TREE.items())))
+    for folder in (one, other):
+        (folder / "run.sh").chmod(0o755 if folder == one else 0o700)
+        (folder / "link").symlink_to("lib/__init__.py")
+    os.utime(other / "train.py", (1, 1))
+    (other / "lib").chmod(0o700)
+    content, digest = archive(one)
+    assert archive(other) == (content, digest)
+    assert digest == hashlib.sha256(content).hexdigest()
+    assert digest == "a0468c0ec627c71a3a384ecbfa99ecbe27fb5001d885b246d8a428aeb94f6eba"
+
+
+def test_everything_travels_but_what_is_never_code(tmp_path: Path) -> None:
+    make(
+        tmp_path,
+        {
+            **TREE,
+            "__pycache__/x.pyc": "",
+            "lib/__pycache__/y.pyc": "",
+            "local_outputs/r/log.txt": "",
+            "env/pyvenv.cfg": "",
+            "env/lib/a.py": "",
+            "conda/conda-meta/history": "",
+            "data/empty": "",
+        },
+    )
+    (tmp_path / "nothing").mkdir()
+    assert names(tmp_path) == ["data/empty", "lib/__init__.py", "lib/größe 工.py", "run.sh", "train.py"]
+
+
+def test_git_decides_if_the_folder_is_in_a_repository(tmp_path: Path) -> None:
+    make(tmp_path, {**TREE, ".gitignore": "*.log\ndata/\n", "a.log": "", "data/big": "", "sub/new.py": ""})
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "train.py", "run.sh")
+    git(tmp_path, "add", "-f", "a.log")
+    (tmp_path / "run.sh").unlink()
+    assert names(tmp_path) == [".gitignore", "a.log", "lib/__init__.py", "lib/größe 工.py", "sub/new.py", "train.py"]
+    assert names(tmp_path / "sub") == ["new.py"]
+
+
+def test_an_ignore_file_decides_before_git(tmp_path: Path) -> None:
+    make(tmp_path, {**TREE, ".torchxignore": "# data\n*.sh\nlib/*\n!lib/__init__.py\n", ".gitignore": "train.py\n"})
+    git(tmp_path, "init", "-q")
+    assert names(tmp_path) == [".gitignore", ".torchxignore", "lib/__init__.py", "train.py"]
+
+
+def test_files_that_look_like_credentials_are_named(tmp_path: Path) -> None:
+    make(tmp_path, {"train.py": "", ".env": "KEY=1", "deploy/id_rsa": "", "deploy/tls.pem": ""})
+    with pytest.raises(WorkspaceError, match=says(".env", "deploy/id_rsa", "deploy/tls.pem", ".torchxignore", "!.env")):
+        list_workspace(tmp_path)
+    make(tmp_path, {".torchxignore": "deploy/\n!.env\n"})
+    assert names(tmp_path) == [".env", ".torchxignore", "train.py"]
+
+
+def test_links_stay_links_if_they_stay_inside(tmp_path: Path) -> None:
+    make(tmp_path / "code", {"a/train.py": "1"})
+    (tmp_path / "code/a/same").symlink_to("../a/train.py")
+    (tmp_path / "code/folder").symlink_to("a")
+    found = {entry.name: entry.target for entry in list_workspace(tmp_path / "code")}
+    assert found == {"a/same": "../a/train.py", "a/train.py": None, "folder": "a"}
+    (tmp_path / "code/top").symlink_to(".")
+    for target in ("../outside", "/etc/passwd", "top/.."):
+        (tmp_path / "code/bad").unlink(missing_ok=True)
+        (tmp_path / "code/bad").symlink_to(target)
+        with pytest.raises(WorkspaceError, match=says("bad", target, "outside", ".torchxignore")):
+            list_workspace(tmp_path / "code")
+
+
+def test_only_files_travel(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WorkspaceError, match=says("'pipe'", "FIFO", ".torchxignore")):
+        list_workspace(tmp_path)
+    (tmp_path / "pipe").unlink()
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "end"))
+        with pytest.raises(WorkspaceError, match=says("'end'", "socket")):
+            list_workspace(tmp_path)
+
+
+def test_a_name_that_is_not_text(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")).touch()
+    with pytest.raises(WorkspaceError, match=says("caf\\xe9", "UTF-8")):
+        list_workspace(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["none", "file"])
+def test_no_folder(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkspaceError, match=says(folder, "not a folder")):
+        list_workspace(tmp_path / folder)
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "gone", "link", "same size"])
+def test_a_file_that_changes_while_it_is_packed(tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path, {"a.py": "12345"}) / "a.py"
+    entries = list_workspace(tmp_path)
+    if change == "same size":
+        # It changes after it was opened.
+        read = module._Exactly.read
+
+        def changing(self: module._Exactly, size: int) -> bytes:
+            path.write_text("54321")
+            os.utime(path, (1, 1))
+            return read(self, size)
+
+        monkeypatch.setattr(module._Exactly, "read", changing)
+    elif change in ("gone", "link"):
+        path.unlink()
+        if change == "link":
+            path.symlink_to("/etc/passwd")
+    else:
+        path.write_text("123456" if change == "longer" else "1234")
+    with pytest.raises(WorkspaceError, match=says("a.py")):
+        pack_workspace(tmp_path, entries, io.BytesIO())
+
+
+# In a stage
+
+
+def run(url: str, *words: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WORKSPACE, url, *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+        env={**os.environ, "TMPDIR": str(folder), **environ},
+    )
+
+
+def test_the_program_of_an_image_that_has_torchx_kfp(tmp_path: Path) -> None:
+    url = stored(tmp_path, archive(make(tmp_path / "code", TREE))[0])
+    program = installed_program("torchx_kfp", "workspace")
+    words = [sys.executable, "-c", program, url, sys.executable, "train.py"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path).stdout == "1\n"
+
+
+def stored(folder: Path, content: bytes) -> str:
+    path = folder / f"{hashlib.sha256(content).hexdigest()}.tar"
+    path.write_bytes(content)
+    return str(path)
+
+
+def test_the_application_starts_in_the_workspace(tmp_path: Path) -> None:
+    code = make(
+        tmp_path / "code",
+        {
+            "train.py": "import os, sys, lib.size; print(lib.size.x, os.getcwd() == sys.argv[1])",
+            "lib/__init__.py": "",
+            "lib/size.py": "x = 7",
+            "empty": "",
+            "run.sh": '#!/bin/sh\nexec python3 train.py "$PWD"\n',
+        },
+    )
+    (code / "run.sh").chmod(0o755)
+    (code / "link.sh").symlink_to("run.sh")
+    url = stored(tmp_path, archive(code)[0])
+    done = run(url, "./link.sh", folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7 True\n", "")
+    (unpacked,) = tmp_path.glob("workspace-*")
+    assert archive(unpacked) == archive(code)
+    done = run(
+        url, sys.executable, "-c", "import sys, lib.size; sys.exit(lib.size.x)", folder=tmp_path, PYTHONPATH="/other"
+    )
+    assert done.returncode == 7
+    done = run(url, "sh", "-c", "echo $PYTHONPATH", folder=tmp_path, PYTHONPATH="/other")
+    assert done.stdout.endswith(":/other\n")
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "none"])
+def test_an_archive_that_was_changed_starts_nothing(tmp_path: Path, damage: str) -> None:
+    content = archive(make(tmp_path / "code", TREE))[0]
+    url = stored(tmp_path, content)
+    if damage == "none":
+        Path(url).unlink()
+    else:
+        Path(url).write_bytes(content.replace(b"print(1)", b"print(2)") if damage == "changed" else content[:-1])
+    done = run(url, "echo", "started", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert url in done.stderr
+    assert ("No such file" if damage == "none" else "was changed") in done.stderr
+
+
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", text: bytes = b""
+) -> tuple[tarfile.TarInfo, io.BytesIO]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, target, len(text)
+    return info, io.BytesIO(text)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member("../out", text=b"x")],
+        [member("/tmp/torchx-kfp-out", text=b"x")],
+        [member("a/../../out", text=b"x")],
+        [member("a/./b", text=b"x")],
+        [member("link", tarfile.SYMTYPE, "/etc")],
+        [member("link", tarfile.SYMTYPE, "..")],
+        [member("a/link", tarfile.SYMTYPE, "../../x")],
+        [member("a", tarfile.SYMTYPE, "."), member("b", tarfile.SYMTYPE, "a/..")],
+        [member("link", tarfile.SYMTYPE, "."), member("link/x", text=b"x")],
+        [member("file", text=b"x"), member("file", text=b"y")],
+        [member("hard", tarfile.LNKTYPE, "/etc/passwd")],
+        [member("pipe", tarfile.FIFOTYPE)],
+        [member("device", tarfile.CHRTYPE)],
+        [member("sparse", tarfile.GNUTYPE_SPARSE)],
+    ],
+    ids=lambda members: "+".join(one[0].name for one in members),
+)
+def test_a_hostile_archive_starts_nothing_and_leaves_its_folder_alone(
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, io.BytesIO]]
+) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as packed:
+        for info, text in members:
+            text.seek(0)
+            packed.addfile(info, text)
+    inner = tmp_path / "tmp"
+    inner.mkdir()
+    url = stored(tmp_path, out.getvalue())
+    done = run(url, "echo", "started", folder=inner)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert url in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"tmp", Path(url).name}
+    assert not os.path.exists("/tmp/torchx-kfp-out")
+    assert all(path.name.startswith("workspace-") for path in inner.iterdir())
+
+
+def test_programs_that_cannot_be_started(tmp_path: Path) -> None:
+    url = stored(tmp_path, archive(make(tmp_path / "code", TREE))[0])
+    assert run(url, "no-such-program", folder=tmp_path).returncode == 127
+    assert run(url, "./train.py", folder=tmp_path).returncode == 126

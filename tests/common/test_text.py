@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.facts import says
+from torchx_kfp.common.text import (
+    SuggestingDict,
+    counted,
+    describe_unknown,
+    did_you_mean,
+    did_you_mean_path,
+    duration,
+    joined,
+    listed,
+    nearest,
+    parse_duration,
+    shorten,
+    shown,
+)
+from torchx_kfp.errors import UnknownNameError
+
+
+def test_lists_name_the_first_and_count_the_rest() -> None:
+    assert listed([]) == ""
+    assert listed(["a"]) == "a"
+    assert listed("abcde") == "a, b, c, d, e"
+    assert listed(map(str, range(1005)), 3) == "0, 1, 2 and 1,002 more"
+    assert listed(["two\nlines", "\x1b[2J"]) == "two\\nlines, \\x1b[2J"
+
+
+def test_a_joined_list_is_part_of_a_sentence() -> None:
+    assert [joined(names) for names in ("", "a", "ab", "abc")] == ["", "'a'", "'a' and 'b'", "'a', 'b' and 'c'"]
+
+
+def test_nouns_agree_with_their_number() -> None:
+    assert [counted(number, "file") for number in (0, 1, 2, 1000)] == ["0 files", "1 file", "2 files", "1,000 files"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0s"),
+        (0, "0s"),
+        (0.0004, "0s"),
+        (0.0123, "0.012s"),
+        (0.35, "0.35s"),
+        (0.9996, "1.0s"),
+        (9, "9.0s"),
+        (59.94, "59.9s"),
+        (59.96, "1m 00s"),
+        (60, "1m 00s"),
+        (725.4, "12m 05s"),
+        (3599.6, "1h 00m"),
+        (3 * 3600 + 125, "3h 02m"),
+        (47 * 3600 + 3599, "47h 59m"),
+        (2 * 86400 + 7 * 3600, "2d 07h"),
+        (1234.9 * 86400, "1,234d"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_clock_shows_whole_seconds() -> None:
+    assert [duration(seconds, whole=True) for seconds in (-1, 0.9, 9.99, 59.99, 60, 3661)] == [
+        "0s", "0s", "9s", "59s", "1m 00s", "1h 01m",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("45s", 45), ("1.5h", 5400), ("1h30m", 5400), ("12m 05s", 725), ("2w", 14 * 86400), ("30d", 30 * 86400)],
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "0s", "5", "-5s", "1y", "1 hour", "1h-", "x1h", "٣s", f"{'9' * 400}s", "nan"]
+)
+def test_other_text_is_not_a_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="1h30m"):
+        parse_duration(text)
+
+
+@given(st.floats(min_value=0.001, max_value=10 * 86400 - 1800))
+def test_a_duration_that_was_written_can_be_read(seconds: float) -> None:
+    unit = 3600 if seconds >= 48 * 3600 else 60 if seconds >= 3600 else 1 if seconds >= 59.95 else 0.05
+    assert math.isclose(parse_duration(duration(seconds)), seconds, rel_tol=0.05, abs_tol=unit)
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+def test_a_value_is_shown_with_its_length_where_it_is_cut() -> None:
+    assert shown("ab") == "'ab'"
+    assert shown("x" * 200, 10) == "'xxxxxxxxx... (202 characters)"
+    assert shown(Unprintable()) == "a very large Unprintable"
+    assert shown(10**5000) == "a very large int"
+
+
+def test_text_is_cut_where_it_tells_least() -> None:
+    text = "abcdefghijklmnopqrstuvwxyz"
+    assert shorten(text, 26) == text
+    assert shorten(text, 11) == "abcdefghij…"
+    assert shorten(text, 11, keep="end") == "…qrstuvwxyz"
+    assert shorten(text, 11, keep="ends") == "abcdef…wxyz"
+    assert {shorten(text, 1, keep=keep) for keep in ("start", "end", "ends")} == {"…"}
+
+
+@given(st.text(), st.integers(1, 40), st.sampled_from(["start", "end", "ends"]))
+def test_cut_text_is_as_long_as_it_may_be(text: str, limit: int, keep: str) -> None:
+    assert len(shorten(text, limit, keep=keep)) == min(len(text), limit)
+
+
+def test_suggestions() -> None:
+    names = ["accuracy", "loss", "digits-20260102-120000", "digits-20260101-120000"]
+    assert did_you_mean("acuracy", names) == " Did you mean 'accuracy'?"
+    assert did_you_mean("acc", names) == " Did you mean 'accuracy'?", "the beginning of a name"
+    assert did_you_mean("digtis", names) == " Did you mean 'digits-20260102-120000'?", "misspelled, and cut short"
+    assert did_you_mean("zebra", names) == did_you_mean("", names) == did_you_mean("x", []) == ""
+    assert did_you_mean(None, ["none", "None"]) == " Did you mean 'None'?", "a program may pass anything"
+
+
+def test_suggested_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in ("pipelines/digits.py", "pipelines/digits.yaml", "pipelines/.hidden.py", "results/run/file"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    assert did_you_mean_path("pipelines/digit.py", [".py"]) == " Did you mean 'pipelines/digits.py'?"
+    assert did_you_mean_path("pipelins/digits.py", [".py"]) == " Did you mean 'pipelines/digits.py'?"
+    assert did_you_mean_path("pipelines/digits.yml", [".yaml", ".py"]) == " Did you mean 'pipelines/digits.yaml'?"
+    assert did_you_mean_path("pipelines/digits", [".yaml", ".py"]) == " Did you mean 'pipelines/digits.py'?"
+    assert did_you_mean_path("pipelines/zebra.py", [".py"]) == "", "only the suffix is the same"
+    assert did_you_mean_path("pipelines/.hiden.py", [".py"]) == " Did you mean 'pipelines/.hidden.py'?"
+    assert did_you_mean_path("../pipelines/hidden.py", [".py"]) == "", "another folder, and a hidden file"
+    assert did_you_mean_path(tmp_path / "resluts") == f" Did you mean '{tmp_path}/results'?"
+    assert did_you_mean_path("results/run/fil") == "", "a file where a folder is meant"
+    assert did_you_mean_path("results/run", [".py"]) == "", "a folder where a file is meant"
+    assert did_you_mean_path("zebra/digits.py", [".py"]) == ""
+    assert did_you_mean_path(tmp_path / "pipelines/digits.py/x") == ""
+    assert did_you_mean_path("") == did_you_mean_path("/") == ""
+
+
+def test_names_are_ordered_by_likeness_where_they_are_many() -> None:
+    assert nearest("c", ["a", "b"]) == ["a", "b"]
+    many = [*"abcdefgh"]
+    assert nearest("g", many)[0] == "g"
+    assert sorted(nearest("g", many)) == many
+
+
+def test_values_by_name_are_a_dict() -> None:
+    named = SuggestingDict({"loss": 0.1}, "The run 'r'", "result")
+    assert named == {"loss": 0.1}
+    assert named["loss"] == 0.1
+    assert named.get("los") is None
+    assert "los" not in named
+    assert repr(named) == "{'loss': 0.1}"
+    assert json.dumps(named) == '{"loss": 0.1}'
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_copies_have_the_error(copied: Callable[[SuggestingDict[float]], SuggestingDict[float]]) -> None:
+    named = copied(SuggestingDict({"loss": 0.1}, "The run 'r'", "result"))
+    with pytest.raises(UnknownNameError, match=says("The run 'r' has no result 'los'.")):
+        named["los"]
+
+
+def test_the_error_suggests_and_lists() -> None:
+    with pytest.raises(KeyError) as caught:
+        SuggestingDict({"loss": 0.1, "accuracy": 0.9}, "The stage 'train'", "result")["acuracy"]
+    assert str(caught.value) == (
+        "The stage 'train' has no result 'acuracy'. Did you mean 'accuracy'? Its results: 'loss', 'accuracy'."
+    )
+    with pytest.raises(UnknownNameError, match=r"^The stage 'train' has no result 7\. It has none\.$"):
+        SuggestingDict({}, "The stage 'train'", "result")[7]
+    many = describe_unknown("The run", "metric", "x", (f"m{number:02}" for number in range(30)))
+    assert many.endswith("'m18', 'm19' and 10 more.")

@@ -1,0 +1,502 @@
+"""The program that runs replicas, as a process on this machine: the module, and the form that commands carry."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.execution.local.test_failures import alive
+from tests.facts import says
+from tests.oldest import needs_oldest, oldest_python
+from torchx_kfp.contract.carried.programs import LAUNCHER
+
+#: Seconds after which a program counts as hanging.
+HANGS = 120
+#: The module with another time for replicas to end after SIGTERM.
+IMPATIENT = """
+import sys
+from torchx_kfp.contract.carried import launcher, replica_processes
+replica_processes.GRACE = 0.2
+launcher.main(*sys.argv[1:])
+"""
+
+#: The module on a machine that lets it start two threads, as the limit of processes in a container may.
+FEW_THREADS = """
+import itertools, sys, threading
+from torchx_kfp.contract.carried import launcher
+start, started = threading.Thread.start, itertools.count()
+def start_one(thread):
+    if next(started) == 2:
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = start_one
+launcher.main(*sys.argv[1:])
+"""
+
+PROGRAMS = {
+    "carried": [sys.executable, "-c", LAUNCHER],
+    "oldest": [oldest_python() or "", "-c", LAUNCHER],
+    "module": [sys.executable, "-m", "torchx_kfp.contract.carried.launcher"],
+    "impatient": [sys.executable, "-c", IMPATIENT],
+    "few-threads": [sys.executable, "-c", FEW_THREADS],
+}
+either_way = pytest.mark.parametrize("program", ["carried", "module", pytest.param("oldest", marks=needs_oldest)])
+
+Role = dict[str, Any]
+
+
+def role(name: str, replicas: int, *command: str, **fields: Any) -> Role:
+    """Return a role in which a None stands for the replica's index. A variable that is None is the launcher's own."""
+    return {"name": name, "most": replicas, "command": command, "env": {}, "ports": [], **fields}
+
+
+def shell(name: str, replicas: int, script: str, **fields: Any) -> Role:
+    return role(name, replicas, "sh", "-c", script, **fields)
+
+
+def python(name: str, replicas: int, code: str, **fields: Any) -> Role:
+    return role(name, replicas, sys.executable, "-uc", textwrap.dedent(code), **fields)
+
+
+def command(
+    *roles: Role, program: str = "carried", success: list[str] | None = None, given: Any = None, **options: int
+) -> list[str]:
+    """Return the launcher's command line for roles; a role's ``count`` is text that is known only at run time."""
+    words: list[str] = []
+    described = []
+
+    def place(text: str | None) -> list[int | None]:
+        parts: list[int | None] = []
+        for number, part in enumerate((text or "").split("${replica_id}")):
+            parts += [None] if number else []
+            words.append(part)
+            parts.append(len(words) - 1)
+        return parts
+
+    for one in roles:
+        described.append(
+            {
+                **one,
+                "command": [place(word) for word in one["command"]],
+                "env": [[name, None if value is None else place(value)] for name, value in one["env"].items()],
+                **({"count": place(one["count"])[0]} if "count" in one else {}),
+            }
+        )
+    spec = {"roles": described, "success": success or [one["name"] for one in roles], "restarts": 0, **options}
+    return [*PROGRAMS[program], json.dumps(spec), json.dumps(given or {}), *words]
+
+
+def environ(**variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHX_", "KFP_"))}
+    return {**kept, **variables}
+
+
+def launch(*roles: Role, variables: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command(*roles, **options), env=environ(**(variables or {})), capture_output=True, timeout=HANGS, check=False
+    )
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started = []
+
+    def function(*roles: Role, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(
+            subprocess.Popen(command(*roles, **options), env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+        return started[-1]
+
+    yield function
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + HANGS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def lines(output: bytes, label: str) -> list[str]:
+    """Return the lines of one replica."""
+    return [line.partition(" | ")[2] for line in output.decode().split("\n") if line.startswith(f"{label} | ")]
+
+
+def said(process: subprocess.CompletedProcess[bytes]) -> list[str]:
+    """Return what the launcher has said, but for how many replicas run."""
+    spoken = process.stderr.decode().splitlines()
+    return [line.removeprefix("torchx-kfp: ") for line in spoken if "replicas run" not in line]
+
+
+@either_way
+def test_each_replica_gets_its_variables_and_words(program: str) -> None:
+    script = 'echo "$0 $1 $ME $TORCHX_REPLICA_ID/$TORCHX_NUM_REPLICAS $TORCHX_RANK0_HOST $SHARED $OWN"'
+    process = launch(
+        role("a", 2, "sh", "-c", script, "x${replica_id}y", "$(HOME) $$5", env={"ME": "${replica_id}!", "OWN": None}),
+        role("b", 1, "sh", "-c", script, "z", "", env={"ME": "b"}),
+        program=program,
+        variables={"SHARED": "s", "OWN": "o", "TORCHX_REPLICA_ID": "7"},
+    )
+    assert (process.returncode, said(process)) == (0, [])
+    assert lines(process.stdout, "a/0") == ["x0y $(HOME) $$5 0! 0/2 localhost s o"]
+    assert lines(process.stdout, "a/1") == ["x1y $(HOME) $$5 1! 1/2 localhost s o"]
+    # The variables of the first role are also those of the launcher, but not of other roles.
+    assert lines(process.stdout, "b/0") == ["z  b 0/1 localhost s "]
+    assert process.stderr.decode().startswith("torchx-kfp: 3 of 3 replicas run\n")
+
+
+@either_way
+def test_the_first_failure_ends_the_others(program: str, tmp_path: Path) -> None:
+    code = f"""
+    import os, pathlib, signal, sys, time
+    def end(*_):
+        print("asked to end")
+        sys.exit(9)
+    signal.signal(signal.SIGTERM, end)
+    print("ready")
+    folder = pathlib.Path({str(tmp_path)!r})
+    (folder / os.environ["TORCHX_REPLICA_ID"]).touch()
+    if os.environ["TORCHX_REPLICA_ID"] == "1":
+        while len(list(folder.iterdir())) < 3:
+            time.sleep(0.05)
+        print("I fail")
+        sys.exit(3)
+    time.sleep(300)
+    """
+    process = launch(python("train", 3, code), program=program)
+    assert process.returncode == 3
+    assert said(process) == [
+        "train/1 failed with exit code 3; ending the others",
+        "train/1 failed first, with exit code 3; its last lines:",
+    ]
+    # Its lines are repeated at the end, where people look: also if they were the last ones, or were read too late.
+    assert process.stdout.decode().splitlines()[-2:] == ["  train/1 | ready", "  train/1 | I fail"]
+    for other in ("train/0", "train/2"):
+        assert lines(process.stdout, other) == ["ready", "asked to end"]
+
+
+def test_a_single_replica_is_not_called_the_first() -> None:
+    process = launch(shell("train", 1, "echo oh; exit 4"))
+    assert (process.returncode, said(process)) == (4, ["train/0 failed with exit code 4"])
+    assert process.stdout == b"train/0 | oh\n"
+
+
+TORCHRUN = r"""
+print("[0]:epoch 1\n[0]:ValueError: bad loss\nE1122 api.py:1002] failed\n" + "Traceback\n" * 30 + "[0]:\n  rank")
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_last_lines_are_those_of_the_application_and_not_of_torchrun(replicas: int) -> None:
+    others = [shell("other", 1, "exec sleep 300")] * (replicas - 1)
+    process = launch(python("train", 1, TORCHRUN), *others)
+    last = "train/0 failed first, with" if replicas > 1 else "train/0 failed, with"
+    assert f"{last} exit code 1; its last lines:" in said(process)
+    assert process.stdout.decode().splitlines()[-2:] == [
+        "  train/0 | [0]:epoch 1",
+        "  train/0 | [0]:ValueError: bad loss",
+    ]
+
+
+def test_the_last_replicas_have_names() -> None:
+    process = launch(shell("train", 2, "true"), shell("server", 1, "exec sleep 1.5"))
+    counts = [line for line in process.stderr.decode().splitlines() if "replicas run" in line]
+    assert counts[0] == "torchx-kfp: 3 of 3 replicas run"
+    assert counts[-1] == "torchx-kfp: 1 of 3 replicas run (server/0), 2 succeeded"
+
+
+def test_a_port_on_which_another_program_listens() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        process = launch(shell("train", 1, "true", ports=[port]))
+    assert process.returncode == 0
+    (message,) = said(process)
+    assert re.search(says("another program on this machine", f"port {port}"), message)
+
+
+def test_a_program_that_does_not_exist() -> None:
+    process = launch(role("train", 2, "no-such-program"))
+    assert process.returncode == 127
+    assert "no-such-program: not found" in "".join(lines(process.stdout, "train/0") + lines(process.stdout, "train/1"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_replica_that_a_signal_kills(number: int) -> None:
+    process = launch(shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -{number:d} $$; exec sleep 300"))
+    assert process.returncode == 128 + number
+    assert said(process)[0] == f"train/0 failed with exit code {128 + number}; ending the others"
+
+
+def test_replicas_that_do_not_heed_sigterm_are_killed() -> None:
+    script = "trap '' TERM; [ $TORCHX_REPLICA_ID = 0 ] && { sleep 0.3; exit 5; }; echo $$; while :; do sleep 1; done"
+    process = launch(shell("train", 3, script), program="impatient")
+    assert process.returncode == 5
+    for other in ("train/1", "train/2"):
+        (pid,) = lines(process.stdout, other)
+        assert not alive(int(pid))
+
+
+def test_stopped_replicas_are_ended(start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    script = "[ $TORCHX_REPLICA_ID = 0 ] && { sleep 0.3; exit 5; }; kill -STOP $$"
+    assert launch(shell("train", 2, script), program="impatient").returncode == 5
+
+
+COUNTING = """
+import os, signal, sys, time
+count = {number: 0 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)}
+def note(number, _):
+    count[number] += 1
+for number in count:
+    signal.signal(number, note)
+open(sys.argv[1] + os.environ["TORCHX_REPLICA_ID"], "w").close()
+while not sum(count.values()) - count[signal.SIGUSR1]:
+    time.sleep(0.01)
+time.sleep(0.3)
+print({signal.Signals(number).name: n for number, n in count.items() if n})
+"""
+
+
+@either_way
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_each_replica_once(
+    program: str, number: int, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    ready = str(tmp_path / "ready")
+    process = start(role("train", 3, sys.executable, "-uc", COUNTING, ready), program=program)
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(0.1)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=HANGS)
+    # The replicas have ended well, but the stage has not come to its end.
+    assert process.returncode == 128 + number
+    for index in range(3):
+        assert lines(stdout, f"train/{index}") == [f"{{'{signal.Signals(number).name}': 1, 'SIGUSR1': 1}}"]
+    assert stderr.decode() == "torchx-kfp: 3 of 3 replicas run\n"
+
+
+def test_no_signal_is_lost_while_replicas_are_started(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """The first replica is already running when the launcher gets the signal, the last ones may not be."""
+    script = f"echo $$ >>{tmp_path}/pids; exec sleep 300"
+    process = start(shell("train", 40, script))
+    wait_for((tmp_path / "pids").exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=HANGS) == 128 + signal.SIGTERM
+    assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
+
+
+def test_restarts_of_all_replicas(tmp_path: Path) -> None:
+    script = f"echo $$ >>{tmp_path}/$TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 0 ] && exec sleep 300;"
+    # It fails when both have started.
+    script += f"until [ $(wc -l <{tmp_path}/0) = $(wc -l <{tmp_path}/1) ]; do sleep 0.05; done; exit 6"
+    process = launch(shell("train", 2, script), restarts=2)
+    assert process.returncode == 6
+    assert [len((tmp_path / index).read_text().split()) for index in ("0", "1")] == [3, 3]
+    assert [line for line in said(process) if "again" in line] == [
+        "starting all replicas again (1 of 2)",
+        "starting all replicas again (2 of 2)",
+    ]
+
+
+def test_another_attempt_has_a_run_id_of_its_own(tmp_path: Path) -> None:
+    script = f'echo "$TORCHX_JOB_ID"; mkdir {tmp_path}/"${{TORCHX_JOB_ID##*/}}"; ls {tmp_path} | grep -q _3 || exit 6'
+    outputs = {"outputs": {"parameters": {"run_id": {"outputFile": str(tmp_path / "run_id")}}}}
+    variables = {"TORCHX_JOB_ID": "run/train/pod_01234567"}
+    process = launch(shell("train", 1, script), retries=2, given=outputs, variables=variables)
+    assert process.returncode == 0
+    run_ids = [f"run/train/pod_01234567{attempt}" for attempt in ("", "_2", "_3")]
+    assert process.stdout.decode().splitlines() == [f"train/0 | {run_id}" for run_id in run_ids]
+    assert (tmp_path / "run_id").read_text() == run_ids[-1]
+    attempts = [line for line in said(process) if "attempt" in line]
+    assert attempts == [f"attempt {number} of 3: the application ended with exit code 6" for number in (2, 3)]
+
+
+def test_a_restart_that_succeeds(tmp_path: Path) -> None:
+    script = f"mkdir {tmp_path}/$TORCHX_REPLICA_ID || exit 0; sleep 0.2; exit 7"
+    assert launch(shell("train", 2, script), restarts=2).returncode == 0
+
+
+def test_restarts_of_single_replicas(tmp_path: Path) -> None:
+    """The others go on; the role's replicas share the number of restarts, as those of a Job do."""
+    script = f"echo $$ >>{tmp_path}/$TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 0 ] && exec sleep 300; exit 6"
+    process = launch(shell("train", 2, script, restarts=2), shell("other", 1, "exec sleep 300"))
+    assert process.returncode == 6
+    assert [len((tmp_path / index).read_text().split()) for index in ("0", "1")] == [1, 3]
+    assert said(process)[:3] == [
+        "train/1 failed with exit code 6; starting it again (1 of 2)",
+        "train/1 failed with exit code 6; starting it again (2 of 2)",
+        "train/1 failed with exit code 6; ending the others",
+    ]
+
+
+def test_the_success_of_some_roles_ends_the_others() -> None:
+    server = "trap 'echo bye; exit 1' TERM; echo ready; sleep 300 & wait"
+    process = launch(shell("trainer", 2, "sleep 0.5; echo done"), shell("ps", 2, server), success=["trainer"])
+    assert (process.returncode, said(process)) == (0, ["the stage has succeeded; ending the other replicas"])
+    assert lines(process.stdout, "ps/1") == ["ready", "bye"]
+
+
+def test_a_failure_of_a_role_whose_success_does_not_matter() -> None:
+    process = launch(shell("trainer", 1, "exec sleep 300"), shell("ps", 1, "exit 8"), success=["trainer"])
+    assert process.returncode == 8
+
+
+def test_output_of_all_kinds() -> None:
+    code = r"""
+    import os, sys
+    index = int(os.environ["TORCHX_REPLICA_ID"])
+    out = sys.stdout.buffer
+    if index == 0:
+        out.write(b"\x00\xff\x80 binary\n\r10%\r20%\nline\r\n\nno newline")
+    elif index == 1:
+        out.write(b"x" * 200_000 + b"\n")
+    else:
+        for number in range(3000):
+            os.write(1 + number % 2, b"line %d of %d\n" % (number, index))
+    """
+    process = launch(python("train", 4, code))
+    assert process.returncode == 0
+    found: dict[bytes, list[bytes]] = {}
+    for line in process.stdout.rstrip(b"\n").split(b"\n"):
+        label, bar, text = line.partition(b" | ")
+        assert bar, line[:100]
+        found.setdefault(label, []).append(text)
+    # Only the end of the output is changed: a newline follows it.
+    written = b"\x00\xff\x80 binary\n\r10%\r20%\nline\r\n\nno newline\n"
+    # A progress bar begins its line again, and must not overwrite the name.
+    assert found[b"train/0"][1] == b"\rtrain/0 | 10%\rtrain/0 | 20%"
+    assert b"\n".join([*found[b"train/0"], b""]).replace(b"\rtrain/0 | ", b"\r") == written
+    # Long lines come in pieces.
+    assert b"".join(found[b"train/1"]) == b"x" * 200_000
+    for index in (2, 3):
+        assert found[b"train/%d" % index] == [b"line %d of %d" % (number, index) for number in range(3000)]
+
+
+def test_processes_that_a_replica_leaves_are_killed(tmp_path: Path) -> None:
+    began = time.monotonic()
+    process = launch(shell("train", 2, f"sleep 300 & echo $! >>{tmp_path}/pids"))
+    assert process.returncode == 0
+    assert time.monotonic() - began < HANGS / 2
+    # A process that was killed needs the CPU once more.
+    wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
+
+
+def test_a_process_in_another_session_does_not_keep_the_stage_from_ending(tmp_path: Path) -> None:
+    """It holds the output open. The runner, and the program that publishes results, end it."""
+    script = f"setsid sh -c 'echo $$ >>{tmp_path}/pids; exec sleep 300' & sleep 0.3; echo end"
+    process = subprocess.Popen(command(shell("train", 8, script)), env=environ(), stdout=subprocess.DEVNULL)
+    try:
+        assert process.wait(timeout=HANGS) == 0
+    finally:
+        for pid in (tmp_path / "pids").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_stage_whose_log_nobody_reads_ends(tmp_path: Path) -> None:
+    """As with any program that writes to a closed pipe; otherwise its replicas would wait forever."""
+    script = f"echo $$ >>{tmp_path}/pids; while :; do echo more; sleep 0.05; done"
+    process = subprocess.Popen(
+        command(shell("train", 2, script)), env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    wait_for(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
+    process.stdout.close()
+    assert process.wait(timeout=HANGS) == 128 + signal.SIGTERM
+    assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1.5", "6", "nan", "inf", "-inf", "many", "", "1e400"])
+def test_numbers_of_replicas_that_make_no_sense(count: str) -> None:
+    process = launch(shell("train", 5, "echo no", count=count))
+    assert (process.returncode, process.stdout) == (1, b"")
+    (message,) = said(process)
+    for fact in ("'train'", repr(count), "1 to 5", "num_replicas"):
+        assert fact in message
+
+
+def test_more_replicas_than_the_machine_can_start(tmp_path: Path) -> None:
+    words = command(shell("train", 100, f"echo $$ >>{tmp_path}/pids; exec sleep 300"))
+    (tmp_path / "pids").touch()
+    limited = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", *words]
+    process = subprocess.run(limited, env=environ(), capture_output=True, timeout=HANGS, check=False)
+    assert (process.returncode, process.stdout) == (1, b"")
+    (message,) = said(process)
+    assert re.search(says(" of 100 replicas", "Too many open files", "replicas=N"), message)
+    wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
+
+
+@pytest.mark.parametrize("replicas", [3, 2], ids=["at first", "again"])
+def test_threads_that_the_machine_cannot_start(tmp_path: Path, replicas: int) -> None:
+    """Replicas that nobody would read and follow are ended."""
+    fails = "[ $TORCHX_REPLICA_ID != 1 ] || exit 3; " if replicas == 2 else ""
+    script = f"echo $$ >>{tmp_path}/pids; {fails}exec sleep 300"
+    process = launch(shell("train", replicas, script, restarts=1), program="few-threads")
+    assert process.returncode == 1
+    assert re.search(
+        says(f"{replicas} of {replicas} replicas", "can't start new thread", "replicas=N"), said(process)[-1]
+    )
+    wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
+
+
+@pytest.mark.parametrize(("count", "replicas"), [("1", 1), ("3.0", 3), ("5", 5), (" 2 ", 2)])
+def test_numbers_of_replicas(count: str, replicas: int) -> None:
+    process = launch(shell("train", 5, "echo of $TORCHX_NUM_REPLICAS", count=count))
+    assert process.returncode == 0
+    assert sorted(process.stdout.decode().splitlines()) == [f"train/{n} | of {replicas}" for n in range(replicas)]
+
+
+def test_stages_with_the_same_port_take_turns(tmp_path: Path) -> None:
+    # No other test, and no other run of this test, waits for these ports.
+    ports = [40_000_000 + os.getpid(), 80_000_000 + os.getpid()]
+    script = f"mkdir {tmp_path}/held || exit 9; sleep 0.5; rmdir {tmp_path}/held"
+    processes = [
+        subprocess.Popen(
+            command(shell("train", 1, script, ports=order), shell("other", 1, "true", ports=ports[:1])),
+            env=environ(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for order in (ports, ports[::-1], ports[:1])
+    ]
+    told = [process.communicate(timeout=HANGS)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    waiting = f"waiting for another stage on this machine that uses port {ports[0]}\n".encode()
+    assert sum(waiting in text for text in told) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stage_that_ends_frees_its_port(number: int, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    port = 120_000_000 + os.getpid()
+    first = start(shell("train", 1, "exec sleep 5", ports=[port]))
+    assert first.stderr is not None
+    first.stderr.readline()
+    waiting = start(shell("train", 1, "exec sleep 300", ports=[port]))
+    second = start(shell("train", 1, "echo mine", ports=[port]))
+    for process in (waiting, second):
+        assert process.stderr is not None
+        assert b"waiting" in process.stderr.readline()
+    # One that waits can be ended, and does not start anything.
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(timeout=HANGS) == 128 + signal.SIGTERM
+    first.send_signal(number)
+    assert second.communicate(timeout=HANGS)[0] == b"train/0 | mine\n"
+    assert waiting.communicate()[0] == b""

@@ -1,0 +1,151 @@
+"""Lists and dicts as results: what the publisher passes on to KFP, and what it rejects."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from kfp.dsl import for_loop, pipeline_channel
+
+from tests.contract.carried.test_publisher import Stage
+from tests.facts import says
+from torchx_kfp.contract.carried import publisher
+from torchx_kfp.contract.carried.programs import PUBLISHER
+from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.execution.pipeline.values import from_output
+from torchx_kfp.tracking import current_run
+
+LARGEST = sys.float_info.max
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | TEXT
+FIELDS = TEXT.filter(lambda name: name not in publisher.ATTRIBUTES)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FIELDS, inner, max_size=4), max_leaves=12
+)
+
+Publish = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def publish(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Publish:
+    """Publish one result; return the content of its file, and what the stage's log says."""
+
+    def function(kind: str, name: str = "trials", **recorded: Any) -> tuple[str, str]:
+        number = len(list(tmp_path.iterdir()))
+        run_id, folder = f"run/ask/{number}", tmp_path / str(number)
+        base = str(folder / "results")
+        environ = {"TORCHX_TRACKER_BASE": base, "TORCHX_JOB_ID": run_id}
+        current_run(environ).add_metadata(recorded)
+        spec = {"results": {name: [kind, name]}, "artifacts": {"metrics": ["system.Metrics", "metrics", 0]}}
+        outputs = {
+            "parameters": {name: {"outputFile": str(folder / "out" / name)}},
+            "artifacts": {"metrics": {"artifacts": [{}]}},
+            "outputFile": str(folder / "out" / "report.json"),
+        }
+        capfd.readouterr()
+        failed = publisher.publish(spec, outputs, [str(folder / "out" / "metrics")], base, run_id)
+        file = folder / "out" / name
+        assert file.exists() is not failed
+        return "" if failed else file.read_text(), capfd.readouterr().err
+
+    return function
+
+
+def finite(value: Any) -> Any:
+    """Return a value with the largest doubles in place of NaN and infinities."""
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return (
+        math.copysign(LARGEST, 1 if value != value else value)
+        if value in (math.inf, -math.inf) or value != value
+        else value
+    )
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=25)
+@hypothesis.given(st.lists(VALUES, max_size=4) | st.dictionaries(TEXT, VALUES, max_size=4))
+def test_kfp_gets_what_was_recorded(publish: Publish, value: Any) -> None:
+    kind = type(value).__name__
+    text, said = publish(kind, trials=value)
+    read = from_output(text, {"list": "LIST", "dict": "STRUCT"}[kind])
+    assert json.dumps(read) == json.dumps(finite(value)), "also the order of fields, and 1.0 is not 1"
+    assert ("trials has a number which KFP cannot store" in said) is (str(LARGEST) in text)
+
+
+def test_the_last_metadata_counts_and_results_come_first(publish: Publish, tmp_path: Path) -> None:
+    stage = Stage([sys.executable, "-c", PUBLISHER], tmp_path, results={"a": ["list", "a"], "b_c": ["dict", "b/c"]})
+    run = current_run(stage.environ)
+    run.add_metadata({"a": [1], "b/c": {"x": 1}})
+    run.add_metadata(a=[2])
+    assert stage.run("true").returncode == 0
+    assert stage.outputs() == {"a": "[2]", "b_c": '{"x":1}'}
+    stage.record('{"a": [3, "ü"], "n": 1}')  # another tracker writes any JSON
+    done = stage.run("true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stage.outputs() == {"a": '[3,"ü"]', "b_c": '{"x":1}'}
+    assert stage.report()["metrics"]["metadata"] == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "recorded", "facts"),
+    [
+        ("list", {}, ["'trials' as list", "recorded nothing"]),
+        ("list", {"trails": []}, ["'trials' as list", "recorded trails", "Did you mean 'trails'?"]),
+        ("list", {"trials": {}}, ["'trials' as list", "recorded {}"]),
+        ("dict", {"trials": []}, ["'trials' as dict", "recorded []"]),
+        ("dict", {"trials": "{}"}, ["'trials' as dict", "recorded '{}'"]),
+        ("list", {"trials": [{"seed": 2**53 + 1}]}, ["trials[0]['seed']", 2**53 + 1, "round", "as text"]),
+        ("list", {"trials": [{}, {"name": "a"}]}, ["'name' in trials", "KFP's loop items", "rename"]),
+        ("list", {"trials": ["\ud800"]}, ["surrogates not allowed"]),
+        ("list", {"trials": ["é" * 32_767]}, ["has 65538 bytes in trials", "more than 65536", "artifact"]),
+    ],
+)
+def test_what_fails_the_stage(publish: Publish, kind: str, recorded: dict[str, Any], facts: list[object]) -> None:
+    text, said = publish(kind, **recorded)
+    assert text == ""
+    (line,) = said.splitlines()
+    assert line.startswith("torchx-kfp: ask ")
+    assert all(str(fact) in line for fact in facts), line
+
+
+def test_the_limit(publish: Publish) -> None:
+    """64 KiB: one argument of a process may have 128, and has to hold all inputs of a task."""
+    text, _ = publish("list", trials=["é" * 32_766])
+    assert len(text.encode()) == 65_536
+
+
+def test_a_dict_may_have_any_keys(publish: Publish) -> None:
+    """Only the items of a list are what a loop's variable represents."""
+    assert publish("dict", trials={"name": 1, "task": {"value": 2}})[0] == '{"name":1,"task":{"value":2}}'
+    assert publish("list", trials=[{"x": {"name": 1}}, "name"])[0] == '[{"x":{"name":1}},"name"]'
+
+
+@pytest.mark.versions
+def test_the_attributes_of_kfps_loop_items() -> None:
+    channel = pipeline_channel.PipelineParameterChannel("trials", "List", task_name="ask")
+    item = for_loop.LoopParameterArgument.from_pipeline_channel(channel)
+    found = {name for name in dir(item) if not name.startswith("_")}
+    assert found <= {*publisher.ATTRIBUTES}
+    assert found >= {"name", "task_name", "value", "pattern"}
+    for name in found - {"task"}:
+        assert not isinstance(getattr(item, name), for_loop.LoopArgumentVariable), "KFP's own, not the field"
+
+
+@pytest.mark.parametrize(("value", "kind"), [([{"lr": 0.1}], "list"), ((1, 2), "list"), ({"lr": 0.1}, "dict")])
+def test_put_says_where_they_go(tmp_path: Path, value: object, kind: str) -> None:
+    run = current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": "run/ask/1"})
+    way_out = says("'trials'", f"results={{'trials': {kind}}}", "current_run().add_metadata(trials=...)")
+    with pytest.raises(ResultRefusedError, match=way_out):
+        run.put(trials=value)
+    with pytest.raises(ResultRefusedError, match=says("add_metadata({'a/b': ...})")):
+        run.put({"a/b": value})

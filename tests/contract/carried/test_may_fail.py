@@ -1,0 +1,112 @@
+"""Stages that may fail, as processes: the exit code becomes a result, and signals to the stage still end it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.carried.test_publisher import RUN_ID, Stage
+from torchx_kfp.contract.carried.programs import PUBLISHER
+from torchx_kfp.tracking import FsspecResultTracker
+
+PUT = """
+import json, os, pathlib, sys
+path = pathlib.Path(os.environ["TORCHX_TRACKER_BASE"], os.environ["TORCHX_JOB_ID"])
+path.parent.mkdir(parents=True, exist_ok=True)
+path.write_text('{"loss": NaN, "exit_code": 99}')
+"""
+SAID = "torchx-kfp: exit code {}, but the stage may fail\n"
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    stage = Stage([sys.executable, "-c", PUBLISHER], tmp_path, results={"exit_code": ["int", "exit_code"]})
+    stage.spec = {"may_fail": [125]}
+    return stage
+
+
+def results(stage: Stage) -> dict[str, Any]:
+    return FsspecResultTracker(stage.base).get(RUN_ID)
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("exit 0", 0, ""),
+        ("exit 3", 3, SAID.format(3)),
+        ("kill -9 $$", 137, SAID.format(137)),
+        ("kill -15 $$", 143, SAID.format(143)),
+    ],
+)
+def test_the_exit_code_is_a_result(stage: Stage, script: str, code: int, said: str) -> None:
+    done = stage.run("sh", "-c", script)
+    assert (done.returncode, done.stderr) == (0, said)
+    assert results(stage) == {"exit_code": code}
+    assert stage.outputs() == {"exit_code": str(code)}
+    assert stage.report()["metrics"]["metadata"] == {"exit_code": code}
+
+
+def test_what_the_application_recorded_stays(stage: Stage, tmp_path: Path) -> None:
+    done = stage.run(sys.executable, "-c", PUT + "sys.exit(3)")
+    assert done.returncode == 0
+    assert repr(results(stage)) == repr({"loss": float("nan"), "exit_code": 3}), "the exit code is the stage's to say"
+    assert [path.name for path in Path(stage.base, ".torchx_kfp").iterdir()] == [], "the file was replaced at once"
+
+
+def test_a_missing_result_still_fails_the_stage(stage: Stage) -> None:
+    stage.results["accuracy"] = ["float", "accuracy"]
+    done = stage.run("sh", "-c", "exit 3")
+    assert done.returncode == 1
+    missing = "torchx-kfp: train declares the result 'accuracy' as float but recorded exit_code\n"
+    assert done.stderr == SAID.format(3) + missing
+    assert results(stage) == {"exit_code": 3}
+
+
+def test_the_launchers_own_exit_code_fails_the_stage(stage: Stage) -> None:
+    done = stage.run("sh", "-c", "exit 125")
+    assert (done.returncode, done.stderr) == (125, "")
+    assert results(stage) == {}
+
+
+@pytest.mark.parametrize(
+    ("trap", "number", "code"),
+    [
+        ("-", signal.SIGTERM, 143),
+        ("exit 5", signal.SIGTERM, 5),
+        ("exit 5", signal.SIGINT, 5),
+        ("-", signal.SIGHUP, 129),
+    ],
+)
+def test_a_stage_that_is_asked_to_end_has_not_succeeded(stage: Stage, trap: str, number: int, code: int) -> None:
+    script = f"trap '{trap}' TERM INT; echo ready; while :; do sleep 0.05; done"
+    process = stage.start("sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (code, "")
+    assert results(stage) == {}
+
+
+def test_a_signal_that_only_tells_something(stage: Stage) -> None:
+    """Schedulers announce a preemption with SIGUSR1, and the application writes a checkpoint and goes on."""
+    process = stage.start("sh", "-c", "trap 'exit 3' USR1; echo ready; while :; do sleep 0.05; done")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (0, SAID.format(3))
+    assert results(stage) == {"exit_code": 3}
+
+
+def test_what_is_no_result_is_left_alone(stage: Stage) -> None:
+    stage.record("[1]")
+    done = stage.run("sh", "-c", "exit 3")
+    assert done.returncode == 1
+    assert "cannot publish" in done.stderr
+    assert json.loads(Path(stage.base, RUN_ID).read_text()) == [1]

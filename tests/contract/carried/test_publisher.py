@@ -1,0 +1,752 @@
+"""The program around an application, run as a process: the module, and the form that commands carry."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from tools import carry
+from torchx_kfp.authoring.application import publisher_program
+from torchx_kfp.contract.carried.programs import PUBLISHER
+from torchx_kfp.contract.command import Outputs
+from torchx_kfp.tracking import FsspecResultTracker, current_run
+
+#: A run id of this process only: processes that a stage leaves running are found by it, even if the tests run twice.
+RUN_ID = f"run/train/{uuid.uuid4()}"
+LARGEST = sys.float_info.max
+
+METRICS = {"type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"}, "metadata": {}}
+
+
+#: For tests that depend on how the program is started. Otherwise, it is the same program, as the first test shows.
+either_way = pytest.mark.parametrize(
+    "program", ["carried", pytest.param("module", marks=pytest.mark.usual)], indirect=True
+)
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> list[str]:
+    way = getattr(request, "param", "carried")
+    return [
+        sys.executable,
+        *(["-c", PUBLISHER] if way == "carried" else ["-m", "torchx_kfp.contract.carried.publisher"]),
+    ]
+
+
+class Stage:
+    """A stage: its tracker base, its outputs, and its process."""
+
+    def __init__(self, program: list[str], folder: Path, **declared: dict[str, list[str]]) -> None:
+        self.program = program
+        self.folder = folder
+        self.base = str(folder / "results")
+        #: The place in which the engine keeps artifacts: a backend's object store, or a local folder.
+        self.root = "s3://bucket/root"
+        self.results = declared.get("results", {})
+        artifacts = {"metrics": ["system.Metrics", "metrics"], **declared.get("artifacts", {})}
+        shown = ("system.HTML", "system.Markdown")
+        self.artifacts = {output: [title, name, int(title in shown)] for output, (title, name) in artifacts.items()}
+        #: Further parts of the specification.
+        self.spec: dict[str, Any] = {}
+        self.environ = {**os.environ, "TORCHX_TRACKER_BASE": self.base, "TORCHX_JOB_ID": RUN_ID}
+        # The stage's script writes it before the program starts.
+        (folder / "out").mkdir(exist_ok=True)
+        (folder / "out" / "run_id").write_text(RUN_ID)
+
+    def command(self, *application: str) -> list[str]:
+        spec = {"results": self.results, "artifacts": self.artifacts, **self.spec}
+        kinds = {output: title for output, (title, *_) in self.artifacts.items()}
+        executor_input = {
+            "inputs": {},
+            "outputs": {
+                "parameters": {
+                    output: {"outputFile": str(self.folder / "out" / output)} for output in (*self.results, "run_id")
+                },
+                "artifacts": {
+                    output: {
+                        "artifacts": [
+                            {
+                                "name": output,
+                                "type": {"schemaTitle": title, "schemaVersion": "0.0.1"},
+                                "uri": f"{self.root}/{output}",
+                                "metadata": {},
+                            }
+                        ]
+                    }
+                    for output, title in kinds.items()
+                },
+                "outputFile": str(self.folder / "out" / "executor_output.json"),
+            },
+        }
+        paths = [str(self.folder / "out" / output) for output in self.artifacts]
+        # The one that a stage with these outputs carries.
+        carried = publisher_program(Outputs(self.results, self.artifacts, self.spec.get("may_fail")), inline=True)
+        program = [carried if word == PUBLISHER else word for word in self.program]
+        return [*program, json.dumps(spec), json.dumps(executor_input), *paths, *application]
+
+    def run(self, *application: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*application),
+            env={**self.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def start(self, *application: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*application), env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def record(self, text: str) -> None:
+        path = Path(self.base, RUN_ID)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def register(self, name: str, path: str, **metadata: Any) -> None:
+        current_run(self.environ).add_artifact(name, path, **metadata)
+
+    def outputs(self) -> dict[str, str]:
+        return {output: (self.folder / "out" / output).read_text() for output in self.results}
+
+    def report(self) -> dict[str, Any]:
+        """Return the report, which a launcher must be able to read as KFP's message."""
+        text = (self.folder / "out" / "executor_output.json").read_text()
+        json_format.Parse(text, pipeline_spec_pb2.ExecutorOutput(), ignore_unknown_fields=False)
+        document = json.loads(text)
+        assert set(document) == {"artifacts"}
+        return {output: artifacts["artifacts"][0] for output, artifacts in document["artifacts"].items()}
+
+
+def put(*code: str) -> list[str]:
+    """Return the command of an application that records results."""
+    return [sys.executable, "-c", "\n".join(["from torchx_kfp.tracking import current_run", *code])]
+
+
+@either_way
+@pytest.mark.lowest
+def test_results_become_outputs_and_metrics(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(
+        program,
+        tmp_path,
+        results={
+            "accuracy": ["float", "accuracy"],
+            "epochs": ["int", "epochs"],
+            "good": ["bool", "good"],
+            "uri": ["str", "uri"],
+            "l2norm_mean": ["float", "l2norm/mean"],
+            "whole": ["float", "whole"],
+            "empty": ["str", "empty"],
+        },
+    )
+    application = put(
+        'current_run().put({"l2norm/mean": 1e-7}, accuracy=0.93, epochs=3, good=True, uri="s3://b/ü\\n", whole=2,',
+        '    empty="", other=0.5, note="x")',
+    )
+    done = stage.run(*application)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert stage.outputs() == {
+        "accuracy": "0.93",
+        "epochs": "3",
+        "good": "true",
+        "uri": "s3://b/ü\n",
+        "l2norm_mean": "1e-07",
+        "whole": "2.0",
+        "empty": "",
+    }
+    assert stage.report() == {
+        "metrics": {
+            "name": "metrics",
+            "type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"},
+            "uri": "s3://bucket/root/metrics",
+            "metadata": {"accuracy": 0.93, "epochs": 3, "whole": 2, "other": 0.5, "l2norm/mean": "1e-07"},
+        }
+    }
+
+
+def test_a_stage_that_records_nothing_has_empty_metrics(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path)
+    assert stage.run("true").returncode == 0
+    assert stage.report()["metrics"]["metadata"] == {}
+
+
+def test_what_is_beyond_doubles_loses_no_run(program: list[str], tmp_path: Path) -> None:
+    huge = "1" + "0" * 400
+    recorded = {"NaN": (LARGEST, "nan"), "Infinity": (LARGEST, "inf"), "-Infinity": (-LARGEST, "-inf")}
+    recorded[huge] = LARGEST, huge
+    stage = Stage(program, tmp_path, results={f"x{place}": ["float", f"x{place}"] for place in range(4)})
+    text = ", ".join(f'"x{place}": {number}' for place, number in enumerate(recorded))
+    stage.record(f'{{{text}, "accuracy": 0.5}}')
+    done = stage.run("true")
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        f"torchx-kfp: x{place} is {shown}, which KFP cannot store: no metric; the output is {output!r}"
+        for place, (output, shown) in enumerate(recorded.values())
+    ]
+    assert [float(output) for output in stage.outputs().values()] == [output for output, _ in recorded.values()]
+    assert stage.report()["metrics"]["metadata"] == {"accuracy": 0.5}
+    assert Path(stage.base, RUN_ID).read_text() == f'{{{text}, "accuracy": 0.5}}'
+
+
+def test_only_ints_that_would_arrive_changed_are_refused(program: list[str], tmp_path: Path) -> None:
+    refused = {f"seed{place}": value for place, value in enumerate([2**53 + 1, 2**60, -(2**63), 10**400])}
+    kept = {f"kept{place}": value for place, value in enumerate([2**53, -(2**53), 0])}
+    stage = Stage(program, tmp_path, results={name: ["int", name] for name in [*refused, *kept]})
+    stage.record(json.dumps({**refused, **kept}))
+    done = stage.run("true")
+    assert done.returncode == 1
+    for name, value in refused.items():
+        assert f"torchx-kfp: train declares the result '{name}' as int but recorded {value}\n" in done.stderr
+        assert not (tmp_path / "out" / name).exists()
+    assert not [name for name in kept if f"'{name}'" in done.stderr]
+    assert {name: (tmp_path / "out" / name).read_text() for name in kept} == {
+        name: str(value) for name, value in kept.items()
+    }
+
+
+def test_an_int_that_is_not_declared_is_left_out_of_the_metrics(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path)
+    stage.record(json.dumps({"seed": 2**53 + 1}))
+    done = stage.run("true")
+    assert done.returncode == 0
+    assert done.stderr.startswith("torchx-kfp: seed is 9007199254740993, which KFP cannot store: no metric;")
+    assert stage.report()["metrics"]["metadata"] == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "recorded"),
+    [
+        ("float", '"high"'),
+        ("float", "true"),
+        ("int", "1.0"),
+        ("int", "false"),
+        ("bool", "1"),
+        ("str", "1"),
+        ("float", "null"),
+        ("float", None),
+    ],
+)
+def test_another_type_or_no_result_fails_the_stage(
+    program: list[str], tmp_path: Path, kind: str, recorded: str | None
+) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": [kind, "accuracy"], "good": ["bool", "good"]})
+    stage.record('{"good": true}' if recorded is None else f'{{"accuracy": {recorded}, "good": true}}')
+    done = stage.run("true")
+    assert done.returncode == 1
+    there = "good" if recorded is None else repr(json.loads(recorded))
+    assert done.stderr == f"torchx-kfp: train declares the result 'accuracy' as {kind} but recorded {there}\n"
+    assert (tmp_path / "out" / "good").read_text() == "true", "the others are there"
+
+
+def test_nothing_recorded_at_all(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr == "torchx-kfp: train declares the result 'accuracy' as float but recorded nothing\n"
+
+
+def test_a_slip_in_a_name(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(
+        program, tmp_path, results={"acuracy": ["float", "acuracy"]}, artifacts={"modle": ["system.Model", "modle"]}
+    )
+    stage.record('{"accuracy": 0.5, "loss": 0.1}')
+    stage.register("model", "s3://models/1")
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "torchx-kfp: train declares the result 'acuracy' as float but recorded accuracy, loss. "
+        "Did you mean 'accuracy'?",
+        "torchx-kfp: train declares the artifact 'modle' but recorded model. Did you mean 'model'?",
+    ]
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '"x"', "\xff"])
+def test_what_is_no_result_is_named(program: list[str], tmp_path: Path, text: str) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
+    stage.record(text)
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"torchx-kfp: cannot publish {stage.base}/{RUN_ID}: ")
+    assert "Traceback" not in done.stderr
+
+
+@either_way
+def test_a_failed_application_has_the_last_word(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
+    done = stage.run(*put("current_run().put(accuracy=0.5)", "raise SystemExit(7)"))
+    assert (done.returncode, done.stderr) == (7, "")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run_id"], "nothing is published"
+    assert FsspecResultTracker(stage.base)[RUN_ID] == {"accuracy": 0.5}, "and nothing is lost"
+
+
+@either_way
+@pytest.mark.parametrize(
+    ("word", "code", "text"), [("no-such-program", 127, "not found"), ("/etc", 126, "ermission denied")]
+)
+def test_what_cannot_be_started(program: list[str], tmp_path: Path, word: str, code: int, text: str) -> None:
+    done = Stage(program, tmp_path).run(word)
+    assert done.returncode == code
+    assert text in done.stderr
+
+
+@either_way
+def test_arguments_and_environment_pass_through(program: list[str], tmp_path: Path) -> None:
+    words = ["", "a b", "$HOME", "'\"", "-c", "--", "ü\n"]
+    code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    stage = Stage(program, tmp_path)
+    done = stage.run(sys.executable, "-c", code, *words)
+    arguments, environ = json.loads(done.stdout)
+    assert arguments == words
+    expected = {name: value for name, value in stage.environ.items() if name not in ("PWD", "_", "OLDPWD")}
+    assert {name: environ.get(name) for name in expected} == expected
+
+
+def test_modules_of_the_application_are_not_pythons(tmp_path: Path) -> None:
+    """The working directory of an image may contain a signal.py of the application."""
+    for name in ("signal", "zlib", "base64", "json", "fsspec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    stage = Stage([sys.executable, "-c", PUBLISHER], tmp_path)
+    done = subprocess.run(stage.command("true"), env=stage.environ, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# Signals and processes
+
+HANDLER = """
+import signal, sys, time
+count = 0
+def handle(number, frame):
+    global count
+    count += 1
+    print("got", signal.Signals(number).name, flush=True)
+for name in {names}:
+    signal.signal(getattr(signal, name), handle)
+print("ready", flush=True)
+deadline = time.monotonic() + 20
+while not count and time.monotonic() < deadline:
+    time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(40 + count)
+"""
+
+
+@either_way
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"])
+@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
+def test_signals_reach_the_application_once(program: list[str], tmp_path: Path, name: str, group: bool) -> None:
+    """Docker signals a container's first process; Argo's executor signals its whole process group."""
+    stage = Stage(program, tmp_path)
+    command = stage.command(sys.executable, "-c", HANDLER.format(names=[name]))
+    process = subprocess.Popen(
+        command, env=stage.environ, stdout=subprocess.PIPE, text=True, start_new_session=True, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (os.killpg if group else os.kill)(process.pid, getattr(signal, name))
+    out, error = process.communicate(timeout=30)
+    assert (process.returncode, out, error) == (41, f"got {name}\n", "")
+
+
+@either_way
+def test_the_application_has_a_session_of_its_own(program: list[str], tmp_path: Path) -> None:
+    """Two signals at once may be delivered as one, so the test above does not always notice."""
+    done = Stage(program, tmp_path).run(sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())")
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
+@either_way
+def test_a_signal_ends_an_application_without_a_handler(program: list[str], tmp_path: Path) -> None:
+    process = Stage(program, tmp_path).start("sh", "-c", "echo ready; exec sleep 30")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=10)
+    assert (process.returncode, error) == (143, "")
+
+
+def test_workers_of_the_application_are_its_own_affair(program: list[str], tmp_path: Path) -> None:
+    """A training's handler needs the processes of its data loaders: only the training itself is asked to end."""
+    code = (
+        "import signal, subprocess, time\n"
+        "worker = subprocess.Popen(['sleep', '30'])\n"
+        "def end(*_):\n"
+        "    time.sleep(0.3)\n"
+        "    print('worker', worker.poll(), flush=True)\n"
+        "    worker.kill(); worker.wait(); raise SystemExit(5)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.01)\n"
+    )
+    process = Stage(program, tmp_path).start(sys.executable, "-c", code)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (5, "worker None\n")
+
+
+def test_what_a_shell_has_started_has_time_to_end(program: list[str], tmp_path: Path) -> None:
+    """A signal ends the shell around an application at once."""
+    code = (
+        "import signal, time\n"
+        "def end(*_):\n"
+        "    time.sleep(0.5)\n"
+        "    print('saved', flush=True)\n"
+        "    raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.01)\n"
+    )
+    process = Stage(program, tmp_path).start("sh", "-c", f'{shlex.quote(sys.executable)} -c "{code}"; true')
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (143, "saved\n")
+
+
+@either_way
+def test_a_killed_application_is_137(program: list[str], tmp_path: Path) -> None:
+    assert Stage(program, tmp_path).run("sh", "-c", "kill -9 $$").returncode == 137
+
+
+@either_way
+def test_an_early_signal_ends_the_stage(program: list[str], tmp_path: Path) -> None:
+    """It may come before the program has begun to pass signals on, or just as the application starts."""
+    for delay in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08):
+        process = Stage(program, tmp_path).start("sleep", "30")
+        time.sleep(delay)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+        assert process.returncode in (143, -signal.SIGTERM)
+
+
+@either_way
+def test_the_application_has_usual_signal_dispositions(program: list[str], tmp_path: Path) -> None:
+    """Python ignores SIGPIPE, and the programs that it starts would inherit that."""
+    code = "grep -E '^Sig(Ign|Blk)' /proc/self/status"
+    done = Stage(program, tmp_path).run("sh", "-c", code)
+    without = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == without.stdout
+
+
+@either_way
+@pytest.mark.parametrize(
+    "left", ["sleep 900 &", "setsid sleep 900 &", "(setsid sh -c 'trap \"\" TERM; sleep 900' &) &"]
+)
+def test_what_the_application_leaves_running_is_ended(program: list[str], tmp_path: Path, left: str) -> None:
+    """It holds the pipe of the stage's output open, and an engine waits for that pipe."""
+    done = Stage(program, tmp_path).run("sh", "-c", f"{left} echo done; sleep 0.2")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+
+
+@either_way
+def test_output_is_not_held_back(program: list[str], tmp_path: Path) -> None:
+    process = Stage(program, tmp_path).start("sh", "-c", "echo first; echo second >&2; exec sleep 30")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "first\n"
+    assert process.stderr.readline() == "second\n"
+    process.terminate()
+    process.communicate(timeout=10)
+
+
+@either_way
+def test_standard_input_is_the_applications(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path)
+    done = subprocess.run(stage.command("cat"), env=stage.environ, input=b"text", capture_output=True, check=True)
+    assert done.stdout == b"text"
+
+
+@either_way
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_it_can_be_the_init_of_a_container(program: list[str], tmp_path: Path) -> None:
+    """Such a process does not get signals without a handler, and it inherits the orphans of all other processes."""
+    stage = Stage(program, tmp_path)
+    application = [
+        "sh",
+        "-c",
+        "for i in 1 2 3; do sh -c 'sleep 0.1 &'; done; trap 'echo got; exit 9' TERM; echo ready; sleep 0.5;"
+        " ps -o stat= --ppid 1 | grep -c Z; while :; do sleep 0.1; done",
+    ]
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no rights for a process namespace")
+    process = subprocess.Popen([*inside, *stage.command(*application)], env=stage.environ, stdout=-1, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert process.stdout.readline() == "0\n", "zombies"
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (9, "got\n")
+
+
+# Artifacts
+
+
+@pytest.fixture
+def stage(program: list[str], tmp_path: Path) -> Stage:
+    return Stage(
+        program,
+        tmp_path,
+        artifacts={
+            "model": ["system.Model", "model"],
+            "confusion": ["system.HTML", "confusion"],
+            "notes": ["system.Markdown", "train/notes"],
+        },
+    )
+
+
+@either_way
+@pytest.mark.lowest
+def test_artifacts(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "notes[1].md").write_text("# Notes")
+    (tmp_path / "matrix.html").write_text("<table>")
+    stage.register("model", "s3://models/1", framework="sklearn", classes=[0, 1], loss=float("nan"))
+    stage.register("confusion", f"file://{tmp_path}/matrix.html")
+    stage.register("train/notes", str(tmp_path / "notes[1].md"), author="me")
+    done = stage.run("true")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = stage.report()
+    assert report["model"]["uri"] == "s3://bucket/root/model", "KFP's own: a launcher fails of another one"
+    assert report["model"]["metadata"] == {
+        "framework": "sklearn",
+        "classes": [0, 1],
+        "loss": "NaN",
+        "location": "s3://models/1",
+    }
+    assert report["model"]["type"]["schemaTitle"] == "system.Model"
+    assert json.loads((tmp_path / "out" / "model").read_text()) == {
+        "path": "s3://models/1",
+        "metadata": {"framework": "sklearn", "classes": [0, 1], "loss": "NaN"},
+    }
+    assert (tmp_path / "out" / "confusion").read_text() == "<table>", "by content"
+    assert report["confusion"]["uri"] == "s3://bucket/root/confusion"
+    assert (tmp_path / "out" / "notes").read_text() == "# Notes"
+    assert report["notes"]["metadata"] == {"author": "me"}
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/root", "/local_outputs"])
+def test_what_is_elsewhere_stays_there_on_any_engine(program: list[str], tmp_path: Path, root: str) -> None:
+    urls = ["s3://m/gs", "s3a://m/1", "gs://m/1", "hf://m/1", "https://m/1", "x::s3://m/1"]
+    names = {f"model{place}": url for place, url in enumerate(urls)}
+    stage = Stage(program, tmp_path, artifacts={name: ["system.Model", name] for name in names})
+    for name, url in names.items():
+        stage.register(name, url, epochs=3, location="mine")
+    stage.root = root
+    assert stage.run("true").returncode == 0
+    for name, url in names.items():
+        model = stage.report()[name]
+        assert (model["uri"], model["metadata"]) == (f"{root}/{name}", {"epochs": 3, "location": url})
+        assert json.loads((tmp_path / "out" / name).read_text()) == {
+            "path": url,
+            "metadata": {"epochs": 3, "location": "mine"},
+        }
+
+
+def test_numbers_that_six_decimals_would_change_are_text(program: list[str], tmp_path: Path) -> None:
+    """MLMD writes doubles with "%f"."""
+    same = [0.0, -0.0, 0.93, 1e-6, 0.0123456789, 0.0004994, 1e300, 123456.7890123]
+    shown = {f"x{place}": (value, value) for place, value in enumerate(same)}
+    shown |= {"y0": (0.0001234, "0.0001234"), "y1": (-3.3e-7, "-3.3e-07"), "y2": (5e-324, "5e-324")}
+    values = {name: value for name, (value, _) in shown.items()}
+    expected = {name: text for name, (_, text) in shown.items()}
+    stage = Stage(
+        program, tmp_path, results={name: ["float", name] for name in shown}, artifacts={"m": ["system.Model", "m"]}
+    )
+    stage.record(json.dumps(values))
+    stage.register("m", "s3://models/1", **values, nested=[*values.values()])
+    assert stage.run("true").returncode == 0
+    assert stage.outputs() == {name: repr(value) for name, value in values.items()}, "an output is exact"
+    assert stage.report()["metrics"]["metadata"] == expected
+    nested = {"nested": [*values.values()], "location": "s3://models/1"}
+    assert stage.report()["m"]["metadata"] == {**expected, **nested}
+
+
+def test_a_local_file_or_folder_is_kept_by_kfp(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, artifacts={"file": ["system.Model", "file"], "folder": ["system.Model", "folder"]})
+    (tmp_path / "model[1]" / "deep").mkdir(parents=True)
+    (tmp_path / "model[1]" / "deep" / "weights").write_bytes(b"\0\1")
+    (tmp_path / "model[1]" / "config").write_text("{}")
+    stage.register("file", str(tmp_path / "model[1]" / "config"))
+    stage.register("folder", str(tmp_path / "model[1]"))
+    done = stage.run("true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out" / "file").read_text() == "{}"
+    assert (tmp_path / "out" / "folder" / "deep" / "weights").read_bytes() == b"\0\1"
+    assert stage.report()["folder"]["uri"] == "s3://bucket/root/folder", "where KFP puts it"
+
+
+def test_metadata_alone(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, artifacts={"confusion": ["system.ClassificationMetrics", "confusion"]})
+    matrix = {"annotationSpecs": [{"displayName": "a"}], "rows": [{"row": [1]}]}
+    stage.register("confusion", "", confusionMatrix=matrix)
+    assert stage.run("true").returncode == 0
+    assert stage.report()["confusion"]["metadata"] == {"confusionMatrix": matrix}
+
+
+def test_the_last_registration_counts(stage: Stage, tmp_path: Path) -> None:
+    for number in range(3):
+        for name in ("model", "confusion", "train/notes"):
+            (tmp_path / f"{number}.html").write_text(str(number))
+            stage.register(name, f"file://{tmp_path}/{number}.html")
+    assert stage.run("true").returncode == 0
+    assert (tmp_path / "out" / "model").read_text() == "2"
+    assert (tmp_path / "out" / "notes").read_text() == "2"
+
+
+def test_artifacts_of_torchx(stage: Stage, tmp_path: Path) -> None:
+    """An application that only knows TorchX registers the same artifacts."""
+    code = (
+        "from torchx.tracker import AppRun; import sys\n"
+        "run = AppRun.run_from_env()\n"
+        "run.add_artifact('model', 's3://models/1', {'epochs': 3})\n"
+        "run.add_artifact('confusion', sys.argv[1]); run.add_artifact('train/notes', sys.argv[1])\n"
+    )
+    (tmp_path / "page").write_text("page")
+    trackers = {"TORCHX_TRACKERS": "torchx_kfp", "TORCHX_TRACKER_TORCHX_KFP_CONFIG": stage.base}
+    done = stage.run(sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "page"), **trackers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stage.report()["model"]["metadata"] == {"epochs": 3, "location": "s3://models/1"}
+    assert stage.report()["notes"]["metadata"] == {}
+    assert (tmp_path / "out" / "confusion").read_text() == "page"
+
+
+def test_an_artifact_that_is_not_registered(stage: Stage) -> None:
+    stage.register("model", "s3://models/1")
+    stage.register("confusion", "")
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr == "torchx-kfp: train declares the artifact 'train/notes' but recorded model, confusion\n"
+
+
+def test_an_artifact_whose_file_is_missing(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, artifacts={"notes": ["system.Markdown", "notes"]})
+    stage.register("notes", "/nowhere/notes.md")
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"torchx-kfp: cannot publish {stage.base}/{RUN_ID}: FileNotFoundError")
+    assert "/nowhere/notes.md" in done.stderr
+
+
+# Files whose reading never ends
+
+
+def make_fifo(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], path: Path | str, kind: str = "FIFO") -> None:
+    assert done.returncode == 1
+    assert f"{path} is a {kind}, not a file" in done.stderr
+
+
+def test_a_fifo_where_results_are(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path)
+    path = make_fifo(Path(stage.base, RUN_ID))
+    assert_refused(stage.run("true"), path)
+
+
+def test_a_fifo_among_the_statements_on_artifacts(stage: Stage) -> None:
+    stage.register("model", "s3://models/1")
+    (folder,) = Path(stage.base, ".torchx_kfp", "artifacts").iterdir()
+    path = make_fifo(folder / "0")
+    assert_refused(stage.run("true"), path)
+
+
+@pytest.mark.parametrize("place", ["path", "url", "folder", "link"])
+def test_an_artifact_that_is_a_fifo(program: list[str], tmp_path: Path, place: str) -> None:
+    stage = Stage(program, tmp_path, artifacts={"model": ["system.Model", "model"]})
+    path = make_fifo(tmp_path / "models" / "model")
+    (tmp_path / "link").symlink_to(path)
+    named = {"path": path, "url": f"file://{path}", "folder": path.parent, "link": tmp_path / "link"}[place]
+    name_artifact(stage, "model", str(named))
+    assert_refused(stage.run("true"), named if place == "link" else path)
+
+
+def test_an_artifact_that_is_a_device_or_a_socket(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, artifacts={"page": ["system.HTML", "page"]})
+    name_artifact(stage, "page", "/dev/zero")
+    assert_refused(stage.run("true"), "/dev/zero", "device")
+    with socket.socket(socket.AF_UNIX) as bound:
+        path = tmp_path / "s"
+        bound.bind(str(path))
+        name_artifact(stage, "page", str(path))
+        assert_refused(stage.run("true"), path, "socket")
+
+
+@pytest.mark.parametrize("output", ["x", "model", "executor_output.json"])
+def test_an_output_of_kfp_that_is_a_fifo(program: list[str], tmp_path: Path, output: str) -> None:
+    """The application may have created the FIFO."""
+    stage = Stage(program, tmp_path, results={"x": ["float", "x"]}, artifacts={"model": ["system.Model", "model"]})
+    stage.record('{"x": 1}')
+    name_artifact(stage, "model", __file__)
+    path = make_fifo(tmp_path / "out" / output)
+    assert_refused(stage.run("true"), path)
+
+
+def name_artifact(stage: Stage, name: str, path: str) -> None:
+    """Register an artifact, as an application in any language can."""
+    folder = Path(stage.base, ".torchx_kfp", "artifacts", RUN_ID.replace("/", "%2F"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{time.time_ns()}").write_text(json.dumps({"name": name, "path": path, "metadata": None}))
+
+
+# Images
+
+
+@either_way
+def test_without_an_application_another_run_is_published(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
+    stage.record('{"accuracy": 1}')
+    assert stage.run().returncode == 0
+    assert stage.outputs() == {"accuracy": "1.0"}
+    assert stage.report()["metrics"]["metadata"] == {"accuracy": 1}
+
+
+@either_way
+def test_an_image_without_fsspec_is_told_before_the_application_starts(program: list[str], tmp_path: Path) -> None:
+    bare = [program[0], "-S", *program[1:]]  # without site-packages
+    stage = Stage(bare, tmp_path)
+    done = stage.run("echo", "started", PYTHONPATH=str(carry.REPOSITORY))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "torchx-kfp: fsspec is missing\n"
+
+
+@either_way
+@pytest.mark.lowest
+def test_stores_over_http(program: list[str], tmp_path: Path, s3_base: str) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]}, artifacts={"n": ["system.HTML", "n"]})
+    stage.base = stage.environ["TORCHX_TRACKER_BASE"] = s3_base
+    FsspecResultTracker(s3_base)[RUN_ID] = {"accuracy": 0.25}
+    page = f"{s3_base}-pages/page.html"
+    import fsspec
+
+    with fsspec.open(page, "wb") as file:
+        file.write(b"<p>")
+    stage.register("n", page)
+    stage.spec = {"may_fail": []}
+    done = stage.run("sh", "-c", "exit 4")
+    said = "torchx-kfp: exit code 4, but the stage may fail\n"
+    assert (done.returncode, done.stderr) == (0, said)
+    assert stage.outputs() == {"accuracy": "0.25"}
+    assert (tmp_path / "out" / "n").read_text() == "<p>"
+    assert FsspecResultTracker(s3_base)[RUN_ID] == {"accuracy": 0.25, "exit_code": 4}

@@ -1,0 +1,263 @@
+"""The stage protocol: decoding returns the values that were encoded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.facts import says
+from torchx_kfp.contract import protocol
+from torchx_kfp.contract.protocol import Execution, RawJson, StageContext, superseded
+from torchx_kfp.errors import NotInStageError, ProtocolError
+
+#: Text that environment variables can contain.
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+HOSTILE = (
+    TEXT | st.text("a$(){}[]\"'\\%\n\t {{=üж🔑") | st.sampled_from(["{{workflow.name}}", "$(HOME)", "$$", "${x}", "''"])
+)
+RUN_IDS = HOSTILE.filter(bool)
+PARENTS = st.dictionaries(HOSTILE, RUN_IDS | st.lists(RUN_IDS, max_size=4).map(tuple), max_size=5)
+TRACKER_NAMES = st.lists(
+    HOSTILE.filter(lambda name: name and not set(name) & set(",=") and name.upper() != "TORCHX_KFP"),
+    unique_by=str.upper,
+    max_size=3,
+)
+TRACKERS = TRACKER_NAMES.flatmap(lambda names: st.fixed_dictionaries({name: st.none() | RUN_IDS for name in names}))
+CONTEXTS = st.builds(StageContext, tracker_base=RUN_IDS, run_id=RUN_IDS, parents=PARENTS, trackers=TRACKERS)
+
+
+@hypothesis.given(CONTEXTS)
+def test_encode_and_decode_are_a_pair(context: StageContext) -> None:
+    environ = protocol.encode(context)
+    decoded = protocol.decode(environ)
+    assert decoded == context
+    assert list(decoded.parents) == list(context.parents), "in order"
+    assert list(decoded.trackers) == list(context.trackers), "in order"
+    configs = {protocol.tracker_config_variable(name) for name in context.trackers}
+    assert set(environ) <= {*protocol.VARIABLES, *configs}
+    assert all(isinstance(value, str) and "\0" not in value for value in environ.values())
+
+
+@hypothesis.given(CONTEXTS)
+@hypothesis.settings(max_examples=20)
+def test_the_environment_of_a_process_carries_it(context: StageContext) -> None:
+    code = (
+        "from torchx_kfp.contract import protocol; import ast, os, sys; c = protocol.decode(os.environ)\n"
+        "sys.stdout.buffer.write(ascii((c.tracker_base, c.run_id, dict(c.parents), dict(c.trackers))).encode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=protocol.encode(context), capture_output=True, check=True)
+    expected = context.tracker_base, context.run_id, dict(context.parents), dict(context.trackers)
+    assert done.stdout.decode() == ascii(expected)
+
+
+@hypothesis.given(PARENTS)
+def test_parents_are_a_pair(parents: dict[str, protocol.RunIds]) -> None:
+    assert protocol.decode_parents(protocol.encode_parents(parents)) == parents
+
+
+@hypothesis.given(st.lists(HOSTILE, unique=True))
+def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None:
+    text = protocol.encode_parents(dict.fromkeys(aliases, "p/s/e"))
+    assert text.isascii()
+    assert text.isprintable()
+    assert "$" not in text
+    assert text.count("{") == 1
+    assert text.count('"') == 4 * len(aliases), "around names and run ids alone"
+    assert list(protocol.decode_parents(text)) == aliases
+
+
+def test_the_words_of_which_a_script_makes_it() -> None:
+    words = protocol.parent_words([("one", "$1"), ("all", RawJson("$2")), ("few", ["$3", "$4"]), ("none", [])])
+    assert words == ['"one": "', "$1", '", "all": ', "$2", ', "few": ["', "$3", '", "', "$4", '"], "none": []}']
+
+
+@hypothesis.given(PARENTS)
+def test_these_words_are_what_is_encoded(parents: dict[str, protocol.RunIds]) -> None:
+    words = protocol.parent_words(parents.items())
+    words[1::2] = [json.dumps(word)[1:-1] for word in words[1::2]]
+    assert "{" + "".join(words) == protocol.encode_parents(parents)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", says("Got: ''", "Expecting value", "TORCHX_PARENT_RUN_IDS")),
+        ("{", r"Got: '\{'\. \(Expecting"),
+        ("p1/train/e1", r"Got: 'p1/train/e1'\. \(Expecting value"),
+        ("[]", r"Got: '\[\]'\.$"),
+        ("null", r"Got: 'null'\.$"),
+        ('{"a": 1}', r"The alias 'a' has 1\.$"),
+        ('{"a": null}', r"The alias 'a' has None\.$"),
+        ('{"a": {"b": "c"}}', r"The alias 'a' has \{'b': 'c'\}\.$"),
+        ('{"a": "x", "b": ["y", 1]}', r"The alias 'b' has \['y', 1\]\.$"),
+        ('{"a": "x", "b": "y", "a": "z"}', says("'a'", "TORCHX_PARENT_RUN_IDS")),
+        ('{"a": "x", "\\u0061": "z"}', says("'a'", "TORCHX_PARENT_RUN_IDS")),
+    ],
+)
+def test_malformed_parents(text: str, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message) as caught:
+        protocol.decode_parents(text)
+    assert str(caught.value).startswith("TORCHX_PARENT_RUN_IDS must be a JSON object")
+
+
+def test_a_malformed_environment() -> None:
+    with pytest.raises(ProtocolError, match=says("TORCHX_PARENT_RUN_IDS", "'no'")):
+        protocol.decode({protocol.TRACKER_BASE: "/x", protocol.JOB_ID: "a", protocol.PARENT_RUN_IDS: "no"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [
+        ({}, ["TORCHX_TRACKER_BASE and TORCHX_JOB_ID"]),
+        ({"TORCHX_TRACKER_BASE": "/x"}, [": TORCHX_JOB_ID "]),
+        ({"TORCHX_TRACKER_BASE": "", "TORCHX_JOB_ID": "a"}, [": TORCHX_TRACKER_BASE "]),
+        ({"TORCHX_PARENT_RUN_IDS": "no"}, ["TORCHX_TRACKER_BASE and TORCHX_JOB_ID"]),
+    ],
+)
+def test_outside_of_a_stage(environ: dict[str, str], missing: list[str]) -> None:
+    with pytest.raises(NotInStageError, match=says(*missing)):
+        protocol.decode(environ)
+
+
+def test_the_environment_of_a_stage() -> None:
+    context = StageContext("s3://b/x", "p1/eval/e1", {"train": "p1/train/e1", "trials": ("p1/t/1", "p1/t/2")})
+    assert protocol.encode(context) == {
+        "TORCHX_TRACKER_BASE": "s3://b/x",
+        "TORCHX_JOB_ID": "p1/eval/e1",
+        "TORCHX_PARENT_RUN_ID": "p1/train/e1",
+        "TORCHX_PARENT_RUN_IDS": '{"train": "p1/train/e1", "trials": ["p1/t/1", "p1/t/2"]}',
+        "TORCHX_TRACKERS": "torchx_kfp",
+        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "s3://b/x",
+    }
+    further = StageContext("/x", "p1/eval/e1", trackers={"mlflow": "http://x", "my:create": None})
+    assert protocol.encode(further) == {
+        "TORCHX_TRACKER_BASE": "/x",
+        "TORCHX_JOB_ID": "p1/eval/e1",
+        "TORCHX_TRACKERS": "torchx_kfp,mlflow,my:create",
+        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "/x",
+        "TORCHX_TRACKER_MLFLOW_CONFIG": "http://x",
+    }
+    assert "TORCHX_PARENT_RUN_ID" not in protocol.encode(StageContext("/x", "p1/eval/e1"))
+    assert "TORCHX_PARENT_RUN_IDS" not in protocol.encode(StageContext("/x", "p1/eval/e1"))
+
+
+def test_the_first_run_id() -> None:
+    assert protocol.first_run_id({}) is None
+    assert protocol.first_run_id({"a": "1", "b": "2"}) == "1"
+    assert protocol.first_run_id({"a": ("3", "4"), "b": "2"}) == "3"
+    assert protocol.first_run_id({"a": (), "b": "2"}) is None
+
+
+def test_a_parent_that_torchx_alone_gave() -> None:
+    environ = {"TORCHX_TRACKER_BASE": "/x", "TORCHX_JOB_ID": "a", "TORCHX_PARENT_RUN_ID": "b"}
+    assert protocol.decode(environ).parents == {"parent": "b"}
+
+
+def test_torchx_knows_these_names() -> None:
+    from torchx.tracker import api
+
+    names = importlib.import_module("torchx.settings") if importlib.util.find_spec("torchx.settings") else api
+    assert names.ENV_TORCHX_JOB_ID == protocol.JOB_ID
+    assert names.ENV_TORCHX_PARENT_RUN_ID == protocol.PARENT_RUN_ID
+    assert names.ENV_TORCHX_TRACKERS == protocol.TRACKERS
+    config = api.tracker_config_env_var_name(protocol.TRACKER_NAME)
+    assert config == protocol.TRACKER_CONFIG == protocol.tracker_config_variable(protocol.TRACKER_NAME)
+    assert api.tracker_config_env_var_name("größe") == protocol.tracker_config_variable("größe")
+
+
+def test_trackers_as_others_set_them() -> None:
+    """TorchX's own runner may leave out this project's tracker, and an engine may fill in an empty configuration."""
+    assert protocol.decode_trackers({}) == protocol.decode_trackers({"TORCHX_TRACKERS": ""}) == {}
+    environ = {"TORCHX_TRACKERS": "a,torchx_kfp,b,", "TORCHX_TRACKER_A_CONFIG": "", "TORCHX_TRACKER_B_CONFIG": "x,y"}
+    assert protocol.decode_trackers(environ) == {"a": None, "b": "x,y"}
+
+
+#: As ``pipeline.walk`` makes them.
+KFP = "0b5a1f3c-5a1f-4b62-ae0c-601f7270d2b4"
+LOCAL = "fit-20261123-120000-0a1b2c"
+UIDS = st.sampled_from(["", "_0b5a1f3c", "_99999999"])
+#: Run ids of KFP, of this machine, and keys of other people that look much the same.
+ATTEMPTS = st.builds(
+    "{}/{}/{}{}{}".format,
+    st.sampled_from(["3fa2c1d0-1b1c-4a3b-9d8e-000000000000", LOCAL, "a", "http:"]),
+    st.sampled_from(["fit", "read"]),
+    st.sampled_from(["fit-0", "fit-1", "fit-10", "fit-2-0", "fit-2-1", "fit", "c"]),
+    UIDS,
+    st.sampled_from(["", "_2", "_3", "_10"]),
+)
+
+
+@hypothesis.given(st.sets(ATTEMPTS | RUN_IDS), st.data())
+def test_one_attempt_of_each_stage_is_left(run_ids: set[str], data: st.DataObject) -> None:
+    times = {run_id: data.draw(st.integers(0, 3)) for run_id in sorted(run_ids)}
+    gone = superseded(run_ids, times.__getitem__)
+    assert gone <= {run_id for run_id in run_ids if run_id.count("/") == 2 and not run_id.startswith("http:")}
+    left = run_ids - gone
+    assert superseded(left, times.__getitem__) == set(), "what is left are last attempts"
+    for run_id in gone:
+        one = Execution.parse(run_id)
+        others = {key: Execution.parse(key) for key in left if key.startswith(run_id.rpartition("/")[0] + "/")}
+        if not run_id.startswith(LOCAL) or one.uid:
+            assert one.pod in {other.pod for other in others.values()}, "another name is another stage"
+        higher = [key for key, other in others.items() if other[:2] == one[:2] and other.attempt > one.attempt]
+        newer = [key for key, other in others.items() if other.pod == one.pod and other.uid != one.uid]
+        stem = one.pod.rpartition("-")[0]
+        later = [
+            key
+            for key, other in others.items()
+            if run_id.startswith(LOCAL) and not one.uid and other.pod.rpartition("-")[0] == stem and other[:2] > one[:2]
+        ]
+        assert higher or newer or later
+
+
+@pytest.mark.parametrize(
+    ("earlier", "last"),
+    [
+        (f"{LOCAL}/fit/fit-0", f"{LOCAL}/fit/fit-1"),
+        (f"{LOCAL}/fit/fit-9_3", f"{LOCAL}/fit/fit-10"),
+        (f"{LOCAL}/fit/fit-2-0", f"{LOCAL}/fit/fit-2-1_2"),
+        (f"{LOCAL}/fit/fit-0_2", f"{LOCAL}/fit/fit-0_3"),
+        (f"{KFP}/fit/pod-1_0b5a1f3c", f"{KFP}/fit/pod-1_0b5a1f3c_2"),
+        (f"{KFP}/fit/pod-1_0b5a1f3c_3", f"{KFP}/fit/pod-1_99999999"),
+    ],
+)
+def test_an_attempt_supersedes_those_before_it(earlier: str, last: str) -> None:
+    assert superseded([last, earlier], [earlier, last].index) == {earlier}
+    assert superseded([last], [last].index) == superseded([earlier], [earlier].index) == set()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["a/b/c-1", "a/b/c-2"],
+        ["a/b/c_2", "a/b/c_3", "exp/train/model_0a1b2c3d", "exp/train/model_99999999"],
+        [
+            "3fa2c1d0-1b1c-4a3b-9d8e-000000000000/fit/pod-impl-81",
+            "3fa2c1d0-1b1c-4a3b-9d8e-000000000000/fit/pod-impl-12",
+        ],
+        ["c-1", "c-2", f"{LOCAL}/c-1", f"{LOCAL}/c-2", f"{LOCAL}/a/b/c-1", f"{LOCAL}/a/b/c-2"],
+        [f"{LOCAL}/fit/fit-0", f"{LOCAL}/fit/fit-1-0", f"{LOCAL}/fit/fit-2-0", f"{LOCAL}/again/fit-1"],
+        [f"{LOCAL}0/fit/fit-0", f"{LOCAL}0/fit/fit-1"],
+    ],
+)
+def test_other_keys_are_all_results(keys: list[str]) -> None:
+    assert superseded(keys, keys.index) == set()
+
+
+def test_the_run_knows_attempts_that_have_recorded_nothing() -> None:
+    assert superseded([f"{LOCAL}/fit/fit-0"], last=[f"{LOCAL}/fit/fit-1"]) == {f"{LOCAL}/fit/fit-0"}
+    assert superseded([f"{KFP}/fit/p_0b5a1f3c"], lambda _: 5.0, last=[f"{KFP}/fit/p"]) == {f"{KFP}/fit/p_0b5a1f3c"}
+    assert superseded([f"{KFP}/fit/p_0b5a1f3c"], last=[f"{KFP}/fit/p"]) == set(), "without results, it may be that one"
+
+
+def test_needs_the_standard_library_alone() -> None:
+    code = "import sys; old = set(sys.modules); import torchx_kfp.contract.protocol; print(*(set(sys.modules) - old))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = {name for name in done.stdout.split() if name.split(".")[0] not in sys.stdlib_module_names}
+    assert others == {"torchx_kfp", "torchx_kfp.contract", "torchx_kfp.contract.protocol", "torchx_kfp.errors"}

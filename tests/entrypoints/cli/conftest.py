@@ -1,0 +1,154 @@
+"""A project folder with a pipeline, and the command line as a user calls it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.cli.ready import PROGRAM, Ready
+from torchx_kfp.entrypoints.cli import cli
+
+PIPELINE = '''\
+import sys
+
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from torchx_kfp import task_from_app
+
+RECORD = """
+import sys
+from torchx_kfp.tracking import current_run
+run = current_run()
+before = [parent.results() for parent in run.parents.values()]
+print("arguments", sys.argv[1:], flush=True)
+run.put(value=float(sys.argv[1]), parents=len(before))
+"""
+
+
+def app(name, *args, program=RECORD):
+    return AppDef(name, [Role("role", image="image", entrypoint="python", args=["-c", program, *args])])
+
+
+@dsl.pipeline(name="two")
+def two(tracker_base: str, value: float = 1.5, names: list = ["a"]):
+    first = task_from_app(app("first", f"{value}"), tracker_base=tracker_base)
+    with dsl.ParallelFor(names) as name:
+        task_from_app(app("second", "2", f"{name}"), tracker_base=tracker_base, reads=first)
+
+
+@dsl.pipeline(name="fails")
+def fails(tracker_base: str):
+    program = RECORD + "print('the last line', flush=True); sys.exit(7)"
+    first = task_from_app(app("first", "1", program=program), tracker_base=tracker_base)
+    task_from_app(app("second", "2"), tracker_base=tracker_base, reads=first)
+
+
+@dsl.pipeline(name="sleeps")
+def sleeps():
+    task_from_app(app("sleep", program="import time; print('asleep', flush=True); time.sleep(60)"))
+'''
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with ``pipelines.py``."""
+    (tmp_path / "pipelines.py").write_text(PIPELINE)
+    return tmp_path
+
+
+@pytest.fixture
+def call(project: Path, ready_program: Ready) -> Call:
+    """The command line, in the project's folder and in a separate process."""
+
+    def run(*words: str, folder: Path = project, **environ: str) -> subprocess.CompletedProcess[str]:
+        if not any(name.startswith("PYTHON") for name in environ):
+            return ready_program.call(words, folder, {**os.environ, "COLUMNS": "100", **environ})
+        return subprocess.run(
+            [PROGRAM, *words],
+            cwd=folder,
+            env={**os.environ, "COLUMNS": "100", **environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run
+
+
+@pytest.fixture
+def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command line in this process, for tests with many cases."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(project)
+        with pytest.raises(SystemExit) as ended:
+            cli(list(words), prog_name="torchx-kfp")
+        shown = capsys.readouterr()
+        return subprocess.CompletedProcess(words, int(ended.value.code or 0), shown.out, shown.err)
+
+    return run
+
+
+@pytest.fixture
+def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
+    """The command line as a process that keeps running."""
+
+    def run(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [PROGRAM, *words],
+            cwd=project,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # The shell that runs the tests may ignore Ctrl-C for background processes.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    return run
+
+
+@pytest.fixture
+def terminal(project: Path) -> Callable[..., str]:
+    """The output of the command line in a terminal of this width, without carriage returns."""
+
+    def run(width: int, *words: str, **environ: str) -> str:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+        variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+        process = subprocess.Popen(
+            [PROGRAM, *words],
+            cwd=project,
+            env={**variables, "TERM": "xterm", **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=subprocess.STDOUT,
+        )
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                read = os.read(ours, 65536)
+            except OSError:  # Linux raises this when there is no writer any more
+                break
+            if not read:
+                break
+            shown += read
+        os.close(ours)
+        process.wait(timeout=60)
+        return shown.decode().replace("\r\n", "\n")
+
+    return run

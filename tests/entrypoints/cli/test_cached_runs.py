@@ -1,0 +1,205 @@
+"""Runs whose stages were cached, in the commands that show the records of runs: in a directory, and on S3."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from tests.entrypoints.cli.conftest import Call
+from tests.facts import says
+from torchx_kfp import task_from_app
+from torchx_kfp.local import Watch, run
+from torchx_kfp.tracking import FsspecResultTracker
+
+RECORD = "from torchx_kfp.tracking import current_run; import sys; current_run().put(x=float(sys.argv[1]))"
+
+
+@dsl.pipeline(name="two")
+def two(tracker_base: str, lr: float):
+    def app(name: str, *args: str) -> AppDef:
+        return AppDef(name, roles=[Role("role", image="x", entrypoint="python", args=["-c", RECORD, *args])])
+
+    prepared = task_from_app(app("prepare", "1"), tracker_base=tracker_base)
+    task_from_app(app("train", f"{lr}"), tracker_base=tracker_base, reads=prepared)
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def base(request: pytest.FixtureRequest, project: Path) -> str:
+    return "base" if request.param == "local" else str(request.getfixturevalue("s3_base"))
+
+
+@pytest.fixture
+def runs(base: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run that has worked, a run with a cached stage, and a run in which everything was cached."""
+    monkeypatch.chdir(project)
+    ids = []
+    for lr in (0.5, 0.25, 0.25):
+        result = run(two, {"tracker_base": base, "lr": lr}, watch=Watch())
+        result.raise_for_failure()
+        ids.append(result.run_id)
+    return ids
+
+
+def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
+    first, second, third = runs
+    done = inside("results", base, second)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"Cached in {second}: prepare, from {first}.\n"
+    assert [line.split() for line in done.stdout.splitlines()[3:]] == [
+        ["prepare/prepare-0", "(cached)", "1.0"],
+        ["train/train-0", "0.25"],
+    ]
+    whole = json.loads(inside("results", base, third, "--format", "json").stdout)
+    assert whole == {f"{first}/prepare/prepare-0": {"x": 1.0}, f"{second}/train/train-0": {"x": 0.25}}
+    for name in ("latest", third[-6:], third[:-1]):
+        assert json.loads(inside("results", base, name, "--format", "json").stdout) == whole
+    assert json.loads(inside("results", base, "latest/tr", "--format", "json").stdout) == {
+        f"{second}/train/train-0": {"x": 0.25}
+    }
+    listed = [line.split() for line in inside("results", base).stdout.splitlines()[2:]]
+    # Runs are listed by their names, which contain the second in which they started.
+    assert listed == sorted(
+        [
+            [first, "2", "0", "prepare", "train"],
+            [second, "1", "1", "prepare", "train"],
+            [third, "0", "2", "prepare", "train"],
+        ]
+    )
+
+    done = inside("compare", base, first, third)
+    assert done.returncode == 0, done.stderr
+    values = [line.split() for line in done.stdout.splitlines() if line.startswith(("prepare", "train"))]
+    assert values == [
+        ["prepare", "x", "1.0", "1.0", "0"],
+        ["prepare", "state", "cached"],
+        ["train", "x", "0.5", "0.25", "-0.25"],
+        ["train", "state", "cached"],
+    ]
+    assert f"Cached in {third}: train, from {second}.\n" in done.stderr
+    # Both were given the same results.
+    same = inside("compare", base, second, third, "--changed")
+    assert (same.returncode, same.stderr.splitlines()[0]) == (0, "The runs do not differ.")
+
+    done = inside("lineage", base, "latest")
+    assert done.stdout.splitlines()[1].startswith(f"{second}/train/train-0  x=0.25")
+    assert f"prepare: {first}/prepare/prepare-0" in done.stdout
+    shown = inside("show", base, "latest/train", "--format", "json")
+    assert json.loads(shown.stdout)["run_id"] == f"{second}/train/train-0"
+    assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
+
+
+@dsl.pipeline(name="looped")
+def looped(tracker_base: str, rates: list):
+    with dsl.ParallelFor(rates) as rate:
+        args = ["-c", RECORD, f"{rate}"]
+        app = AppDef("train", roles=[Role("role", image="x", entrypoint="python", args=args)])
+        task_from_app(app, tracker_base=tracker_base)
+
+
+def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
+    inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second iteration of the first run is the first one of the second run, which has its own second one."""
+    monkeypatch.chdir(project)
+    first, second = (
+        run(looped, {"tracker_base": "base", "rates": rates}, watch=Watch(), parallelism=1).run_id
+        for rates in ([0.5, 0.25], [0.25, 0.125])
+    )
+    assert json.loads(inside("results", "base", second, "--format", "json").stdout) == {
+        f"{first}/train/train-1-0": {"x": 0.25},
+        f"{second}/train/train-1-0": {"x": 0.125},
+    }
+    assert json.loads(inside("results", "base", f"{second}/train/train-1-0", "--format", "json").stdout) == {
+        f"{second}/train/train-1-0": {"x": 0.125}
+    }
+
+
+def test_from_another_folder(runs: list[str], inside: Call, project: Path, base: str) -> None:
+    if base != "base":
+        pytest.skip("the base has nothing to do with it")
+    os.rename(project / "local_outputs", project / "elsewhere")
+    unknown = inside("results", base, runs[2])
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    told, _, there = unknown.stderr.partition(" Runs there: ")
+    assert f"Nothing is recorded for '{runs[2]}' under 'base'." in told
+    # The most similar one comes first: for runs of the same second, that is random.
+    assert sorted(there.strip().rstrip(".").split(", ")) == sorted(runs[:2])
+    assert inside("results", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
+    # Without the run's folder, the run that was recorded last is the newest.
+    assert f"{runs[1]}/train/train-0" in inside("results", base, "latest", "--format", "json").stdout
+
+
+#: Commands that accept runs of a tracker base and of this machine.
+ASK = [("results", "base"), ("show", "base"), ("lineage", "base"), ("compare", "base", "one-1")]
+HERE = [("logs",), ("cancel",), ("report",), ("run", "--resume")]
+
+
+@pytest.mark.parametrize("words", [*ASK, *HERE], ids=lambda words: words[0])
+@pytest.mark.parametrize("name", ["nope", "one"])
+def test_unknown_and_ambiguous(words: tuple[str, ...], name: str, inside: Call, project: Path) -> None:
+    tracker = FsspecResultTracker(project / "base")
+    for run_id in ("one-1", "one-2"):
+        tracker[f"{run_id}/train/1"] = {"x": 1}
+        folder = project / "local_outputs" / run_id
+        folder.mkdir(parents=True)
+        (folder / "events.jsonl").touch()
+    done = inside(*words, name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert name in done.stderr
+    assert "one-1" in done.stderr
+    assert "one-2" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["results", "show", "lineage"])
+def test_the_end_of_a_run_id(command: str, inside: Call, project: Path) -> None:
+    tracker = FsspecResultTracker(project / "base")
+    for run_id in ("a-20260101-120000-0a1b2c", "a-20260101-120001-3d4e5f"):
+        tracker[f"{run_id}/train/1"] = {"x": 1}
+    done = inside(command, "base", "4e5f", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert "a-20260101-120001-3d4e5f/train/1" in done.stdout
+    assert "0a1b2c" not in done.stdout
+
+
+def test_a_run_of_another_base_is_none_of_this(inside: Call, project: Path, execute_in: Callable[..., str]) -> None:
+    other = execute_in("other")
+    FsspecResultTracker(project / "base")["one-1/train/1"] = {"x": 1}
+    assert inside("results", "base", other).returncode == 2
+    assert "one-1/train/1" in inside("results", "base", "latest", "--format", "json").stdout
+
+
+@pytest.fixture
+def execute_in(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    def function(base: str) -> str:
+        monkeypatch.chdir(project)
+        return [run(two, {"tracker_base": base, "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
+
+    return function
+
+
+def test_a_tracker_that_lacks_records_is_named_whatever_is_shown(inside: Call, project: Path) -> None:
+    (project / "down.py").write_text("def create(config): raise ConnectionError('nobody answers')")
+    program = """
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import task_from_app
+CODE = "from torchx_kfp.tracking import current_run; current_run().put(x=1)"
+
+@dsl.pipeline(name="down")
+def down(tracker_base: str):
+    app = AppDef("record", [Role("role", image="x", entrypoint="python", args=["-c", CODE])])
+    task_from_app(app, tracker_base=tracker_base, trackers={"down:create": None})
+"""
+    (project / "pipeline.py").write_text(program)
+    done = inside("run", "pipeline.py", "--tracker-base", "base", "--quiet", "--json")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    ended = next(event for event in events if event["event"] == "stage_finished")
+    assert ended["undelivered"] == {"down:create": "ConnectionError: nobody answers"}
+    assert re.search(says("down:create", "record", "nobody answers", "not taken from the cache"), done.stderr)
+    assert "nobody answers" in inside("show", "base", "latest/record").stdout

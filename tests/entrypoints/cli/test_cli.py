@@ -1,0 +1,467 @@
+"""The command line as a user calls it: processes, exact texts, exit codes."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import torchx_kfp
+from tests.documents import documents
+from tests.entrypoints.cli.conftest import PROGRAM, Call
+from torchx_kfp.tracking import FsspecResultTracker
+
+
+@pytest.mark.versions
+def test_help_names_every_command(call: Call) -> None:
+    done = call("--help")
+    assert done.returncode == 0
+    assert "..." not in done.stdout.partition("Commands:")[2], "every summary fits"
+    for command in ("cancel", "compare", "compile", "gc", "lineage", "logs", "results", "run", "runs"):
+        assert f"\n  {command} " in done.stdout
+        assert call(command, "--help").returncode == 0
+
+
+def test_version(call: Call) -> None:
+    assert call("--version").stdout == f"torchx-kfp, version {torchx_kfp.__version__}\n"
+
+
+@pytest.mark.versions
+def test_compile_to_stdout_and_to_a_file(call: Call, project: Path) -> None:
+    printed = call("compile", "pipelines.py:two")
+    assert printed.returncode == 0, printed.stderr
+    assert documents(printed.stdout)[0]["pipelineInfo"]["name"] == "two"
+    written = call("compile", "pipelines.py:two", "-o", "two.yaml")
+    assert (written.stdout, written.stderr) == ("", "Compiled pipelines.py:two to two.yaml.\n")
+    assert (project / "two.yaml").read_text() == printed.stdout
+
+
+def test_compile_says_how_near_a_pipeline_comes_to_argos_limit(call: Call, project: Path) -> None:
+    source = """
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import task_from_app
+
+@dsl.pipeline(name="many")
+def many(tracker_base: str = "/tmp/results") -> None:
+    with dsl.ParallelFor(list(range({}))) as item:
+        app = AppDef("train", roles=[Role("train", image="i", entrypoint="python", args=["-m", "train", f"{{item}}"])])
+        task_from_app(app, tracker_base=tracker_base)
+"""
+    for count, said in ((10, ""), (400, "400 stages, about 0."), (700, "Warning: may fail on KFP: the pipeline needs")):
+        (project / "many.py").write_text(source.format(count))
+        done = call("compile", "many.py")
+        assert done.returncode == 0
+        assert done.stdout.startswith("# PIPELINE DEFINITION")
+        assert done.stderr.startswith(said)
+        assert bool(done.stderr) == bool(said)
+    done = call("check", "many.py")
+    assert (done.returncode, done.stdout.startswith("may fail on KFP: the pipeline needs about")) == (0, True)
+
+
+def test_compile_refuses_what_kfp_writes_wrongly(call: Call, project: Path) -> None:
+    (project / "broken.py").write_text(
+        "from kfp import dsl\n"
+        "@dsl.container_component\n"
+        "def show(x: str):\n    return dsl.ContainerSpec(image='i', command=['echo'], args=[x])\n"
+        "@dsl.pipeline\n"
+        "def broken(text: str = 'a\\nb'):\n    show(x=text)\n"
+    )
+    done = call("compile", "broken.py", "-o", "broken.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "Error: KFP compiles broken.py to a file that is not valid YAML. It writes parameters"
+    )
+    assert not (project / "broken.yaml").exists()
+
+
+@pytest.mark.versions
+def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, project: Path) -> None:
+    done = call("run", "pipelines.py:two", "--tracker-base", "results", "-p", "value=2.5", "-p", 'names=["a", "b"]')
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert lines[0] == ["stage", "state", "seconds", "results"]
+    assert [(line[0], line[1], line[3:]) for line in lines[2:]] == [
+        ("first", "succeeded", ["value=2.5", "parents=0"]),
+        ("second[0]", "succeeded", ["value=2.0", "parents=1"]),
+        ("second[1]", "succeeded", ["value=2.0", "parents=1"]),
+    ]
+    assert "first | arguments ['2.5']\n" in done.stderr
+    again = done.stderr.splitlines()[-1]
+    base = project / "results"
+    program, *words = shlex.split(again.partition(": ")[2])
+    assert program.endswith("torchx-kfp")
+    assert words[:2] == ["results", str(base)]
+
+    shown = call(*words)
+    assert shown.returncode == 0
+    assert sorted(
+        line.split("/")[0] for line in shown.stdout.splitlines() if line.startswith(("first/", "second/"))
+    ) == [
+        "first",
+        "second",
+        "second",
+    ]
+    listed = call("results", str(base))
+    assert [line.split() for line in listed.stdout.splitlines() if line.startswith("two-")] == [
+        [again.split()[-1], "3", "first", "second"]
+    ]
+
+
+def test_where_a_relative_tracker_base_is(call: Call, project: Path) -> None:
+    """It is relative to the current directory, however it is given: stages may change theirs."""
+    with (project / "pipelines.py").open("a") as file:
+        file.write(
+            "\n\n@dsl.pipeline(name='elsewhere')\ndef elsewhere(tracker_base: str = 'default'):\n"
+            "    program = \"import os; os.chdir('/')\" + RECORD\n"
+            "    task_from_app(app('first', '1', program=program), tracker_base=tracker_base)\n"
+        )
+    home = {"HOME": str(project / "home")}
+    for words, folder in {
+        (): "default",
+        ("-p", "tracker_base=given"): "given",
+        ("--tracker-base", "option"): "option",
+        ("--tracker-base=~/tilde",): "home/tilde",
+    }.items():
+        done = call("run", "pipelines.py:elsewhere", *words, **home)
+        assert "value=1.0" in done.stdout, done.stderr
+        assert len(FsspecResultTracker(project / folder).keys()) == 1
+
+
+def test_the_line_to_get_it_again_is_one_for_a_shell(call: Call, project: Path) -> None:
+    base = project / "two words"
+    done = call("run", "pipelines.py:two", "--tracker-base", str(base), "-q", PATH=os.environ["PATH"])
+    again = done.stderr.splitlines()[-1].removeprefix("See the results again: ")
+    shown = subprocess.run(again, shell=True, cwd=project, capture_output=True, text=True)  # noqa: S602 (as a user does)
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"^first/\S+ +1.5 +0$", shown.stdout, re.MULTILINE)
+
+
+def test_pipelines_are_found_by_both_of_their_names(call: Call, project: Path) -> None:
+    (project / "named.py").write_text(
+        "from kfp import dsl\nimport pipelines\nother = pipelines.sleeps\ntwo = pipelines.two\n"
+    )
+    assert call("compile", "named.py:other").stdout == call("compile", "named.py:sleeps", "-o", "-").stdout != ""
+
+
+def test_skipped_stages_say_why(call: Call, project: Path) -> None:
+    done = call("run", "pipelines.py:fails", "--tracker-base", "results", "-q")
+    assert "(first failed)" in done.stdout
+    assert "See the results again" in done.stderr
+
+
+@pytest.mark.versions
+def test_json_for_programs(call: Call, project: Path) -> None:
+    done = call("run", "pipelines.py:two", "--tracker-base", "results", "--json", "-q")
+    assert done.stderr == ""
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    run, last = events[0], events[-1]
+    assert (run["event"], run["pipeline"], run["arguments"]["value"]) == ("run_started", "two", 1.5)
+    assert (last["event"], last["state"], last["run_id"]) == ("run_finished", "succeeded", run["run_id"])
+    stages = [event for event in events if event["event"] == "stage_finished"]
+    assert [(stage["name"], stage["results"]) for stage in stages] == [
+        ("first", {"value": 1.5, "parents": 0}),
+        ("second[0]", {"value": 2.0, "parents": 1}),
+    ]
+    first = stages[0]
+    assert Path(first["log_file"]).read_text() == "arguments ['1.5']\n"
+    tracker = FsspecResultTracker(project / "results")
+    assert tracker[first["run_id"]] == first["results"]
+    assert json.loads(call("results", "results", run["run_id"], "--format", "json").stdout) == {
+        stage["run_id"]: stage["results"] for stage in stages
+    }
+    assert json.loads(call("results", "results", first["run_id"], "--format", "json").stdout) == {
+        first["run_id"]: first["results"]
+    }
+
+
+@pytest.mark.parametrize("folder", [(), ("--output-dir", "runs")])
+def test_results_of_cached_stages_are_shown_again_as_those_of_the_run(
+    folder: tuple[str, ...], call: Call, project: Path
+) -> None:
+    words = ("run", "pipelines.py:two", "--tracker-base", "results", *folder)
+    call(*words)
+    for values, count in {(): 2, ("-p", 'names=["b"]'): 1}.items():
+        done = call(*words, *values)
+        (again,) = [line for line in done.stderr.splitlines() if line.startswith("See the results again: ")]
+        run_id = done.stderr.split()[1].rstrip(":")
+        shown = call(*shlex.split(again.removeprefix("See the results again: "))[1:])
+        assert shown.stdout.startswith(f"Run {run_id}\n"), shown.stderr
+        assert shown.stdout.count("(cached)") == count
+
+
+def test_numbers_that_json_has_not(call: Call, project: Path) -> None:
+    FsspecResultTracker(project / "results")["run/train/1"] = {"loss": float("nan"), "bound": float("-inf")}
+    done = call("results", "results", "--format", "json")
+    assert json.loads(done.stdout) == {"run/train/1": {"loss": "NaN", "bound": "-Infinity"}}
+
+
+def test_a_compiled_pipeline_from_another_folder(
+    call: Call, project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert call("compile", "pipelines.py:two", "-o", "two.yaml").returncode == 0
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for target in (project / "two.yaml", f"{project / 'pipelines.py'}:two"):
+        done = call("run", str(target), "--tracker-base", "results", "--no-cache", folder=elsewhere)
+        assert done.returncode == 0, done.stderr
+    assert len(FsspecResultTracker(elsewhere / "results").keys()) == 4
+
+
+def test_a_project_of_packages_from_another_folder(
+    call: Call, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """pipelines/ finds components/, and stages find the applications in it."""
+    root = tmp_path / "project"
+    for package in ("pipes", "parts"):
+        (root / package).mkdir(parents=True)
+        (root / package / "__init__.py").write_text("")
+    (root / "parts" / "program.py").write_text("print('from parts')")
+    (root / "parts" / "apps.py").write_text(
+        "from torchx.specs import AppDef, Role\n"
+        "def app(): return AppDef('a', [Role('r', image='i', entrypoint='python', args=['-m', 'parts.program'])])\n"
+    )
+    (root / "pipes" / "one.py").write_text(
+        "from kfp import dsl\nfrom parts.apps import app\nfrom torchx_kfp import task_from_app\n"
+        "@dsl.pipeline(name='one')\ndef one():\n    task_from_app(app())\n"
+    )
+    done = call("run", str(root / "pipes" / "one.py"), folder=tmp_path_factory.mktemp("elsewhere"))
+    assert done.returncode == 0, done.stderr
+    assert "from parts" in done.stderr
+
+
+def test_a_stage_that_fails(call: Call) -> None:
+    done = call("run", "pipelines.py:fails", "--tracker-base", "results")
+    assert done.returncode == 1
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()][2:]
+    # The results that it recorded before it failed are there.
+    assert (rows[0][:2], rows[0][3:]) == (["first", "failed"], ["value=1.0", "parents=0"])
+    assert rows[1] == ["second", "not", "run", "(first", "failed)"]
+    message = done.stderr[done.stderr.index("Error: ") :]
+    assert "first ended with exit code 7." in message
+    assert "the last line" in message
+    assert "Not run because of that: second." in message
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_the_run(start: Callable[..., subprocess.Popen[str]]) -> None:
+    with start("run", "pipelines.py:sleeps") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "asleep" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(timeout=30) == 130
+    assert "was ended by SIGINT" in rest
+    assert rest.endswith("Interrupted.\n")
+    assert "Traceback" not in rest
+
+
+REFUSED = {
+    ("compile", "none.py"): (2, "Error: There is no file 'none.py'. Give a Python file: FILE.py, or FILE.py:NAME.\n"),
+    ("compile", "pipeline.py"): (2, "Error: There is no file 'pipeline.py'. Did you mean 'pipelines.py'?\n"),
+    ("compile", "pipelin.py:two"): (2, "Error: There is no file 'pipelin.py'. Did you mean 'pipelines.py'?\n"),
+    ("compile", "subs/pipline.py"): (2, "There is no file 'subs/pipline.py'. Did you mean 'sub/pipeline.py'?\n"),
+    ("compile", "pipelines.py"): (
+        2,
+        "Error: 'pipelines.py' has several pipelines: fails, sleeps, two. Choose one: pipelines.py:fails.\n",
+    ),
+    ("compile", "pipelines.py:tow"): (
+        2,
+        "Error: 'pipelines.py' has no pipeline 'tow'. Did you mean 'two'? Its pipelines: fails, sleeps, two.\n",
+    ),
+    ("compile", "empty.py"): (
+        2,
+        "Error: 'empty.py' does not define a pipeline. Decorate a function with @kfp.dsl.pipeline.\n",
+    ),
+    ("compile", "broken.py", "-o", "a b.yaml"): (2, " --traceback compile broken.py -o 'a b.yaml'\n"),
+    ("compile", "notes.txt"): (
+        2,
+        "Error: 'notes.txt' is not a Python file (*.py), so it does not define a pipeline function.\n",
+    ),
+    ("compile", "pipelines.py:two", "-o", "no/where.yaml"): (
+        2,
+        "Error: 'no/where.yaml' cannot be written: No such file or directory. Name another file with -o.\n",
+    ),
+    ("compile", "."): (2, "Error: '.' is not a file. Give a Python file: FILE.py, or FILE.py:NAME.\n"),
+    ("compile", "refused.py"): (
+        2,
+        "refused.py, line 6: role 'role' of AppDef 'many' has num_replicas=4",
+    ),
+    ("compile", "application.py"): (
+        2,
+        "application.py, line 2 ended the program while it was imported (2). A pipeline file only defines pipelines",
+    ),
+    ("compile", "future.py"): (2, "KFP reads annotations as objects: remove 'from __future__ import annotations'."),
+    ("run", "pipelines.py:two", "--tracker-base", "s3:/x"): (2, "Write 's3://x', or './s3:/x' if you mean a directory"),
+    ("run", "pipelines.py:two", "--tracker-base", ""): (2, "Error: The tracker base '' is not an fsspec URL"),
+    ("run", "pipelines.py:two", "-p", "tracker_base=pipelines.py"): (2, "pipelines.py' is not a directory"),
+    ("run", "pipelines.py:two", "--tracker-base", "memory://x"): (
+        2,
+        "Error: The tracker base 'memory://x' is in the memory of one process, and each stage is a "
+        "process. Use another base.\n",
+    ),
+    ("compile", "v1.2.py"): (
+        2,
+        "v1.2.py cannot be imported: a module's name must not contain a dot. Rename the file.\n",
+    ),
+    ("run", "pipelines.py:two", "-p", "tracker_base=a", "--tracker-base", "b"): (
+        2,
+        "Error: The tracker base is given twice: --tracker-base b and -p tracker_base=...\n",
+    ),
+    ("run", "pipelines.py:two", "-p", "names=a"): (2, "is not a list: 'a'. Write it as JSON, such as [0.1, 0.5]."),
+    ("run", "none.yaml"): (
+        2,
+        "Error: There is no file 'none.yaml'. Give a compiled pipeline (FILE.yaml), a Python file (FILE.py",
+    ),
+    ("run", "dist.ddp"): (2, "dist.ddp cannot be called with these arguments: exactly one of --script and -m must be"),
+    ("run", "pipelin.py:two"): (2, "Error: There is no file 'pipelin.py'. Did you mean 'pipelines.py'?\n"),
+    ("run", "sub/compild.yaml"): (2, "There is no file 'sub/compild.yaml'. Did you mean 'sub/compiled.yaml'?\n"),
+    ("run", "pipelines"): (2, "Error: There is no file 'pipelines'. Did you mean 'pipelines.py'?\n"),
+    ("run", "sub"): (2, "Error: 'sub' is not a file. Give a compiled pipeline"),
+    ("run", f"{'long' * 100}.yaml"): (2, "Error: There is no file 'longlong"),
+    ("run", "notes.txt"): (
+        2,
+        "is not a compiled KFP v2 pipeline: it has 'a', but not both pipelineInfo and root at",
+    ),
+    ("run", "pipelines.py:two"): (
+        2,
+        "Error: The pipeline 'two' needs a tracker base, where its stages record results: --tracker-base results, or",
+    ),
+    ("run", "python", "train.py"): (
+        2,
+        "(train.py). Arguments of the pipeline are -p NAME=VALUE. To run a program, make",
+    ),
+    ("run",): (2, "Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN."),
+    ("run", "two.yaml", "--resume", "latest"): (2, "--resume does not accept FILE: the run keeps the one that it was"),
+    ("run", "--resume", "latest", "--directory", "sub"): (2, "that it was started with. For another, start a new run"),
+    ("run", "--resume", "latest"): (2, "There are no runs in 'local_outputs'"),
+    ("run", "pipelines.py:two", "-p", "valu=1"): (2, "There is no parameter 'valu'"),
+    ("run", "pipelines.py:two", "-p", "value=much"): (2, "The argument 'value'"),
+    ("run", "pipelines.py:two", "-p", "value"): (
+        2,
+        "Error: -p 'value' is not NAME=VALUE. Write, for example, -p lr=0.1.\n",
+    ),
+    ("run", "pipelines.py:two", "-p", "value=1", "-p", "value=2"): (2, "Error: -p value=... is given twice."),
+    ("run", "pipelines.py:sleeps", "--tracker-base", "x"): (
+        2,
+        "Error: --tracker-base needs a pipeline with the parameter 'tracker_base'; 'sleeps' has: none. Name the right",
+    ),
+    ("results", "nowhere"): (
+        2,
+        "Error: There is no directory 'nowhere'. Nor is there such a run: There are no runs in 'local_outputs'",
+    ),
+    ("results", "some", "run-2"): (
+        2,
+        "Error: Nothing is recorded for 'run-2' under 'some'. Did you mean 'run-1'? Runs there: run-1.\n",
+    ),
+    ("results", "soem"): (2, "Error: There is no directory 'soem'. Did you mean 'some'? Nor is there such a run: "),
+    ("results", "s4://bucket"): (2, "Error: The tracker base 's4://bucket' cannot be used: "),
+    ("runs", "--output-dir", "soem"): (2, "in 'soem': No such file or directory. Did you mean 'some'?\n"),
+    ("import", "soem", "results"): (2, "Error: There is no directory 'soem'. Did you mean 'some'?\n"),
+    ("run", "pipelines.py:sleeps", "--directory", "soem"): (2, "but is 'soem'. Did you mean 'some'?\n"),
+    ("results", "some", "../x"): (2, "Error: Nothing is recorded for '../x'"),
+    ("unknown",): (2, "Error: No such command 'unknown'."),
+    ("result",): (2, "Error: No such command 'result'. Did you mean 'results'?"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_refused(words: tuple[str, ...], call: Call, project: Path) -> None:
+    (project / "sub").mkdir()
+    for name in ("empty.py", "sub/pipeline.py", "sub/compiled.yaml"):
+        (project / name).write_text("")
+    (project / "broken.py").write_text("x = 1\nundefined\n")
+    (project / "notes.txt").write_text("a: b\n")
+    (project / "v1.2.py").write_text("")
+    (project / "application.py").write_text("import argparse\nargparse.ArgumentParser().parse_args(['--rate'])\n")
+    (project / "future.py").write_text(
+        "from __future__ import annotations\nfrom kfp import dsl\n"
+        "@dsl.container_component\ndef c(n: int):\n    return dsl.ContainerSpec('i', ['e'], [n])\n"
+    )
+    (project / "refused.py").write_text(
+        "from kfp import dsl\nfrom torchx.specs import AppDef, Role\nfrom torchx_kfp import task_from_app\n"
+        "@dsl.pipeline(name='many')\ndef many():\n"
+        "    task_from_app(AppDef('many', [Role('role', image='i', entrypoint='e', num_replicas=4)]))\n"
+    )
+    FsspecResultTracker(project / "some")["run-1/train/1"] = {"loss": 0.1}
+    code, text = REFUSED[words]
+    done = call(*words)
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert done.returncode == code
+
+
+def test_a_file_with_the_name_of_a_module(call: Call, project: Path) -> None:
+    (project / "json.py").write_text("")
+    done = call("compile", "json.py")
+    assert done.returncode == 2
+    assert f"{project / 'json.py'} cannot be imported: its name 'json' is that of /" in done.stderr
+    assert "Rename the file." in done.stderr
+
+
+def test_an_imported_pipeline_is_not_the_files_own(call: Call, project: Path) -> None:
+    (project / "own.py").write_text(
+        "from kfp import dsl\nfrom pipelines import sleeps, two\n@dsl.pipeline(name='own')\ndef mine():\n    sleeps()\n"
+    )
+    assert "\n  name: own\n" in call("compile", "own.py").stdout
+    assert call("compile", "own.py:two").stderr == "Error: 'own.py' has no pipeline 'two'. Its pipelines: mine.\n"
+
+
+def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
+    (project / "broken.py").write_text("x = 1\nundefined\n")
+    assert "NameError: name 'undefined' is not defined. See the whole traceback: " in call("run", "broken.py").stderr
+    done = call("--traceback", "compile", "broken.py")
+    assert done.returncode == 2
+    assert f'File "{project / "broken.py"}", line 2' in done.stderr
+    assert f"{project / 'broken.py'}, line 2 cannot be imported: NameError" in done.stderr
+    assert done.stderr.endswith("name 'undefined' is not defined.\n")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, project: Path) -> None:
+    (project / "base/run/train").mkdir(parents=True)
+    (project / "base/run/train/1").write_text('{"half": "\\ud800", "note": "\u00e9\\n\\u001b[31m"}', encoding="utf-8")
+    done = call("results", "base", "run", "--format", "json", PYTHONIOENCODING=encoding)
+    assert json.loads(done.stdout) == {"run/train/1": {"half": "\ud800", "note": "é\n\x1b[31m"}}, done.stderr
+    shown = call("results", "base", "run/", PYTHONIOENCODING=encoding)
+    assert shown.returncode == 0, shown.stderr
+    assert "\x1b" not in shown.stdout
+    assert r"\ud800" in shown.stdout
+
+
+def test_files_that_are_no_results_are_left_out(call: Call, project: Path) -> None:
+    FsspecResultTracker(project / "some")["run/train/1"] = {"loss": 0.1}
+    (project / "some/run/notes.txt").write_text("no results")
+    done = call("results", "some", "run", "--format", "json")
+    assert json.loads(done.stdout) == {"run/train/1": {"loss": 0.1}}
+    assert f"Left out: {project / 'some/run/notes.txt'} is not valid JSON" in done.stderr
+    assert done.returncode == 0
+
+
+def test_output_that_cannot_be_written(call: Call, project: Path) -> None:
+    FsspecResultTracker(project / "some")["run/train/1"] = {"loss": 0.1}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, "results", "some"], cwd=project, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr.splitlines()[0] == "Error: The output cannot be written: No space left on device."
+    assert "Traceback" not in done.stderr
+    assert done.returncode != 0
+
+
+def test_an_interrupt_while_the_program_is_imported_is_one_line(tmp_path):
+    """It used to be a traceback of forty lines, from whatever module was being imported."""
+    (tmp_path / "click.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "torchx_kfp", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")

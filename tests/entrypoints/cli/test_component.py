@@ -1,0 +1,119 @@
+"""TorchX components as targets: `torchx-kfp run FILE.py:component -- ARGUMENTS`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.cli.conftest import Call
+from tests.kfp_host import KfpHost
+
+COMPONENTS = '''\
+from torchx.specs import AppDef, Role
+
+RECORD = """
+import sys
+from torchx_kfp.tracking import current_run
+current_run().put(loss=float(sys.argv[1]), name=sys.argv[2])
+"""
+
+
+def train(lr: float, *words: str, name: str = "plain") -> AppDef:
+    """Train a model.
+
+    Args:
+        lr: the learning rate
+        words: what to say
+        name: the model
+    """
+    return AppDef("train", [Role("r", image="i", entrypoint="python3", args=["-c", RECORD, f"{lr}", name, *words])])
+'''
+OTHER = """
+
+def echo(text: str = "here") -> AppDef:
+    return AppDef("echo", [Role("r", image="i", entrypoint="echo", args=[text])])
+"""
+
+
+@pytest.fixture
+def project(project: Path) -> Path:
+    (project / "comp.py").write_text(COMPONENTS)
+    (project / "several.py").write_text(COMPONENTS + OTHER)
+    return project
+
+
+def test_a_component_runs_with_its_own_arguments(project: Path, call: Call) -> None:
+    done = call("run", "comp.py:train", "--tracker-base", "base", "--", "--lr", "0.5", "--name", "large")
+    assert done.returncode == 0, done.stderr
+    assert "loss=0.5  name=large" in done.stdout
+    (run,) = (project / "base").glob("train-*")
+    assert [path.name for path in run.iterdir()] == ["train"]
+
+
+def test_results_are_outputs_of_kfp_if_they_are_wanted(project: Path, call: Call) -> None:
+    words = ["--result", "loss=float", "--tracker-base", "base", "-o", "out.yaml", "--", "--lr", "0.5"]
+    done = call("compile", "comp.py", *[word for word in words if word not in ("--tracker-base", "base")])
+    assert done.returncode == 0, done.stderr
+    text = (project / "out.yaml").read_text()
+    assert "name: train" in text
+    assert "        loss:\n          parameterType: NUMBER_DOUBLE" in text
+    done = call("run", "out.yaml", "--tracker-base", "base")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_component_of_torchx(call: Call) -> None:
+    done = call("run", "utils.echo", "--", "--msg", "a b")
+    assert (done.returncode, "echo | a b" in done.stderr) == (0, True), done.stderr
+
+
+def test_replicas_have_an_engine(call: Call) -> None:
+    done = call("check", "dist.ddp", "--engine", "job", "--show-workload", "--", "--script", "comp.py", "-j", "2x1")
+    assert done.returncode == 0, done.stderr
+    assert "kind: Job" in done.stdout
+    assert "parallelism: 2" in done.stdout
+
+
+def test_the_help_of_a_component(call: Call) -> None:
+    done = call("run", "comp.py:train", "--", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: ")
+    assert "torchx-kfp run comp.py:train -- " in done.stdout
+    assert "--lr float  the learning rate (required)" in done.stdout
+    assert "torchx run" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["comp.py:train"], ["comp.py:train", "--lr", "required", "-- --help"]),
+        (["comp.py", "--", "--lr", "much"], ["--lr", "'much'", "-- --help"]),
+        (["comp.py:trian", "--", "--lr", "1"], ["'trian'", "Did you mean 'train'?"]),
+        (["several.py", "--", "--lr", "1"], ["several components", "echo, train", "several.py:"]),
+        (["utils.ecko"], ["'utils.ecko'", "Did you mean 'utils.echo'?", "FILE.py:NAME"]),
+        (["dist.ddp", "--", "-j", "2x2"], ["dist.ddp", "exactly one of"]),
+        (["dist.ddp", "--", "--script", "a.py", "-j", "2x2"], ["engine='job'", "--engine"]),
+        (["comp.py", "--result", "loss", "--", "--lr", "1"], ["'loss'", "NAME=TYPE", "float"]),
+        (["comp.py", "--result", "loss=real", "--", "--lr", "1"], ["'loss=real'", "float"]),
+        (["comp.py", "--engine", "jobs", "--", "--lr", "1"], ["'jobs'", "Did you mean 'job'?"]),
+        (["pipelines.py:two", "--engine", "job"], ["--engine", "'pipelines.py:two'", "pipeline"]),
+        (["pipelines.py:two", "--result", "loss=float"], ["--result", "pipeline"]),
+        (["pipelines.py:two", "--", "--lr", "1"], ["(--lr 1)", "-p NAME=VALUE"]),
+    ],
+    ids=lambda words: " ".join(words) if words and isinstance(words[0], str) else "",
+)
+def test_refused(call: Call, project: Path, words: list[str], facts: list[str]) -> None:
+    done = call("run", *words)
+    assert done.returncode == 2
+    for fact in facts:
+        assert fact in done.stderr, done.stderr
+    assert not (project / "local_outputs").exists()
+
+
+@pytest.mark.s3
+def test_a_component_on_a_host(project: Path, call: Call, s3_base: str) -> None:
+    with KfpHost(project / "host") as host:
+        words = ["--host", host.url, "--tracker-base", s3_base, "--result", "loss=float", "--watch", "--"]
+        done = call("submit", "comp.py:train", *words, "--lr", "0.25")
+    assert done.returncode == 0, done.stderr
+    assert ",0.25," in call("results", s3_base, "--format", "csv").stdout

@@ -1,0 +1,106 @@
+"""Commands that show records find a run's tracker base in the run."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from tests.entrypoints.cli.conftest import Call
+from tests.facts import says
+from torchx_kfp import Stages
+from torchx_kfp.local import Watch, run
+
+RECORD = "from torchx_kfp.tracking import current_run; import sys; current_run().put(x=float(sys.argv[1]))"
+
+
+def stages_of(base: str, second: str, lr: object) -> None:
+    def app(name: str) -> AppDef:
+        return AppDef(name, roles=[Role("role", image="x", entrypoint="python", args=["-c", RECORD, f"{lr}"])])
+
+    train = Stages(tracker_base=base).task(app("train"))
+    Stages(tracker_base=second).task(app("judge")).after(train)
+
+
+@dsl.pipeline(name="fixed")
+def fixed(lr: float = 0.5) -> None:
+    """A pipeline whose tracker base is not an argument, and is relative."""
+    stages_of("base", "base", lr)
+
+
+@dsl.pipeline(name="several")
+def several(lr: float = 0.5) -> None:
+    stages_of("base", "other", lr)
+
+
+@pytest.fixture
+def runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two runs, of which the second took a stage from the cache."""
+    monkeypatch.chdir(project)
+    return [run(fixed, {"lr": lr}, output_dir=project / "kept", watch=Watch()).run_id for lr in (0.5, 0.25)]
+
+
+def test_a_run_knows_its_tracker_base_wherever_the_command_is(
+    runs: list[str], project: Path, call: Call, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    first, second = runs
+
+    def shown(*words: str) -> str:
+        done = call(*words, "--output-dir", str(project / "kept"), folder=elsewhere)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert json.loads(shown("results", "latest", "--format", "json")) == {
+        f"{second}/judge/judge-0": {"x": 0.25},
+        f"{second}/train/train-0": {"x": 0.25},
+    }
+    assert [*json.loads(shown("results", f"{first[:-1]}/tr", "--format", "json"))] == [f"{first}/train/train-0"]
+    assert json.loads(shown("show", "latest/judge", "--format", "json"))["results"] == {"x": 0.25}
+    assert f"{second}/judge/judge-0" in shown("lineage", "latest/judge", "--format", "json")
+    compared = json.loads(shown("compare", "latest", first, "--format", "json"))["rows"]
+    assert {row["name"]: row["values"] for row in compared if row["kind"] == "parameter"} == {
+        "lr": {first: [0.5], second: [0.25]}
+    }
+    # The path of a run's folder is enough, with its cached stages.
+    again = run(fixed, {"lr": 0.25}, output_dir=project / "kept", watch=Watch()).run_id
+    done = call("results", str(project / "kept" / again), "--format", "json", folder=elsewhere)
+    assert [*json.loads(done.stdout)] == [f"{second}/judge/judge-0", f"{second}/train/train-0"]
+    assert call("results", again, "--format", "json", folder=project / "kept").stdout == done.stdout
+
+
+def test_a_run_with_several_tracker_bases_asks_for_one(
+    project: Path, inside: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    run_id = run(several, watch=Watch()).run_id
+    done = inside("results", "latest")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says(run_id, "several tracker bases", "base, other", "before the run"), done.stderr)
+    assert [*json.loads(inside("results", "other", "latest", "--format", "json").stdout)] == [f"{run_id}/judge/judge-0"]
+
+
+@pytest.mark.parametrize("command", ["results", "show", "lineage"])
+def test_a_word_that_is_neither_a_directory_nor_a_run(command: str, inside: Call, runs: list[str]) -> None:
+    done = inside(command, "kep", "--output-dir", "kept")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says("no directory 'kep'", "Did you mean 'kept'?", "no run 'kep'", runs[0]), done.stderr)
+    nearly = inside(command, "latst/train", "--output-dir", "kept")
+    assert re.search(says("no run 'latst'", "Did you mean 'latest'?"), nearly.stderr)
+    extra = inside(command, "base", "latest", "more")
+    assert re.search(says("unexpected extra argument", "more"), extra.stderr)
+
+
+@pytest.mark.parametrize("command", ["results", "report", "logs"])
+@pytest.mark.parametrize("run", ["", "latest"])
+def test_runs_on_this_machine_do_not_need_the_settings_of_a_host(
+    command: str, run: str, inside: Call, runs: list[str], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "config.ini").write_text("not a setting")
+    monkeypatch.setenv("TORCHX_KFP_CONFIG", str(project / "config.ini"))
+    done = inside(command, run or runs[0], "--output-dir", "kept")
+    assert done.returncode == 0, done.stderr
+    # The newest run may be on the host.
+    assert ("config.ini" in done.stderr) is (run == "latest")

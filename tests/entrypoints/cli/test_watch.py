@@ -1,0 +1,317 @@
+"""Watching a run: in a terminal, as lines and as JSON, with the program as a user calls it."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import pyte
+import pytest
+from kfp import compiler, dsl
+from rich.text import Text
+
+from tests.entrypoints.cli.conftest import PROGRAM
+from tests.entrypoints.cli.terminal import PATIENCE, Terminal
+from tests.execution.local.components import python, shell
+from tests.execution.runs.test_state import finished
+from torchx_kfp.entrypoints.cli.display.summary import summarize
+from torchx_kfp.entrypoints.cli.display.views import LiveView, Screen, View
+from torchx_kfp.execution.runs.events import RunFinished, RunStarted
+from torchx_kfp.execution.runs.state import RunState
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.watch import Terminal as Output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled pipelines, so that programs here need not load kfp."""
+    made = tmp_path_factory.mktemp("watch")
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
+    awkward = r"os.write(1, b'\x1b[2J\x1b[9A \x1b[31mred ' + 'wide \u65e5\u672c '.encode() * 40 + b'\n')" + "\n"
+
+    @dsl.pipeline(name="waits")
+    def waits():
+        with dsl.ParallelFor(list(range(30))) as item:
+            del item
+            python(code=f"import os\n{awkward}print('looping', flush=True)\n{wait}")
+        first = shell(script="echo trying; exit 3")
+        shell(script="echo never").after(first)
+
+    @dsl.pipeline(name="sleeps")
+    def sleeps():
+        shell(script="echo quick")
+        asleep = python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
+        shell(script="echo never").after(asleep)
+
+    @dsl.pipeline(name="fails")
+    def fails():
+        first = shell(script="printf '\\033[31mred\\n'; exit 3")
+        shell(script="echo never").after(first)
+
+    @dsl.pipeline(name="fails-beside")
+    def fails_beside():
+        asleep = python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
+        shell(script="sleep 0.3; exit 3")
+        shell(script="echo never").after(asleep)
+
+    for pipeline in (waits, sleeps, fails, fails_beside):
+        compiler.Compiler().compile(pipeline, str(made / f"{pipeline.name}.yaml"))
+    return made
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., Terminal]]:
+    started: list[Terminal] = []
+    (folder / "go").unlink(missing_ok=True)
+
+    def function(columns: int, lines: int, *words: str, **environ: str) -> Terminal:
+        started.append(Terminal(folder, columns, lines, *words, **environ))
+        return started[-1]
+
+    yield function
+    for terminal in started:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            if os.waitpid(terminal.pid, os.WNOHANG)[0] == 0:
+                os.kill(terminal.pid, signal.SIGKILL)
+                os.waitpid(terminal.pid, 0)
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(100, 30), (40, 10)])
+def test_a_picture_while_it_runs_and_a_table_after_it(
+    start: Callable[..., Terminal], folder: Path, columns: int, lines: int
+) -> None:
+    terminal = start(columns, lines, "run", "waits.yaml", "--parallelism", "3", "--no-cache")
+    shown = terminal.wait_for("python[0]", "python[2]", "looping", "✗ shell")
+    picture = shown[shown.rindex("waits ") :].splitlines()
+    assert re.match(r"waits \d+s  1 failed, 3 running,", picture[0])
+    assert [line.split()[:2] for line in picture if "python" in line] == [
+        ["●", "python"],
+        *[["●", f"python[{number}]"] for number in range(3)],
+    ]
+    # There is one picture, which is redrawn, and the cursor is on the line below.
+    assert shown.count("● python[1]") == 1
+    assert terminal.screen.cursor.x == 0
+    assert not terminal.screen.cursor.hidden
+    (folder / "go").touch()
+    assert terminal.end() == 1
+    assert "● " not in terminal.shown
+    text = terminal.written.decode().replace("\r\n", "\n")
+    assert text.endswith("\n")
+    if columns == 100:
+        table = [line.split() for line in text[text.rindex("stage  ") :].splitlines()]
+        assert ["python[...]", "30", "succeeded"] in [line[:3] for line in table]
+        assert "shell ended with exit code 3." in text
+        assert "    trying\n" in text
+        assert "Not run because of that: shell-2." in text
+        assert "torchx-kfp run --resume waits-" in text.splitlines()[-2].replace("'", "")
+
+
+def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
+    terminal = start(200, 30, "run", "sleeps.yaml", "--no-cache")
+    terminal.wait_for("● python", "asleep", "✓ shell")
+    terminal.send(b"\x03")
+    assert terminal.end() == 130
+    lines = terminal.shown.splitlines()
+    assert lines[0] == "before"
+    assert lines[1].startswith("Run sleeps-")
+    assert lines[2].startswith("stage ")
+    assert sorted(line.split()[:3] for line in lines[4:7])[::2] == [
+        ["python", "canceled", mock.ANY],
+        ["shell-2", "not", "run"],
+    ]
+    assert re.search(
+        r"was ended by SIGINT: 1 stage had finished, python was running, 1 had not begun\.", terminal.shown
+    )
+    assert "torchx-kfp run --resume sleeps-" in terminal.shown.replace("'", "")
+    assert lines[-1] == "Interrupted."
+    assert "●" not in terminal.shown
+    assert "^C" not in terminal.shown
+    assert not terminal.screen.cursor.hidden
+
+
+def test_another_size_is_followed(start: Callable[..., Terminal]) -> None:
+    terminal = start(120, 30, "run", "sleeps.yaml", "--no-cache")
+    terminal.wait_for("● python", "asleep")
+    fcntl.ioctl(terminal.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 30, 0, 0))
+    terminal.screen.resize(5, 30)
+    terminal.wait_for("● python", "asleep")
+    terminal.send(b"\x03")
+    assert terminal.end() == 130
+
+
+@pytest.mark.lowest
+def test_the_way_back_over_a_picture_that_a_narrower_terminal_has_folded() -> None:
+    sizes = [os.terminal_size((100, 30))]
+    stream = io.StringIO()
+    screen = Screen(Output(stream), lambda: sizes[-1])
+
+    def draw(*texts: str) -> str:
+        stream.seek(0)
+        stream.truncate()
+        screen.draw([Text(text) for text in texts], texts)
+        return re.sub(r"\x1b\[\?[0-9;]*[hl]", "", stream.getvalue())
+
+    assert draw("x" * 50, "", "y") == f"\r{'x' * 50}\x1b[K\r\n\x1b[K\r\ny\x1b[K\r\n\x1b[J"
+    assert draw("z").startswith("\r\x1b[3Az")
+    assert draw("x" * 50, "", "y").startswith("\r\x1b[1A")
+    sizes.append(os.terminal_size((20, 30)))
+    assert draw("z").startswith("\r\x1b[5Az")
+    screen.forget()
+    assert draw("z").startswith("\rz")
+
+
+def test_what_others_write_to_stderr_stays_above_the_picture() -> None:
+    stream = io.StringIO()
+    size = os.terminal_size((40, 10))
+    view = LiveView(RunState({"a": False}), Output(stream), lambda: size, colors=False, ascii_only=False)
+    with view.shown():
+        print("a warning", file=sys.stderr)
+        view.on_event(RunStarted("pipeline", "run-1", Path("/runs/1"), time=time.time()))
+        ends = time.monotonic() + PATIENCE
+        while "· a" not in stream.getvalue() and time.monotonic() < ends:
+            time.sleep(0.02)
+        print("another", file=sys.stderr)
+    screen = pyte.Screen(40, 10)
+    pyte.Stream(screen).feed(stream.getvalue())
+    lines = [line.rstrip() for line in screen.display if line.strip()]
+    # A longer line is folded, not cut like the lines of the picture.
+    assert lines == ["a warning", "Run run-1: logs and outputs are in /runs", "/1", "another"]
+
+
+def test_no_colors_and_no_picture_for_those_who_want_none(start: Callable[..., Terminal]) -> None:
+    plain = start(100, 30, "run", "fails.yaml", NO_COLOR="1")
+    assert plain.end() == 1
+    assert re.search(rb"\x1b\[[0-9;]*m", plain.written) is None
+    dumb = start(100, 30, "run", "fails.yaml", TERM="dumb")
+    assert dumb.end() == 1
+    assert b"\x1b" not in dumb.written
+    assert b"shell | red\r\n" in dumb.written
+
+
+def test_verbose_lines_in_a_terminal(start: Callable[..., Terminal]) -> None:
+    terminal = start(100, 40, "run", "fails.yaml", "--verbose")
+    assert terminal.end() == 1
+    assert "\nshell starts.\nshell   input script = " in terminal.shown
+    # A color that is not ended does not affect the next line.
+    assert b"shell | \x1b[31mred\x1b[0m\r\n" in terminal.written
+    assert "shell-2 was not run: shell failed." in terminal.shown
+
+
+def call(folder: Path, *words: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([PROGRAM, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, **options)
+
+
+def test_the_first_failure_ends_a_run(folder: Path) -> None:
+    done = call(folder, "run", "fails-beside.yaml", "--fail-fast")
+    assert done.returncode == 1
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:] if line}
+    assert rows["python"].split()[1] == "canceled"
+    assert "not run" in rows["shell-2"]
+    assert "shell failed: the running stages have 10 s to end" in done.stderr
+    # Without it, the others end by themselves.
+    assert "was ended" not in call(folder, "run", "fails.yaml").stderr
+
+
+def test_a_time_limit_ends_a_run(folder: Path) -> None:
+    done = call(folder, "run", "sleeps.yaml", "--timeout", "3s", "--no-cache")
+    assert done.returncode == 1
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:] if line}
+    assert rows["python"].split()[1] == "canceled"
+    assert "The time limit of 3 s is over: the running stages have 10 s to end" in done.stderr
+    assert re.search(
+        r"Error: The run sleeps-\S+ failed: the time limit of 3 s is over\.\nEnded because of that: python\.",
+        done.stderr,
+    )
+    assert call(folder, "run", "sleeps.yaml", "--timeout", "3").returncode == 2
+
+
+def test_quiet_has_the_table_and_errors_alone(folder: Path) -> None:
+    done = call(folder, "run", "fails.yaml", "-q")
+    assert done.stdout.startswith("stage ")
+    assert done.stderr.startswith("Error: The run fails-")
+    assert done.stderr.endswith("Not run because of that: shell-2.\n")
+    assert "\x1b" not in done.stderr
+    assert call(folder, "run", "fails.yaml", "-q", "-v").stderr == (
+        "Error: --quiet and --verbose contradict each other. Give only one of them.\n"
+    )
+
+
+def test_events_alone_are_on_stdout_and_the_last_is_the_end(folder: Path) -> None:
+    done = call(folder, "run", "fails.yaml", "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events] == [
+        "run_started",
+        "stage_waiting",
+        "stage_started",
+        "stage_finished",
+        "stage_finished",
+        "run_finished",
+    ]
+    assert events[-1]["state"] == "failed"
+    assert "\nshell | red\n" in done.stderr
+    assert "Error: The run fails-" in done.stderr
+
+
+def test_a_reader_of_json_that_has_read_enough(folder: Path) -> None:
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [PROGRAM, "run", "fails.yaml", "--json"], cwd=folder, stdout=write, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(write)
+        with open(read, encoding="utf-8") as file:
+            assert json.loads(file.readline())["event"] == "run_started"
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert process.wait(PATIENCE) == 1
+    assert "Traceback" not in told
+    assert "Broken" not in told
+    assert "shell ended with exit code 3." in told
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+def test_events_that_cannot_be_written_are_an_error(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [PROGRAM, "run", "fails.yaml", "--json", "-q"], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: The output cannot be written: No space left on device.\n"
+
+
+def test_numbers_that_json_has_not_are_no_constants_in_events() -> None:
+    code = (
+        "import sys; from pathlib import Path; from torchx_kfp.execution.runs.state import RunState\n"
+        "from torchx_kfp.entrypoints.cli.display.views import JsonView, View\n"
+        "from torchx_kfp.execution.runs.events import *\n"
+        "from torchx_kfp.execution.runs.result import *\n"
+        "nan = float('nan')\n"
+        "result = StageResult('a', 'a', State.SUCCEEDED, results={'loss': nan}, outputs={'x': [nan, {'y': -nan}]})\n"
+        "JsonView(View(RunState())).on_event(StageFinished(result))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    event = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (event["results"], event["outputs"]) == ({"loss": {"number": "NaN"}}, {"x": ["NaN", {"y": "NaN"}]})
+
+
+def test_results_that_could_not_be_read_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunState({"a": False, "b": False, "c": False})
+    run.on_event(RunStarted("pipeline", "run-1", Path("/runs/run-1")))
+    for name, results in (("a", None), ("b", {"x": 1}), ("c", None)):
+        place = {"run_id": f"run-1/{name}/1", "tracker_base": "s3://bucket"}
+        run.on_event(finished(name, results=results, **place))
+    run.on_event(RunFinished("run-1", State.SUCCEEDED, 1.0))
+    summarize(run.result, View(run), quiet=True, as_json=False)
+    told = capsys.readouterr()
+    assert told.err.startswith("The results of a, c could not be read from s3://bucket.\nSee the results again: ")
+    assert [line.split()[3:] for line in told.out.splitlines()[2:]] == [[], ["x=1"], []]

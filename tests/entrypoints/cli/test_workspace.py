@@ -1,0 +1,237 @@
+"""Code travels with a run: `run --workspace DIR` and `submit --workspace DIR`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.cli.conftest import Call
+from tests.kfp_host import KfpHost
+
+PIPELINE = """\
+import sys
+
+from kfp import dsl
+from torchx.components import dist
+from torchx.specs import AppDef, Role
+
+from torchx_kfp import Stages, hpo
+
+
+def app(name, *args, **role):
+    return AppDef(name, [Role("r", image="i", entrypoint=sys.executable, args=["-m", "app", *args], **role)])
+
+
+@dsl.pipeline(name="one")
+def one(tracker_base: str, workspace: str = ""):
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
+    first = stages.task(app("first"), results={"value": int})
+    second = app("second", f"{first.outputs['value']}", max_retries=1)
+    stages.task(second, reads=first, may_fail=True)
+    Stages(tracker_base=tracker_base).task(AppDef("other", [Role("r", image="i", entrypoint="true")]))
+
+
+@dsl.pipeline(name="replicas")
+def replicas(tracker_base: str, workspace: str = ""):
+    Stages(tracker_base=tracker_base, workspace=workspace).task(app("train", num_replicas=2), engine="job", results={})
+
+
+@dsl.pipeline(name="searching")
+def searching(tracker_base: str, workspace: str = ""):
+    hpo.search(
+        lambda p: app("trial", f"{p.x}"), {"x": hpo.int(1, 9)}, maximize="value", rounds=1, trials=2, seed=1,
+        tracker_base=tracker_base, workspace=workspace,
+    )
+
+
+@dsl.pipeline(name="plain")
+def plain(tracker_base: str = ""):
+    Stages().task(app("first"))
+"""
+APP = """\
+import os, sys
+from pathlib import Path
+import helper
+from torchx_kfp.tracking import current_run
+if len(sys.argv) > 1 and sys.argv[1] == "7":
+    sys.exit(3)
+assert Path("app.py").samefile(__file__) and Path("run.sh").stat().st_mode & 0o100
+print("started in", os.getcwd(), helper.VALUE, sys.argv[1:], flush=True)
+current_run().put(value=helper.VALUE)
+"""
+
+
+@pytest.fixture
+def project(project: Path) -> Path:
+    (project / "code").mkdir()
+    (project / "pipe.py").write_text(PIPELINE)
+    (project / "code" / "app.py").write_text(APP)
+    (project / "code" / "helper.py").write_text("VALUE = 5\n")
+    (project / "code" / "run.sh").write_text("exit 0\n")
+    (project / "code" / "run.sh").chmod(0o755)
+    return project
+
+
+def test_stages_run_with_the_code(project: Path, call: Call) -> None:
+    words = ["pipe.py:one", "--tracker-base", "base", "--workspace", "code"]
+    done = call("run", *words)
+    assert done.returncode == 0, done.stderr
+    assert "Workspace code: 3 files, 10.2 kB, stored." in done.stderr
+    assert "value=5" in done.stdout
+    assert "second | started in" in done.stderr
+    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
+    assert (archive.suffix, len(archive.stem)) == (".tar", 64)
+    # What was unpacked is in the run's folder, not among the machine's temporary files.
+    assert len(list((project / "local_outputs").glob("one-*/*/workspace-*/app.py"))) == 2
+
+    again = call("run", *words)
+    assert "Workspace code: 3 files, 10.2 kB, there already." in again.stderr
+    assert again.stdout.count("cached") == 3
+
+    # A line changes: only the stages with the code run again.
+    (project / "code" / "helper.py").write_text("VALUE = 7\n")
+    changed = call("run", *words)
+    assert changed.stdout.count("cached") == 1
+    assert "other    cached" in changed.stdout
+    assert "exit_code=3" in changed.stdout
+
+
+def test_folders_that_runs_write_do_not_travel(project: Path, call: Call) -> None:
+    """The tracker base and the runs are often in the folder of the code: its digest must not depend on them."""
+    words = ["../pipe.py:one", "--tracker-base", "results", "--output-dir", "runs", "--workspace", "."]
+    first = call("run", *words, folder=project / "code")
+    assert "Workspace .: 3 files, 10.2 kB, stored." in first.stderr
+    assert "Workspace .: 3 files, 10.2 kB, there already." in call("run", *words, folder=project / "code").stderr
+
+
+def test_replicas_have_the_code(project: Path, call: Call) -> None:
+    done = call("run", "pipe.py:replicas", "--tracker-base", "base", "--workspace", "code")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("started in") == 2
+
+
+def test_trials_have_the_code(project: Path, call: Call) -> None:
+    done = call("run", "pipe.py:searching", "--tracker-base", "base", "--workspace", "code")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("started in") == 2
+
+
+def test_a_component_has_the_code(project: Path, call: Call) -> None:
+    done = call("run", "utils.sh", "--tracker-base", "base", "--workspace", "code", "--", "cat", "helper.py")
+    assert done.returncode == 0, done.stderr
+    assert "sh | VALUE = 5" in done.stderr
+
+
+def test_without_a_workspace_nothing_is_needed(project: Path, call: Call) -> None:
+    """An image with nothing but sh starts the application where it is."""
+    (project / "app.py").write_text("print('the code of the image')")
+    (project / "helper.py").touch()
+    done = call("run", "pipe.py:replicas", "--tracker-base", "base")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the code of the image") == 2
+
+
+def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
+    """Whoever can write to the tracker base cannot change the code of a stage unnoticed, also if it may fail."""
+    assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
+    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
+    archive.write_bytes(archive.read_bytes().replace(b"VALUE = 5", b"VALUE = 6"))
+    done = call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={archive}", "--no-cache")
+    assert done.returncode == 1
+    assert f"first | torchx-kfp: the workspace {archive} has the digest" in done.stderr
+    assert "started in" not in done.stderr
+    # The same folder again: the archive is whole again only if its size tells; the digest still protects the stages.
+    archive.write_bytes(b"short")
+    done = call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code")
+    assert (done.returncode, "stored." in done.stderr) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (
+            ["pipe.py:plain", "--workspace", "code", "--tracker-base", "base"],
+            ["'workspace'", "'plain'", "Stages(..., workspace=workspace)"],
+        ),
+        (["pipe.py:one", "--workspace", "none", "--tracker-base", "base"], ["'none'", "not a folder"]),
+        (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-p", "workspace=x"], ["given twice"]),
+        (["--resume", "latest", "--workspace", "code"], ["--workspace", "--resume"]),
+    ],
+    ids=["parameter", "folder", "twice", "resume"],
+)
+def test_refused(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
+    done = call("run", *words)
+    assert done.returncode == 2
+    assert all(fact in done.stderr for fact in facts), done.stderr
+
+
+@pytest.mark.s3
+def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
+    with KfpHost(project / "host") as host:
+        words = ["pipe.py:one", "--host", host.url, "--tracker-base", s3_base, "--workspace", "code"]
+        done = call("submit", *words, "--watch")
+        again = call("submit", *words, "--watch")
+    assert done.returncode == 0, done.stderr
+    assert "Workspace code: 3 files, 10.2 kB, stored." in done.stderr
+    assert "there already." in again.stderr
+    assert "value=5" in done.stdout
+    assert "value" in call("results", s3_base, "--stage", "first", "--format", "csv").stdout.splitlines()[0]
+
+
+def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
+    (project / "code" / "lib").mkdir()
+    (project / "code" / "lib" / "größe.py").symlink_to("../helper.py")
+    assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
+    listed = call("code", "latest", "--list")
+    assert listed.stdout.split() == ["353", "app.py", "10", "helper.py", "0", "lib/größe.py", "7", "run.sh"]
+    assert listed.stderr.startswith("4 files, 370 B: ")
+    done = call("code", "latest", "back")
+    assert (done.returncode, done.stdout) == (0, "back\n"), done.stderr
+    names = ["app.py", "helper.py", "lib/größe.py", "run.sh"]
+    back = project / "back"
+    assert sorted(str(path.relative_to(back)) for path in back.rglob("*") if not path.is_dir()) == names
+    for name in names:
+        assert (project / "back" / name).read_bytes() == (project / "code" / name).read_bytes()
+    assert (project / "back/run.sh").stat().st_mode & 0o111
+    assert (project / "back/lib/größe.py").is_symlink()
+    assert call("code", "latest").stdout.startswith("code-")
+
+
+def test_code_that_cannot_come_back(project: Path, call: Call) -> None:
+    (project / "app.py").touch()
+    assert call("run", "pipe.py:replicas", "--tracker-base", "base").returncode == 0
+    assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
+    for words, facts in [
+        (["latest", "code"], ["'code' is not empty", "new folder"]),
+        (["replicas"], ["replicas-", "without --workspace"]),
+        (["none"], ["'none'"]),
+    ]:
+        done = call("code", *words)
+        assert done.returncode in (1, 2)
+        assert all(fact in done.stderr for fact in facts), done.stderr
+    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
+    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
+    changed = call("code", "latest", "back")
+    assert (changed.returncode, "was changed" in changed.stderr) == (2, True), changed.stderr
+    archive.unlink()
+    gone = call("code", "latest", "back")
+    assert (gone.returncode, "not there any more" in gone.stderr) == (2, True), gone.stderr
+    assert not (project / "back").exists()
+
+
+def test_a_folder_that_only_pods_have(project: Path, call: Call) -> None:
+    """The code must not be stored in a folder of that name here, where no pod finds it."""
+    (project / "claim.py").write_text(
+        "from kfp import dsl, kubernetes\nfrom pipe import app\nfrom torchx_kfp import task_from_app\n\n\n"
+        "@dsl.pipeline(name='claim')\ndef claim(tracker_base: str, workspace: str = ''):\n"
+        "    task = task_from_app(app('first'), tracker_base=tracker_base, workspace=workspace)\n"
+        "    kubernetes.mount_pvc(task, pvc_name='results', mount_path='/mnt/of-pods')\n"
+    )
+    with KfpHost(project / "host") as host:
+        words = ["--host", host.url, "--tracker-base", "/mnt/of-pods/base", "--workspace", "code"]
+        done = call("submit", "claim.py:claim", *words)
+        assert (done.returncode, "'/mnt/of-pods/base'" in done.stderr) == (2, True), done.stderr
+        assert "s3://bucket/results" in done.stderr
+        assert call("runs", "--host", host.url).stdout.count("claim") == 0
+    assert not Path("/mnt/of-pods").exists()

@@ -1,0 +1,269 @@
+"""TorchX's own program against a KFP host whose runs really run."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+from torchx import specs
+
+from tests.entrypoints.scheduler.program import Program, Said
+from tests.facts import says
+from tests.kfp_host import KfpHost
+from torchx_kfp.tracking import FsspecResultTracker
+
+pytestmark = pytest.mark.newest
+
+IS_NIGHTLY = hasattr(specs, "Workspace")
+UNKNOWN = "kfp://torchx/12345678-1234-1234-1234-123456789012"
+#: Components: what runs, and how.
+COMPONENTS = '''
+import sys
+import torchx.specs as specs
+
+def _app(code: str, replicas: int = 1) -> specs.AppDef:
+    role = specs.Role("main", image="example.com/app:1", entrypoint="python", args=["-u", "-c", code])
+    role.num_replicas = replicas
+    return specs.AppDef("app", [role])
+
+def steps() -> specs.AppDef:
+    """Print lines, with a pause between them"""
+    return _app("import time; print('one 1'); time.sleep(2); print('two 2'); time.sleep(1); print('end')")
+
+def fails() -> specs.AppDef:
+    """Fail"""
+    return _app("import sys; print('about to fail'); sys.exit(7)")
+
+def waits() -> specs.AppDef:
+    """Wait for a long time"""
+    return _app("import time; print('waiting'); time.sleep(100)")
+
+def records() -> specs.AppDef:
+    """Record a result"""
+    return _app("from torchx_kfp.tracking import current_run; current_run().put(loss=0.5)")
+
+def replicas() -> specs.AppDef:
+    """Run several replicas"""
+    return _app("import os; print('I am', os.environ['TORCHX_REPLICA_ID'])", 2)
+'''
+
+
+@pytest.fixture
+def on_host(torchx: Program, host: KfpHost) -> Program:
+    """TorchX's program for a user with a host in the environment, and components in the folder."""
+    (torchx.folder / "app.py").write_text(COMPONENTS)
+    return dataclasses.replace(torchx, environment={**torchx.environment, "TORCHX_KFP_HOST": host.url})
+
+
+def wait(host: KfpHost, handle: str, state: str, seconds: float = 60) -> None:
+    """Wait until the host has the run in this state."""
+    deadline = time.monotonic() + seconds
+    while (run_state := host.runs[handle.rpartition("/")[2]].describe().get("state")) != state:
+        assert time.monotonic() < deadline, run_state
+        time.sleep(0.1)
+
+
+def state_of(said: Said) -> str:
+    found = re.search(r"State: (\w+)", said.stdout)
+    assert found, said
+    return found[1]
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines of the app, without the prefix that TorchX gives them."""
+    return [line.removeprefix("main/0 ") for line in text.splitlines() if line.startswith("main/0 ")]
+
+
+def test_from_an_empty_folder_with_nothing_but_a_host(torchx: Program, host: KfpHost) -> None:
+    """The command that a user tries first; TorchX's other commands get no options, and this one says so."""
+    said = torchx.anew("run", "-s", "kfp", "-cfg", f"host={host.url}", "--wait", "--log", "utils.echo", "--msg", "hi")
+    assert said.code == 0, said
+    assert re.fullmatch(r"kfp://torchx/[0-9a-f-]{36}\n", said.stdout)
+    assert "echo/0 hi\n" in said.stderr
+    assert re.search(says(f"export TORCHX_KFP_HOST={host.url}", ".torchxconfig"), said.stderr)
+    assert "Traceback" not in said.stderr
+    assert list(torchx.folder.iterdir()) == []
+    [run] = host.runs.values()
+    assert said.handle == f"kfp://torchx/{run.record.run_id}"
+    assert f"UI URL: {host.url}/#/runs/details/{run.record.run_id}" in said.stderr
+
+
+def test_all_commands_of_a_run_that_succeeds(on_host: Program, host: KfpHost) -> None:
+    run = on_host("run", "-s", "kfp", "-cfg", "experiment=tries,name=my try", "app.py:steps")
+    assert run.code == 0, run
+    assert "export TORCHX_KFP_HOST" not in run.stderr
+
+    tail = on_host("log", "--tail", run.handle)
+    assert (tail.code, lines(tail.stdout)) == (0, ["one 1", "two 2", "end"])
+
+    wait(host, run.handle, "SUCCEEDED")
+    status = on_host("status", run.handle)
+    assert (status.code, state_of(status)) == (0, "SUCCEEDED")
+    assert re.search(r"main\[0\]:SUCCEEDED", status.stdout)
+
+    log = on_host("log", f"{run.handle}/main/0", "--regex", "t.o")
+    assert (log.code, lines(log.stdout)) == (0, ["two 2"])
+
+    described = on_host("describe", run.handle)
+    text = re.sub(r"<RetryPolicy[^>]*>", "None", described.stdout)
+    [role] = ast.literal_eval(text)["roles"]
+    assert (role["name"], role["image"], role["entrypoint"]) == ("main", "example.com/app:1", "python")
+    assert role["args"][:2] == ["-u", "-c"]
+
+    listed = on_host("list", "-s", "kfp")
+    assert re.search(rf"{run.handle}\s.*SUCCEEDED", listed.stdout)
+    if IS_NIGHTLY:
+        assert "my try" in listed.stdout
+
+    # It has ended: TorchX asks for nothing.
+    assert on_host("cancel", run.handle).code == 0
+    assert host.count(":terminate") == 0
+
+
+def test_a_run_that_fails(on_host: Program) -> None:
+    said = on_host("run", "-s", "kfp", "--wait", "--log", "app.py:fails")
+    assert said.code == 1
+    assert lines(said.stderr) == ["about to fail"]
+    status = on_host("status", said.handle)
+    assert state_of(status) == "FAILED"
+    assert re.search(r"main\[0\]:FAILED \(exitcode: 7\)", status.stdout)
+    found = re.search(r"Structured Error Msg: (.*)", status.stdout)
+    assert found
+    assert json.loads(found[1])["message"]["errorCode"] == 7
+    assert "exit code 7" in json.loads(found[1])["message"]["message"]
+
+
+def test_ctrl_c_leaves_the_run_and_cancel_ends_it(on_host: Program, host: KfpHost) -> None:
+    """As with TorchX's other remote schedulers, Ctrl-C ends only the waiting."""
+    process = on_host.start("run", "-s", "kfp", "--wait", "--log", "app.py:waits")
+    assert process.stdout is not None
+    handle = process.stdout.readline().strip()
+    wait(host, handle, "RUNNING")
+    assert state_of(on_host("status", handle)) == "RUNNING"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert host.runs[handle.rpartition("/")[2]].describe()["state"] == "RUNNING"
+    assert host.count(":terminate") == 0
+
+    canceled = on_host("cancel", handle)
+    assert canceled.code == 0, canceled
+    assert host.count(":terminate", "POST") == 1
+    wait(host, handle, "FAILED")
+    assert state_of(on_host("status", handle)) == "CANCELLED"
+
+
+@pytest.mark.skipif(not IS_NIGHTLY, reason="TorchX 0.7.0 has no such command")
+def test_delete_cancels(on_host: Program, host: KfpHost) -> None:
+    handle = on_host("run", "-s", "kfp", "app.py:waits").handle
+    assert on_host("delete", handle).code == 0
+    assert host.count(":terminate", "POST") == 1
+    # What has ended stays in KFP's list.
+    wait(host, handle, "FAILED")
+    assert on_host("delete", handle).code == 0
+    assert host.count(":terminate", "POST") == 1
+
+
+def test_a_torchxconfig_serves_all_commands(torchx: Program, host: KfpHost) -> None:
+    (torchx.folder / ".torchxconfig").write_text(f"[kfp]\nhost = {host.url}\nexperiment = None\n")
+    run = torchx("run", "-s", "kfp", "--wait", "utils.echo", "--msg", "hi")
+    assert run.code == 0, run
+    assert "export TORCHX_KFP_HOST" not in run.stderr
+    assert state_of(torchx("status", run.handle)) == "SUCCEEDED"
+    assert "SUCCEEDED" in torchx("list", "-s", "kfp").stdout
+    assert "echo/0 hi" in torchx("log", run.handle).stdout
+
+
+def test_a_dry_run_shows_the_file_and_needs_no_host(torchx: Program) -> None:
+    said = torchx(
+        "run", "-s", "kfp", "-cfg", "tracker_base=s3://bucket/results", "--dryrun", "utils.echo", "--msg", "hi"
+    )
+    assert said.code == 0, said
+    request = said.stdout.partition("=== SCHEDULER REQUEST ===")[2]
+    assert re.search(says("# argument tracker_base: s3://bucket/results", "pipelineInfo:", "name: echo"), request)
+    if IS_NIGHTLY:
+        shown = json.loads(torchx("run", "-s", "kfp", "--dryrun", "--json", "utils.echo", "--msg", "hi").stdout)
+        assert "pipelineInfo:" in shown["request"]["pipeline"]
+
+
+def test_replicas_have_their_own_lines(on_host: Program) -> None:
+    run = on_host("run", "-s", "kfp", "-cfg", "engine=job", "--wait", "app.py:replicas")
+    assert run.code == 0, run
+    log = on_host("log", run.handle)
+    assert {line for line in log.stdout.splitlines() if "I am" in line} == {"main/0 I am 0", "main/1 I am 1"}
+    assert on_host("log", f"{run.handle}/main/1").stdout == "main/1 I am 1\n"
+    status = on_host("status", run.handle)
+    assert "main[0]:SUCCEEDED" in status.stdout
+    assert "main[1]:SUCCEEDED" in status.stdout
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["-cfg", "hosts=http://kfp", "utils.echo"], ["hosts", "Did you mean 'host'", "tracker_base"]),
+        (["-cfg", "engine=jobs", "utils.echo"], ["'jobs'", "Did you mean 'job'", "jobset"]),
+        (["utils.echo", "--num_replicas", "2"], ["'echo'", "num_replicas=2", "-cfg engine=job"]),
+        (["-cfg", "tracker_base=results", "utils.echo"], ["'results'", "s3://bucket/results", "nothing was submitted"]),
+        (["--parent_run_id", "run/train/1", "utils.echo"], ["run/train/1", "-cfg tracker_base="]),
+        (["-cfg", "host=http://127.0.0.1:1", "utils.echo"], ["http://127.0.0.1:1/apis/v2beta1", "does not answer"]),
+        (["utils.echo"], ["No KFP host is given", "TORCHX_KFP_HOST", "config.ini", "kubectl port-forward"]),
+    ],
+)
+def test_mistakes_are_said_without_a_traceback(torchx: Program, words: list[str], facts: list[str]) -> None:
+    said = torchx("run", "-s", "kfp", *words)
+    assert (said.code, said.stdout) == (1, "")
+    assert re.search(says(*facts), said.stderr), said.stderr
+    assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize("handle", [UNKNOWN, "kfp://torchx/echo-x7f2", "kfp://torchx/latest"])
+def test_an_app_that_is_not_there(on_host: Program, handle: str) -> None:
+    for command in ("status", "describe"):
+        said = on_host(command, handle)
+        assert said.code == 1
+        assert re.search(says(handle.rpartition("/")[2], "does not exist"), said.stderr)
+    assert on_host("cancel", handle).code == 0
+    said = on_host("log", f"{handle}/main/0")
+    assert said.code == 1
+    assert "Unknown app" in said.stderr or "not found" in said.stderr, said
+
+
+def test_a_role_that_is_not_there(on_host: Program) -> None:
+    handle = on_host("run", "-s", "kfp", "--wait", "app.py:fails").handle
+    said = on_host("log", f"{handle}/mian")
+    assert said.code == 1
+    assert "main" in said.stderr
+    said = on_host("log", f"{handle}/mian/0")
+    assert said.code == 1
+    assert re.search(says("'mian'", "'main'"), said.stderr)
+    said = on_host("log", f"{handle}/main/3")
+    assert re.search(says("'main'", "replica 3"), said.stderr)
+    said = on_host("log", "--streams", "stderr", handle)
+    assert said.code == 1
+    assert re.search(says("stdout and stderr in one log", "'stderr'"), said.stderr)
+
+
+def test_without_a_host_every_command_says_how_to_give_one(torchx: Program) -> None:
+    for words in (["status", UNKNOWN], ["list", "-s", "kfp"], ["log", UNKNOWN]):
+        said = torchx(*words)
+        assert said.code == 1
+        assert re.search(says("No KFP host is given", "TORCHX_KFP_HOST"), said.stderr)
+
+
+@pytest.mark.s3
+def test_results_are_those_of_the_run(on_host: Program, s3_base: str) -> None:
+    aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    said = on_host("run", "-s", "kfp", "-cfg", f"tracker_base={s3_base}", "--wait", "app.py:records", **aws)
+    assert said.code == 0, said
+    [(key, results)] = FsspecResultTracker(s3_base).items()
+    assert key.startswith(f"{said.handle.rpartition('/')[2]}/app/")
+    assert results == {"loss": 0.5}

@@ -1,0 +1,111 @@
+"""Answers of KFP's API about runs, as recorded, and the states that follow from them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
+from torchx_kfp.execution.host.nodes import Nodes
+from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.execution.runs.events import Event
+from torchx_kfp.execution.runs.state import RunState, outline
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
+#: The names of the recorded runs of one pipeline. There are others, whose answers are known at their end only.
+RUNS = ("succeeded", "cached", "failed", "terminated")
+
+
+@functools.cache
+def _read(name: str) -> str:
+    packed = RECORDED / f"{name}.json.gz"
+    if packed.exists():
+        return gzip.decompress(packed.read_bytes()).decode()
+    return (RECORDED / f"{name}.json").read_text(encoding="utf-8")
+
+
+def answer(name: str) -> Any:
+    """Return one answer: of a file with a request and its answer."""
+    found = json.loads(_read(name))
+    return found["answer"] if "answer" in found else found["text"]
+
+
+def polls(name: str) -> list[dict[str, Any]]:
+    """Return v2beta1's answers about a run, whenever something in them had changed."""
+    return [poll["answer"] for poll in json.loads(_read(f"{name}-polls"))]
+
+
+def last(name: str) -> dict[str, Any]:
+    """Return v2beta1's last answer about a run."""
+    found: dict[str, Any] = polls(name)[-1] if name in RUNS else answer(f"{name}-v2beta1")
+    return found
+
+
+def manifest(name: str) -> dict[str, Any]:
+    """Return v1beta1's last answer about a run."""
+    found: dict[str, Any] = answer(f"{name}-v1beta1")
+    return found
+
+
+def nodes(name: str) -> Nodes:
+    """Return the nodes in v1beta1's last answer."""
+    return read_manifest(manifest_of(manifest(name)))
+
+
+def course(name: str) -> Iterator[tuple[dict[str, Any], Nodes]]:
+    """Yield what both versions of the API say of a run in each second in which something in it changed.
+
+    v1beta1 was recorded at the end of runs only: a node is as it was before if it began or ended later.
+    """
+    run, workflow = last(name), json.loads(manifest_of(manifest(name)))
+    records = workflow["status"]["nodes"]
+    history = run["state_history"]
+    moments = {record[key] for record in records.values() for key in ("startedAt", "finishedAt") if record.get(key)}
+    for moment in sorted(moments | {item["update_time"] for item in history}):
+        now = copy.deepcopy(workflow)
+        now["status"]["nodes"] = {
+            identity: record if (record.get("finishedAt") or "") <= moment else _running(record)
+            for identity, record in records.items()
+            if record["startedAt"] <= moment
+        }
+        so_far = [item for item in history if item["update_time"] <= moment]
+        is_over = len(so_far) == len(history)
+        state = {"state": (so_far or [{"state": "PENDING"}])[-1]["state"], "state_history": so_far}
+        yield (
+            run if is_over else {**run, **state, "finished_at": "1970-01-01T00:00:00Z"},
+            read_manifest(json.dumps(now)),
+        )
+
+
+def _running(record: Mapping[str, Any]) -> dict[str, Any]:
+    later = ("finishedAt", "message", "outputs", "outboundNodes")
+    return {**{key: value for key, value in record.items() if key not in later}, "phase": "Running"}
+
+
+def pods(name: str) -> dict[str, str]:
+    """Return the pods of the stages of a run that has them, as MLMD has recorded them."""
+    return {stage: facts.get("pod", "") for stage, facts in json.loads(_read(f"{name}-stages")).items()}
+
+
+def fold(observer: Observer, events: Iterable[Event]) -> RunState:
+    """Return the state of the run after these events."""
+    state = RunState(outline(observer.pipeline) if observer.pipeline is not None else None)
+    for event in events:
+        state.on_event(event)
+    return state
+
+
+def observed(run: Mapping[str, Any], nodes: Nodes | None = None) -> RunState:
+    """Return the state that an observer finds who sees only one answer."""
+    observer = Observer()
+    return fold(observer, observer.observe(run, nodes))
+
+
+def states(state: RunState) -> dict[str, str]:
+    """Return the states of all stages, by their names, in order."""
+    return {stage.name: str(stage.state) for stage in state.stages}

@@ -1,0 +1,141 @@
+"""Pipelines for the commands that work on a host, and how the commands are called."""
+
+# Annotations are not postponed: kfp reads them as types.
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kfp import compiler, dsl, kubernetes
+from torchx.specs import AppDef, Role
+
+from tests.entrypoints.cli.ready import Ready, Started
+from tests.entrypoints.cli.terminal import Terminal
+from torchx_kfp import task_from_app
+
+_RECORD = """
+import sys
+from torchx_kfp.tracking import current_run
+print("training with", sys.argv[1], flush=True)
+current_run().put(loss=float(sys.argv[1]))
+"""
+#: What names a host, or proves who asks, on the machine that runs the tests.
+OF_HOSTS = ("TORCHX_KFP_", "KF_PIPELINES_", "KUBECONFIG", "KUBERNETES_", "COLUMNS", "LINES", "NO_COLOR", "XDG_CONFIG")
+
+Done = subprocess.CompletedProcess[str]
+
+
+@dsl.container_component
+def script(text: str):
+    return dsl.ContainerSpec(image="app:1", command=["sh", "-c", text])
+
+
+def _app(name: str, *args: str) -> AppDef:
+    return AppDef(name, [Role("role", image="app:1", entrypoint="python3", args=["-c", _RECORD, *args])])
+
+
+def write_pipelines(folder: Path, base: Path) -> None:
+    """Write the pipelines, compiled, into a folder.
+
+    Args:
+        folder: the folder.
+        base: the tracker base of the pods: their stages have a volume there, which this machine has as a directory.
+    """
+
+    @dsl.pipeline(name="good")
+    def good(tracker_base: str, lr: float = 0.5, names: list = ["a", "b"]):  # noqa: B006 (KFP takes the text of defaults)
+        train = task_from_app(_app("train", f"{lr}"), tracker_base=tracker_base)
+        kubernetes.mount_pvc(train, "claim", str(base))
+        with dsl.ParallelFor(names) as name:
+            del name
+            evaluate = task_from_app(_app("evaluate", "2"), tracker_base=tracker_base, reads=train)
+            kubernetes.mount_pvc(evaluate, "claim", str(base))
+        with dsl.If(lr > 1):
+            script(text="echo never").after(train)
+
+    @dsl.pipeline(name="bad")
+    def bad():
+        first = script(text="echo one; printf '\\033[31mthe last line\\033[0m\\n'; exit 7")
+        script(text="echo never").after(first)
+
+    @dsl.pipeline(name="plain")
+    def plain(word: str = "hi", count: int = 1):
+        script(text=f"echo {word} {count}")
+
+    @dsl.pipeline(name="distributed")
+    def distributed():
+        code = "import os; print('of', os.environ['TORCHX_NUM_REPLICAS'])"
+        role = Role("trainer", image="app:1", entrypoint="python3", args=["-c", code], num_replicas=2)
+        task_from_app(AppDef("train", [role]), engine="job")
+
+    @dsl.pipeline(name="inner")
+    def inner(text: str):
+        script(text=text)
+
+    @dsl.pipeline(name="lost")
+    def lost(lr: float = 0.1):
+        inner(text=f"one-{lr}")
+
+    @dsl.pipeline(name="long")
+    def long(go: str):
+        script(text=f"echo begun; while [ ! -e {go} ]; do sleep 0.05; done; echo over").set_caching_options(False)
+
+    for pipeline in (good, bad, plain, distributed, lost, long):
+        compiler.Compiler().compile(pipeline, str(folder / f"{pipeline.name}.yaml"))
+    (folder / "plain.py").write_text(
+        "from kfp import dsl\n\n"
+        "@dsl.container_component\ndef script(text: str):\n"
+        "    return dsl.ContainerSpec(image='app:1', command=['sh', '-c', text])\n\n"
+        "@dsl.pipeline(name='plain')\ndef plain(word: str = 'hi', count: int = 1):\n"
+        "    script(text=f'echo {word} {count}')\n",
+        encoding="utf-8",
+    )
+
+
+@dataclass(frozen=True)
+class Program:
+    """The command line in a folder, on a machine that knows no host but those that a test names."""
+
+    ready: Ready
+    folder: Path
+    #: Variables of all commands.
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def environ(self, **more: str) -> dict[str, str]:
+        """Return the environment of the program."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_HOSTS)}
+        return {**kept, "HOME": str(self.folder / "home"), **self.variables, **more}
+
+    def __call__(self, *words: str, **environ: str) -> Done:
+        """Run a command to its end."""
+        return self.ready.call(words, self.folder, self.environ(COLUMNS="100", **environ))
+
+    def start(self, *words: str, **environ: str) -> Started:
+        """Start a command that goes on."""
+        return self.ready.start(words, self.folder, self.environ(**environ))
+
+    def terminal(self, columns: int, *words: str, **environ: str) -> Terminal:
+        """Start a command in a terminal."""
+        hidden = {name: "" for name in os.environ if name.startswith(OF_HOSTS)}
+        return Terminal(
+            self.folder,
+            columns,
+            40,
+            *words,
+            ready=self.ready,
+            **{**hidden, "HOME": str(self.folder / "home"), **environ},
+        )
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of a table that was printed."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if set(line) == {"─"})
+    found = []
+    for line in lines[start + 1 :]:
+        if not line.strip() or ": " in line:  # a message, in a terminal
+            break
+        found.append([cell.strip() for cell in line.split("   ") if cell.strip()])
+    return found

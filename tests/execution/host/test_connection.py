@@ -1,0 +1,584 @@
+"""The connection to a host: whose credentials it sends, what it repeats, and how it explains failures."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import itertools
+import json
+import ssl
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.execution.host.scripted import CLOSE, Reply, Request, Scripted, scripted, status
+from tests.facts import says
+from torchx_kfp.errors import (
+    HostAnswerLostError,
+    HostCredentialsError,
+    HostError,
+    HostNotFoundError,
+    HostRefusedError,
+    HostSettingsError,
+    HostUnreachableError,
+)
+from torchx_kfp.execution.host.connection import Connection, Patience
+from torchx_kfp.execution.host.settings import Settings, read_settings
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
+QUICK = Patience(connect=2, read=2, wait=0.001, longest_wait=0.01)
+RUNS = "/apis/v2beta1/runs"
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted(lambda request: Reply({"is": request.path})) as running:
+        yield running
+
+
+def connect(server: Scripted, patience: Patience = QUICK, **settings: object) -> Connection:
+    return Connection(Settings(host=server.url, **settings), patience)  # type: ignore[arg-type] (of any field)
+
+
+def in_turn(*replies: Reply | None) -> Callable[[Request], Reply | None]:
+    """Answer each request with the next of these, and then always with the last."""
+    rest = itertools.chain(replies, itertools.repeat(replies[-1]))
+    return lambda request: next(rest)
+
+
+def test_a_request_has_a_query_and_returns_plain_json(server: Scripted) -> None:
+    assert connect(server).get(RUNS, page_size=2, sort_by="created_at desc", page_token="", filter=None) == {
+        "is": f"{RUNS}?page_size=2&sort_by=created_at%20desc"
+    }
+    [request] = server.requests
+    assert request.method == "GET"
+    assert "Authorization" not in request.headers
+
+
+def test_a_body_is_json(server: Scripted) -> None:
+    assert connect(server).post(RUNS, {"display_name": "é"}) == {"is": RUNS}
+    [request] = server.requests
+    assert (request.method, request.body) == ("POST", {"display_name": "é"})
+    assert request.headers["Content-Type"] == "application/json"
+
+
+def test_numbers_that_json_lacks_are_refused(server: Scripted) -> None:
+    with pytest.raises(HostRefusedError, match=says("NaN", "JSON")):
+        connect(server).post(RUNS, {"x": float("nan")})
+    assert not server.requests
+
+
+def test_nothing_is_read_or_sent_before_the_first_request() -> None:
+    connection = Connection(Settings(host="http://127.0.0.1:1", token_file="/nowhere/token"))
+    assert connection.link("a/b") == "http://127.0.0.1:1/#/runs/details/a%2Fb"
+
+
+def test_the_page_of_a_run_is_that_of_the_ui_host() -> None:
+    settings = Settings(host="http://127.0.0.1:8888", ui_host="https://kfp.example.com/pipeline")
+    assert Connection(settings).link("x") == "https://kfp.example.com/pipeline/#/runs/details/x"
+    assert Connection(Settings()).link("x") == "", "inside of a cluster, the UI's address is not known"
+
+
+@pytest.mark.versions
+def test_using_a_host_prints_and_warns_nothing(server: Scripted) -> None:
+    """In a process of its own, where nothing is set up for logging or warnings, and requests are repeated."""
+    server.script = in_turn(CLOSE, Reply("", 503), Reply("", 429), Reply({"ok": True}))
+    program = (
+        "from torchx_kfp.execution.host.connection import Connection, Patience\n"
+        "from torchx_kfp.execution.host.settings import Settings\n"
+        f"settings = Settings(host={server.url!r}, verify_ssl=False)\n"
+        f"assert Connection(settings, Patience(wait=0.01)).get({RUNS!r}) == {{'ok': True}}\n"
+        "import logging; assert not logging.getLogger().handlers\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    # Deprecations inside of libraries are shown because of -W always.
+    assert not [word for word in ("Pipeline", "Retry", "Insecure") if word in done.stderr], done.stderr
+
+
+# Credentials
+
+
+@pytest.mark.versions
+def test_a_token_is_sent(server: Scripted) -> None:
+    connect(server, existing_token="secret").get(RUNS)
+    assert server.requests[0].headers["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.versions
+def test_cookies_are_sent(server: Scripted) -> None:
+    connect(server, cookies="authservice_session=abc").get(RUNS)
+    assert server.requests[0].headers["Cookie"] == "authservice_session=abc"
+
+
+@pytest.mark.versions
+def test_a_token_file_is_read_for_each_request(server: Scripted, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    connection = connect(server, token_file=str(file))
+    for token in ("first", "second"):
+        file.write_text(f"{token}\n")
+        connection.get(RUNS)
+    assert [request.headers["Authorization"] for request in server.requests] == ["Bearer first", "Bearer second"]
+
+
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        (None, "No such file"),
+        ("", "is empty"),
+        ("a b\n", "more than a token"),
+        (b"\xff", "not text"),
+        ("a\u200bb", r"'\u200b'"),
+    ],
+)
+def test_a_token_file_that_cannot_be_used(server: Scripted, tmp_path: Path, content: object, fact: str) -> None:
+    file = tmp_path / "token"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        file.write_text(str(content))
+    settings = read_settings({"host": server.url, "token_file": str(file)}, {"HOME": str(tmp_path)})
+    with pytest.raises(HostSettingsError, match=says(str(file), "--token-file", fact)) as caught:
+        Connection(settings, QUICK).get(RUNS)
+    assert "a b" not in str(caught.value), "it may be a secret"
+
+
+@pytest.mark.parametrize(
+    "proxy", ["http://me:s3#cret@127.0.0.1:9", "me:s3cret@127.0.0.1:9", "http://me:s3cret@[::1]:9"]
+)
+def test_the_password_of_a_proxy_is_not_shown(server: Scripted, proxy: str) -> None:
+    with pytest.raises(HostError) as caught:
+        connect(server, proxy=proxy).get(RUNS)
+    assert "cret" not in "".join(traceback.format_exception(caught.value))
+
+
+def only_for(token: Callable[[], str]) -> Callable[[Request], Reply]:
+    def answer(request: Request) -> Reply:
+        if request.headers.get("Authorization") == f"Bearer {token()}":
+            return Reply({"ok": True})
+        return status(16, "Unauthenticated: Request header error: there is no user identity header.", 401)
+
+    return answer
+
+
+@pytest.mark.versions
+def test_a_token_that_has_changed_in_the_settings_file_is_read_again(server: Scripted, tmp_path: Path) -> None:
+    file = tmp_path / "config.ini"
+    file.write_text(f"[kfp]\nhost = {server.url}\nexisting_token = first\n")
+    file.chmod(0o600)
+    connection = Connection(read_settings({}, {"TORCHX_KFP_CONFIG": str(file)}), QUICK)
+    valid = "first"
+    server.script = only_for(lambda: valid)
+    assert connection.get(RUNS) == {"ok": True}
+    valid = "second"
+    with pytest.raises(
+        HostCredentialsError, match=says("401", "there is no user identity", f"existing_token in {file}")
+    ):
+        connection.get(RUNS)
+    file.write_text(file.read_text().replace("first", "second"))
+    assert connection.get(RUNS) == {"ok": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sent"),
+    [
+        ({}, "No credentials were sent"),
+        ({"existing_token": "hidden"}, "--existing-token"),
+        ({"cookies": "session=hidden"}, "--cookies"),
+        ({"existing_token": "hidden", "namespace": "alice"}, "'alice'"),
+    ],
+)
+@pytest.mark.parametrize("code", [401, 403])
+def test_credentials_that_are_not_accepted(
+    server: Scripted, tmp_path: Path, code: int, settings: dict[str, str], sent: str
+) -> None:
+    server.script = lambda request: status(7, "User 'me' is not authorized", code)
+    connection = Connection(read_settings({"host": server.url, **settings}, {"HOME": str(tmp_path)}), QUICK)
+    facts = says(
+        code, RUNS, "User 'me' is not authorized", sent, "--token-file", "TORCHX_KFP_EXISTING_TOKEN", "cookies"
+    )
+    with pytest.raises(HostCredentialsError, match=facts) as caught:
+        connection.get(RUNS)
+    assert "hidden" not in str(caught.value)
+    assert ("may have expired" in str(caught.value)) is bool(settings)
+    assert len(server.requests) == 2, "once more with a new client"
+
+
+@pytest.mark.parametrize("is_redirect", [True, False])
+def test_a_page_to_sign_in_is_recognized(server: Scripted, is_redirect: bool) -> None:
+    page = Reply("<!DOCTYPE html><title>dex</title><form><input type='password' /></form>sign in", kind="text/html")
+
+    def answer(request: Request) -> Reply:
+        if is_redirect and request.path.startswith(RUNS):
+            return Reply("", 302, {"Location": "/dex/auth?client_id=kubeflow"})
+        return page
+
+    server.script = answer
+    with pytest.raises(HostCredentialsError, match=says("page to sign in", "--cookies")):
+        connect(server).get(RUNS)
+
+
+# What is repeated
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("trouble", [CLOSE, Reply({"a": "b" * 50}, cut=True), Reply("", 500), Reply("", 503)])
+def test_a_get_is_repeated(server: Scripted, trouble: Reply | None) -> None:
+    server.script = in_turn(trouble, trouble, Reply({"ok": True}))
+    assert connect(server).get(RUNS) == {"ok": True}
+    assert len(server.requests) == 3
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_a_request_that_came_too_early_is_repeated(server: Scripted, method: str) -> None:
+    server.script = in_turn(Reply("", 429, {"Retry-After": "3600"}), Reply("", 429), Reply({"ok": True}))
+    begun = time.monotonic()
+    assert getattr(connect(server), method)(RUNS) == {"ok": True}
+    assert len(server.requests) == 3
+    assert time.monotonic() - begun < 60, "the host does not decide how long a user waits"
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("trouble", [CLOSE, Reply({"a": "b" * 50}, cut=True)])
+def test_a_post_that_may_have_been_accepted_is_not_repeated(server: Scripted, trouble: Reply | None) -> None:
+    server.script = lambda request: trouble
+    with pytest.raises(HostUnreachableError, match=says("POST", RUNS, "may have accepted it", "look there before")):
+        connect(server).post(RUNS, {})
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("code", [408, 502, 504])
+def test_a_proxy_that_does_not_wait_for_a_post_may_have_passed_it_on(server: Scripted, code: int) -> None:
+    server.script = lambda request: Reply("", code)
+    with pytest.raises(HostUnreachableError, match=says(f"{code}", "may have accepted it", "look there before")):
+        connect(server).post(RUNS, {})
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "facts"),
+    [
+        (status(13, "it broke", 500), ["it broke"]),
+        (status(14, "it restarts", 503), ["it restarts"]),
+        (Reply("<html>Bad gateway. <a>Sign in</a></html>", 502, kind="text/html"), ["502", "web page"]),
+        (Reply("<html>hello</html>", kind="text/html"), ["web page"]),
+        (Reply("hello"), ["hello"]),
+        (Reply({}, headers={"Content-Encoding": "br"}), ["'br'"]),
+    ],
+)
+def test_a_post_whose_answer_says_nothing_may_have_been_accepted(
+    server: Scripted, reply: Reply, facts: list[str]
+) -> None:
+    server.script = lambda request: reply
+    with pytest.raises(HostAnswerLostError, match=says(*facts, "may have accepted it", "look there before")) as caught:
+        connect(server).post(RUNS, {})
+    assert "later" not in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_a_host_that_stays_busy(server: Scripted) -> None:
+    server.script = lambda request: Reply("", 503)
+    with pytest.raises(HostUnreachableError, match=says("503", "try again later")):
+        connect(server).get(RUNS)
+    assert len(server.requests) == 4
+
+
+def test_a_log_that_the_host_does_not_have_is_asked_for_once(server: Scripted) -> None:
+    server.script = lambda request: status(13, "failed to read the log", 500)
+    with pytest.raises(HostError, match="failed to read the log"):
+        connect(server).content("/log")
+    assert len(server.requests) == 1
+
+
+# Failures
+
+
+@pytest.mark.versions
+def test_no_one_listens(server: Scripted) -> None:
+    server.close()
+    begun = time.monotonic()
+    for call in (connect(server).get, connect(server).post):
+        with pytest.raises(HostUnreachableError, match=says(server.url, "does not answer", "refused", "port-forward")):
+            call(RUNS)
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(
+    ("location", "error", "facts"),
+    [
+        (
+            "https://other.example.com/apis",
+            HostAnswerLostError,
+            ["redirected to https://other.example.com/apis", "as the host", "may have arrived"],
+        ),
+        ("/dex/auth?client_id=kubeflow", HostCredentialsError, ["page to sign in", "--cookies"]),
+    ],
+)
+def test_what_is_posted_is_sent_to_no_other_host(
+    server: Scripted, location: str, error: type[HostError], facts: list[str]
+) -> None:
+    server.script = lambda request: Reply("", 307, {"Location": location})
+    with pytest.raises(error, match=says(*facts)):
+        connect(server).post(RUNS, {"pipeline_spec": "mine"}, if_lost="It may have arrived.")
+    assert {request.path for request in server.requests} == {RUNS}
+
+
+def test_a_redirect_to_nowhere(server: Scripted) -> None:
+    server.script = lambda request: Reply({}, 302, {"Location": "http://[nowhere"})
+    for call in (connect(server).get, connect(server).post):
+        with pytest.raises(HostUnreachableError, match=says(server.url, "broke")):
+            call(RUNS)
+
+
+def test_a_query_that_is_not_text(server: Scripted) -> None:
+    """A command line may have bytes that are not UTF-8, which Python makes surrogates of."""
+    connect(server).get(RUNS, filter="\udcff")
+    assert server.requests[0].path == f"{RUNS}?filter=%3F"
+
+
+def test_a_host_without_an_address() -> None:
+    with pytest.raises(HostUnreachableError, match=says("http://kfp.invalid", "does not answer")):
+        Connection(Settings(host="http://kfp.invalid"), QUICK).get(RUNS)
+
+
+def test_a_host_that_is_silent(server: Scripted) -> None:
+    server.script = lambda request: time.sleep(1)
+    with pytest.raises(HostUnreachableError, match=says(server.url, "0.05 s")):
+        connect(server, Patience(read=0.05, retries=0)).get(RUNS)
+
+
+def recorded(name: str) -> Reply:
+    content = json.loads((RECORDED / f"{name}.json").read_text())
+    return Reply(content["answer"], content["status"])
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("unknown-run", HostNotFoundError, "Run 00000000-0000-0000-0000-000000000000 not found."),
+        ("create-wrong-parameter", HostRefusedError, "parameter tracker_base is not optional, yet has neither default"),
+        ("create-broken-spec", HostAnswerLostError, "unknown template format: pipeline spec is invalid."),
+    ],
+)
+def test_errors_of_the_api_have_its_words_once(
+    server: Scripted, name: str, error: type[HostError], message: str
+) -> None:
+    server.script = lambda request: recorded(name)
+    with pytest.raises(error, match=says(f"POST {server.url}{RUNS}", message)) as caught:
+        connect(server).post(RUNS, {})
+    assert type(caught.value) is error
+    assert str(caught.value).count(message[:20]) == 1
+
+
+def test_a_query_is_not_shown(server: Scripted) -> None:
+    server.script = lambda request: status(3, "wrong filter", 400)
+    with pytest.raises(HostRefusedError, match=rf"^GET {server.url}{RUNS} failed: wrong filter\.$"):
+        connect(server).get(RUNS, filter='{"predicates": []}')
+
+
+def test_words_of_the_api_cannot_harm_a_terminal(server: Scripted) -> None:
+    server.script = lambda request: status(3, "wrong \x1b[31mname", 400)
+    with pytest.raises(HostRefusedError, match=r"wrong \\x1b\[31mname"):
+        connect(server).get(RUNS)
+
+
+def test_a_web_page_is_not_kfp(server: Scripted) -> None:
+    server.script = lambda request: Reply("<html>It works!</html>", kind="text/html; charset=utf-8")
+    with pytest.raises(HostUnreachableError, match=says(server.url, "web page", "/pipeline")):
+        connect(server).get(RUNS)
+
+
+def test_a_log_may_be_a_web_page(server: Scripted) -> None:
+    """A stage prints what it has fetched."""
+    server.script = lambda request: Reply("<html>Sign in to go on</html>", kind="text/plain; charset=utf-8")
+    assert connect(server).content("/log") == b"<html>Sign in to go on</html>"
+
+
+@pytest.mark.parametrize("content", ["", "hello", "[1]"])
+def test_an_answer_that_is_not_json(server: Scripted, content: str) -> None:
+    server.script = lambda request: Reply(content)
+    with pytest.raises(HostUnreachableError, match=says(server.url, content or "nothing", "port")):
+        connect(server).get(RUNS)
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a certificate for this machine that signs itself, and its key, in one file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kfp")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    path.write_bytes(pem + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+@pytest.fixture
+def with_tls(certificate: Path) -> Iterator[Scripted]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with scripted(lambda request: Reply({"ok": True}), context) as running:
+        yield running
+
+
+@pytest.mark.versions
+def test_the_certificate_of_an_authority(with_tls: Scripted, certificate: Path) -> None:
+    assert connect(with_tls, ssl_ca_cert=str(certificate)).get(RUNS) == {"ok": True}
+
+
+@pytest.mark.versions
+def test_a_certificate_that_is_not_checked(with_tls: Scripted) -> None:
+    with warnings.catch_warnings():
+        assert connect(with_tls, verify_ssl=False).get(RUNS) == {"ok": True}
+
+
+@pytest.mark.versions
+def test_a_certificate_of_an_unknown_authority(with_tls: Scripted) -> None:
+    facts = says(with_tls.url, "certificate", "self", "public ones", "--ssl-ca-cert", "TORCHX_KFP_SSL_CA_CERT")
+    with pytest.raises(HostUnreachableError, match=facts):
+        connect(with_tls).get(RUNS)
+
+
+def test_a_file_of_certificates_that_is_missing(with_tls: Scripted, tmp_path: Path) -> None:
+    missing = str(tmp_path / "ca.pem")
+    with pytest.raises(HostSettingsError, match=says(missing, "No such file", "ssl_ca_cert")):
+        connect(with_tls, ssl_ca_cert=missing).get(RUNS)
+
+
+def test_tls_with_a_host_that_has_none(server: Scripted) -> None:
+    settings = Settings(host=server.url.replace("http:", "https:"))
+    with pytest.raises(HostUnreachableError, match=says(server.port, "does not use TLS", "http://")):
+        Connection(settings, QUICK).get(RUNS)
+
+
+# Without a host
+
+
+def run_without_host(tmp_path: Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own: the Kubernetes client reads the environment when it is loaded."""
+    program = (
+        "from torchx_kfp.execution.host.connection import Connection, Patience\n"
+        "from torchx_kfp.execution.host.settings import read_settings\n"
+        f"connection = Connection(read_settings(), Patience(connect=2, read=2, retries=0))\n{code}"
+    )
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"HOME": str(tmp_path), **environ},
+    )
+
+
+@pytest.mark.versions
+def test_no_host_at_all(tmp_path: Path) -> None:
+    done = run_without_host(tmp_path, f"connection.get({RUNS!r})")
+    assert done.returncode == 1
+    for fact in (
+        *("HostSettingsError", "--host", "TORCHX_KFP_HOST", "KF_PIPELINES_ENDPOINT", "port-forward", "~/.kube/config"),
+        str(tmp_path / ".config/torchx-kfp/config.ini"),
+    ):
+        assert fact in done.stderr
+    assert done.stdout == ""
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: here
+contexts: [{name: here, context: {cluster: here, user: me}}]
+clusters: [{name: here, cluster: {server: "%s"}}]
+users: [{name: me, user: {}}]
+"""
+
+
+@pytest.mark.versions
+def test_the_proxy_of_a_kubernetes_api_server(server: Scripted, tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(KUBECONFIG % server.url)
+    code = f"print(connection.get({RUNS!r})); print(repr(connection.link('x')), connection.name)"
+    done = run_without_host(tmp_path, code, KUBECONFIG=str(file))
+    path = f"/api/v1/namespaces/kubeflow/services/ml-pipeline:http/proxy{RUNS}"
+    assert done.stdout == f"{{'is': '{path}'}}\n'' {server.url}{path.removesuffix(RUNS)}\n", done.stderr
+    wrong = run_without_host(tmp_path, code, KUBECONFIG=str(file), TORCHX_KFP_KUBE_CONTEXT="there")
+    assert wrong.returncode == 1
+    for fact in ("HostSettingsError", "'there'", str(file), "get-contexts"):
+        assert fact in wrong.stderr
+
+
+IN_A_POD = """
+import os
+import kubernetes
+from kfp.client import Client
+from kubernetes.config.incluster_config import InClusterConfigLoader
+from torchx_kfp.execution.host import connection as module
+
+# What is in a pod, at places of this test.
+module.POD_NAMESPACE = os.environ["POD"] + "/namespace"
+Client._IN_CLUSTER_DNS_NAME = os.environ["SERVICE"]
+kubernetes.config.load_incluster_config = lambda: InClusterConfigLoader(
+    token_filename=os.environ["POD"] + "/token", cert_filename=os.environ["POD"] + "/ca.crt"
+).load_and_set()
+"""
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("multi_user", "namespace"), [(True, "alice"), pytest.param(False, "", marks=pytest.mark.usual)]
+)
+def test_inside_of_a_cluster(
+    server: Scripted, tmp_path: Path, certificate: Path, multi_user: bool, namespace: str
+) -> None:
+    server.script = lambda request: Reply({"multi_user": multi_user})
+    for name, text in {"token": "of kubernetes", "namespace": "alice\n", "sa": "of kfp\n"}.items():
+        (tmp_path / name).write_text(text.replace(" ", "-"))
+    (tmp_path / "ca.crt").write_bytes(certificate.read_bytes())
+    code = f"{IN_A_POD}\nconnection.get({RUNS!r}); print(repr(connection.namespace), connection.name)"
+    done = run_without_host(
+        tmp_path,
+        code,
+        POD=str(tmp_path),
+        SERVICE=server.url.removeprefix("http://"),
+        KF_PIPELINES_SA_TOKEN_PATH=str(tmp_path / "sa"),
+        KUBERNETES_SERVICE_HOST="127.0.0.1",
+        KUBERNETES_SERVICE_PORT="1",
+    )
+    assert done.stdout == f"{namespace!r} {server.url}\n", done.stderr
+    assert {request.headers["Authorization"] for request in server.requests} == {"Bearer of-kfp"}
+
+
+def test_the_namespace_of_kfps_own_settings(server: Scripted, tmp_path: Path) -> None:
+    file = tmp_path / ".config" / "kfp" / "context.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"namespace": "alice"}')
+    code = "print(repr(connection.namespace))"
+    assert run_without_host(tmp_path, code, TORCHX_KFP_HOST=server.url).stdout == "'alice'\n"
+    own = run_without_host(tmp_path, code, TORCHX_KFP_HOST=server.url, TORCHX_KFP_NAMESPACE="bob")
+    assert own.stdout == "'bob'\n"
+    elsewhere = run_without_host(tmp_path, code, TORCHX_KFP_HOST=server.url, TORCHX_KFP_SERVICE_NAMESPACE="kfp")
+    assert elsewhere.stdout == "''\n", "the namespace of KFP's services is not a user's"

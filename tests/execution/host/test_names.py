@@ -1,0 +1,107 @@
+"""Which run a name means, on this machine and on the host that is set up, and what a setting stands for."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.cli.ready import Ready
+from tests.execution.host.commands import Done, Program
+from tests.execution.host.scripted import Reply, scripted
+from tests.facts import says
+from tests.kfp_host import KfpHost
+from tests.kfp_host.faults import Fault
+from torchx_kfp.errors import HostNotFoundError
+from torchx_kfp.execution.host.connection import Connection
+from torchx_kfp.execution.host.settings import Settings
+from torchx_kfp.host import HostRun
+
+HELLO = """
+from kfp import dsl
+
+@dsl.container_component
+def hello(text: str):
+    return dsl.ContainerSpec(image="app:1", command=["echo", text])
+
+@dsl.pipeline(name="hello")
+def pipeline(tracker_base: str = "s3://other/results"):
+    hello(text=tracker_base).set_caching_options(False)
+"""
+
+
+@pytest.fixture
+def program(ready_program: Ready, tmp_path: Path) -> Program:
+    (tmp_path / "hello.py").write_text(HELLO, encoding="utf-8")
+    return Program(ready_program, tmp_path)
+
+
+def watched(done: Done) -> str:
+    """Return the id of the run that ``watch --json`` has shown."""
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout.splitlines()[0])["run_id"])
+
+
+def test_the_latest_run_is_the_newest_here_or_on_the_host(kfp_host: KfpHost, program: Program) -> None:
+    def latest() -> str:
+        return watched(program("watch", "latest", "--json", TORCHX_KFP_HOST=kfp_host.url))
+
+    first = kfp_host.make_run(1)
+    first.finish()
+    assert latest() == first.record.run_id, "there is none on this machine"
+    assert program("run", "hello.py", "--quiet").returncode == 0
+    [folder] = (program.folder / "local_outputs").glob("hello-*")
+    assert latest() == folder.name
+    time.sleep(1)  # KFP's times have no fractions
+    second = kfp_host.make_run(1)
+    second.finish()
+    assert latest() == second.record.run_id
+    kfp_host.add(Fault(status=403, times=9))
+    done = program("watch", "latest", "--json", TORCHX_KFP_HOST=kfp_host.url)
+    assert watched(done) == folder.name
+    assert re.search(says("Only the runs on this machine were looked at", "403"), done.stderr)
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_the_beginning_of_an_id_is_enough(kfp_host: KfpHost, program: Program, count: int) -> None:
+    runs = [kfp_host.make_run(1) for _ in range(2)]
+    beginning = runs[0].record.run_id[:count]
+    runs[0].finish()
+    assert watched(program("watch", beginning, "--json", "--host", kfp_host.url)) == runs[0].record.run_id
+    done = program("watch", beginning[:3], "--host", kfp_host.url)
+    assert re.search(says(f"There is no run '{beginning[:3]}'"), done.stderr)
+
+
+def test_the_tracker_base_is_a_setting(kfp_host: KfpHost, program: Program) -> None:
+    settings = program.folder / "home" / ".config" / "torchx-kfp" / "config.ini"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"[kfp]\nhost = {kfp_host.url}\ntracker_base = s3://bucket/results\n", encoding="utf-8")
+
+    def submitted(*words: str) -> object:
+        before = set(kfp_host.runs)
+        done = program("submit", "hello.py", *words)
+        assert done.returncode == 0, done.stderr
+        [run_id] = set(kfp_host.runs) - before
+        return Connection(Settings(host=kfp_host.url)).get(f"/apis/v2beta1/runs/{run_id}")["runtime_config"][
+            "parameters"
+        ]
+
+    assert submitted() == {"tracker_base": "s3://bucket/results"}
+    assert submitted("--tracker-base", "s3://mine/results") == {"tracker_base": "s3://mine/results"}
+    assert submitted("-p", "tracker_base=s3://mine/results") == {"tracker_base": "s3://mine/results"}
+
+
+def test_a_server_without_kfp_is_asked_about() -> None:
+    with (
+        scripted(lambda request: Reply({"code": 5, "message": "Not Found"}, 404)) as server,
+        pytest.raises(HostNotFoundError, match=says("Is this the URL of a KFP host?")),
+    ):
+        Connection(Settings(host=server.url)).get("/apis/v2beta1/runs")
+
+
+def test_a_run_names_itself(kfp_host: KfpHost, connection: Connection) -> None:
+    run = HostRun(connection, kfp_host.make_run(1).record.run_id)
+    assert repr(run) == f"<HostRun {run.run_id} on {kfp_host.url}>"

@@ -1,0 +1,153 @@
+"""Logs: what KFP's launcher prints is removed, and each line comes once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.execution.host.scripted import Reply, Scripted, scripted, status
+from tests.facts import says
+from torchx_kfp.errors import HostError, HostNotFoundError
+from torchx_kfp.execution.host.connection import Connection, Patience
+from torchx_kfp.execution.host.pod_logs import Cleaner, PodLog
+from torchx_kfp.execution.host.settings import Settings
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
+RUN, POD = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4", "recorded-8r4c6-system-container-impl-3413469076"
+START = "I1122 02:56:37.549663      16 main.go:67] Setting log level to: '1'\n"
+END = "I1122 02:57:14.018185      16 launcher_v2.go:206] publish success.\n"
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted(lambda request: Reply("")) as running:
+        yield running
+
+
+def log_of(server: Scripted, **options: bool) -> PodLog:
+    return PodLog(Connection(Settings(host=server.url), Patience(wait=0.001)), RUN, POD, **options)
+
+
+def text_of(name: str) -> str:
+    return str(json.loads((RECORDED / f"{name}.json").read_text())["text"])
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("succeeded-log-first", ['done {"accuracy": 0.900745}']),
+        ("succeeded-log-trial[0]", ['done {"x": 1}']),
+        ("failed-log-inner.sleeper", ["waiting", "over"]),
+    ],
+)
+def test_recorded_logs(server: Scripted, name: str, lines: list[str]) -> None:
+    server.script = lambda request: Reply(text_of(name))
+    assert log_of(server).read_new(is_over=True).decode().splitlines() == lines
+    assert log_of(server, raw=True).read_new(is_over=True).decode() == text_of(name)
+    assert server.requests[0].path == f"/apis/v1alpha1/runs/{RUN}/nodes/{POD}/log"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*-log-*.json")), ids=lambda path: path.stem)
+@given(data=st.data())
+def test_pieces_of_a_log_are_cleaned_as_the_whole(path: Path, data: st.DataObject) -> None:
+    lines = text_of(path.stem).encode().splitlines()
+    pieces, rest = Cleaner(), list(lines)
+    cleaned: list[bytes] = []
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        cleaned += pieces.clean(rest[:size])
+        del rest[:size]
+    assert cleaned == Cleaner().clean(lines)
+    assert not [line for line in cleaned if b".go:" in line]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "I1122 02:57:00.000000      33 main.go:12] an application in Go",
+        "I1122 02:57:00.000000      16 train.py:12] absl in the launcher's process",
+        "{",
+        '{\n  "a": 1\n}',
+        "",
+    ],
+)
+def test_lines_of_the_application_stay(own: str) -> None:
+    text = START + own + "\n" + END
+    assert b"\n".join(Cleaner().clean(text.encode().splitlines())).decode() == own
+
+
+def test_a_line_that_the_application_does_not_end() -> None:
+    lines = [START.encode(), b"50 %", b"done" + END.encode(), b"a line", END.encode()]
+    assert Cleaner().clean(lines) == [b"50 %", b"done", b"a line"]
+    # Another process prints such lines, too.
+    other = b"said: " + END.replace("16 launcher", "17 launcher").encode()
+    assert Cleaner().clean([START.encode(), other]) == [other]
+
+
+def test_a_launcher_that_is_silent_at_first() -> None:
+    lines = [b"one", b"I1122 02:57:00.000000  7 main.go:1] mine", END.strip().encode(), b"two"]
+    assert Cleaner().clean(lines) == [lines[0], lines[1], b"two"]
+
+
+def test_each_line_comes_once_and_when_it_is_whole(server: Scripted) -> None:
+    log = log_of(server)
+    seen = []
+    for text, is_over in [
+        ("", False),
+        (START, False),
+        (START + "one\ntw", False),
+        (START + "one\ntwo\nthree\n", False),
+        (START + "one\ntwo\nthree\n", False),
+        # The pod is gone, and the log that is left is shorter, or is longer again.
+        (START, False),
+        (START + "one\ntwo\nthree\n" + END + "last", True),
+        (START + "one\ntwo\nthree\n" + END + "last", True),
+    ]:
+        server.script = lambda request, text=text: Reply(text)
+        seen.append(log.read_new(is_over=is_over).decode())
+    assert seen == ["", "", "one\n", "two\nthree\n", "", "", "last\n", ""]
+
+
+def test_a_log_that_kubernetes_begins_anew(server: Scripted) -> None:
+    log = log_of(server)
+    seen = []
+    for text in [START + "one\ntwo\nthree\n", "four\n", "", "four\nfive\nsix\n" + END]:
+        server.script = lambda request, text=text: Reply(text)
+        seen.append(log.read_new(is_over=False).decode())
+    assert seen == ["one\ntwo\nthree\n", "four\n", "", "five\nsix\n"]
+
+
+def test_a_large_log_is_not_fetched_all_the_time(server: Scripted) -> None:
+    server.script = lambda request: Reply("one\n")
+    # Each log takes two seconds.
+    times = iter([0.0, 2.0, 3.0, 19.0, 21.0, 23.0, 24.0, 26.0])
+    log = PodLog(Connection(Settings(host=server.url)), RUN, POD, clock=lambda: next(times))
+    assert [log.read_new(is_over=False) for _ in range(4)] == [b"one\n", b"", b"", b""]
+    assert len(server.requests) == 2, "18 seconds later"
+    log.read_new(is_over=True)
+    assert len(server.requests) == 3, "the end is never put off"
+
+
+def test_bytes_that_are_not_text_stay(server: Scripted) -> None:
+    server.script = lambda request: Reply(b"\xff\x00\n")
+    assert log_of(server).read_new(is_over=False) == b"\xff\x00\n"
+
+
+def test_a_command_to_copy_does_not_run_what_a_host_says(server: Scripted) -> None:
+    server.script = lambda request: status(5, "no such pod", 404)
+    connection = Connection(Settings(host=server.url), Patience(wait=0.001))
+    with pytest.raises(HostNotFoundError, match=says("kubectl logs -n kubeflow '$(touch x)' -c main")):
+        PodLog(connection, RUN, "$(touch x)").read_new(is_over=True)
+
+
+@pytest.mark.parametrize(("code", "error"), [(404, HostNotFoundError), (500, HostError)])
+def test_a_log_that_is_gone_names_other_ways(server: Scripted, code: int, error: type[HostError]) -> None:
+    server.script = lambda request: status(13, "failed to read the pod's log", code)
+    link = f"{server.url}/#/runs/details/{RUN}"
+    with pytest.raises(error, match=says(POD, f"kubectl logs -n kubeflow {POD}", link, "failed to read the pod's log")):
+        log_of(server).read_new(is_over=True)

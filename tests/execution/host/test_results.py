@@ -1,0 +1,193 @@
+"""Results of runs on KFP are read where that is possible; otherwise one sentence says why not."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tests.facts import says
+from torchx_kfp.execution.host.results import ResultReader, Sought, read_log
+from torchx_kfp.execution.runs.source import why_not_read
+from torchx_kfp.tracking import FsspecResultTracker
+
+KEY = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4/train/pod-1"
+
+
+def test_results_are_read(tmp_path: Path) -> None:
+    FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
+    for base in (str(tmp_path), f"file://{tmp_path}"):
+        reader = ResultReader([str(tmp_path)])
+        assert reader.read(base, [Sought(KEY), Sought("run/other/pod")]) == {
+            KEY: (KEY, {"loss": 0.5}),
+            "run/other/pod": ("run/other/pod", {}),
+        }
+        assert reader.problems == ()
+
+
+def test_a_file_that_is_damaged_does_not_hide_others(tmp_path: Path) -> None:
+    FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
+    (tmp_path / "broken" / "x").mkdir(parents=True)
+    (tmp_path / "broken" / "x" / "y").write_text("{")
+    reader = ResultReader([f"file://{tmp_path}/"])
+    assert reader.read(str(tmp_path), [Sought("broken/x/y"), Sought(KEY)]) == {KEY: (KEY, {"loss": 0.5})}
+    [problem] = reader.problems
+    assert str(tmp_path / "broken" / "x" / "y") in problem
+
+
+def test_the_attempt_of_a_pod_is_found(tmp_path: Path) -> None:
+    """The host names the pod; the run id has the beginning of its UID as well, and the attempt in it."""
+    tracker = FsspecResultTracker(tmp_path)
+    for place, execution in enumerate(("_0b5a1f3c", "_0b5a1f3c_2", "_99999999")):
+        tracker.put(f"{KEY}{execution}", attempt=place)
+        os.utime(tmp_path / f"{KEY}{execution}", (1000 + place, 1000 + place))
+    tracker.put(f"{KEY}0_0b5a1f3c", of="another pod")
+    reader = ResultReader([str(tmp_path)])
+    assert reader.read(str(tmp_path), [Sought(KEY)]) == {KEY: (f"{KEY}_99999999", {"attempt": 2})}
+    (tmp_path / f"{KEY}_99999999").unlink()
+    assert reader.read(str(tmp_path), [Sought(KEY)]) == {KEY: (f"{KEY}_0b5a1f3c_2", {"attempt": 1})}
+    assert reader.read(str(tmp_path), [Sought(KEY, attempt=1)]) == {KEY: (f"{KEY}_0b5a1f3c", {"attempt": 0})}
+    nothing = {KEY: (f"{KEY}_3", {})}
+    assert reader.read(str(tmp_path), [Sought(KEY, attempt=3)]) == nothing, "it recorded nothing"
+    earlier = reader.read(str(tmp_path), [Sought(KEY, since=1100.0)])
+    assert earlier == {KEY: (KEY, {})}, "all of them are those of an earlier pod"
+
+
+def test_the_log_says_which_attempt_was_the_last_one() -> None:
+    again = b"torchx-kfp: attempt %d of 3: the application ended with exit code 4\n"
+    assert read_log(Sought(KEY), []).attempt == 1
+    assert read_log(Sought(KEY), [again % 2, b"12\n", again % 3, b"x " + again % 7]).attempt == 3
+    follows = "torchx-kfp: following Job ns/train-1 of an earlier attempt, run id {}\n"
+    assert read_log(Sought(KEY), [follows.format(f"{KEY}-0_2").encode()]).run_id == f"{KEY}-0_2"
+    foreign = read_log(Sought(KEY), [follows.format("other/train/pod").encode()])
+    assert (foreign.run_id, foreign.attempt) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("base", "facts"),
+    [
+        ("/nowhere/results", ("no such directory", "s3://")),
+        ("file:///nowhere/results", ("no such directory",)),
+        ("results", ("relative",)),
+        ("memory://x", ("memory",)),
+        ("nothing://x", ("nothing",)),
+    ],
+)
+def test_a_base_that_is_not_here(base: str, facts: tuple[str, ...]) -> None:
+    reader = ResultReader([base])
+    assert reader.read(base, [Sought(KEY)]) == {}
+    [problem] = reader.problems
+    for fact in (repr(base), *facts):
+        assert fact in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "{folder}",
+        "file://{folder}",
+        "local://{folder}",
+        "{folder}/../{name}",
+        "silent://x",
+        "http://127.0.0.1:1/x",
+        "s3://bucket::silent://x",
+        "simplecache::file:///",
+        "s3://silent:1@host/x",
+        "abfs://container@evil.example.com/x",
+        "abfs://container@account.dfs.core.windows.net.example.com/x",
+        "s3a://buc ket/x",
+    ],
+)
+def test_a_base_that_only_the_run_names_is_not_read(tmp_path: Path, silent: str, base: str) -> None:
+    FsspecResultTracker(tmp_path).put(KEY, secret=1)
+    base = base.format(folder=tmp_path, name=tmp_path.name)
+    reader = ResultReader(["", "/", str(tmp_path.parent), f"{tmp_path}x", "s3://bucket"], deadline=5)
+    assert reader.read(base, [Sought(KEY)]) == {}
+    [problem] = reader.problems
+    assert re.search(says(base, "only the run names it", "TORCHX_KFP_TRACKER_BASE", "s3://bucket/results"), problem)
+    assert Silent.asked == 0
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["s3://b/x", "s3a://b.c-d/x", "gs://b", "gcs://b/x/y", "az://c/x", "abfs://c@account.dfs.core.windows.net/x"],
+)
+def test_object_stores_are_read(base: str) -> None:
+    assert why_not_read(base, ()) == why_not_read(base, (), ran_here=True) == ""
+
+
+@pytest.mark.parametrize("base", ["results", "/results", "file:///results", "local:///results", "memory://results"])
+def test_directories_of_this_machine_are_read_for_its_own_runs(base: str) -> None:
+    assert why_not_read(base, (), ran_here=True) == ""
+    assert why_not_read(base, ())
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["http://127.0.0.1:1/x", "FTP://host/x", "simplecache::http://host/x", "s3://b::http://host", "file://a::http://b"],
+)
+def test_servers_that_only_a_folder_names_are_not_read(base: str) -> None:
+    assert re.search(says("only the run names it", "TORCHX_KFP_TRACKER_BASE"), why_not_read(base, (), ran_here=True))
+    assert why_not_read(base, [base], ran_here=True) == ""
+
+
+class Silent(MemoryFileSystem):
+    protocol = "silent"
+    asked = 0
+    released = threading.Event()
+
+    def _open(self, *arguments: object, **options: object) -> object:
+        Silent.asked += 1
+        self.released.wait(60)
+        raise RuntimeError("over")
+
+    cat_file = _open  # type: ignore[assignment] (whatever its arguments are)
+
+
+@pytest.fixture
+def silent() -> object:
+    fsspec.register_implementation("silent", Silent, clobber=True)
+    Silent.asked = 0
+    Silent.released.clear()
+    yield "silent://results"
+    Silent.released.set()
+
+
+def test_a_store_that_hangs_costs_one_deadline(silent: str) -> None:
+    now = 0.0
+    reader = ResultReader([silent], deadline=0.1, again=60, clock=lambda: now)
+    begun = time.monotonic()
+    for _ in range(5):
+        assert reader.read(silent, [Sought(KEY)]) == {}
+    assert time.monotonic() - begun < 30
+    assert Silent.asked == 1
+    [problem] = reader.problems
+    assert "0.1 s" in problem
+    now = 61.0
+    reader.read(silent, [Sought(KEY)])
+    assert Silent.asked == 2
+
+
+def test_a_base_that_can_be_read_later_has_no_problem_then(tmp_path: Path) -> None:
+    now = 0.0
+    base = tmp_path / "results"
+    reader = ResultReader([str(base)], clock=lambda: now)
+    assert reader.read(str(base), [Sought(KEY)]) == {}
+    assert reader.problems
+    FsspecResultTracker(base).put(KEY, loss=0.5)
+    now = 61.0
+    assert reader.read(str(base), [Sought(KEY)]) == {KEY: (KEY, {"loss": 0.5})}
+    assert reader.problems == ()
+
+
+def test_nothing_is_asked_for_no_runs() -> None:
+    reader = ResultReader()
+    assert reader.read("/nowhere", []) == {}
+    assert reader.problems == ()

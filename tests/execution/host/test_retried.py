@@ -1,0 +1,181 @@
+"""Runs that KFP retries: the new pod has the name of the failed one, and nobody sees what the failed one recorded."""
+
+# Annotations are not postponed: kfp reads them as types.
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from tests.entrypoints.cli.ready import Ready
+from tests.execution.host.calling import ended, request
+from tests.execution.host.commands import Program
+from tests.facts import says
+from tests.kfp_host import KfpHost
+from torchx_kfp import task_from_app
+from torchx_kfp.execution.host.connection import Connection
+from torchx_kfp.execution.host.host_runs import Host
+from torchx_kfp.execution.host.settings import Settings
+from torchx_kfp.execution.pipeline.load import load_pipeline
+from torchx_kfp.tracking import FsspecResultTracker
+
+#: Fails unless the file has been made; records what the arguments say, before and after that.
+TRAIN = """
+import json, os, sys
+from torchx_kfp.tracking import current_run
+go, before, after = sys.argv[1:]
+again = os.path.exists(go)
+values = json.loads(after if again else before)
+print("attempt", int(again) + 1)
+run = current_run()
+if values:
+    run.put(values)
+sys.exit(0 if again else 4)
+"""
+#: The same, but started again in one pod.
+AGAIN = TRAIN.replace("os.path.exists(go)", "os.environ['TORCHX_JOB_ID'].endswith('_2')")
+READ = """
+import os
+from torchx_kfp.tracking import FsspecResultTracker, current_run
+current_run()
+print("reads", FsspecResultTracker(os.environ["TORCHX_TRACKER_BASE"]).get(os.environ["TORCHX_PARENT_RUN_ID"]))
+"""
+STALE = {"stale": 1}
+RUNS = "/apis/v2beta1/runs"
+
+
+def app(name: str, program: str, *args: str, **fields: Any) -> AppDef:
+    role = Role("role", image="app:1", entrypoint="python3", args=["-c", program, *args], **fields)
+    return AppDef(name, [role])
+
+
+@dataclass
+class Retried:
+    """A user who has submitted a run that fails, and who names its tracker base."""
+
+    host: KfpHost
+    program: Program
+    folder: Path
+
+    @property
+    def base(self) -> Path:
+        return self.folder / "results"
+
+    def submit(self, pipeline: Any) -> str:
+        return Host(Connection(Settings(host=self.host.url))).submit(load_pipeline(pipeline), {"base": str(self.base)})
+
+    def fail(self, pipeline: Any) -> str:
+        run_id = self.submit(pipeline)
+        assert ended(self.host, run_id)["state"] == "FAILED"
+        return run_id
+
+    def retry(self, run_id: str) -> None:
+        (self.folder / "go").touch()
+        for file in (self.base / run_id / "train").iterdir():
+            os.utime(file, times=(0, file.stat().st_mtime - 10))  # on a cluster, it takes half a minute or more
+        assert request(self.host, "POST", f"{RUNS}/{run_id}:retry") == (200, {})
+
+    def shown(self, *words: str) -> str:
+        """Return what a command shows, which is not what the failed attempt has recorded."""
+        done = self.program(*words)
+        assert done.returncode == 0, (words, done.stderr)
+        assert "stale" not in done.stdout + done.stderr, (words, done)
+        return done.stdout
+
+
+@pytest.fixture
+def retried(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Retried:
+    known = {"TORCHX_KFP_HOST": kfp_host.url, "TORCHX_KFP_TRACKER_BASE": str(tmp_path / "results")}
+    return Retried(kfp_host, Program(ready_program, tmp_path, known), tmp_path)
+
+
+def chain(folder: Path, after: Any, program: str = TRAIN, **fields: Any) -> Any:
+    """Return a pipeline whose second stage fails at first, after it has recorded something."""
+
+    @dsl.pipeline(name="chain")
+    def chain(base: str):
+        words = str(folder / "go"), json.dumps(STALE), json.dumps(after)
+        first = task_from_app(app("first", "print('once')"), tracker_base=base)
+        train = task_from_app(app("train", program, *words, **fields), tracker_base=base, reads={"first": first})
+        task_from_app(app("read", READ), tracker_base=base, reads=train)
+
+    return chain
+
+
+def results_of(retried: Retried, run_id: str, *, code: int = 0) -> Any:
+    """Return the results of the stage in the events of ``watch``."""
+    done = retried.program("watch", run_id, "--json")
+    assert done.returncode == code, done.stderr
+    events = map(json.loads, done.stdout.splitlines())
+    return [event["results"] for event in events if event["event"] == "stage_finished" and event["name"] == "train"][-1]
+
+
+def test_only_failed_stages_run_again_in_pods_of_the_same_names(retried: Retried) -> None:
+    run_id = retried.fail(chain(retried.folder, {"w": 2.5}))
+    refused = request(retried.host, "POST", f"{RUNS}/{run_id}:terminate")
+    assert refused[0] == 400
+    before = retried.host.runs[run_id].nodes()
+    retried.retry(run_id)
+    run = ended(retried.host, run_id)
+    assert [each["state"] for each in run["state_history"]] == ["PENDING", "RUNNING", "FAILED", "RUNNING", "SUCCEEDED"]
+    after = retried.host.runs[run_id].nodes()
+    pods = {node.name: node for node in after.values() if node.stage}
+    assert {node.stage for node in pods.values()} == {"first", "train", "read"}
+    for name, node in pods.items():
+        if node.stage != "read":
+            assert (node.started == before[name].started) is (node.stage == "first"), node
+    # Drivers are not run again, and the DAG around a pod is the one that has failed.
+    kept = [name for name in before if name.endswith((".train-driver(0)", ".train(0)"))]
+    assert len(kept) == 2
+    assert all(after[name].started == before[name].started for name in kept)
+    keys = FsspecResultTracker(retried.base).keys(run_id)
+    uids = {key.rpartition("_")[2] for key in keys}
+    assert len(keys) == len(uids) == 2, "a pod has another UID"
+    assert len({key.rpartition("_")[0] for key in keys}) == 1
+    assert request(retried.host, "POST", f"{RUNS}/{run_id}:retry")[0] == 400
+
+
+def test_nobody_sees_what_the_failed_attempt_has_recorded(retried: Retried) -> None:
+    run_id = retried.fail(chain(retried.folder, {"w": 2.5}))
+    assert results_of(retried, run_id, code=1) == STALE, "nothing has followed yet"
+    retried.retry(run_id)
+    assert results_of(retried, run_id) == {"w": 2.5}, "it is watched until it has ended again"
+    assert retried.shown("logs", run_id, "read") == "reads {'w': 2.5}\n"
+    tracker = FsspecResultTracker(retried.base)
+    other = retried.submit(chain(retried.folder, {"w": 1.5}))  # the file is there
+    ended(retried.host, other)
+    for words in (["results", run_id], ["show", f"{run_id}/train"], ["compare", run_id, other]):
+        assert "2.5" in retried.shown(*words), words
+    [kept] = [key for key in tracker.keys(run_id) if "w" in tracker.get(key)]
+    assert kept in retried.shown("lineage", f"{run_id}/read")
+    retried.shown("report", run_id, "-o", "report.html")
+    report = (retried.folder / "report.html").read_text()
+    assert "2.5" in report
+    assert "stale" not in report
+
+
+def test_an_attempt_that_records_nothing_hides_those_before_it(retried: Retried) -> None:
+    """Both when KFP retries the run, and when the stage starts its application again."""
+    run_id = retried.fail(chain(retried.folder, {}))
+    retried.retry(run_id)
+    assert ended(retried.host, run_id)["state"] == "SUCCEEDED"
+    again = retried.submit(chain(retried.folder, {}, max_retries=2, program=AGAIN))
+    assert ended(retried.host, again)["state"] == "SUCCEEDED"
+    for one in (run_id, again):
+        assert results_of(retried, one) == {}
+        assert retried.shown("logs", one, "read") == "reads {}\n"
+        for words in (["show", f"{one}/train"], ["lineage", one], ["compare", run_id, again]):
+            retried.shown(*words)
+        done = retried.program("results", one)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.search(says(one, "last attempts", "recorded nothing"), done.stderr)
+        retried.shown("report", one, "-o", "report.html")
+        report = (retried.folder / "report.html").read_text()
+        assert "stale" not in report
+        assert ("starts in the pod" in report) is (one == again)

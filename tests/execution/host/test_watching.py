@@ -1,0 +1,481 @@
+"""A run on a host in progress, as a user sees it: pictures, Ctrl-C, lost connections, logs that grow."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import re
+import signal
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.entrypoints.cli.ready import PROGRAM, Ready
+from tests.execution.host import answers_of_kfp
+from tests.execution.host.calling import wait_until
+from tests.execution.host.commands import Program, rows, write_pipelines
+from tests.execution.host.pipelines import small
+from tests.execution.host.scripted import Reply, Request, scripted
+from tests.facts import says
+from tests.kfp_host import KfpHost
+from tests.kfp_host.faults import Fault
+from tests.kfp_host.made import MadeRun
+from torchx_kfp.entrypoints.cli import cli
+
+
+@pytest.fixture
+def program(ready_program: Ready, tmp_path: Path) -> Program:
+    return Program(ready_program, tmp_path)
+
+
+def polls(kfp_host: KfpHost, run: MadeRun) -> int:
+    return kfp_host.count(f"/apis/v2beta1/runs/{run.record.run_id}$")
+
+
+def go_on(kfp_host: KfpHost, run: MadeRun, **how: Any) -> None:
+    """Let a run go on, and wait until its watch has seen that."""
+    if how:
+        run.advance(**how)
+    before = polls(kfp_host, run)
+    wait_until(lambda: polls(kfp_host, run) >= before + 2)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_picture_while_it_runs_and_a_table_after_it(kfp_host: KfpHost, program: Program, columns: int) -> None:
+    run = kfp_host.make_run(4, chains=2, name="study")
+    run_id = run.record.run_id
+    terminal = program.terminal(columns, "watch", "latest", "--host", kfp_host.url)
+    shown = terminal.wait_for("study ", "· stage-3")
+    assert re.search(r"study \d+s  4 waiting\n· stage-0\n· stage-1\n· stage-2\n· stage-3$", shown), "it is pending"
+    run.advance(started=2)
+    run.advance(started=3, ended=1)
+    shown = terminal.wait_for("✓ stage-0", "● stage-1", "● stage-2", "· stage-3")
+    head = shown[shown.rindex("study ") :].splitlines()[0]
+    assert re.fullmatch(r"study \d+s  2 running, 1 waiting, 1 succeeded", head)
+    run.finish()
+    assert terminal.end() == 0
+    lines = terminal.shown.splitlines()
+    assert lines[0] == "before"
+    whole = "".join(lines[1:3]) if columns == 80 else lines[1]
+    assert whole == f"Run {run_id}: {kfp_host.url}/#/runs/details/{run_id}"
+    assert [row[:2] for row in rows(terminal.shown)] == [[f"stage-{number}", "succeeded"] for number in range(4)]
+    assert f"Run {run_id} (succeeded, " in terminal.shown
+    assert "●" not in terminal.shown
+    assert not terminal.screen.cursor.hidden
+
+
+def test_a_terminal_that_gets_narrower(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(2)
+    run.advance(started=2)
+    terminal = program.terminal(120, "watch", "latest", "--host", kfp_host.url)
+    terminal.wait_for("● stage-1")
+    fcntl.ioctl(terminal.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 30, 0, 0))
+    terminal.screen.resize(40, 30)
+    run.advance(ended=1)
+    shown = terminal.wait_for("✓ stage-0", "● stage-1")
+    assert shown.count("● stage-1") == 1
+    run.finish()
+    assert terminal.end() == 0
+
+
+def test_no_colors_for_those_who_want_none(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1)
+    run.finish(failed=False)
+    terminal = program.terminal(100, "watch", "latest", "--host", kfp_host.url, NO_COLOR="1")
+    assert terminal.end() == 0
+    assert re.search(rb"\x1b\[[0-9;]*m", terminal.written) is None
+
+
+def test_runs_fit_a_terminal_of_80_columns(kfp_host: KfpHost, program: Program) -> None:
+    runs = [kfp_host.make_run(1, name=f"a study of the name {number}") for number in range(3)]
+    terminal = program.terminal(80, "runs", "--host", kfp_host.url)
+    assert terminal.end() == 0
+    found = rows(terminal.shown)
+    assert sorted(row[:3] for row in found) == sorted(
+        [run.record.run_id[:8], run.record.display_name, "queued"] for run in runs
+    )
+    wide = program.terminal(140, "runs", "--host", kfp_host.url)
+    assert wide.end() == 0
+    assert {row[0] for row in rows(wide.shown)} == {run.record.run_id for run in runs}
+
+
+def test_runs_of_which_a_host_tells_little(program: Program) -> None:
+    run_id = answers_of_kfp.polls("failed")[0]["run_id"]
+    with scripted(lambda request: Reply({"runs": [{"run_id": run_id}]})) as server:
+        done = program("runs", "--host", server.url)
+        content = json.loads(program("runs", "--format", "json", "--host", server.url).stdout)
+    assert rows(done.stdout) == [[run_id, "queued"]]
+    assert content[0]["started"] is None
+
+
+def test_the_report_of_a_pipeline_with_a_long_name(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1, name="x" * 400)
+    run.finish()
+    done = program("report", run.record.run_id, "--host", kfp_host.url)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(f"x-{run.record.run_id}.html")
+    assert (program.folder / done.stdout.strip()).is_file()
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(2)
+    run.advance(started=1)
+    run_id = run.record.run_id
+    terminal = program.terminal(400, "watch", run_id[:9], "--host", kfp_host.url, "-n", "team")
+    terminal.wait_for("● stage-0")
+    terminal.send(b"\x03")
+    assert terminal.end() == 130
+    _, _, goes_on, watch, cancel = terminal.shown.splitlines()
+    assert goes_on == f"The run {run_id} goes on."
+    words = rf"--host {kfp_host.url} --namespace team"
+    assert re.fullmatch(rf"To watch it again: \S*torchx-kfp watch {run_id} {words}", watch)
+    assert re.fullmatch(rf"To end it: \S*torchx-kfp cancel {run_id} {words}", cancel)
+    assert "●" not in terminal.shown
+    assert "^C" not in terminal.shown
+    again = program.terminal(400, *watch.partition("torchx-kfp ")[2].split())
+    again.wait_for("● stage-0")
+    run.finish()
+    assert again.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, ("watch", "--json")),
+        (signal.SIGINT, ("watch",)),
+        (signal.SIGTERM, ("submit", "--watch")),
+        (signal.SIGINT, ("submit", "--watch", "--json")),
+    ],
+)
+def test_a_signal_without_a_terminal(
+    kfp_host: KfpHost, program: Program, number: signal.Signals, words: tuple[str, ...]
+) -> None:
+    if words[0] == "watch":
+        kfp_host.make_run(2).advance(started=1)
+        words = (*words, "latest")
+    else:
+        small_yaml(program.folder)
+        words = (*words, "small.yaml", "-p", "code=import time; time.sleep(60)")
+    with program.start(*words, "--host", kfp_host.url) as process:
+        wait_until(lambda: kfp_host.count(r"v2beta1/runs/[0-9a-f-]+$") > 2)
+        process.send_signal(number)
+        out, said = process.communicate()
+    assert process.returncode == 128 + number
+    [run_id] = kfp_host.runs
+    assert re.search(says(f"The run {run_id} goes on.", f"watch {run_id} --host", f"cancel {run_id} --host"), said)
+    assert "Traceback" not in said
+    assert "SIGINT" not in said, "the run has not ended"
+    if "--json" in words:
+        assert json.loads(out.splitlines()[0])["run_id"] == run_id
+    elif words[0] == "submit":
+        assert out.splitlines()[0] == run_id
+
+
+def small_yaml(folder: Path) -> None:
+    from kfp import compiler
+
+    compiler.Compiler().compile(small, str(folder / "small.yaml"))
+
+
+def test_ctrl_c_in_the_watch_of_a_run_on_this_machine(program: Program) -> None:
+    small_yaml(program.folder)
+    code = "code=import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    with program.start("run", "small.yaml", "-p", code, "--no-cache", "--output-dir", "runs") as process:
+        wait_until(lambda: list(program.folder.glob("runs/*/events.jsonl")))
+        # Wide enough for the path of any temporary folder.
+        terminal = program.terminal(1000, "watch", "latest", "--output-dir", "runs")
+        terminal.wait_for("● work")
+        terminal.send(b"\x03")
+        assert terminal.end() == 130
+        watch = terminal.shown.splitlines()[-2]
+        again = program.terminal(1000, *watch.partition("torchx-kfp ")[2].split())
+        again.wait_for("● work")
+        (program.folder / "go").touch()
+        assert again.end() == 0
+        assert process.wait() == 0
+        process.communicate()
+    assert [row[:2] for row in rows(again.shown)] == [["work", "succeeded"]]
+
+
+# Trouble
+
+
+def test_a_connection_that_is_lost_and_comes_back(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(2)
+    run.advance(started=1)
+    with program.start("watch", "latest", "--host", kfp_host.url) as process:
+        wait_until(lambda: polls(kfp_host, run))
+        go_on(kfp_host, run)
+        fault = kfp_host.add(Fault(cut=0.0, times=4))
+        wait_until(lambda: fault.times == 0)
+        run.finish()
+        out, said = process.communicate()
+    assert process.returncode == 0
+    assert [row[:2] for row in rows(out)] == [["stage-0", "succeeded"], ["stage-1", "succeeded"]]
+    assert len(re.findall("trying again", said)) == 1
+    assert len(re.findall(f"{kfp_host.url} answers again", said)) == 1
+
+
+def test_a_run_that_is_deleted_while_it_is_watched(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(2)
+    run.advance(started=1)
+    with program.start("watch", "latest", "--host", kfp_host.url) as process:
+        wait_until(lambda: polls(kfp_host, run))
+        go_on(kfp_host, run)
+        kfp_host.delete(run.record.run_id)
+        out, said = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    last = said.splitlines()[-1]
+    assert re.search(says("Error: ", run.record.run_id, "deleted", kfp_host.url), last)
+
+
+def test_a_run_that_was_submitted_is_named_even_if_it_cannot_be_watched(kfp_host: KfpHost, program: Program) -> None:
+    small_yaml(program.folder)
+    kfp_host.add(Fault(status=403, times=9, path=r"v2beta1/runs/[0-9a-f-]+$"))
+    done = program("submit", "small.yaml", "-p", "code=1", "--watch", "--json", "--host", kfp_host.url)
+    assert (done.returncode, done.stdout) == (1, "")
+    [run_id] = kfp_host.runs
+    assert re.search(says("403", f"The run {run_id} may go on", f"watch {run_id} --host {kfp_host.url}"), done.stderr)
+
+
+def test_a_run_that_fails_without_a_stage(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1)
+    run.finish(failed=True)
+    done = program("watch", "latest", "--host", kfp_host.url)
+    assert done.returncode == 1
+    assert re.search(says(f"Error: The run {run.record.run_id} failed: KFP does not say why."), done.stderr)
+
+
+def test_readers_that_have_read_enough(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1)
+    run.finish()
+    commands = (
+        "watch latest --json",
+        "watch latest",
+        "runs",
+        "runs --format json",
+        "logs latest",
+        "report latest -o -",
+    )
+    for words in commands:
+        with program.start(*words.split(), "--host", kfp_host.url) as process:
+            process.stdout.close()
+            assert process.wait() == 0, words
+            assert re.search("Traceback|Broken", process.stderr) is None
+
+
+@pytest.mark.parametrize("stream", [">&-", "2>&-", "| head -1"])
+def test_streams_that_were_closed_before(kfp_host: KfpHost, program: Program, stream: str) -> None:
+    run = kfp_host.make_run(1)
+    run.finish()
+    line = f"{PROGRAM} watch latest --json --host {kfp_host.url} {stream}"
+    words = ["bash", "-o", "pipefail", "-c", line]
+    done = subprocess.run(words, cwd=program.folder, env=program.environ(), capture_output=True, text=True, check=False)
+    assert (done.returncode, re.search("Traceback|Broken", done.stderr)) == (0, None)
+    if stream == "| head -1":
+        assert json.loads(done.stdout)["event"] == "run_started"
+
+
+# Requests
+
+
+def test_a_poll_is_one_request_however_many_stages_there_are(kfp_host: KfpHost, program: Program) -> None:
+    kfp_host.checks = False  # it takes longer than the watch
+    run = kfp_host.make_run(1000, chains=100)
+    with program.start("watch", "latest", "--host", kfp_host.url, "--json") as process:
+        wait_until(lambda: polls(kfp_host, run))
+        began = time.monotonic()
+        for ended in (0, 300, 600):
+            run.advance(started=ended + 100, ended=ended)
+            time.sleep(1.5)
+        run.finish()
+        lines, said = process.communicate()
+        took = time.monotonic() - began
+    assert process.returncode == 0, said
+    events = [json.loads(line)["event"] for line in lines.splitlines()]
+    assert events.count("stage_finished") == 1000
+    assert events[-1] == "run_finished"
+    # The first two polls follow one another; from then on there is one in a second at most.
+    assert polls(kfp_host, run) <= 2 + took
+    # The pods of stages that have begun are asked for once in a poll that has found some.
+    assert kfp_host.count("v1beta1") <= polls(kfp_host, run)
+    others = {request.path for request in kfp_host.requests if run.record.run_id not in request.path}
+    assert others == {"/apis/v2beta1/runs"}, "which finds the run"
+
+
+# Logs
+
+
+def test_logs_are_followed_until_the_stage_ends(kfp_host: KfpHost, program: Program) -> None:
+    code = (
+        "import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({go!r}): time.sleep(0.05)\nprint('over')"
+    )
+    go = str(program.folder / "go")
+    small_yaml(program.folder)
+    words = ("submit", "small.yaml", "--no-cache", "-q", "--host", kfp_host.url)
+    run_id = program(*words, "-p", f"code={code.format(go=go)}").stdout.strip()
+    # The stage has not begun yet.
+    with program.start("logs", run_id, "work", "--follow", "--host", kfp_host.url) as process:
+        assert process.stdout.readline() == "begun\n"
+        # The connection may break in between.
+        fault = kfp_host.add(Fault(cut=0.0, times=4, path="v2beta1"))
+        wait_until(lambda: fault.times == 0)
+        Path(go).touch()
+        out, said = process.communicate()
+    assert (process.returncode, out) == (0, "over\n")
+    assert len(said.splitlines()) == 2, "the host does not answer, and answers again"
+    done = program("logs", run_id, "--host", kfp_host.url)
+    assert done.stdout == "work | begun\nwork | over\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_files_of_logs(kfp_host: KfpHost, program: Program, number: int) -> None:
+    run = kfp_host.make_run(2)
+    run.advance(started=2, ended=1)
+    temporary = program.folder / "temporary"
+    temporary.mkdir()
+    words = ("logs", "latest", "--follow", "--host", kfp_host.url)
+    with program.start(*words, TMPDIR=str(temporary)) as process:
+        wait_until(lambda: list(temporary.glob("*/*.log")))
+        process.send_signal(number)
+        _, said = process.communicate()
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said
+    assert not list(temporary.iterdir())
+
+
+def test_logs_do_not_wait_for_results(program: Program) -> None:
+    """The tracker base of the recorded runs is on a volume of the cluster."""
+    with scripted(lambda request: answer(request, "succeeded")) as server:
+        done = program("logs", "latest", "first", "--host", server.url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "printed\n", "")
+
+
+def answer(request: Request, name: str, **more: Any) -> Reply:
+    """Answer as at the end of a recorded run."""
+    run = {**answers_of_kfp.last(name), **more}
+    if request.path.endswith("/log"):
+        return Reply("printed\n")
+    if "v1beta1" in request.path:
+        return Reply(answers_of_kfp.manifest(name))
+    return Reply({"runs": [run]} if request.path.partition("?")[0].endswith("/runs") else run)
+
+
+def of_no_program(request: Request) -> Reply:
+    """Answer as at the end of a run whose image lacks the program of its stage."""
+    if request.path.endswith("/log"):
+        return Reply(answers_of_kfp.answer("no-program-log-376464928"))
+    return answer(request, "no-program")
+
+
+def test_what_kfps_launcher_says_of_an_application_that_never_began(program: Program) -> None:
+    why = 'plain failed in KFP\'s launcher: exec: "trainer": executable file not found in $PATH'
+    with scripted(of_no_program) as server:
+        watched = program("watch", "latest", "--host", server.url)
+        logs = program("logs", "latest", "--host", server.url)
+        everything = program("logs", "latest", "plain", "--all", "--host", server.url)
+    assert watched.returncode == 1
+    assert why in watched.stderr
+    assert (logs.returncode, logs.stdout) == (0, "")
+    assert logs.stderr == f"The stages have printed nothing.\n{why}.\n"
+    assert "F1123 05:45:49.746398      14 main.go:59] failed to execute component" in everything.stdout
+
+
+def test_stages_that_cannot_start_are_said(program: Program) -> None:
+    with scripted(lambda request: answer(request, "stuck")) as server:
+        table = program("runs", "--host", server.url)
+        form = program("runs", "--format", "json", "--host", server.url)
+        polled = itertools.count()
+        server.script = lambda request: answer(
+            request, "stuck", **({"state": "FAILED"} if "v2beta1/runs/" in request.path and next(polled) > 1 else {})
+        )
+        watched = program("watch", "latest", "--json", "--host", server.url)
+    assert re.search(says("too-large cannot start: Unschedulable: 0/1 nodes are available: 1 Insuff"), table.stderr)
+    assert list(json.loads(form.stdout)[0]["cannot_start"]) == ["no-image", "too-large"]
+    events = [json.loads(line) for line in watched.stdout.splitlines()]
+    assert [event["name"] for event in events if event["event"] == "stage_pending"] == ["no-image", "too-large"]
+    assert watched.stderr.count("cannot start: ErrImagePull: failed to pull and unpack") == 1
+
+
+def test_logs_of_a_replica(kfp_host: KfpHost, program: Program) -> None:
+    write_pipelines(program.folder, program.folder)
+    done = program("submit", "distributed.yaml", "--watch", "--host", kfp_host.url)
+    assert done.returncode == 0, done.stderr
+    run_id = done.stdout.splitlines()[0]
+    whole = program("logs", run_id, "train", "--host", kfp_host.url).stdout.splitlines()
+    assert {"trainer/0 | of 2", "trainer/1 | of 2"} <= set(whole)
+    one = program("logs", run_id, "train", "--replica", "trainer/1", "--follow", "--host", kfp_host.url)
+    assert (one.returncode, one.stdout) == (0, "of 2\n")
+    none = program("logs", run_id, "train", "--replica", "trainer/2", "--host", kfp_host.url)
+    assert (none.returncode, none.stdout) == (2, "")
+    assert re.search(says("'trainer/2'", "trainer/0", "trainer/1"), none.stderr)
+
+
+def test_logs_of_a_stage_that_is_not_there(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(2, chains=1)
+    run.advance(started=1)
+    unknown = program("logs", "latest", "stage-9", "--host", kfp_host.url)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert re.search(says("'stage-9'", run.record.run_id, "stage-0"), unknown.stderr)
+    later = program("logs", "latest", "stage-1", "--host", kfp_host.url)
+    assert (later.returncode, later.stdout) == (2, "")
+    assert re.search(says("'stage-1'", "no log", "running"), later.stderr)
+
+
+# Cancel
+
+
+def test_a_run_that_has_ended_is_not_canceled(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1)
+    run.finish()
+    done = program("cancel", "latest", "--host", kfp_host.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says(run.record.run_id, "succeeded", "nothing to cancel"), done.stderr)
+    assert kfp_host.count(":terminate") == 0
+
+
+def test_a_run_that_kfp_has_not_begun_is_canceled(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1)
+    done = program("cancel", run.record.display_name, "--host", kfp_host.url)
+    assert done.returncode == 0
+    assert done.stderr.endswith(f"The run {run.record.run_id} is canceled.\n")
+
+
+def test_the_newest_run_of_a_host_is_not_canceled_by_mistake(kfp_host: KfpHost, program: Program) -> None:
+    """Where there are no runs on this machine, ``latest`` may be another user's."""
+    run = kfp_host.make_run(1)
+    done = program("cancel", "latest", TORCHX_KFP_HOST=kfp_host.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says("another user's", f"torchx-kfp cancel {run.record.run_id}"), done.stderr)
+    assert kfp_host.count(":terminate") == 0
+    assert program("cancel", run.record.run_id, TORCHX_KFP_HOST=kfp_host.url).returncode == 0
+    assert kfp_host.count(":terminate") == 1
+
+
+def test_a_run_that_does_not_end_is_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node of its pod may be gone."""
+    monkeypatch.setattr("torchx_kfp.entrypoints.cli.commands.cancel.ON_HOST", 0.5)
+    asked = itertools.count()
+
+    def canceling(request: Request) -> Reply:
+        is_over = next(asked) > 12  # or this test would not end
+        return answer(request, "terminated", **({} if is_over else {"state": "CANCELING", "state_history": []}))
+
+    with scripted(canceling) as server:
+        done = CliRunner().invoke(cli, ["cancel", "latest", "--host", server.url])
+    assert done.exit_code == 0, done.output
+    assert re.search(says("may take longer", f"watch {answers_of_kfp.polls('terminated')[0]['run_id']}"), done.output)

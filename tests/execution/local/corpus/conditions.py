@@ -1,0 +1,223 @@
+"""Conditions: If, Elif, Else, OneOf, nested in loops and in each other, on values of every type."""
+
+from typing import List
+
+from kfp import dsl
+
+from tests.execution.local.corpus import CONTAINERS, case
+from tests.execution.local.corpus.parts import add, coin, component, double, echo, fail, join, make, read, total, write
+
+NO_ONE_OF = "it has no dsl.OneOf of artifacts"
+
+
+@case(arguments={"x": 2}, stages={"echo": {"Output": "two"}, "echo-2": "skipped"})
+def one_if(x: int):
+    with dsl.If(x == 2):
+        echo(text="two")
+    with dsl.If(x != 2):
+        echo(text="other")
+
+
+@case(stages={"echo": {"Output": "it is heads"}, "echo-2": "skipped"})
+def on_an_output():
+    side = coin()
+    with dsl.If(side.output == "heads"):
+        echo(text=f"it is {side.output}")
+    with dsl.Else():
+        echo(text="tails")
+
+
+@case(
+    stages={"write-2": {"out": "yes"}, "write-3": "skipped"},
+    local=f"{CONTAINERS}, and its condition on one is false",
+)
+def on_an_output_of_a_container():
+    made = write(text="a")
+    with dsl.If(made.outputs["out"] == "a"):
+        write(text="yes")
+    with dsl.Else():
+        write(text="no")
+
+
+@component
+def measure() -> float:
+    return 0.5
+
+
+@component
+def is_good() -> bool:
+    return True
+
+
+@case(
+    stages={f"echo-{i}" if i > 1 else "echo": {"Output": str(i)} for i in range(1, 8)},
+)
+def operators(n: int = 3, text: str = "b"):
+    value, good = measure().output, is_good().output
+    conditions = [value > 0.25, value <= 0.5, good == True, n >= 3, n < 4, text == "b", text != "c"]
+    for number, condition in enumerate(conditions, 1):
+        with dsl.If(condition):
+            echo(text=str(number))
+
+
+@case(stages={"echo": "skipped", "echo-2": "skipped", "echo-3": "skipped"})
+def false_operators(n: int = 3, text: str = "b"):
+    for condition in (measure().output < 0.25, n > 3, text == "c"):
+        with dsl.If(condition):
+            echo(text="no")
+
+
+@case(
+    arguments={"x": 7},
+    outputs={"Output": "middle"},
+    stages={"echo": "skipped", "echo-2": {"Output": "middle"}, "echo-3": "skipped"},
+    local_since=(2, 17),
+)
+def one_of_parameters(x: int) -> str:
+    with dsl.If(x < 5):
+        low = echo(text="low")
+    with dsl.Elif(x < 10):
+        middle = echo(text="middle")
+    with dsl.Else():
+        high = echo(text="high")
+    return echo(text=dsl.OneOf(low.output, middle.output, high.output)).output
+
+
+@case(outputs={"Output": "tails!"}, stages={"make": "skipped"}, local=NO_ONE_OF)
+def one_of_artifacts(side: str = "tails") -> str:
+    with dsl.If(side == "heads"):
+        heads = make(text="heads!")
+    with dsl.Else():
+        tails = make(text="tails!")
+    return read(data=dsl.OneOf(heads.outputs["out"], tails.outputs["out"])).output
+
+
+@case(outputs={"Output": "else"}, local_since=(2, 17))
+def one_of_as_output(side: str = "tails") -> str:
+    with dsl.If(side == "heads"):
+        first = echo(text="if")
+    with dsl.Else():
+        second = echo(text="else")
+    return dsl.OneOf(first.output, second.output)
+
+
+@case(artifacts={"Output": "else"}, local=NO_ONE_OF)
+def one_of_artifacts_as_output(side: str = "tails") -> dsl.Dataset:
+    with dsl.If(side == "heads"):
+        first = make(text="if")
+    with dsl.Else():
+        second = make(text="else")
+    return dsl.OneOf(first.outputs["out"], second.outputs["out"])
+
+
+@case(
+    arguments={"x": 5, "side": "heads"},
+    stages={"echo": "skipped", "echo-2": {"Output": "5 heads"}, "echo-3": "skipped", "echo-4": "skipped"},
+)
+def in_each_other(x: int, side: str):
+    with dsl.If(x < 5):
+        echo(text="low")
+    with dsl.Else():
+        with dsl.If(side == "heads"):
+            echo(text=f"{x} {side}")
+        with dsl.Elif(side == "tails"):
+            echo(text="tails")
+        with dsl.Else():
+            echo(text="edge")
+
+
+@case(
+    outputs={"Output": "c"},
+    stages={"echo": "skipped", "echo-2": "skipped", "echo-3": {"Output": "c"}},
+    local_since=(2, 17),
+)
+def one_of_in_one_of(x: int = 3, y: int = 2) -> str:
+    with dsl.If(x == 1):
+        outer = echo(text="a")
+    with dsl.Else():
+        with dsl.If(y == 1):
+            first = echo(text="b")
+        with dsl.Else():
+            second = echo(text="c")
+        inner = echo(text=dsl.OneOf(first.output, second.output))
+    return dsl.OneOf(outer.output, inner.output)
+
+
+@case(
+    stages={"double[0]": "skipped", "double[1]": {"Output": 4}, "add[0]": {"Output": 2}, "add[1]": "skipped"},
+)
+def in_a_loop():
+    with dsl.ParallelFor([1, 2]) as x:
+        with dsl.If(x == 2):
+            double(x=x)
+        with dsl.Else():
+            add(a=x, b=1)
+
+
+@case(outputs={"Output": 6}, stages={"double[0]": "skipped"}, local_since=(2, 17))
+def collected_from_branches() -> int:
+    with dsl.ParallelFor([1, 2, 1]) as x:
+        with dsl.If(x == 2):
+            even = double(x=x)
+        with dsl.Else():
+            odd = add(a=x, b=0)
+        chosen = dsl.OneOf(even.output, odd.output)
+        kept = add(a=chosen, b=0)
+    return total(numbers=dsl.Collected(kept.output)).output
+
+
+@case(stages={"double[0]": {"Output": 2}, "double[1]": {"Output": 4}, "echo": "skipped"}, local_since=(2, 17))
+def around_a_loop(x: int = 1):
+    with dsl.If(x == 1), dsl.ParallelFor([1, 2]) as item:
+        double(x=item)
+    with dsl.Else(), dsl.ParallelFor(["a", "b"]) as text:
+        echo(text=text)
+
+
+@case(stages={"echo": "skipped", "echo-2": "skipped", "double": {"Output": 2}})
+def what_reads_a_skipped_stage_is_skipped(x: int = 1):
+    with dsl.If(x == 2):
+        said = echo(text="never")
+        echo(text=said.output)
+    double(x=x)
+
+
+@case(stages={"fail": "skipped", "echo": {"Output": "after"}}, local_since=(2, 17))
+def a_failing_branch_that_is_not_taken(x: int = 1):
+    with dsl.If(x == 2):
+        fail(message="never")
+    echo(text="after")
+
+
+@case(
+    stages={"coin": {"Output": "heads"}, "echo": {"Output": "deep"}},
+)
+def on_an_output_of_a_branch():
+    with dsl.If(coin().output == "heads"):
+        side = coin(side="tails")
+        with dsl.If(side.output == "tails"):
+            echo(text="deep")
+
+
+@component
+def sides() -> List[str]:
+    return ["heads", "tails", "heads"]
+
+
+@case(
+    stages={"echo[0]": {"Output": "heads"}, "echo[1]": "skipped", "echo[2]": {"Output": "heads"}},
+    outputs={"Output": "a+b"},
+    local_since=(2, 17),
+)
+def on_an_item_of_an_output() -> str:
+    with dsl.ParallelFor(sides().output) as side, dsl.If(side == "heads"):
+        echo(text=side)
+    with dsl.ParallelFor(["a", "b"]) as word:
+        said = echo(text=word)
+    return join(words=dsl.Collected(said.output)).output
+
+
+@case(refused="compares values of different types")
+def on_values_of_two_types(n: int = 3):
+    with dsl.If(n == "3"):
+        echo(text="never")

@@ -1,0 +1,190 @@
+"""Exit handlers, final status, and stages that run however the stages before them ended."""
+
+from kfp import dsl
+
+from tests.execution.local.corpus import CONTAINERS, case
+from tests.execution.local.corpus.parts import component, shell
+from tests.execution.local.corpus.quick import echo, fail
+
+
+@component
+def say(text: str = "no text") -> str:
+    return text
+
+
+@component
+def crash(message: str):
+    raise RuntimeError(message)
+
+
+@case(local_since=(2, 17), stages={"say": {"Output": "exit"}, "say-2": {"Output": "body"}})
+def of_python_components():
+    with dsl.ExitHandler(say(text="exit")):
+        say(text="body")
+
+
+@case(local_since=(2, 17), state="failed", stages={"say": {"Output": "exit"}, "crash": "failed"})
+def of_python_components_that_fail():
+    with dsl.ExitHandler(say(text="exit")):
+        crash(message="body")
+
+
+@component
+def say_status(status: dsl.PipelineTaskFinalStatus, text: str = "") -> str:
+    message = status.error_message or ""
+    return f"{text} {status.state} {status.pipeline_task_name} {bool(message)}".strip()
+
+
+@case(stages={"echo": {"out": "exit"}, "echo-2": {"out": "body"}}, local=CONTAINERS)
+def after_success():
+    with dsl.ExitHandler(echo(text="exit")):
+        echo(text="body")
+
+
+@case(
+    state="failed",
+    stages={"echo": {"out": "exit"}, "fail": "failed", "echo-2": "not run"},
+    local=CONTAINERS,
+)
+def after_failure():
+    with dsl.ExitHandler(echo(text="exit")):
+        echo(text=fail(message="body").output)
+
+
+@case(stages={"say-status": {"Output": "x COMPLETE exit-handler-1 False"}}, local=CONTAINERS)
+def status_of_success():
+    with dsl.ExitHandler(say_status(text="x")):
+        echo(text="body")
+
+
+@case(state="failed", stages={"say-status": {"Output": "FAILED exit-handler-1 False"}}, local=CONTAINERS)
+def status_of_failure():
+    with dsl.ExitHandler(say_status()):
+        fail(message="body")
+
+
+@case(
+    state="failed",
+    stages={
+        "echo": {"out": "exit 1"},
+        "fail": "failed",
+        "echo-2": {"out": "exit 2"},
+        "echo-3": {"out": "body 2"},
+    },
+    local=CONTAINERS,
+)
+def two_handlers():
+    first, second = echo(text="exit 1"), echo(text="exit 2")
+    with dsl.ExitHandler(first):
+        fail(message="body 1")
+    with dsl.ExitHandler(second):
+        echo(text="body 2")
+
+
+@case(stages={"fail": "failed", "echo": {"out": "body"}}, local=CONTAINERS)
+def handler_that_fails():
+    with dsl.ExitHandler(fail(message="exit")):
+        echo(text="body")
+
+
+@case(
+    arguments={"text": "given"},
+    stages={"echo": {"out": "given"}, "echo-2[0]": {"out": "a"}, "echo-2[1]": {"out": "b"}},
+    local=CONTAINERS,
+)
+def around_a_loop(text: str):
+    with dsl.ExitHandler(echo(text=text)), dsl.ParallelFor(["a", "b"]) as word:
+        echo(text=word)
+
+
+@case(
+    stages={"echo": {"out": "exit"}, "echo-2": "skipped", "echo-3": {"out": "else"}},
+    local=CONTAINERS,
+)
+def around_branches(x: int = 1):
+    with dsl.ExitHandler(echo(text="exit")):
+        with dsl.If(x == 2):
+            echo(text="if")
+        with dsl.Else():
+            echo(text="else")
+
+
+@dsl.pipeline
+def clean_up(text: str):
+    echo(text=text)
+    echo(text="cleaned")
+
+
+@case(
+    state="failed",
+    arguments={"text": "bye"},
+    stages={
+        "clean-up/echo": {"out": "bye"},
+        "clean-up/echo-2": {"out": "cleaned"},
+        "fail": "failed",
+    },
+    local=CONTAINERS,
+)
+def pipeline_as_exit_task(text: str):
+    with dsl.ExitHandler(clean_up(text=text)):
+        fail(message="body")
+
+
+@dsl.pipeline
+def with_handler(message: str):
+    with dsl.ExitHandler(echo(text="inner exit")):
+        fail(message=message)
+
+
+@case(
+    state="failed",
+    stages={"with-handler/echo": {"out": "inner exit"}, "echo": "not run"},
+    local=CONTAINERS,
+)
+def handler_in_a_pipeline():
+    inner = with_handler(message="inside")
+    echo(text="after").after(inner)
+
+
+@case(state="failed", stages={"fail": "failed", "say": {"Output": ""}, "echo": "skipped"}, local=CONTAINERS)
+def ignored_failure_with_an_input():
+    failed = fail(message="upstream")
+    say(text=failed.output).ignore_upstream_failure()
+    echo(text="default").after(failed).ignore_upstream_failure()
+
+
+@case(stages={"echo": {"out": "a"}, "say": {"Output": "a"}}, local=CONTAINERS)
+def ignored_failure_that_did_not_happen():
+    say(text=echo(text="a").output).ignore_upstream_failure()
+
+
+@case(
+    state="failed",
+    stages={"fail": "failed", "say": {"Output": ""}},
+    local=CONTAINERS,
+)
+def ignored_failure():
+    say(text=fail(message="upstream").output).ignore_upstream_failure()
+
+
+@case(
+    state="failed",
+    stages={"fail": "failed", "say-status": {"Output": "x FAILED fail False"}},
+    local=CONTAINERS,
+)
+def status_of_a_stage():
+    failed = fail(message="upstream")
+    say_status(text="x").after(failed).ignore_upstream_failure()
+
+
+@case(stages={"shell": {"out": "exit"}, "shell-2": {"out": "body"}}, local=CONTAINERS)
+def containers():
+    with dsl.ExitHandler(shell(script='printf exit > "$0"').set_display_name("the exit")):
+        shell(script='printf body > "$0"')
+
+
+@case(since=(2, 17), stages={"echo": {"out": "exit"}, "echo-3": {"out": "after"}}, local=CONTAINERS)
+def after_a_handler():
+    with dsl.ExitHandler(echo(text="exit")) as handler:
+        echo(text="body")
+    echo(text="after").after(handler)

@@ -1,0 +1,104 @@
+"""Stages that fail, and the effect on later stages, loops and branches; and retries."""
+
+from typing import List
+
+from kfp import dsl
+
+from tests.execution.local.corpus import CONTAINERS, case
+from tests.execution.local.corpus.parts import component, double, echo, fail, join, shell, shell_after, total
+
+
+@case(state="failed", stages={"fail": "failed", "echo": "not run", "echo-2": "not run", "double": {"Output": 2}})
+def one_branch_of_two():
+    first = echo(text=fail(message="no").output)
+    echo(text=first.output)
+    double(x=1)
+
+
+@component
+def fail_on(x: int, bad: int) -> int:
+    if x == bad:
+        raise ValueError(f"no {x}")
+    return x
+
+
+@case(
+    state="failed",
+    stages={"fail-on[0]": {"Output": 0}, "fail-on[1]": "failed", "fail-on[2]": {"Output": 2}, "total": "not run"},
+)
+def one_iteration():
+    with dsl.ParallelFor([0, 1, 2]) as x:
+        made = fail_on(x=x, bad=1)
+    total(numbers=dsl.Collected(made.output))
+
+
+@case(state="failed", stages={"fail": "failed", "echo": "not run", "echo-2": {"Output": "other"}}, local_since=(2, 17))
+def in_a_branch(x: int = 1):
+    with dsl.If(x == 1):
+        echo(text=fail(message="no").output)
+    echo(text="other")
+
+
+@case(state="failed", stages={"shell": "failed"}, local=CONTAINERS)
+def output_that_is_missing():
+    shell(script="exit 0")
+
+
+@component
+def wrong_type() -> int:
+    return "text"
+
+
+@case(state="failed", stages={"wrong-type": "failed"})
+def output_of_another_type():
+    wrong_type()
+
+
+@component
+def fail_once(path: str) -> str:
+    import os
+
+    if not os.path.exists(path):
+        open(path, "w").close()
+        raise RuntimeError("the first time")
+    return "the second time"
+
+
+@case(outputs={"Output": "the second time"}, local_since=(2, 17))
+def retries() -> str:
+    return fail_once(path="was_here").set_retry(num_retries=2, backoff_duration="0s").output
+
+
+@case(state="failed", stages={"fail": "failed", "echo": {"Output": "other"}})
+def retries_in_vain():
+    fail(message="always").set_retry(num_retries=1, backoff_duration="0s")
+    echo(text="other")
+
+
+@dsl.pipeline
+def inner() -> str:
+    return echo(text=fail_once(path="was_there").output).output
+
+
+@case(outputs={"Output": "the second time"}, local="it does not try a nested pipeline again")
+def retries_of_a_pipeline() -> str:
+    return inner().set_retry(num_retries=1, backoff_duration="0s").output
+
+
+@case(outputs={"Output": "ok"}, stages={"shell-after": {"out": "ok"}}, local=CONTAINERS)
+def exit_codes_and_output() -> str:
+    first = shell(script='echo noise; echo more >&2; printf ok > "$0"')
+    return shell_after(script='printf %s "$1" > "$0"', text=first.outputs["out"]).outputs["out"]
+
+
+@case(state="failed", stages={"shell": "failed", "shell-2": {"out": "x"}}, local=CONTAINERS)
+def signals():
+    shell(script="kill -9 $$")
+    shell(script='printf x > "$0"')
+
+
+@case(state="failed", stages={"fail[0]": "failed", "fail[1]": "failed", "join": "not run"})
+def every_iteration(words: List[str] = ["a", "b"]):
+    with dsl.ParallelFor(words) as word:
+        said = fail(message=word)
+    join(words=dsl.Collected(said.output))

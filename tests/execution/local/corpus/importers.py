@@ -1,0 +1,113 @@
+"""Importers: artifacts that exist already."""
+
+from pathlib import Path
+
+from kfp import dsl
+
+from tests.execution.local.corpus import CONTAINERS, case
+from tests.execution.local.corpus.parts import component, echo, read, write
+from torchx_kfp import artifact_from_uri
+
+#: A file that exists on every machine that runs the tests.
+HERE = Path(__file__).with_name("imported.txt")
+
+
+@component
+def describe(data: dsl.Input[dsl.Dataset]) -> str:
+    return f"{data.uri} {sorted(data.metadata.items())} {type(data).__name__}"
+
+
+@case(outputs={"Output": "imported\n"})
+def a_file() -> str:
+    return read(data=dsl.importer(artifact_uri=str(HERE), artifact_class=dsl.Dataset).output).output
+
+
+@case(outputs={"Output": "gs://bucket/data [('source', 'web')] Dataset"})
+def a_url_with_metadata() -> str:
+    imported = dsl.importer(
+        artifact_uri="gs://bucket/data", artifact_class=dsl.Dataset, reimport=True, metadata={"source": "web"}
+    )
+    return describe(data=imported.output).output
+
+
+@case(
+    arguments={"uri": "s3://bucket/x", "rows": 3},
+    outputs={"Output": "s3://bucket/x [('note', 'of today'), ('rows', '3')] Dataset"},
+)
+def from_parameters(uri: str, rows: int) -> str:
+    imported = dsl.importer(
+        artifact_uri=uri,
+        artifact_class=dsl.Dataset,
+        metadata={"rows": f"{rows}", "note": f"of {echo(text='today').output}"},
+    )
+    return describe(data=imported.output).output
+
+
+@case(outputs={"Output": "imported\n"})
+def from_an_output() -> str:
+    uri = echo(text=str(HERE))
+    return read(data=dsl.importer(artifact_uri=uri.output, artifact_class=dsl.Dataset).output).output
+
+
+@dsl.container_component
+def uri_in_a_command(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'printf %s "$0" > "$1"', data.uri, out])
+
+
+@case(outputs={"Output": "gs://bucket/data"}, local=CONTAINERS)
+def a_url_in_a_command() -> str:
+    imported = dsl.importer(artifact_uri="gs://bucket/data", artifact_class=dsl.Dataset)
+    return uri_in_a_command(data=imported.output).outputs["out"]
+
+
+@case(
+    stages={"write[0]": {"out": "gs://bucket/a"}, "describe[1]": {"Output": "gs://bucket/b [] Dataset"}},
+    local=CONTAINERS,
+)
+def in_a_loop():
+    with dsl.ParallelFor(["gs://bucket/a", "gs://bucket/b"]) as uri:
+        describe(data=dsl.importer(artifact_uri=uri, artifact_class=dsl.Dataset).output)
+        write(text=uri)
+
+
+@case(stages={"importer": "skipped", "describe": "skipped", "echo": {"Output": "else"}})
+def in_a_branch(x: int = 1):
+    with dsl.If(x == 2):
+        describe(data=dsl.importer(artifact_uri="gs://bucket/a", artifact_class=dsl.Dataset).output)
+    with dsl.Else():
+        echo(text="else")
+
+
+@case(artifacts={"Output": "imported\n"})
+def as_output() -> dsl.Dataset:
+    return dsl.importer(artifact_uri=str(HERE), artifact_class=dsl.Dataset).output
+
+
+@case(outputs={"Output": "imported\n"})
+def artifact_from_an_output() -> str:
+    return read(data=artifact_from_uri(echo(text=str(HERE)).output, dsl.Dataset)).output
+
+
+@case(
+    arguments={"uri": "s3://bucket/x"},
+    outputs={"Output": "s3://bucket/x [('source', 'web')] Dataset"},
+)
+def artifact_from_a_parameter(uri: str) -> str:
+    return describe(data=artifact_from_uri(uri, dsl.Dataset, metadata={"source": "web"})).output
+
+
+@case(
+    stages={
+        "describe[0]": {"Output": "gs://bucket/a [] Dataset"},
+        "describe[1]": {"Output": "gs://bucket/b [] Dataset"},
+    },
+    local=CONTAINERS,
+)
+def artifacts_in_a_loop():
+    with dsl.ParallelFor(["gs://bucket/a", "gs://bucket/b"]) as uri:
+        describe(data=artifact_from_uri(uri, dsl.Dataset))
+
+
+@case(artifacts={"Output": "imported\n"})
+def artifact_of_a_constant() -> dsl.Dataset:
+    return artifact_from_uri(str(HERE), dsl.Dataset)

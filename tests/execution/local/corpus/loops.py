@@ -1,0 +1,259 @@
+"""Loops: items of every kind, loops in loops, limits, and the tasks after them."""
+
+from typing import Dict, List, NamedTuple
+
+from kfp import dsl
+
+from tests.execution.local.corpus import CONTAINERS, NESTED, NUMBERS, case
+from tests.execution.local.corpus.parts import (
+    add,
+    component,
+    double,
+    echo,
+    join,
+    make,
+    read,
+    read_all,
+    shell,
+    total,
+    write,
+)
+
+
+@case(stages={"double[0]": {"Output": 2}, "double[1]": {"Output": 4}})
+def over_constants():
+    with dsl.ParallelFor([1, 2]) as x:
+        double(x=x)
+
+
+@case(arguments={"words": ["a", "b"]}, outputs={"Output": "a+b"}, local_since=(2, 17))
+def over_a_parameter(words: List[str]) -> str:
+    with dsl.ParallelFor(words) as word:
+        said = echo(text=word)
+    return join(words=dsl.Collected(said.output)).output
+
+
+@component
+def numbers(count: int) -> List[int]:
+    return list(range(count))
+
+
+@case(outputs={"Output": 6}, stages={"double[2]": {"Output": 4}}, local_since=(2, 17))
+def over_an_output() -> int:
+    with dsl.ParallelFor(numbers(count=3).output) as x:
+        doubled = double(x=x)
+    return total(numbers=dsl.Collected(doubled.output)).output
+
+
+@case(outputs={"Output": []}, local="it fails behind a loop without iterations")
+def over_nothing() -> List[int]:
+    with dsl.ParallelFor(numbers(count=0).output) as x:
+        doubled = double(x=x)
+    return dsl.Collected(doubled.output)
+
+
+@case(state="failed", stages={"numbers": {"Output": []}, "total": "failed"})
+def fan_in_of_nothing() -> int:
+    with dsl.ParallelFor(numbers(count=0).output) as x:
+        doubled = double(x=x)
+    return total(numbers=dsl.Collected(doubled.output)).output
+
+
+@case(stages={"write[0]": {"out": "a"}, "write[1]": {"out": "2"}}, local=CONTAINERS)
+def over_fields_in_containers():
+    with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "2", "n": 2}]) as item:
+        write(text=item.label)
+
+
+@case(refused="KFP's compiler has lost it")
+def over_fields_in_text():
+    with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "b", "n": 2}]) as item:
+        write(text=f"{item.label} {item.n}")
+
+
+@case(stages={"echo[0]": {"Output": "a"}, "echo-2[0]": {"Output": "x"}, "echo[1]": {"Output": "b"}})
+def over_fields():
+    with dsl.ParallelFor([{"label": "a", "kind": "x"}, {"label": "b", "kind": "y"}]) as item:
+        echo(text=item.label)
+        echo(text=item.kind)
+
+
+@case(
+    arguments={"items": [{"a": 1, "b": 2}]},
+    outputs={"Output": 3},
+    stages={"add[0]": {"Output": 3}},
+    local_since=(2, 17),
+)
+def over_fields_of_a_parameter(items: List[Dict[str, int]]) -> int:
+    with dsl.ParallelFor(items) as item:
+        sum_ = add(a=item.a, b=item.b)
+    return total(numbers=dsl.Collected(sum_.output)).output
+
+
+@component
+def describe(item: Dict[str, int]) -> str:
+    return "".join(f"{key}={value};" for key, value in sorted(item.items()))
+
+
+@case(arguments={"items": [{"a": 1}, {"a": 2, "b": 3}]}, outputs={"Output": "a=1;+a=2;b=3;"}, local=NUMBERS)
+def over_dicts(items: List[Dict[str, int]]) -> str:
+    with dsl.ParallelFor(items) as item:
+        said = describe(item=item)
+    return join(words=dsl.Collected(said.output)).output
+
+
+@case(outputs={"Output": "a1+a2+b1+b2"}, stages={"pair[1,0]": {"Output": "b1"}}, local=NESTED)
+def nested() -> str:
+    with dsl.ParallelFor(["a", "b"]) as letter, dsl.ParallelFor([1, 2]) as number:
+        made = pair(letter=letter, number=number)
+    return join(words=dsl.Collected(made.output)).output
+
+
+@component
+def pair(letter: str, number: int) -> str:
+    return f"{letter}{number}"
+
+
+@case(
+    outputs={"Output": 14},
+    stages={
+        "double[0]": {"Output": 2},
+        "add[0,1]": {"Output": 3},
+        "add[1,0]": {"Output": 4},
+        "add[1,1]": {"Output": 5},
+    },
+    local=NESTED,
+)
+def nested_with_an_output_of_the_outer_one() -> int:
+    with dsl.ParallelFor([1, 2]) as x:
+        doubled = double(x=x)
+        with dsl.ParallelFor(numbers(count=2).output) as y:
+            added = add(a=doubled.output, b=y)
+    return total(numbers=dsl.Collected(added.output)).output
+
+
+@case(
+    arguments={"items": [{"letter": "a", "words": ["b", "c"]}, {"letter": "d", "words": ["e"]}]},
+    refused=r'loops over parseJson\(string_value\)\["words"\] of another loop',
+)
+def over_a_list_in_the_item(items: list):
+    with dsl.ParallelFor(items) as item:
+        echo(text=item.letter)
+        with dsl.ParallelFor(item.words) as word:
+            echo(text=word)
+
+
+@component
+def same(numbers: List[int]) -> List[int]:
+    return numbers
+
+
+@case(outputs={"Output": 6}, arguments={"xs": [1, 2]}, local_since=(2, 17))
+def one_behind_another(xs: List[int]) -> int:
+    with dsl.ParallelFor(xs) as x:
+        first = double(x=x)
+    with dsl.ParallelFor(same(numbers=dsl.Collected(first.output)).output) as y:
+        second = add(a=y, b=0)
+    return total(numbers=dsl.Collected(second.output)).output
+
+
+@case(outputs={"Output": 20}, stages={"double[4]": {"Output": 8}}, local_since=(2, 17))
+def one_at_a_time() -> int:
+    with dsl.ParallelFor([0, 1, 2, 3, 4], parallelism=1) as x:
+        doubled = double(x=x)
+    return total(numbers=dsl.Collected(doubled.output)).output
+
+
+@case(local=CONTAINERS, stages={"shell[2]": {"out": "alone"}})
+def one_at_a_time_is_alone():
+    with dsl.ParallelFor(["a", "b", "c"], parallelism=1):
+        shell(script='mkdir alone && sleep 0.1 && rmdir alone && printf alone > "$0"')
+
+
+@case(outputs={"Output": "x+yy"}, local_since=(2, 17))
+def collected_artifacts() -> str:
+    with dsl.ParallelFor(["x", "yy"]) as text:
+        made = make(text=text)
+    return read_all(data=dsl.Collected(made.outputs["out"])).output
+
+
+@component
+def two(first: str, second: str) -> str:
+    return first + second
+
+
+@case(outputs={"Output": "ac+ad+bc+bd"}, local=NESTED)
+def collected_artifacts_of_nested_loops() -> str:
+    with dsl.ParallelFor(["a", "b"]) as x, dsl.ParallelFor(["c", "d"]) as y:
+        made = make(text=two(first=x, second=y).output)
+    return read_all(data=dsl.Collected(made.outputs["out"])).output
+
+
+@dsl.pipeline
+def make_several() -> List[dsl.Dataset]:
+    with dsl.ParallelFor(["x", "yy"]) as text:
+        made = make(text=text)
+    return dsl.Collected(made.outputs["out"])
+
+
+@case(refused="loops over artifacts, which KFP's backend rejects")
+def over_artifacts() -> str:
+    with dsl.ParallelFor(make_several().output) as data:
+        seen = read(data=data)
+    return join(words=dsl.Collected(seen.output)).output
+
+
+class ListsAsOutputs(NamedTuple):
+    words: List[str]
+    data: List[dsl.Dataset]
+
+
+@case(outputs={"words": ["x", "yy"]}, artifacts={"data": ["x", "yy"]})
+def lists_as_outputs() -> ListsAsOutputs:
+    with dsl.ParallelFor(["x", "yy"]) as text:
+        said = echo(text=text)
+        made = make(text=text)
+    return ListsAsOutputs(dsl.Collected(said.output), dsl.Collected(made.outputs["out"]))
+
+
+@case(
+    outputs={"Output": "ab+b"},
+    stages={"echo[0]": {"Output": "ab"}, "echo-2[0]": {"Output": "ab"}, "echo-2[1]": {"Output": "b"}},
+    local_since=(2, 17),
+)
+def chain_in_a_loop() -> str:
+    with dsl.ParallelFor(["ab", "b"]) as text:
+        first = echo(text=text)
+        second = echo(text=first.output)
+    return join(words=dsl.Collected(second.output)).output
+
+
+@case(stages={"echo": {"Output": "after"}, "double[1]": {"Output": 4}}, local_since=(2, 17))
+def behind_a_loop():
+    with dsl.ParallelFor([1, 2]) as x:
+        doubled = double(x=x)
+    echo(text="after").after(doubled)
+
+
+@case(outputs={"Output": 1}, stages={"add[0]": {"Output": 1}}, local_since=(2, 17))
+def field_of_an_output() -> int:
+    with dsl.ParallelFor(settings().output) as setting:
+        sum_ = add(a=setting.rate, b=0)
+    return total(numbers=dsl.Collected(sum_.output)).output
+
+
+@component
+def settings() -> List[Dict[str, int]]:
+    return [{"rate": 1}]
+
+
+@case(outputs={"Output": "10"}, local=CONTAINERS)
+def many_items() -> str:
+    with dsl.ParallelFor(list("0123456789")) as item:
+        made = write(text=item)
+    return count(texts=dsl.Collected(made.outputs["out"])).output
+
+
+@component
+def count(texts: List[str]) -> str:
+    return str(len(texts))

@@ -1,0 +1,177 @@
+"""Pipelines in pipelines: parameters, artifacts, defaults and outputs, in loops and branches, and loaded from files."""
+
+from typing import List, NamedTuple, Optional
+
+from kfp import compiler, components, dsl
+
+from tests.execution.local.corpus import NESTED, OPTIONAL, case
+from tests.execution.local.corpus.parts import add, component, double, echo, fail, join, make, read, total
+
+
+class Pair(NamedTuple):
+    sum: int
+    text: str
+
+
+@dsl.pipeline
+def inner(x: int, y: int = 10) -> int:
+    return add(a=double(x=x).output, b=y).output
+
+
+@dsl.pipeline
+def middle(x: int) -> Pair:
+    first = inner(x=x)
+    second = inner(x=first.output, y=1)
+    return Pair(second.output, echo(text="done").output)
+
+
+@case(arguments={"x": 2}, outputs={"Output": 14}, stages={"inner/double": {"Output": 4}, "inner/add": {"Output": 14}})
+def one(x: int) -> int:
+    return inner(x=x).output
+
+
+@case(
+    outputs={"Output": "25 done"},
+    stages={
+        "middle/inner/add": {"Output": 12},
+        "middle/inner-2/add": {"Output": 25},
+        "middle/echo": {"Output": "done"},
+    },
+    local="it hands on integers as floats",
+)
+def in_each_other() -> str:
+    made = middle(x=1)
+    return echo(text=f"{made.outputs['sum']} {made.outputs['text']}").output
+
+
+@dsl.pipeline
+def make_inside(text: str) -> dsl.Dataset:
+    return make(text=text).outputs["out"]
+
+
+@dsl.pipeline
+def read_inside(data: dsl.Input[dsl.Dataset]) -> str:
+    return read(data=data).output
+
+
+@case(
+    outputs={"Output": "abc"},
+    stages={"read-inside/read": {"Output": "abc"}},
+    local="it has no input artifacts of nested pipelines",
+)
+def artifacts() -> str:
+    return read_inside(data=make_inside(text="abc").output).output
+
+
+@case(outputs={"Output": 36}, stages={"inner[1]/add": {"Output": 12}}, arguments={"xs": [0, 1, 2]}, local_since=(2, 17))
+def in_a_loop(xs: List[int]) -> int:
+    with dsl.ParallelFor(xs) as x:
+        made = inner(x=x)
+    return total(numbers=dsl.Collected(made.output)).output
+
+
+@dsl.pipeline
+def loop_inside(words: List[str]) -> List[str]:
+    with dsl.ParallelFor(words) as word:
+        said = echo(text=word)
+    return dsl.Collected(said.output)
+
+
+@case(outputs={"Output": "a+b"}, stages={"loop-inside/echo[1]": {"Output": "b"}}, local_since=(2, 17))
+def with_a_loop_inside() -> str:
+    return join(words=loop_inside(words=["a", "b"]).output).output
+
+
+@case(
+    outputs={"Output": "a"},
+    stages={"loop-inside[0]/echo[0]": {"Output": "a"}, "loop-inside[1]/echo[1]": {"Output": "b"}},
+)
+def a_loop_inside_in_a_loop() -> str:
+    with dsl.ParallelFor([1, 2]):
+        loop_inside(words=["a", "b"])
+    return echo(text="a").output
+
+
+@dsl.pipeline
+def choose(side: str) -> str:
+    with dsl.If(side == "heads"):
+        heads = echo(text="H")
+    with dsl.Else():
+        tails = echo(text="T")
+    return dsl.OneOf(heads.output, tails.output)
+
+
+@case(refused="collects 'words' from branches")
+def with_branches_inside_a_loop() -> str:
+    with dsl.ParallelFor(["heads", "tails"]) as side:
+        chosen = choose(side=side)
+    return join(words=dsl.Collected(chosen.output)).output
+
+
+@case(stages={"inner/double": "skipped", "inner/add": "skipped", "inner-2/add": {"Output": 14}})
+def in_a_branch(x: int = 2):
+    with dsl.If(x == 1):
+        inner(x=x)
+    with dsl.Else():
+        inner(x=x)
+
+
+@component
+def say_optional(text: Optional[str] = None) -> str:
+    return f"<{text}>"
+
+
+@dsl.pipeline
+def optional_inside(text: Optional[str] = None) -> str:
+    return say_optional(text=text).output
+
+
+@case(outputs={"Output": "<None>"}, stages={"optional-inside-2/say-optional": {"Output": "<x>"}}, local=OPTIONAL)
+def optional_inputs() -> str:
+    nothing = optional_inside()
+    optional_inside(text="x")
+    return nothing.output
+
+
+@case(outputs={"Output": 14}, stages={"inner/add": {"Output": 14}})
+def loaded_from_yaml() -> int:
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "inner.yaml")
+        compiler.Compiler().compile(inner, str(path))
+        loaded = components.load_component_from_text(path.read_text())
+    return loaded(x=2).output
+
+
+@dsl.pipeline
+def fails_inside() -> str:
+    return fail(message="inside").output
+
+
+@case(
+    state="failed",
+    stages={"fails-inside/fail": "failed", "echo": "not run", "double": {"Output": 2}},
+)
+def failure_inside():
+    echo(text=fails_inside().output)
+    double(x=1)
+
+
+@case(outputs={"Output": ["aa", "ab", "ba", "bb"]}, local=NESTED)
+def nested_collected_as_output() -> List[str]:
+    with dsl.ParallelFor(["a", "b"]) as x, dsl.ParallelFor(["a", "b"]) as y:
+        said = echo(text=two(x=x, y=y).output)
+    return dsl.Collected(said.output)
+
+
+@component
+def two(x: str, y: str) -> str:
+    return x + y
+
+
+@case(outputs={"Output": "done"}, stages={"inner/add": {"Output": 12}})
+def after_a_pipeline() -> str:
+    first = inner(x=1)
+    return echo(text="done").after(first).output

@@ -1,0 +1,158 @@
+"""Parameters: types, defaults, optional inputs, constants, values of several kinds in one text."""
+
+from typing import Dict, List, NamedTuple, Optional
+
+from kfp import dsl
+
+from tests.execution.local.corpus import CONTAINERS, NUMBERS, OPTIONAL, case
+from tests.execution.local.corpus.parts import add, component, double, echo, write
+
+
+@case(arguments={"message": "hi"}, outputs={"Output": "hi"}, stages={"echo": {"Output": "hi"}})
+def one_step(message: str) -> str:
+    return echo(text=message).output
+
+
+@case(outputs={"Output": 12}, stages={"double": {"Output": 6}, "double-2": {"Output": 12}})
+def two_steps(x: int = 3) -> int:
+    return double(x=double(x=x).output).output
+
+
+@component
+def every_type(s: str, i: int, d: float, b: bool, li: list, st: dict) -> NamedTuple(
+    "Outputs", s=str, i=int, d=float, b=bool, li=list, st=dict
+):
+    return (s, i, d, b, li, st)
+
+
+@case(
+    arguments={"s": "é'\"\\{{x}}", "i": -7, "d": 1e-05, "b": False, "li": [1, "a", None], "st": {"b": [1], "a": {}}},
+    stages={
+        "every-type": {
+            "s": "é'\"\\{{x}}",
+            "i": -7,
+            "d": 1e-05,
+            "b": False,
+            "li": [1, "a", None],
+            "st": {"b": [1], "a": {}},
+        },
+        "every-type-2": {
+            "s": "é'\"\\{{x}}",
+            "i": -7,
+            "d": 1e-05,
+            "b": False,
+            "li": [1, "a", None],
+            "st": {"b": [1], "a": {}},
+        },
+    },
+    local="it takes no null in a list",
+)
+def types_through_python(s: str, i: int, d: float, b: bool, li: list, st: dict):
+    first = every_type(s=s, i=i, d=d, b=b, li=li, st=st)
+    every_type(**{name: first.outputs[name] for name in ("s", "i", "d", "b", "li", "st")})
+
+
+class EmptyValues(NamedTuple):
+    d: float
+    li: list
+
+
+@case(
+    stages={"every-type": {"s": "", "i": 0, "d": 0.0, "b": True, "li": [], "st": {}}},
+    outputs={"d": 0.0, "li": []},
+)
+def empty_values() -> EmptyValues:
+    values = every_type(s="", i=0, d=0.0, b=True, li=[], st={})
+    return EmptyValues(values.outputs["d"], values.outputs["li"])
+
+
+@component
+def optional(
+    none: Optional[str] = None, text: Optional[str] = "default", number: Optional[int] = None, flag: bool = False
+) -> str:
+    return repr((none, text, number, flag))
+
+
+@case(
+    outputs={"Output": "(None, 'default', None, False)"},
+    stages={"optional-2": {"Output": "('x', 'default', 3, True)"}},
+    local=OPTIONAL,
+)
+def optional_inputs() -> str:
+    defaults = optional()
+    optional(none="x", number=3, flag=True)
+    return defaults.output
+
+
+@case(outputs={"Output": "(None, 'default', None, False)"}, local=OPTIONAL)
+def optional_defaults() -> str:
+    return optional().output
+
+
+@case(outputs={"Output": "(None, 'given', None, False)"}, arguments={"text": "given"}, local=OPTIONAL)
+def optional_pipeline_inputs(text: Optional[str] = None, number: Optional[int] = None) -> str:
+    return optional(text=text, number=number).output
+
+
+@case(outputs={"Output": "(None, 'default', None, False)"}, local=OPTIONAL)
+def optional_pipeline_inputs_unset(text: Optional[str] = None) -> str:
+    return optional(text=text).output
+
+
+@case(
+    arguments={"name": "Ada", "n": 3},
+    outputs={"Output": "Hello Ada, 3 times (and 5): {'x'}"},
+    local=NUMBERS,
+)
+def text_of_channels(name: str, n: int) -> str:
+    sum_ = add(a=n, b=2)
+    return echo(text=f"Hello {name}, {n} times (and {sum_.output}): {{'x'}}").output
+
+
+@component
+def show(items: List[str], mapping: Dict[str, str]) -> str:
+    return f"{items} {sorted(mapping.items())}"
+
+
+@case(arguments={"x": "v"}, outputs={"Output": "['a', 'v', 'w'] [('k', 'v'), ('l', 'w')]"})
+def channels_in_lists_and_dicts(x: str) -> str:
+    w = echo(text="w").output
+    return show(items=["a", x, w], mapping={"k": x, "l": w}).output
+
+
+@case(
+    arguments={"i": 3, "d": 1.0, "b": True, "li": [1, "a"], "st": {"b": 1, "a": "<"}},
+    outputs={"Output": '3 1 true [1,"a"] {"a":"\\u003c","b":1}'},
+    local=CONTAINERS,
+)
+def types_in_commands(i: int, d: float, b: bool, li: list, st: dict) -> str:
+    return write(text=f"{i} {d} {b} {li} {st}").outputs["out"]
+
+
+@component
+def outputs_of_files(text: dsl.OutputPath(str), number: dsl.OutputPath(int), items: dsl.OutputPath(List[int])):
+    for path, value in ((text, "a\nb\n"), (number, "42"), (items, "[1, 2]")):
+        with open(path, "w") as file:
+            file.write(value)
+
+
+class OutputPaths(NamedTuple):
+    text: str
+    number: int
+    items: List[int]
+
+
+@case(outputs={"text": "a\nb\n", "number": 43, "items": [1, 2]}, stages={"outputs-of-files": {"number": 42}})
+def output_paths() -> OutputPaths:
+    made = outputs_of_files()
+    return OutputPaths(made.outputs["text"], add(a=made.outputs["number"], b=1).output, made.outputs["items"])
+
+
+@case(outputs={"Output": "x" * 100_000}, local="an argument that is that long meets the limit of its command")
+def long_text() -> str:
+    return echo(text=repeat(text="x", times=100_000).output).output
+
+
+@component
+def repeat(text: str, times: int) -> str:
+    return text * times

@@ -1,0 +1,71 @@
+"""Kubernetes settings, workspaces and a pipeline's own settings: applied, ignored, or rejected by name."""
+
+from kfp import dsl, kubernetes
+
+from tests.execution.local.corpus import CONTAINERS, case
+from tests.execution.local.corpus.parts import component, echo, shell, write
+
+NO_WORKSPACE = "its SubprocessRunner has no workspace unless it is told where"
+
+
+@case(outputs={"Output": "x"})
+def settings_without_effect() -> str:
+    said = echo(text="x")
+    kubernetes.add_node_selector(said, "disk", "ssd")
+    kubernetes.add_toleration(said, key="gpu", operator="Exists", effect="NoSchedule")
+    kubernetes.add_pod_label(said, "team", "a")
+    kubernetes.add_pod_annotation(said, "note", "b")
+    kubernetes.set_image_pull_policy(said, "Always")
+    kubernetes.set_timeout(said, 60)
+    return said.output
+
+
+@case(outputs={"Output": "set"}, local=CONTAINERS)
+def fields_of_the_pod() -> str:
+    made = shell(script='test -n "$POD" && printf set > "$0"')
+    kubernetes.use_field_path_as_env(made, env_name="POD", field_path="metadata.name")
+    return made.outputs["out"]
+
+
+@component
+def put(folder: str, name: str, text: str) -> str:
+    import os
+
+    path = os.path.join(folder, name)
+    with open(path, "w") as file:
+        file.write(text)
+    return path
+
+
+@component
+def get(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+WORKSPACE = dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi"))
+
+
+@case(since=(2, 15), config=WORKSPACE, outputs={"Output": "shared"}, local=NO_WORKSPACE)
+def workspace() -> str:
+    path = put(folder=dsl.WORKSPACE_PATH_PLACEHOLDER, name="a.txt", text="shared")
+    return get(path=path.output).output
+
+
+@dsl.container_component
+def in_workspace(folder: str, out: dsl.OutputPath(str)):
+    script = 'printf kept > "$0/file" && cat "$0/file" > "$1"'
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, folder, out])
+
+
+@case(since=(2, 15), config=WORKSPACE, outputs={"Output": "kept"}, local=CONTAINERS)
+def workspace_in_containers() -> str:
+    return in_workspace(folder=dsl.WORKSPACE_PATH_PLACEHOLDER).outputs["out"]
+
+
+@case(stages={"write": {"out": "x"}}, local=CONTAINERS)
+def volumes():
+    made = kubernetes.CreatePVC(access_modes=["ReadWriteOnce"], size="1Gi", pvc_name_suffix="-x")
+    used = write(text="x")
+    kubernetes.mount_pvc(used, pvc_name=made.outputs["name"], mount_path="/data")
+    kubernetes.DeletePVC(pvc_name=made.outputs["name"]).after(used)

@@ -1,0 +1,166 @@
+"""A tracker base in which results cannot be recorded ends a run before its first stage."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl
+from torchx.specs import AppDef, Role
+
+from tests.facts import says
+from tests.proxy import Proxy
+from tests.s3 import S3Server
+from torchx_kfp import task_from_app
+from torchx_kfp.errors import MissingCredentialsError, TrackerBaseError, TrackerError
+from torchx_kfp.execution.local.executors.executor import Containers
+from torchx_kfp.execution.local.executors.mounts import Mount
+from torchx_kfp.execution.local.preflight import check_bases, known_bases
+from torchx_kfp.local import Watch, load_pipeline, resume, run
+
+
+def task(name: str, base: Any, program: str = "true") -> Any:
+    return task_from_app(AppDef(name, roles=[Role("role", image="x", entrypoint=program)]), tracker_base=base)
+
+
+@dsl.pipeline(name="one")
+def one(tracker_base: str):
+    task("train", tracker_base)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def attempt(base: str) -> Any:
+    return run(one, {"tracker_base": base}, output_dir="runs", watch=Watch())
+
+
+def test_which_bases_are_known() -> None:
+    @dsl.pipeline
+    def inner(place: str, other: str = "s3://default"):
+        task("a", place)
+        with dsl.ParallelFor(["s3://item"]) as item:
+            task("b", item)
+            task("c", f"{other}/below")
+
+    @dsl.pipeline
+    def pipeline(base: str, flag: str = "yes"):
+        task("d", base)
+        task("e", "s3://constant")
+        inner(place=base)
+        with dsl.If(flag == "yes"):
+            task("f", f"{base}/f")
+
+    known = set(known_bases(load_pipeline(pipeline), {"base": "s3://given", "flag": "no"}))
+    assert known == {"s3://given", "s3://constant", "s3://default/below", "s3://given/f"}
+
+
+@pytest.mark.parametrize("base", ["/proc/x", "file", "file/below"])
+def test_no_place_for_files(base: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    # /proc does not accept directories; a file is not a directory.
+    facts = says(f"tracker base '{base}'", "Cannot write", "/.torchx_kfp/probe")
+    with pytest.raises(TrackerError if base == "/proc/x" else TrackerBaseError, match=facts):
+        attempt(base)
+    assert sorted(os.listdir()) == ["file"], "no run was begun"
+
+
+def test_nothing_is_left_of_the_look(tmp_path: Path) -> None:
+    assert attempt("base").state == "succeeded"
+    assert [path for path in (tmp_path / "base").rglob("*") if path.is_file()] == []
+
+
+def test_a_mount_that_is_read_only(tmp_path: Path) -> None:
+    compiler.Compiler().compile(one, "one.yaml")
+    (tmp_path / "base").mkdir()
+    mount = f"mount -t tmpfs -o ro none {tmp_path}/base"
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-m", "sh", "-c", mount], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    program = [str(Path(sys.executable).parent / "torchx-kfp"), "run", "one.yaml", "--tracker-base", "base"]
+    mounted = ["unshare", "-m", "sh", "-c", f'{mount}; exec "$@"', "sh", *program]
+    done = subprocess.run(mounted, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Read-only file system" in done.stderr
+    assert not (tmp_path / "local_outputs").exists()
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    @dsl.pipeline(name="fails")
+    def fails(tracker_base: str):
+        task("train", tracker_base, "false")
+
+    failed = run(fails, {"tracker_base": "base"}, output_dir="runs", watch=Watch())
+    shutil.rmtree("base")
+    (tmp_path / "base").touch()
+    with pytest.raises(TrackerError, match=says("'base'", "result", "tracker base", "torchx_kfp", "Name")):
+        resume(failed.folder, watch=Watch())
+
+
+def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path: Path) -> None:
+    pipeline = load_pipeline(one)
+    arguments = {"tracker_base": "/proc/x/below"}
+    check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=(Mount(str(tmp_path), "/proc/x"),)))
+    other = (Mount(str(tmp_path), "/proc/xy"), Mount("/proc", "/proc"))
+    with pytest.raises(TrackerError, match="No result"):
+        check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=other))
+
+
+@pytest.mark.s3
+class TestS3:
+    @pytest.mark.parametrize("method", ["PUT", "GET"])
+    def test_credentials_that_lack_a_right(
+        self, method: str, s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Proxy(s3_server.url) as proxy:
+            proxy.refused = {method: 403}
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            with pytest.raises(TrackerError, match=says("permission", "s3://", "credentials", "torchx_kfp", "Check")):
+                attempt(s3_base)
+        assert not os.path.exists("runs")
+
+    def test_who_may_not_remove_can_run(
+        self, s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Proxy(s3_server.url) as proxy:
+            proxy.refused = {"DELETE": 403, "POST": 403}
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            assert attempt(s3_base).state == "succeeded"
+
+    def test_no_credentials(self, s3_base: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        import s3fs
+
+        given = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+        for name in given:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+            monkeypatch.setenv(name, str(tmp_path / "none"))
+        s3fs.S3FileSystem.clear_instance_cache()
+        with pytest.raises(MissingCredentialsError, match=says(f"'{s3_base}'", "AWS_ACCESS_KEY_ID", "~/.aws/")):
+            attempt(s3_base)
+        assert not os.path.exists("runs"), "no run was begun"
+
+        @dsl.pipeline
+        def with_variables(tracker_base: str):
+            app = AppDef("train", roles=[Role("role", image="x", entrypoint="true", env=given)])
+            task_from_app(app, tracker_base=tracker_base)
+
+        @dsl.pipeline
+        def with_secret(tracker_base: str):
+            app = AppDef("train", roles=[Role("role", image="x", entrypoint="true")])
+            keys = {name.lower(): name for name in given}
+            task_from_app(app, tracker_base=tracker_base, secrets={"s3": keys})
+
+        for pipeline in (with_variables, with_secret):
+            assert run(pipeline, {"tracker_base": s3_base}, output_dir="runs", watch=Watch()).state == "succeeded"
+        check_bases(load_pipeline(one), {"tracker_base": s3_base}, "/", Containers(frozenset({"train"})))
+
+    def test_requests(self, s3_server: S3Server, s3_base: str) -> None:
+        pipeline = load_pipeline(one)
+        made = s3_server.requests(lambda: check_bases(pipeline, {"tracker_base": s3_base}, "/"))
+        assert [request.partition(" ")[0] for request in made] == ["PUT", "GET", "DELETE"]

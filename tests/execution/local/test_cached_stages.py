@@ -1,0 +1,273 @@
+"""KFP's cache: a stage that has succeeded in an earlier run does not run again."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl, kubernetes
+from torchx.specs import AppDef, Role
+
+from tests.execution.local.components import shell, shell_out
+from torchx_kfp import task_from_app
+from torchx_kfp.local import RunResult, State, Watch, run
+
+
+@pytest.fixture
+def states(tmp_path, monkeypatch):
+    """Run a pipeline in the folder of the test, and return the states of its stages."""
+    monkeypatch.chdir(tmp_path)
+
+    def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> list[str]:
+        result = attempt(pipeline, arguments, **options)
+        result.raise_for_failure()
+        return [str(stage.state) for stage in result.stages]
+
+    return function
+
+
+def attempt(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
+    return run(pipeline, arguments, output_dir="runs", watch=Watch(), **options)
+
+
+@dsl.pipeline
+def chain(text: str = "a") -> str:
+    first = shell_out(script=f'printf {text} > "$0"; echo made')
+    second = shell_out(script=f'printf {first.output}b > "$0"')
+    return second.output
+
+
+def test_a_second_run_takes_what_the_first_has_made(states):
+    first = attempt(chain)
+    second = attempt(chain)
+    assert [stage.state for stage in second.stages] == [State.CACHED, State.CACHED]
+    assert second.state is State.SUCCEEDED
+    assert second.outputs == first.outputs == {"Output": "ab"}
+    stage = second.stages[0]
+    assert (stage.cached_from, stage.attempts, stage.last_lines()) == (first.run_id, 0, ["made"])
+    assert states(chain, cache=False) == ["succeeded"] * 2
+    assert states(chain, {"text": "x"}) == ["succeeded"] * 2
+    assert states(chain) == ["cached"] * 2
+
+
+def test_what_the_key_covers(states, tmp_path, monkeypatch):
+    def changed(script: str = "echo", env: dict[str, str] | None = None, image: str = "a", **options: Any) -> list[str]:
+        @dsl.container_component
+        def component(out: dsl.OutputPath(str)):
+            return dsl.ContainerSpec(image=image, command=["sh", "-c", f'{script} > "$0"'], args=[out])
+
+        @dsl.pipeline
+        def pipeline():
+            task = component()
+            for name, value in (env or {}).items():
+                task.set_env_variable(name, value)
+
+        return states(pipeline, **options)
+
+    assert changed() == ["succeeded"]
+    assert changed() == ["cached"]
+    assert changed(script="echo 2") == ["succeeded"]
+    assert changed(env={"A": "1"}) == ["succeeded"]
+    assert changed(env={"A": "2"}) == ["succeeded"]
+    assert changed(env={"A": "1"}) == ["cached"]
+    assert changed(image="b") == ["succeeded"]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "runs").symlink_to(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert changed() == ["succeeded"]
+
+
+#: A script that imports a module next to it, which imports a package and a module elsewhere in PYTHONPATH.
+PROGRAM = {
+    "train.py": "import beside, elsewhere",
+    "beside.py": "from package import other",
+    "package/__init__.py": "",
+    "package/train.py": "import os, helper",
+    "package/other.py": "",
+    "helper.py": "",
+    "lib/elsewhere.py": "",
+    "script.sh": "python train.py",
+    "config.yaml": "a: 1",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (["python", "train.py"], "train.py"),
+        (["python", "train.py"], "beside.py"),
+        (["python", "train.py"], "package/other.py"),
+        (["python", "train.py"], "lib/elsewhere.py"),
+        (["python", "train.py"], "helper.py"),
+        (["python", "-m", "package.train"], "package/other.py"),
+        (["python", "-m", "package.train"], "helper.py"),
+        (["python", "-c", "import os, package.other"], "package/other.py"),
+        (["sh", "-c", "cd . && python train.py > /dev/null"], "beside.py"),
+        (["sh", "-c", "exec sh script.sh"], "beside.py"),
+        (["python", "-c", "'config.yaml'"], "config.yaml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_changed_code_runs_again(states, tmp_path, monkeypatch, command, file):
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    for name, text in PROGRAM.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+
+    @dsl.container_component
+    def component():
+        return dsl.ContainerSpec(image="x", command=command)
+
+    @dsl.pipeline
+    def pipeline():
+        component()
+
+    assert states(pipeline) == ["succeeded"]
+    (tmp_path / "unrelated.py").write_text("")
+    assert states(pipeline) == ["cached"]
+    with (tmp_path / file).open("a") as opened:
+        opened.write("# changed\n")
+    assert states(pipeline) == ["succeeded"]
+
+
+def test_what_else_decides_what_a_stage_does(states, tmp_path, monkeypatch):
+    @dsl.pipeline
+    def pipeline():
+        task = shell(script='echo "$TOKEN"')
+        kubernetes.use_secret_as_env(task, "keys", {"token": "TOKEN"})
+
+    monkeypatch.setenv("TOKEN", "one")
+    assert states(pipeline) == ["succeeded"]
+    assert states(pipeline) == ["cached"]
+    monkeypatch.setenv("TOKEN", "two")
+    assert states(pipeline) == ["succeeded"]
+    assert states(pipeline, secrets={"keys": {"token": "three"}}) == ["succeeded"]
+
+
+def test_a_stage_that_uses_the_workspace_or_cleans_up_is_run(states, tmp_path):
+    if not hasattr(dsl, "WorkspaceConfig"):
+        pytest.skip("this kfp has no workspaces")
+
+    @dsl.pipeline(pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
+    def pipeline():
+        with dsl.ExitHandler(shell(script="echo clean up")):
+            shell(script=f"touch {dsl.WORKSPACE_PATH_PLACEHOLDER}/file")
+
+    assert states(pipeline) == ["succeeded"] * 2
+    assert states(pipeline, kfp_workspace=tmp_path / "shared") == ["succeeded"] * 2
+
+
+def test_an_artifact_that_a_stage_has_changed_is_made_again(states):
+    @dsl.container_component
+    def make(data: dsl.Output[dsl.Artifact]):
+        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'mkdir "$0"; echo 1 > "$0/file"'], args=[data.path])
+
+    @dsl.container_component
+    def change(data: dsl.Input[dsl.Artifact]):
+        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'echo 2 >> "$0/file"'], args=[data.path])
+
+    @dsl.pipeline
+    def pipeline():
+        change(data=make().outputs["data"])
+
+    assert states(pipeline) == ["succeeded"] * 2
+    assert states(pipeline) == ["succeeded"] * 2
+
+
+def test_what_is_not_cached(states, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="true").set_caching_options(False)
+        shell(script="exit $(test -e mended; echo $?)")
+
+    failed = attempt(pipeline)
+    assert [str(stage.state) for stage in failed.stages] == ["succeeded", "failed"]
+    (tmp_path / "mended").touch()
+    assert states(pipeline) == ["succeeded"] * 2
+    assert states(pipeline) == ["succeeded", "cached"]
+
+
+def test_stages_of_one_run_that_are_alike_are_each_run(states, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        first = shell(script=f"echo x >> {tmp_path}/notes")
+        shell(script=f"echo x >> {tmp_path}/notes").after(first)
+
+    assert states(pipeline) == ["succeeded"] * 2
+    assert states(pipeline) == ["cached"] * 2
+
+
+def test_a_key_of_the_authors_own(states):
+    def pipeline_with(text: str, key: str) -> Any:
+        @dsl.pipeline
+        def pipeline() -> str:
+            task = shell_out(script=f'printf {text} > "$0"')
+            try:
+                task.set_caching_options(True, cache_key=key)
+            except TypeError:
+                pytest.skip("this kfp has no keys for caching")
+            return task.output
+
+        return pipeline
+
+    assert states(pipeline_with("a", "data-1")) == ["succeeded"]
+    assert attempt(pipeline_with("b", "data-1")).outputs == {"Output": "a"}
+    assert states(pipeline_with("b", "data-2")) == ["succeeded"]
+
+
+def test_artifacts_that_are_gone_are_made_again(states, tmp_path):
+    @dsl.container_component
+    def make(model: dsl.Output[dsl.Model]):
+        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'echo m > "$0"'], args=[model.path])
+
+    @dsl.container_component
+    def use(model: dsl.Input[dsl.Model]):
+        return dsl.ContainerSpec(image="x", command=["cat"], args=[model.path])
+
+    @dsl.pipeline
+    def pipeline():
+        use(model=make().outputs["model"])
+
+    first = attempt(pipeline)
+    assert states(pipeline) == ["cached"] * 2
+    made = first.stages[0].artifacts["model"]
+    Path(made.path).unlink()
+    assert states(pipeline) == ["succeeded"] * 2
+
+
+def test_an_imported_file_that_has_changed(states, tmp_path):
+    @dsl.container_component
+    def use(model: dsl.Input[dsl.Model]):
+        return dsl.ContainerSpec(image="x", command=["cat"], args=[model.path])
+
+    @dsl.pipeline
+    def pipeline():
+        use(model=dsl.importer(artifact_uri=str(tmp_path / "model"), artifact_class=dsl.Model).output)
+
+    (tmp_path / "model").write_text("1")
+    assert states(pipeline) == ["succeeded"] * 2
+    assert states(pipeline) == ["succeeded", "cached"]
+    (tmp_path / "model").write_text("22")
+    assert states(pipeline) == ["succeeded"] * 2
+
+
+def test_a_tracked_stage_hands_on_the_run_id_of_before(states, tmp_path):
+    program = "from torchx_kfp.tracking import current_run; current_run().put(accuracy=0.5)"
+
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        roles = [Role("train", image="x", entrypoint="python", args=["-c", program])]
+        trained = task_from_app(AppDef("train", roles=roles), tracker_base=tracker_base)
+        reader = "from torchx_kfp.tracking import current_run; print(current_run().parent.results())"
+        roles = [Role("use", image="x", entrypoint="python", args=["-c", reader])]
+        task_from_app(AppDef("use", roles=roles), tracker_base=tracker_base, reads=trained).set_caching_options(False)
+
+    arguments = {"tracker_base": str(tmp_path / "tracker")}
+    first, second = attempt(pipeline, arguments), attempt(pipeline, arguments)
+    assert [str(stage.state) for stage in second.stages] == ["cached", "succeeded"]
+    assert second.stages[0].run_id == first.stages[0].run_id
+    assert second.stages[0].results == {"accuracy": 0.5}
+    assert second.stages[1].last_lines() == ["{'accuracy': 0.5}"]
+    # Without the results, the stage that reads them would fail.
+    os.remove(tmp_path / "tracker" / str(first.stages[0].run_id))
+    assert states(pipeline, arguments) == ["succeeded"] * 2

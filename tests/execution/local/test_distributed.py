@@ -1,0 +1,420 @@
+"""Distributed stages on this machine: each replica is a process, whatever engine the pipeline names."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from kfp import compiler, dsl, kubernetes
+from torchx.components import dist
+from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role
+
+from tests.execution.local.test_failures import alive
+from tests.execution.local.test_signals import HANGS, read_pids, wait_for
+from tests.facts import says
+from tests.watching import Heard
+from torchx_kfp import task_from_app
+from torchx_kfp.authoring import application
+from torchx_kfp.authoring.engines import Job, JobSet, Volcano
+from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.execution.local.executors.executor import choose_containers
+from torchx_kfp.execution.model.checks import of_replicas
+from torchx_kfp.execution.model.findings import Kind
+from torchx_kfp.execution.report import read_model, render
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.local import StageReplicas, check_supported, load_pipeline, run
+
+RUNNER = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=1)"
+
+
+def role(name, replicas, *command, **fields):
+    entrypoint, *args = command
+    fields.setdefault("image", "image:1")
+    return Role(name, entrypoint=entrypoint, args=args, num_replicas=replicas, **fields)
+
+
+def shell(replicas, script, name="trainer", **fields):
+    return AppDef("app", roles=[role(name, replicas, "sh", "-c", script, **fields)])
+
+
+def python(replicas, code, name="trainer"):
+    return AppDef("app", roles=[role(name, replicas, "python", "-c", textwrap.dedent(code))])
+
+
+def lines(stage):
+    return stage.log_file.read_text().splitlines()
+
+
+@pytest.mark.versions
+def test_the_number_of_replicas_is_an_upstream_result(execute, tmp_path):
+    plan = """
+    from torchx_kfp.tracking import current_run
+    current_run().put(n=3)
+    """
+    train = """
+    import os
+    from torchx_kfp.tracking import current_run
+    run = current_run()
+    if os.environ["TORCHX_REPLICA_ID"] == "0":
+        run.put(loss=0.25, n=run.parent.results()["n"])
+    print("of", os.environ["TORCHX_NUM_REPLICAS"])
+    """
+    evaluate = """
+    from torchx_kfp.tracking import current_run
+    print(current_run().parent.results())
+    """
+
+    @dsl.pipeline
+    def pipeline(base: str):
+        planned = task_from_app(python(1, plan), name="plan", tracker_base=base, results={"n": int})
+        trained = task_from_app(
+            python(5, train),
+            name="train",
+            tracker_base=base,
+            reads=planned,
+            results={"loss": float},
+            engine="job",
+            replicas=planned.outputs["n"],
+        )
+        task_from_app(python(1, evaluate), name="evaluate", tracker_base=base, reads=trained)
+
+    events = []
+    result = execute(pipeline, {"base": str(tmp_path / "results")}, watch=Heard(on_event=events.append), cache=True)
+    assert sorted(lines(result["train"])) == [
+        "torchx-kfp: 3 of 3 replicas run",
+        *(f"trainer/{index} | of 3" for index in range(3)),
+    ]
+    assert result["train"].outputs["loss"] == 0.25
+    assert lines(result["evaluate"]) == ["{'loss': 0.25, 'n': 3}"]
+    counts = [event for event in events if isinstance(event, StageReplicas)]
+    assert (counts[0].name, counts[0].running, counts[0].total) == ("train", 3, 3)
+    assert [stage.replicas for stage in result.stages] == [None, 3, None]
+    assert "<dt>replicas</dt><dd>3</dd>" in render(read_model(result.folder), tmp_path)
+    again = execute(pipeline, {"base": str(tmp_path / "results")}, cache=True)
+    assert [(stage.state, stage.replicas) for stage in again.stages] == [
+        ("cached", None),
+        ("cached", 3),
+        ("cached", None),
+    ]
+
+
+def test_too_many_replicas(execute_failing):
+    @dsl.pipeline
+    def pipeline(n: int = 4):
+        task_from_app(shell(3, "true"), engine="job", replicas=n)
+
+    (stage,) = execute_failing(pipeline).stages
+    (line,) = lines(stage)
+    for fact in ("'trainer'", "'4'", "from 1 to 3", "num_replicas"):
+        assert fact in line
+    assert stage.replicas is None
+
+
+@pytest.mark.parametrize(("n", "found"), [(1, True), (2, False), (3, False), (4, True)])
+def test_a_check_of_numbers_of_replicas(n, found):
+    @dsl.pipeline
+    def pipeline(n: int, other: int = 9):
+        task_from_app(shell(3, "true", min_replicas=2), name="train", engine="job", replicas=n)
+        with dsl.If(other < 3):
+            task_from_app(shell(3, "true"), name="perhaps", engine="job", replicas=other)
+
+    findings = list(of_replicas(load_pipeline(pipeline), {"n": n, "other": 9}))
+    assert len(findings) == found
+    for finding in findings:
+        assert finding.kind is Kind.MAY_FAIL
+        assert re.search(says("'train'", f"{n} replicas", "'trainer'", "2 to 3", "'n'"), str(finding))
+
+
+def test_several_roles_of_which_one_decides(execute):
+    trainer = role("trainer", 2, "sh", "-c", 'sleep 0.3; echo "$PORT,"', env={"PORT": "7"})
+    server = role("ps", 1, "sh", "-c", 'trap "echo bye; exit" TERM; echo "$PORT,"; sleep 300 & wait')
+
+    @dsl.pipeline
+    def pipeline():
+        app = AppDef("app", roles=[trainer, server])
+        task_from_app(app, name="a", engine=JobSet(succeeds_with="trainer"))
+        task_from_app(app, name="b", engine=Volcano(succeeds_with=["trainer"]))
+
+    result = execute(pipeline)
+    for stage in result.stages:
+        said = [line for line in lines(stage) if "|" in line]
+        assert sorted(said) == ["ps/0 | ,", "ps/0 | bye", "trainer/0 | 7,", "trainer/1 | 7,"]
+        assert stage.replicas == 3
+
+
+def test_a_failure_names_the_replica_that_failed_first(execute_failing):
+    code = """
+    import os, signal, sys, time
+    def end(*_):
+        print("\\n".join(["lots of output"] * 100))
+        sys.exit(7)
+    signal.signal(signal.SIGTERM, end)
+    print("ready")
+    if os.environ["TORCHX_REPLICA_ID"] == "2":
+        time.sleep(1)
+        print("out of memory")
+        sys.exit(3)
+    time.sleep(300)
+    """
+
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(python(4, code), engine="job")
+
+    (stage,) = execute_failing(pipeline).stages
+    assert (stage.exit_code, stage.reason) == (3, "ended with exit code 3")
+    # These are the lines that messages about the failure quote.
+    assert stage.last_lines()[-3:] == [
+        "torchx-kfp: trainer/2 failed first, with exit code 3; its last lines:",
+        "  trainer/2 | ready",
+        "  trainer/2 | out of memory",
+    ]
+
+
+def test_a_missing_program(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(AppDef("app", roles=[role("trainer", 2, "no-such-program")]), engine="job")
+
+    (stage,) = execute_failing(pipeline).stages
+    assert (stage.exit_code, "lacks a command" in stage.reason) == (127, True)
+
+
+def test_secrets_reach_replicas_and_their_code_is_part_of_the_cache_key(execute, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TOKEN", raising=False)
+    code = tmp_path / "train.py"
+    roles = [role(name, 2, "python", "-u", "train.py") for name in ("first", "second_role")]
+
+    @dsl.pipeline
+    def pipeline():
+        options = {"secrets": {"s3": {"key": "TOKEN"}}, "tracker_base": "results", "engine": "jobset"}
+        task_from_app(AppDef("app", roles=roles), name="train", replicas={"second_role": 1}, **options)
+
+    for version in ("1", "2"):
+        code.write_text(f"import os; print({version}, os.environ['TOKEN'])")
+        for state in ("succeeded", "cached"):
+            (stage,) = execute(pipeline, secrets={"s3": {"key": "secret"}}, cache=True).stages
+            assert stage.state == state
+            printed = sorted(line for line in lines(stage) if "|" in line)
+            assert printed == [f"{name} | {version} secret" for name in ("first/0", "first/1", "second-role/0")]
+
+
+def test_a_script_that_is_missing(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(AppDef("app", roles=[role("trainer", 2, "python", "no-such.py")]), engine="job")
+
+    (stage,) = execute_failing(pipeline).stages
+    assert "there is no 'no-such.py'" in stage.reason
+
+
+def test_a_script_that_torchrun_misses(execute_failing, tmp_path, monkeypatch):
+    torchrun = tmp_path / "bin" / "torchrun"
+    torchrun.parent.mkdir()
+    torchrun.write_text("#!/bin/sh\nexit 1\n")
+    torchrun.chmod(0o755)
+    env = {"PATH": f"{torchrun.parent}:{os.environ['PATH']}"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.py").touch()
+
+    @dsl.pipeline
+    def pipeline():
+        for name in ("there", "missing"):
+            app = dist.ddp("--config", "x.py", script=f"{name}.py", image="i", name=name, j="1:2x1", env=dict(env))
+            task_from_app(app, engine="job")
+
+    reasons = {stage.name: stage.reason for stage in execute_failing(pipeline).stages}
+    assert "there is no 'missing.py'" in reasons["missing"]
+    assert "--directory" in reasons["missing"]
+    assert reasons["there"] == "ended with exit code 1"
+
+
+def test_retries_are_those_of_the_engine(execute, tmp_path):
+    """A Job's stage makes another Job; the other engines start replicas again by themselves."""
+    script = 'mkdir "$D" 2>/dev/null && exit 5; exit 0'
+
+    def app(name, policy):
+        made = shell(1, script, max_retries=1, retry_policy=policy, env={"D": str(tmp_path / name)})
+        return {"app": made, "name": name}
+
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(**app("job", RetryPolicy.APPLICATION), engine="job")
+        task_from_app(**app("job-replica", RetryPolicy.REPLICA), engine="job")
+        task_from_app(**app("jobset", RetryPolicy.APPLICATION), engine="jobset")
+        task_from_app(**app("jobset-replica", RetryPolicy.REPLICA), engine="jobset")
+        task_from_app(**app("volcano", RetryPolicy.APPLICATION), engine="volcano")
+
+    result = execute(pipeline)
+    assert {stage.state for stage in result.stages} == {State.SUCCEEDED}
+    assert {stage.attempts for stage in result.stages} == {1}, "KFP does not retry them"
+    assert "attempt 2 of 2: the application ended with exit code 5" in result["job"].log_file.read_text()
+    assert "starting all replicas again (1 of 1)" in result["jobset"].log_file.read_text()
+    assert "trainer/0 failed with exit code 5; starting it again (1 of 1)" in result["job-replica"].log_file.read_text()
+
+
+def family(folder):
+    """Return a script: it notes its process, a child's, and that of one in another session, and ignores SIGTERM."""
+    note = f">> {folder}/pids"
+    other = f"setsid sh -c 'echo $$ {note}; exec sleep 302'"
+    return f"trap '' TERM; echo $$ {note}; sleep 301 & echo $! {note}; {other} & wait"
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_nothing_survives_the_time_limit_or_the_launcher(execute_failing, tmp_path, tracked):
+    """Without the launcher, the runner finds the replicas, or the program that publishes results does."""
+    options = {"tracker_base": str(tmp_path / "results"), "results": {}} if tracked else {}
+    killing = f"[ $TORCHX_REPLICA_ID = 1 ] && {{ sleep 1; kill -9 $PPID; }}; {family(tmp_path)}"
+
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.set_timeout(task_from_app(shell(2, family(tmp_path)), name="late", engine="job", **options), 2)
+        task_from_app(shell(2, killing), name="killed", engine="job", **options)
+
+    result = execute_failing(pipeline, grace=0.5)
+    assert "time limit" in result["late"].reason
+    assert result["killed"].exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    assert len(read_pids(tmp_path)) >= 9
+    assert not any(map(alive, read_pids(tmp_path)))
+
+
+@pytest.mark.parametrize("way", ["SIGINT", "cancel", "killed runner"])
+def test_nothing_survives_the_end_of_the_run(tmp_path, way):
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(shell(3, family(tmp_path)), name="train", engine="job")
+
+    path = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    runs = str(tmp_path / "runs")
+    runner = subprocess.Popen([sys.executable, "-c", RUNNER, str(path), runs], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(read_pids(tmp_path)) == 9)
+        pids = read_pids(tmp_path)
+        if way == "killed runner":
+            runner.kill()
+            runner.wait()
+            # As other stages, they go on until somebody asks.
+            assert all(map(alive, pids))
+        if way == "SIGINT":
+            runner.send_signal(signal.SIGINT)
+        else:
+            torchx_kfp = Path(sys.executable).with_name("torchx-kfp")
+            subprocess.run([torchx_kfp, "cancel", "latest", "--output-dir", runs], check=True, timeout=HANGS)
+        runner.wait(timeout=HANGS)
+        assert not any(map(alive, pids))
+    finally:
+        runner.kill()
+        runner.wait()
+        for pid in read_pids(tmp_path):
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_stages_with_the_same_port_take_turns(execute, tmp_path):
+    port = 20_000 + os.getpid() % 40_000  # of this test only
+    script = f"mkdir {tmp_path}/held || exit 9; sleep 0.5; rmdir {tmp_path}/held"
+
+    @dsl.pipeline
+    def pipeline():
+        for name in ("a", "b"):
+            task_from_app(shell(1, script, port_map={"c10d": port}), name=name, engine="job")
+
+    logs = [stage.log_file.read_text() for stage in execute(pipeline, parallelism=2).stages]
+    assert sum(f"waiting for another stage on this machine that uses port {port}" in log for log in logs) >= 1
+
+
+def test_variables_of_a_pod_do_not_reach_stages(execute, monkeypatch):
+    """A run may be started in a pod of KFP, such as a notebook's or a stage's."""
+    for name in ("KFP_ARGO_NODE", "KFP_SERVICE_ACCOUNT", "TORCHX_RANK0_HOST", "TORCHX_REPLICA_ID"):
+        monkeypatch.setenv(name, "theirs")
+
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(shell(1, "env"), name="one")
+        task_from_app(shell(1, "env"), name="many", engine="job")
+
+    result = execute(pipeline)
+    one, many = (result[name].log_file.read_text() for name in ("one", "many"))
+    assert "theirs" not in one + many
+    assert "trainer/0 | TORCHX_RANK0_HOST=localhost\n" in many
+
+
+def test_settings_of_replicas_that_are_not_applied(monkeypatch):
+    # TorchX 0.7.0 cannot name fields of a pod.
+    monkeypatch.setattr(application, "_FIELD_PATH", "field:")
+    resource = Resource(cpu=2, gpu=1, memMB=1000, capabilities={"node.kubernetes.io/instance-type": "big"})
+    data = BindMount("/data", "/mnt/data", read_only=True)
+    told = []
+
+    @dsl.pipeline
+    def pipeline():
+        env = {"IP": "field:status.podIP", "PLAIN": "1"}
+        app = shell(1, "true", resource=resource, mounts=[data], env=env)
+        task_from_app(app, engine=Job(priority_class="high", logs="first", queue="gpus"))
+
+    @dsl.pipeline
+    def another():
+        task_from_app(shell(1, "true"), engine=Volcano(ttl=1000, queue="gpus"))
+
+    @dsl.pipeline
+    def plain():
+        task_from_app(shell(1, "true"), engine="job")
+
+    for each in (pipeline, another, plain):
+        run(each, watch=Heard(on_event=lambda event: told.append(getattr(event, "not_applied", None))), cache=False)
+    assert list(filter(None, told)) == [
+        (
+            "cpu, memory and accelerator limits",
+            "node selectors",
+            "priority classes",
+            "the engine's logs",
+            "the engine's queue",
+            "the mounts of replicas (/mnt/data)",
+            "the variable IP (from the pod's status.podIP)",
+        ),
+        ("the engine's queue", "the engine's ttl"),
+    ]
+
+
+def in_containers(pipeline):
+    loaded = load_pipeline(pipeline)
+    check_supported(loaded)
+    check_supported(loaded, choose_containers(loaded, True))
+
+
+@pytest.mark.parametrize("last", ["1", "{tag}"])
+def test_one_container_cannot_have_several_images(last):
+    @dsl.pipeline
+    def pipeline(tag: str = "1"):
+        end = last.format(tag=tag)
+        roles = [role(name, 2, "true", image=f"{image}:{end}") for name, image in (("a", "one"), ("b", "one"))]
+        task_from_app(AppDef("app", roles=roles), name="same", engine="jobset", tracker_base="/tmp/results")
+        roles = [*roles, role("c", 2, "true", image=f"two:{end}")]
+        task_from_app(AppDef("app", roles=roles), name="different", engine="jobset")
+
+    with pytest.raises(
+        UnsupportedPipelineError, match=says("'different'", "'a'", "'one:", "'c'", f"'two:{last}'", "--docker")
+    ) as caught:
+        in_containers(pipeline)
+    assert "'same'" not in str(caught.value)
+    assert "launcher" not in str(caught.value)
+
+
+def test_one_container_cannot_have_the_image_of_its_launcher():
+    @dsl.pipeline
+    def pipeline(tag: str = "1"):
+        app = shell(2, "true", image=f"image:{tag}")
+        task_from_app(app, name="different", engine=Job(launcher_image="python:3.12"))
+        task_from_app(shell(2, "true", image="python:3.12"), name="same", engine=Job(launcher_image="python:3.12"))
+
+    with pytest.raises(
+        UnsupportedPipelineError, match=says("'different'", "launcher", "'python:3.12'", "'image:{tag}'")
+    ) as caught:
+        in_containers(pipeline)
+    assert "'same'" not in str(caught.value)

@@ -1,0 +1,320 @@
+"""Runs that end before their stages do: time limits, the first failure, and the messages about other stages."""
+
+import dataclasses
+import os
+import signal
+
+import pytest
+from kfp import dsl, kubernetes
+
+from tests.execution.local.components import python, shell, shell_out
+from tests.facts import says
+from tests.watching import Heard
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.runs.events import PipelineRetried, StageRetried, StageWaiting
+from torchx_kfp.local import RunEnding, StageFinished, StageStarted, Watch, load_pipeline, resume, run
+
+SLEEP = "print('ready', flush=True); import time; time.sleep(300)"
+
+
+def states(result):
+    return {stage.name: str(stage.state) for stage in result.stages}
+
+
+def reasons(result):
+    return {stage.name: stage.reason for stage in result.stages}
+
+
+def test_the_time_limit_of_a_stage(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.set_timeout(python(code=SLEEP), 1)
+        kubernetes.set_timeout(shell(script=":"), 100)
+
+    result = execute_failing(pipeline)
+    assert states(result) == {"python": "failed", "shell": "succeeded"}
+    assert reasons(result)["python"] == "was ended: its time limit of 1 s is over"
+
+
+def test_a_stage_that_heeds_no_signal_is_killed_after_the_grace(execute_failing):
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.set_timeout(python(code=code), 1)
+
+    result = execute_failing(pipeline, grace=0.5)
+    assert (result.stages[0].exit_code, result.stages[0].reason) == (-9, "was ended: its time limit of 1 s is over")
+
+
+def test_the_time_limit_counts_for_each_attempt(execute):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        task = python(code="import os, sys, time\nif not os.path.exists('tried'): open('tried', 'w'); time.sleep(300)")
+        kubernetes.set_timeout(task.set_retry(1, backoff_duration="0s"), 2)
+
+    result = execute(pipeline, {"folder": "."})
+    assert result.stages[0].attempts == 2
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@dsl.pipeline
+def three():
+    first = python(code=SLEEP)
+    shell(script=":").after(first)
+    with dsl.ParallelFor([1, 2], parallelism=1):
+        shell(script="sleep 300")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_time_limit_of_a_run(execute_failing, own):
+    loaded = load_pipeline(three)
+    if own:
+        loaded = dataclasses.replace(loaded, platform={"activeDeadlineSeconds": "2"})
+    events = []
+    result = execute_failing(loaded, watch=Heard(on_event=events.append), **({} if own else {"timeout": 2.0}))
+    assert states(result) == {
+        "python": "canceled",
+        "shell": "not run",
+        "shell-2[0]": "canceled",
+        "shell-2[1]": "not run",
+    }
+    assert reasons(result)["python"] == "was ended with the run: the time limit of 2 s is over"
+    assert reasons(result)["shell"] == "was not run: the run was ended"
+    assert [event.reason for event in events if isinstance(event, RunEnding)] == ["The time limit of 2 s is over"]
+
+
+def test_a_signal_leaves_no_stage_out(tmp_path):
+    events = []
+
+    def hear(event):
+        events.append(event)
+        if sum(isinstance(event, StageStarted) for event in events) == 2 and not isinstance(event, RunEnding):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(three, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1)
+    ended = {event.result.name: str(event.result.state) for event in events if isinstance(event, StageFinished)}
+    assert ended == {"python": "canceled", "shell": "not run", "shell-2[0]": "canceled", "shell-2[1]": "not run"}
+
+
+def test_a_nested_pipeline_that_had_begun_is_not_listed_twice(tmp_path):
+    @dsl.pipeline
+    def inner():
+        after = python(code=SLEEP)
+        with dsl.ParallelFor(["a", "b"]):
+            shell(script=":").after(after)
+
+    @dsl.pipeline
+    def outer():
+        inner()
+        with dsl.ParallelFor(["a", "b"]):
+            python(code=SLEEP)
+
+    ended = []
+
+    def hear(event):
+        if isinstance(event, StageFinished):
+            ended.append((event.result.name, str(event.result.state)))
+        if isinstance(event, StageStarted):
+            hear.started += 1
+            if hear.started == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    hear.started = 0
+    with pytest.raises(KeyboardInterrupt):
+        run(outer, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1)
+    assert sorted(ended) == [
+        ("inner/python", "canceled"),
+        ("inner/shell", "not run"),
+        ("python[0]", "canceled"),
+        ("python[1]", "canceled"),
+    ]
+
+
+@dsl.pipeline
+def mixed(folder: str):
+    """A pipeline in which one stage fails while another one runs, and an exit task cleans up."""
+    with dsl.ExitHandler(shell(script=f"touch {folder}/cleaned")):
+        long = python(code=SLEEP)
+        shell(script=":").after(long)
+        with dsl.ParallelFor([1, 2, 3], parallelism=1):
+            shell(script="exit 3")
+
+
+def test_the_first_failure_ends_the_run(execute_failing, tmp_path):
+    events = []
+    result = execute_failing(
+        mixed,
+        {"folder": str(tmp_path)},
+        fail_fast=True,
+        watch=Heard(on_event=events.append),
+        parallelism=2,
+    )
+    assert states(result) == {
+        "python": "canceled",
+        "shell-2": "not run",
+        "shell-3[0]": "failed",
+        "shell-3[1]": "not run",
+        "shell-3[2]": "not run",
+        "shell": "succeeded",
+    }
+    assert reasons(result)["python"] == "was ended: shell-3[0] failed"
+    assert reasons(result)["shell-3[1]"] == "was not run: shell-3[0] failed, which ends the run"
+    assert (tmp_path / "cleaned").exists()
+    assert [event.reason for event in events if isinstance(event, RunEnding)] == ["shell-3[0] failed"]
+
+
+def test_what_waits_for_its_turn_does_not_start_after_a_failure(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        for _ in range(3):
+            shell(script="exit 3")
+
+    assert sorted(states(execute_failing(pipeline, fail_fast=True, parallelism=1)).values()) == [
+        "failed",
+        "not run",
+        "not run",
+    ]
+
+
+def test_what_may_be_tried_again_has_not_failed_yet(execute, tmp_path):
+    @dsl.pipeline
+    def inner(folder: str):
+        shell(script=f"echo x >>{folder}/tries; test $(wc -l <{folder}/tries) = 4").set_retry(1, backoff_duration="0s")
+
+    @dsl.pipeline
+    def outer(folder: str):
+        inner(folder=folder).set_retry(1, backoff_duration="0s")
+
+    assert states(execute(outer, {"folder": str(tmp_path)}, fail_fast=True)) == {"inner/shell": "succeeded"}
+
+
+def waits_for(path):
+    """Return a script that goes on when the file exists."""
+    return f"while ! test -e {path}; do sleep 0.02; done"
+
+
+@dsl.pipeline
+def retried_stage(folder: str):
+    shell(script="exit 7").set_retry(1, backoff_duration="300s")
+    shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3")
+
+
+@dsl.pipeline
+def fails(folder: str):
+    shell(script="exit 7")
+
+
+@dsl.pipeline
+def retried_pipeline(folder: str):
+    fails(folder=folder).set_retry(1, backoff_duration="300s")
+    shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3")
+
+
+@dsl.pipeline
+def queued_pipeline(folder: str):
+    fails(folder=folder).set_retry(1, backoff_duration="0s")
+    # Both share one place: this one starts after the first attempt and before the second.
+    shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3").after(shell(script=":"))
+
+
+@dsl.pipeline
+def fails_late(folder: str):
+    first = shell(script=f"echo x >>{folder}/tries; test $(wc -l <{folder}/tries) = 1 || sleep 300")
+    with dsl.ParallelFor(["a"]):
+        shell(script="exit 7").after(first)
+
+
+@dsl.pipeline
+def upstream_again(folder: str):
+    fails_late(folder=folder).set_retry(1, backoff_duration="0s")
+    shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3")
+
+
+#: A pipeline, the event after which the run is ended, and the stage that is then waiting for another attempt.
+WAITING = {
+    "a stage waits": (retried_stage, "shell", lambda event, _: isinstance(event, StageRetried)),
+    "a pipeline waits": (retried_pipeline, "fails/shell", lambda event, _: isinstance(event, PipelineRetried)),
+    "it has no room yet": (
+        queued_pipeline,
+        "fails/shell",
+        lambda event, before: isinstance(event, StageWaiting) and event.name in before,
+    ),
+    "upstream runs again": (
+        upstream_again,
+        "fails-late/shell-2[0]",
+        lambda event, before: isinstance(event, StageStarted) and event.name in before,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["fail fast", "signal"])
+@pytest.mark.parametrize("case", WAITING)
+def test_a_stage_that_waits_for_another_attempt_is_canceled(case, how, tmp_path):
+    pipeline, name, is_time = WAITING[case]
+    events = []
+
+    def hear(event):
+        ended = [each.result.name for each in events if isinstance(each, StageFinished)]
+        events.append(event)
+        if is_time(event, ended):
+            if how == "signal":
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                (tmp_path / "go").touch()
+
+    def start():
+        options = {"parallelism": 1} if case == "it has no room yet" else {}
+        return run(
+            pipeline,
+            {"folder": str(tmp_path)},
+            output_dir=tmp_path / "runs",
+            fail_fast=True,
+            cache=False,
+            watch=Heard(on_event=hear),
+            grace=0.1,
+            **options,
+        )
+
+    if how == "signal":
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        why = "the run was ended"
+    else:
+        result = start()
+        assert states(result)["shell-out"] == "failed"
+        assert result[name].state == "canceled"
+        why = "shell-out failed"
+    last = [event for event in events if name == stage_of(event)][-1]
+    assert isinstance(last, StageFinished)
+    assert (last.result.state, last.result.attempts, last.result.exit_code) == ("canceled", 1, None)
+    assert last.result.log_file is not None
+    assert why in last.result.reason
+    assert "ended with exit code 7" in last.result.reason
+
+
+def stage_of(event):
+    return event.result.name if isinstance(event, StageFinished) else getattr(event, "name", "")
+
+
+def test_a_run_that_was_ended_goes_on(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        shell(script=f"test -e {folder}/mended")
+        python(code=f"import os, time\nwhile not os.path.exists('{tmp_path}/mended'): time.sleep(0.02)")
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)}, fail_fast=True)
+    assert states(failed) == {"shell": "failed", "python": "canceled"}
+    (tmp_path / "mended").touch()
+    assert states(resume(failed.folder, watch=Watch())) == {"shell": "succeeded", "python": "succeeded"}
+
+
+@pytest.mark.parametrize("value", [0, -1, "5", float("nan")])
+def test_a_time_limit_that_makes_no_sense(value):
+    with pytest.raises(ArgumentError, match=says("timeout", "seconds", "more than 0", value)):
+        run(three, timeout=value)

@@ -1,0 +1,189 @@
+"""The environment in which a stage runs."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kfp import dsl, kubernetes
+from torchx.specs import AppDef, Role
+
+from tests.execution.local.components import shell
+from tests.watching import Heard
+from torchx_kfp import task_from_app
+from torchx_kfp.contract import protocol
+from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_environment
+from torchx_kfp.local import load_pipeline
+
+CODE = "import json, os, sys; json.dump([dict(os.environ), sys.executable, os.getcwd()], open(sys.argv[1], 'w'))"
+
+
+@dsl.container_component
+def environ(out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(image="python", command=["python", "-c", CODE], args=[out])
+
+
+@dsl.container_component
+def environ_by_env(out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(
+        image="python", command=["env", "A=1", "sh", "-c", 'exec "$@"', "sh", "python3", "-c", CODE], args=[out]
+    )
+
+
+def read(result, name):
+    (stage,) = [stage for stage in result.stages if stage.name == name]
+    return json.loads(stage.outputs["out"])
+
+
+def test_the_environment_of_a_stage(execute, monkeypatch):
+    for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME):
+        monkeypatch.setenv(name, "from-outside")
+    monkeypatch.setenv("MINE", "kept")
+    monkeypatch.setenv("REPLACED", "outside")
+
+    @dsl.pipeline
+    def pipeline():
+        task = environ().set_env_variable("FIXED", "{{workflow.name}} $(HOME)").set_env_variable("REPLACED", "inside")
+        kubernetes.use_field_path_as_env(task, "RUN", "metadata.labels['pipeline/runid']")
+        kubernetes.use_field_path_as_env(task, "POD", "metadata.name")
+        kubernetes.use_field_path_as_env(task, "NODE", "spec.nodeName")
+        kubernetes.use_field_path_as_env(task, "UID_", "metadata.uid")
+        environ_by_env()
+
+    result = execute(pipeline)
+    variables, executable, cwd = read(result, "environ")
+    assert (executable, cwd) == (sys.executable, os.getcwd())
+    assert not set(protocol.VARIABLES) & set(variables)
+    assert variables[protocol.PIPELINE_RUN] == result.run_id
+    assert variables["FIXED"] == "{{workflow.name}} $(HOME)"
+    assert (variables["MINE"], variables["REPLACED"]) == ("kept", "inside")
+    assert variables["RUN"] == result.run_id
+    assert variables[RUN_MARK] == f"{result.run_id}:{result.run_id}/environ-0"
+    assert variables["POD"] == variables[protocol.POD_NAME] == "environ-0"
+    assert variables["NODE"] == socket.gethostname()
+    assert len(variables["UID_"]) == 36
+    assert variables["PYTHONUNBUFFERED"] == "1"
+    by_env, executable, _ = read(result, "environ-by-env")
+    assert executable in (sys.executable, os.path.join(os.path.dirname(sys.executable), "python3"))
+    assert by_env["A"] == "1"
+
+
+def test_python_is_the_running_interpreter_without_such_names_in_its_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "it's mine"
+    folder.mkdir()
+    link = folder / "python3.99"
+    link.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    link.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(link))
+    path = stage_environment(tmp_path, "run")["PATH"].split(os.pathsep)[0]
+    assert path == str(tmp_path / "bin")
+    for name in ("python", "python3"):
+        command = [os.path.join(path, name), "-c", "import sys, yaml; print(sys.argv[1:])", "a b", ""]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == "['a b', '']\n"
+
+
+def test_a_run_inside_of_a_stage_keeps_the_outer_mark(tmp_path):
+    assert stage_environment(tmp_path, "inner", {RUN_MARK: "outer"})[RUN_MARK] == "outer:inner"
+
+
+def test_trackers_of_a_stage_around_a_run_are_its_own(tmp_path):
+    around = protocol.encode(protocol.StageContext("/x", "a/b/c", trackers={"mlflow": "http://x"}))
+    found = stage_environment(tmp_path, "run", {**around, "TORCHX_TRACKER_OTHER_CONFIG": "kept"})
+    assert {name for name in found if name.startswith("TORCHX_TRACKER")} == {"TORCHX_TRACKER_OTHER_CONFIG"}
+
+
+def test_settings_of_kubernetes_are_named_once(execute):
+    @dsl.pipeline
+    def pipeline():
+        for _ in range(2):
+            task = shell(script=":").set_cpu_limit("1").set_accelerator_limit(1).set_accelerator_type("nvidia.com/gpu")
+            kubernetes.add_pod_label(task, "a", "b")
+            kubernetes.add_node_selector(task, "a", "b")
+            kubernetes.add_toleration(task, "a", "Equal", "b")
+            kubernetes.set_image_pull_policy(task, "Always")
+            kubernetes.set_image_pull_secrets(task, ["x"])
+            kubernetes.set_timeout(task, 1000)
+            kubernetes.use_field_path_as_env(task, "NS", "metadata.namespace")
+
+    events = []
+    execute(pipeline, watch=Heard(on_event=events.append))
+    assert events[0].not_applied == (
+        "cpu, memory and accelerator limits",
+        "image pull policies",
+        "image pull secrets",
+        "node selectors",
+        "pod labels and annotations",
+        "the variable NS (from the pod's metadata.namespace)",
+        "tolerations",
+    )
+
+
+def test_only_what_the_author_has_set_is_named(execute, tmp_path):
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        app = AppDef("app", [Role("role", image="image", entrypoint="true")])
+        task_from_app(app, tracker_base=tracker_base)
+
+    events = []
+    execute(pipeline, {"tracker_base": str(tmp_path / "results")}, watch=Heard(on_event=events.append))
+    assert events[0].not_applied == ()
+
+
+def test_every_setting_of_the_installed_kfp_kubernetes_is_known():
+    from kfp.kubernetes import kubernetes_executor_config_pb2
+    from kfp.pipeline_spec import pipeline_spec_pb2
+
+    from torchx_kfp.execution.local.kubernetes import KNOWN, KNOWN_OF_PIPELINES
+
+    names = {field.json_name for field in kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR.fields}
+    assert names <= KNOWN
+    names = {field.json_name for field in pipeline_spec_pb2.PipelineConfig.DESCRIPTOR.fields}
+    assert names <= KNOWN_OF_PIPELINES
+
+
+def test_settings_of_the_pipeline_itself_are_named(execute):
+    @dsl.pipeline
+    def pipeline():
+        shell(script=":")
+
+    loaded = load_pipeline(pipeline)
+    settings = {"activeDeadlineSeconds": 1000, "resourceTtlOnSuccess": 1, "resourceTtlOnFailure": 2, "mutexName": "m"}
+    events = []
+    execute(dataclasses.replace(loaded, platform=settings), watch=Heard(on_event=events.append))
+    assert events[0].not_applied == (
+        "the pipeline's mutex",
+        "the time for which a finished run is kept",
+    )
+
+
+def test_volumes_and_secrets_that_are_there(execute, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    Path(tmp_path, "data", "file").write_text("found")
+    monkeypatch.setenv("PASSWORD", "secret")
+
+    @dsl.pipeline
+    def pipeline():
+        task = shell(script=f'test "$(cat {tmp_path}/data/file)$PASSWORD" = foundsecret')
+        kubernetes.mount_pvc(task, "claim", f"{tmp_path}/data")
+        kubernetes.use_secret_as_env(task, "sec", {"key": "PASSWORD"})
+
+    execute(pipeline)
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_both_names_of_python_lead_to_this_environment(execute, name):
+    @dsl.container_component
+    def version(out: dsl.OutputPath(str)):
+        code = "import sys, kfp; open(sys.argv[1], 'w').write(sys.prefix)"
+        return dsl.ContainerSpec(image="python", command=["env", name, "-W", "ignore", "-c", code, out])
+
+    @dsl.pipeline
+    def pipeline() -> str:
+        return version().outputs["out"]
+
+    assert execute(pipeline).outputs == {"Output": sys.prefix}

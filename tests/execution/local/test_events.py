@@ -1,0 +1,214 @@
+"""Events as JSON and back: the form that a run's folder keeps and ``--json`` prints."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.facts import says
+from torchx_kfp.execution.pipeline.artifacts import ArtifactList
+from torchx_kfp.execution.pipeline.spec import ArtifactType
+from torchx_kfp.execution.runs import events
+from torchx_kfp.execution.runs.events import VERSION, decode, encode
+from torchx_kfp.local import (
+    Artifact,
+    LoopStarted,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StagePending,
+    StageReplicas,
+    StageResult,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+    State,
+)
+
+TEXT = st.text(max_size=8)
+#: A stage may be in a folder whose name is not UTF-8: Python represents its bytes as surrogates.
+PATHS = st.binary(min_size=1, max_size=8).filter(lambda name: b"\0" not in name).map(os.fsdecode).map(Path)
+TIMES = st.floats(0, 2e9)
+#: The largest count that JSON has exactly, in any language.
+MOST = 2**53 - 1
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+PARAMETERS = st.dictionaries(TEXT, VALUES, max_size=3)
+#: Names that a tracker accepts, and names that other programs may have put there.
+NAMES = TEXT | st.sampled_from(["number", "object"])
+RESULTS = st.none() | st.dictionaries(
+    NAMES,
+    st.recursive(
+        st.booleans() | st.integers() | st.floats() | TEXT,
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=3,
+)
+ARTIFACT = st.builds(Artifact, TEXT, st.builds(ArtifactType, TEXT, TEXT), TEXT, PARAMETERS)
+ARTIFACTS = st.dictionaries(TEXT, ARTIFACT | st.lists(ARTIFACT, max_size=2).map(ArtifactList), max_size=2)
+STATES = st.sampled_from(State)
+
+EVENTS = st.one_of(
+    st.builds(RunStarted, TEXT, TEXT, PATHS, st.lists(TEXT, max_size=2).map(tuple), PARAMETERS, st.booleans(), TIMES),
+    st.builds(LoopStarted, TEXT, st.integers(0, MOST), st.lists(TEXT, max_size=2).map(tuple), TIMES),
+    st.builds(StageWaiting, TEXT, TEXT, TIMES),
+    st.builds(StagePending, TEXT, TEXT, TEXT, TIMES),
+    st.builds(StageStarted, TEXT, TEXT, st.integers(1, MOST), TEXT, st.none() | PATHS, PARAMETERS, TIMES),
+    st.builds(StageReplicas, TEXT, st.integers(0, MOST), st.integers(1, MOST), TIMES),
+    st.builds(StageRetried, TEXT, st.integers(1, MOST), TEXT, TIMES, TIMES),
+    st.builds(
+        StageFinished,
+        st.builds(
+            StageResult,
+            name=TEXT,
+            task=TEXT,
+            state=STATES,
+            exit_code=st.none() | st.integers(-64, 255),
+            reason=TEXT,
+            duration=TIMES,
+            attempts=st.integers(0, 9),
+            pod_name=TEXT,
+            log_file=st.none() | PATHS,
+            outputs=PARAMETERS,
+            artifacts=ARTIFACTS,
+            run_id=st.none() | TEXT,
+            tracker_base=st.none() | TEXT,
+            results=RESULTS,
+            inputs=PARAMETERS,
+            started_at=st.none() | TIMES,
+            key=TEXT,
+            cached_from=TEXT,
+            replicas=st.none() | st.integers(1, MOST),
+            files=st.lists(TEXT, max_size=2).map(tuple),
+            undelivered=st.dictionaries(TEXT, TEXT, max_size=2),
+        ),
+        st.booleans(),
+        TIMES,
+    ),
+    st.builds(RunFinished, TEXT, STATES, TIMES, PARAMETERS, ARTIFACTS, TEXT, TIMES),
+)
+
+
+# The time that generating takes says more about the machine than about the code.
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(EVENTS)
+def test_every_event_comes_back_from_one_line(event):
+    line = json.dumps(encode(event))
+    assert "\n" not in line
+    decoded = decode(json.loads(line))
+    assert type(decoded) is type(event)
+    assert repr(decoded) == repr(event)  # NaN is not equal to itself
+
+
+def result(**fields):
+    return StageResult("train[2]", "train", State.SUCCEEDED, **fields)
+
+
+def test_the_form():
+    """Other programs read it: a change here needs a new VERSION unless it only adds something."""
+    event = StageFinished(
+        result(
+            log_file=Path("/runs/x/log.txt"),
+            outputs={"n": 1},
+            artifacts={"all": [Artifact("all", ArtifactType("system.Model", "0.0.1"), "s3://m", {"k": 1})]},
+            results={"loss": math.nan, "bound": -math.inf, "text": "NaN"},
+        ),
+        time=1.5,
+    )
+    assert encode(event) == {
+        "event": "stage_finished",
+        "time": 1.5,
+        "name": "train[2]",
+        "task": "train",
+        "state": "succeeded",
+        "exit_code": None,
+        "reason": "",
+        "duration": 0.0,
+        "attempts": 0,
+        "pod_name": "",
+        "log_file": "/runs/x/log.txt",
+        "outputs": {"n": 1},
+        "artifacts": {
+            "all": [
+                {
+                    "name": "all",
+                    "type": "system.Model",
+                    "version": "0.0.1",
+                    "uri": "s3://m",
+                    "metadata": {"k": 1},
+                }
+            ]
+        },
+        "run_id": None,
+        "tracker_base": None,
+        "results": {"loss": {"number": "NaN"}, "bound": {"number": "-Infinity"}, "text": "NaN"},
+        "inputs": {},
+        "started_at": None,
+        "key": "",
+        "cached_from": "",
+        "replicas": None,
+        "files": [],
+        "undelivered": {},
+        "kept": False,
+    }
+    assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {
+        "event": "run_started",
+        "time": 1.5,
+        "pipeline": "p",
+        "run_id": "p-1",
+        "folder": "/runs/p-1",
+        "not_applied": [],
+        "arguments": {},
+        "resumed": False,
+        "differs": [],
+        "link": "",
+        "version": VERSION,
+    }
+
+
+def test_what_a_later_version_adds_is_passed_over():
+    assert decode({"event": "stage_paused", "time": 1.0}) is None
+    content = {**encode(StageWaiting("a", "b", time=1.0)), "priority": 7}
+    assert decode(content) == StageWaiting("a", "b", time=1.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, says("event of a run", "KeyError", "'event'")),
+        ([], says("event of a run", "TypeError", "list")),
+        (1, says("event of a run", "TypeError", "'int'")),
+        ({"event": ["x"]}, says("event of a run", "TypeError", "'list'")),
+        ({"event": "stage_waiting"}, says("event of a run", "StageWaiting", "'name'", "'task'")),
+        ({**encode(StageFinished(result())), "state": "lost"}, says("'lost'", "State")),
+        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, says("event of a run", "TypeError", "'int'")),
+    ],
+)
+def test_what_is_no_event(content, message):
+    with pytest.raises(ValueError, match=message):
+        decode(content)
+
+
+def test_the_names_in_the_form_stay() -> None:
+    """Files of runs have them, and programs that read ``--json``: a class that is renamed would change them."""
+    assert list(events.NAMES) == [
+        "run_started",
+        "loop_started",
+        "stage_waiting",
+        "stage_pending",
+        "stage_started",
+        "stage_replicas",
+        "stage_retried",
+        "pipeline_retried",
+        "stage_finished",
+        "run_ending",
+        "run_finished",
+    ]

@@ -1,0 +1,525 @@
+"""Stages that fail, are retried, or leave something behind."""
+
+# The oldest supported kfp knows only typing's names of generic types.
+# ruff: noqa: UP006, UP035
+
+import dataclasses
+import io
+import os
+import re
+import subprocess
+import time
+from typing import Dict, List
+
+import pytest
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from tests.execution.local.components import produce, python, shell, text_of, write
+from tests.facts import says
+from tests.watching import Heard
+from torchx_kfp import task_from_app
+from torchx_kfp.errors import ArgumentError, StageFailedError
+from torchx_kfp.local import Lines, StageRetried, StageStarted, State, load_pipeline, run
+
+
+def by_name(result):
+    return {stage.name: stage for stage in result.stages}
+
+
+def test_a_failed_stage_ends_its_dependants_and_the_others_finish(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        bad = shell(script="echo one; echo two >&2; exit 3")
+        dependant = write(x="never").after(bad)
+        with dsl.ParallelFor(["a"]) as item:
+            write(x=item).after(dependant)
+        slow = python(code="import time; time.sleep(0.3)")
+        write(x="independent").after(slow)
+
+    result = execute_failing(pipeline)
+    assert {name: str(stage.state) for name, stage in by_name(result).items()} == {
+        "shell": "failed",
+        "write": "not run",
+        "write-2": "not run",
+        "python": "succeeded",
+        "write-3": "succeeded",
+    }
+    bad = by_name(result)["shell"]
+    assert (bad.exit_code, bad.reason) == (3, "ended with exit code 3")
+    with pytest.raises(StageFailedError) as error:
+        result.raise_for_failure()
+    assert str(error.value) == (
+        f"The run {result.run_id} failed: 1 of 5 stages failed.\n"
+        "shell ended with exit code 3.\n"
+        f"  Its last lines, from {bad.log_file}:\n"
+        "    one\n"
+        "    two\n"
+        "Not run because of that: write, write-2."
+    )
+    assert error.value.exit_code == 1
+
+
+def test_the_message_quotes_the_last_lines_only(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="seq 1 3000; exit 1")
+
+    result = execute_failing(pipeline)
+    assert result.stages[0].last_lines() == [str(number) for number in range(2991, 3001)]
+    assert result.stages[0].last_lines(2) == ["2999", "3000"]
+
+
+def test_a_failure_inside_of_a_nested_pipeline_and_a_loop(execute_failing):
+    @dsl.pipeline
+    def inner(code: str) -> str:
+        shell(script=code)
+        return write(x=code).outputs["out"]
+
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["exit 0", "exit 4", "exit 0"]) as item:
+            made = inner(code=item)
+        text_of(List[str], "text-of-list")(x=dsl.Collected(made.output))
+
+    stages = by_name(execute_failing(pipeline))
+    assert [stages[f"inner[{index}]/shell"].exit_code for index in range(3)] == [0, 4, 0]
+    assert stages["text-of-list"].state is State.NOT_RUN
+    assert stages["text-of-list"].reason == "was not run: inner[1] failed"
+
+
+def test_a_stage_that_was_not_run_names_stages_and_not_the_groups_that_kfp_has_named(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["0", "1", "2", "3", "4"]) as code, dsl.If(code != "9"):
+            # The first iteration is the last to fail.
+            fails = shell(script=f"test {code} != 1 || sleep 2; exit {code}")
+        after_loop = write(x="never").after(fails)
+        with dsl.ParallelFor(["a"]) as item, dsl.If(item == "a"):
+            second = write(x=item).after(after_loop)
+        write(x="never").after(second)
+
+    assert {stage.name: stage.reason for stage in execute_failing(pipeline).stages if not stage.attempts} == {
+        "write": "was not run: shell[1], shell[2], shell[3] and 1 more failed",
+        "write-2": "was not run: write was not run",
+        "write-3": "was not run: write-2 was not run",
+    }
+
+
+def test_a_signal_is_named(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="kill -KILL $$")
+
+    stage = execute_failing(pipeline).stages[0]
+    assert (stage.exit_code, stage.reason) == (-9, "was ended by signal 9 (SIGKILL)")
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "reason"),
+    [
+        (
+            "no-such-command",
+            127,
+            "could not be started: there is no command 'no-such-command' on this machine. Install it, put its folder "
+            "into PATH, or run the stage in its image (--docker)",
+        ),
+        (
+            "sh train.sh --lr 0.1",
+            127,
+            "could not be started: there is no command 'sh train.sh --lr 0.1' on this machine. If 'sh train.sh --lr "
+            "0.1' is an entrypoint, that is one program: its arguments belong in args, entrypoint='sh', args=["
+            "'train.sh', '--lr', '0.1']",
+        ),
+        (
+            "/no/such/file",
+            127,
+            "could not be started: there is no file '/no/such/file' on this machine, or its interpreter is missing",
+        ),
+        ("/etc/passwd", 126, "could not be started: '/etc/passwd' is not a program that can be run here"),
+    ],
+)
+def test_a_command_that_cannot_be_started(execute_failing, command, exit_code, reason):
+    @dsl.container_component
+    def wrong():
+        return dsl.ContainerSpec(image="busybox", command=[command])
+
+    @dsl.pipeline
+    def pipeline():
+        wrong()
+
+    stage = execute_failing(pipeline).stages[0]
+    assert (stage.exit_code, stage.reason) == (exit_code, reason)
+
+
+def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        task_from_app(AppDef("app", [Role("app", image="image", entrypoint="no-such")]), tracker_base=tracker_base)
+
+    stage = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")}).stages[0]
+    assert stage.exit_code == 127
+    assert stage.reason == (
+        "ended with exit code 127: this machine lacks a command that it calls. Install it, put its folder into PATH, "
+        "or run the stage in its image (--docker)"
+    )
+
+
+def test_an_entrypoint_with_arguments_in_a_tracked_stage(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        role = Role("app", image="image", entrypoint="sh -c true")
+        with pytest.warns(UserWarning, match=says("'sh -c true'", "entrypoint='sh'", "args=['-c', 'true']")) as caught:
+            task_from_app(AppDef("app", [role]), tracker_base=tracker_base)
+        assert caught[0].filename == __file__
+
+    stage = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")}).stages[0]
+    assert re.search(says("127", "'sh -c true'", "args=['-c', 'true']"), stage.reason)
+
+
+@pytest.mark.parametrize("words", [["-c", "import no_such.module"], ["-m", "no_such"]])
+def test_a_python_module_that_is_missing(execute_failing, words):
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(AppDef("app", [Role("app", image="image", entrypoint="python", args=words)]))
+
+    stage = execute_failing(pipeline).stages[0]
+    assert re.search(says("exit code 1", "'no_such'", "--docker", "--directory"), stage.reason)
+
+
+def test_arguments_that_no_process_can_have(execute_failing):
+    @dsl.pipeline
+    def pipeline(long: str):
+        shell(script=long)
+
+    stage = execute_failing(pipeline, {"long": "x" * 200_000}).stages[0]
+    assert stage.reason == (
+        "could not be started: its command is too long (its longest argument has 200000 bytes; the system accepts "
+        "128 KiB in one argument)"
+    )
+    stage = execute_failing(pipeline, {"long": "\0"}).stages[0]
+    assert stage.reason == "could not be started: a word of its command contains a NUL character"
+
+
+def test_a_command_that_is_no_text(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script=":")
+
+    loaded = load_pipeline(pipeline)
+    component = loaded.components["comp-shell"]
+    # JSON can contain such text.
+    container = dataclasses.replace(component.container, args=("\ud800",))
+    loaded.components["comp-shell"] = dataclasses.replace(component, container=container)
+    assert execute_failing(loaded).stages[0].reason == (
+        "could not be started: its command or environment contains a character that UTF-8 cannot encode ('\\ud800', a "
+        "surrogate)"
+    )
+
+
+def test_what_cannot_be_prepared_fails_alone(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        made = produce(int, "huge")(text="1" + "0" * 400)
+        text_of(int, "text-of-int")(x=made.outputs["out"])
+        with dsl.ParallelFor([10**400, 1]) as item:
+            text_of(int, "in-command")(x=item)
+            with dsl.If(item > 0):
+                shell(script="echo fine")
+        write(x="other")
+
+    stages = by_name(execute_failing(pipeline))
+    assert stages["huge"].reason.startswith("wrote something into its output 'out' that is not a 64-bit int: '1000")
+    assert stages["text-of-int"].state is State.NOT_RUN
+    too_large = "OverflowError: int too large to convert to float"
+    assert stages["in-command[0]"].reason == f"could not be prepared: {too_large}"
+    (condition,) = (stage.reason for name, stage in stages.items() if name.startswith("condition-"))
+    assert re.fullmatch(rf"has the condition .* > 0\", which cannot be evaluated: {too_large}", condition)
+    fine = {name for name, stage in stages.items() if stage.state is State.SUCCEEDED}
+    assert fine == {"in-command[1]", "shell[1]", "write"}
+
+
+def test_outputs_that_are_missing_or_of_another_type(execute_failing):
+    @dsl.container_component
+    def forgets(out: dsl.OutputPath(int)):
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c"], args=["exit 0", out])
+
+    @dsl.container_component
+    def binary(out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "printf '\\377' > $0", out])
+
+    @dsl.container_component
+    def folder(out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="busybox", command=["mkdir", out])
+
+    @dsl.container_component
+    def pipe(out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="busybox", command=["mkfifo", out])
+
+    @dsl.pipeline
+    def pipeline():
+        forgets()
+        binary()
+        folder()
+        pipe()
+        produce(int, "wrong-int")(text="three")
+        produce(List[int], "wrong-list")(text="")
+
+    result = execute_failing(pipeline)
+    stages = by_name(result)
+    outputs = {name: f"{result.folder}/{stage.pod_name}/made/outputs/out" for name, stage in stages.items()}
+    assert {name: stage.reason for name, stage in stages.items()} == {
+        "forgets": f"did not write its output 'out': the file {outputs['forgets']} is missing, though the process "
+        "ended with exit code 0",
+        "binary": f"wrote its output 'out' in an encoding other than UTF-8: {outputs['binary']}",
+        "folder": f"left its output 'out' unreadable: {outputs['folder']} is a folder",
+        "pipe": f"left its output 'out' unreadable: {outputs['pipe']} is a named pipe (FIFO)",
+        "wrong-int": "wrote something into its output 'out' that is not an int: 'three'",
+        "wrong-list": "wrote something into its output 'out' that is not a list: ''",
+    }
+    assert {stage.exit_code for stage in result.stages} == {0}
+
+
+def test_loop_items_and_conditions_that_cannot_be_used(execute_failing):
+    @dsl.pipeline
+    def pipeline(items: List[Dict[str, str]]):
+        with dsl.ParallelFor(items) as item:
+            write(x=item.k)
+        made = produce(Dict[str, str], "make-dict")(text="{}")
+        with dsl.ParallelFor([1]):
+            write(x="fine").after(made)
+
+    stages = by_name(execute_failing(pipeline, {"items": [{"k": "v"}, {"j": "v"}]}))
+    assert stages["write[0]"].state is State.SUCCEEDED
+    assert stages["write[1]"].reason == "has no value for its input 'x': the loop item {'j': 'v'} has no field 'k'"
+    assert stages["write[1]"].exit_code is None
+
+
+def test_an_input_from_a_skipped_stage(execute_failing):
+    @dsl.pipeline
+    def inner(a: str) -> str:
+        with dsl.If(a == "x"):
+            one = write(x="one")
+        with dsl.Elif(a == "y"):
+            two = write(x="two")
+        with dsl.Else():
+            three = write(x="three")
+        return dsl.OneOf(one.outputs["out"], two.outputs["out"], three.outputs["out"])
+
+    @dsl.pipeline
+    def pipeline(a: str = "z"):
+        write(x=inner(a=a).output)
+
+    loaded = load_pipeline(pipeline)
+    # This is what a compiler would write that allows a OneOf without dsl.Else.
+    branches = loaded.components["comp-condition-branches-1"].dag
+    del branches.tasks["condition-4"]
+    selector = branches.outputs["pipelinechannel--condition-branches-1-oneof-1"]
+    object.__setattr__(selector, "sources", selector.sources[:2])
+    stages = by_name(execute_failing(loaded))
+    assert stages["write"].reason == (
+        "has no value for its input 'x': 'inner' did not produce its output 'Output', since the task that produces it "
+        "was skipped"
+    )
+
+
+def test_each_retry_is_an_execution_of_its_own(execute, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        task = shell(script=f"cd {tmp_path}; echo $KFP_POD_NAME >> tries; echo try; [ $(wc -l < tries) = 3 ]")
+        task.set_retry(3, backoff_duration="0s")
+
+    events = []
+    result = execute(pipeline, watch=Heard(on_event=events.append))
+    stage = result.stages[0]
+    assert (tmp_path / "tries").read_text().split() == ["shell-0", "shell-1", "shell-2"]
+    assert (stage.attempts, stage.pod_name, stage.state) == (3, "shell-2", State.SUCCEEDED)
+    retried = [event for event in events if isinstance(event, StageRetried)]
+    assert [(event.name, event.attempt, event.reason, event.delay) for event in retried] == [
+        ("shell", 1, "ended with exit code 1", 0.0),
+        ("shell", 2, "ended with exit code 1", 0.0),
+    ]
+    for attempt in range(3):
+        assert (result.folder / f"shell-{attempt}" / "log.txt").read_text() == "try\n"
+
+
+def test_retries_come_to_an_end_and_wait_in_between(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="exit 7").set_retry(2, backoff_duration="1s", backoff_factor=2.0, backoff_max_duration="1s")
+
+    events = []
+    started = time.monotonic()
+    result = execute_failing(pipeline, watch=Heard(on_event=events.append))
+    assert time.monotonic() - started >= 2.0
+    assert [event.delay for event in events if isinstance(event, StageRetried)] == [1.0, 1.0]
+    assert [event.attempt for event in events if isinstance(event, StageStarted)] == [1, 2, 3]
+    with pytest.raises(StageFailedError, match=says("exit code 7", "3 attempts", "1 of 1 stage")):
+        result.raise_for_failure()
+
+
+def test_backoff_grows_up_to_its_maximum():
+    from torchx_kfp.execution.pipeline.spec import Retry
+
+    retry = Retry(count=9, backoff=3, factor=2, backoff_max=20)
+    assert [retry.delay(number) for number in (1, 2, 3, 4, 5000)] == [3, 6, 12, 20, 20]
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "sleep 3000 &",
+        "nohup sleep 3000 > /dev/null 2>&1 &",
+        "(trap '' TERM HUP; exec sleep 3000) &",
+        "timeout 3000 sleep 3000 &",
+        # It does not have the run's mark, and is found by its session.
+        "env -i sleep 3000 &",
+        "setsid sleep 3000 &",
+        "setsid sleep 3000 > /dev/null 2>&1 < /dev/null &",
+    ],
+)
+def test_what_a_stage_leaves_behind_is_ended_and_holds_nothing_up(execute, tmp_path, start):
+    @dsl.pipeline
+    def pipeline():
+        shell(script=f"{start} echo $! > {tmp_path}/pid; sleep 0.2; echo done")
+
+    result = execute(pipeline)  # if it waited for one of them, the test would take too long
+    assert result.stages[0].log_file.read_text() == "done\n"
+    pid = int((tmp_path / "pid").read_text())
+    # setsid may have forked: no process of this test that sleeps for so long may be left.
+    assert not alive(pid)
+    assert not [p for p in os.listdir("/proc") if p.isdigit() and _has(int(p), result.run_id)]
+
+
+def test_what_has_left_the_stages_session_does_not_reach_the_next_stage(execute, tmp_path):
+    leave = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300' > /dev/null 2>&1 < /dev/null &"
+
+    @dsl.pipeline
+    def pipeline():
+        other = shell(
+            script=f"setsid -w sh -c 'until [ -e {tmp_path}/seen ]; do sleep 0.02; done; touch {tmp_path}/end'"
+        )
+        first = shell(script=f"{leave} until [ -s {tmp_path}/pid ]; do sleep 0.02; done")
+        # A process that was killed but not waited for yet does not have a command line.
+        gone = f"! grep -q sleep /proc/$(cat {tmp_path}/pid)/cmdline"
+        shell(script=f"{gone}; code=$?; touch {tmp_path}/seen; exit $code").after(first)
+        write(x="x").after(other)
+
+    execute(pipeline, parallelism=2)
+    # The processes of other stages are left alone.
+    assert (tmp_path / "end").exists()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_process_that_has_left_everything_behind(execute, tmp_path, is_killed):
+    """It has left the stage's session and cleared its environment. Such processes used to survive the run."""
+    pid_file = tmp_path / "pid"
+    leave = f"setsid env -i sh -c 'echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 300'"
+    script = f"(cd /; {leave} > /dev/null 2>&1 < /dev/null &) ; until [ -s {pid_file} ]; do sleep 0.02; done"
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script=f"{script}{'; kill -KILL $$' if is_killed else ''}")
+
+    if is_killed:
+        with pytest.raises(StageFailedError):
+            execute(pipeline)
+    else:
+        execute(pipeline)
+    assert not alive(int(pid_file.read_text()))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk with 512 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_called_that(small_disk, tmp_path):
+    stream = io.StringIO()
+
+    @dsl.container_component
+    def copied(elsewhere: str, data: dsl.Output[dsl.Dataset]):
+        report = '{"artifacts": {"data": {"artifacts": [{"customPath": "\'$1\'"}]}}}'
+        script = f"head -c 2000000 /dev/zero >$1; printf %s '{report}' >$2"
+        return dsl.ContainerSpec(
+            image="busybox", command=["sh", "-c", script, "sh", elsewhere, "{{$.outputs.output_file}}"]
+        )
+
+    @dsl.pipeline
+    def pipeline(elsewhere: str):
+        first = copied(elsewhere=elsewhere)
+        shell(script="yes | head -c 2000000; echo end; exit 3").ignore_upstream_failure().after(first)
+
+    result = run(pipeline, {"elsewhere": str(tmp_path / "big")}, output_dir=small_disk, watch=Lines(stream))
+    reasons = {stage.name: stage.reason for stage in result.stages}
+    assert "the disk is full" in reasons["copied"]
+    assert reasons["shell"] == "ended with exit code 3 (the log ends early: the disk is full)"
+    assert "shell | torchx-kfp: the log ends here: the disk is full: " in stream.getvalue()
+
+
+def _has(pid: int, run_id: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return run_id.encode() in file.read() and alive(pid)
+    except OSError:
+        return False
+
+
+def test_a_failed_root_input_is_reported_with_the_stage(execute_failing):
+    @dsl.pipeline
+    def pipeline(text: str):
+        made = produce(List[int], "make")(text=text)
+        with dsl.ParallelFor(made.outputs["out"]) as item:
+            text_of(int, "text-of-int")(x=item)
+
+    stages = by_name(execute_failing(pipeline, {"text": "{}"}))
+    assert re.search(r"that is not a list: '\{\}'$", stages["make"].reason)
+    assert stages["text-of-int"].state is State.NOT_RUN
+
+
+@dsl.container_component
+def script():
+    return dsl.ContainerSpec(image="image", command=["env", "A=b", "python", "train.py"])
+
+
+@dsl.pipeline
+def runs_a_script():
+    script()
+
+
+@dsl.pipeline
+def runs_a_tracked_script(tracker_base: str):
+    role = Role("evaluate", image="image", entrypoint="python", args=["-Bu", "train.py"])
+    task_from_app(AppDef("evaluate", roles=[role]), tracker_base=tracker_base, results={"accuracy": float})
+
+
+def test_a_script_that_is_elsewhere(execute_failing, execute, tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    (there / "train.py").write_text("import sys; sys.exit(2 if 'fail' in sys.argv else 0)")
+    monkeypatch.chdir(here)
+    failed = execute_failing(runs_a_script)
+    assert failed["script"].reason == (
+        f"ended with exit code 2: there is no 'train.py' in {here}, where stages run; --directory names another folder"
+    )
+    # The words of a tracked stage come from its input `stage`; Python's options may precede the script.
+    tracked = execute_failing(runs_a_tracked_script, {"tracker_base": str(tmp_path / "results")})
+    assert tracked["evaluate"].reason == failed["script"].reason
+    execute(runs_a_script, directory=there)
+    with pytest.raises(ArgumentError, match=says("'nowhere'", "directory", "folder")):
+        execute(runs_a_script, directory="nowhere")

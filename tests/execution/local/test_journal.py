@@ -1,0 +1,368 @@
+"""The facts that a run's folder shows while the run goes on, after its end, and after its process was killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kfp import compiler, dsl
+
+from tests.execution.local.components import shell, write
+from tests.facts import says
+from tests.watching import Heard
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.runs import OUTPUT_DIR, resume_words
+from torchx_kfp.execution.runs.history import find_run, find_runs, read_run
+from torchx_kfp.execution.runs.journal import Journal, is_runner, read_pid
+from torchx_kfp.local import (
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageResult,
+    StageStarted,
+    State,
+    load_pipeline,
+)
+
+RUN = "import sys; from torchx_kfp.local import Watch, run; run(sys.argv[1], output_dir=sys.argv[2], watch=Watch())"
+
+
+@dsl.pipeline(name="recorded")
+def recorded(x: str = "v") -> str:
+    with dsl.ParallelFor(["a", "b"]) as item:
+        write(x=item)
+    shell(script="exit 0").set_retry(2)
+    return write(x=x).outputs["out"]
+
+
+def create(folder, name="run-1", **fields):
+    """Return the journal of a new run, which must be recorded completely."""
+    (folder / name).mkdir(parents=True)
+    fields = {"run_id": name, "pipeline": "p", "text": "", "arguments": {}, "options": {}, **fields}
+    return Journal.create(folder / name, warn=pytest.fail, **fields)
+
+
+def stage(name, state=State.SUCCEEDED):
+    return StageFinished(StageResult(name, name, state))
+
+
+def test_a_run_is_recorded_whole(execute, tmp_path):
+    events = []
+    result = execute(recorded, {"x": "w"}, watch=Heard(on_event=events.append), parallelism=3, grace=2.5)
+    record = read_run(result.folder)
+    assert record.events == tuple(events)
+    assert (record.run_id, record.pipeline, record.state) == (result.run_id, "recorded", "succeeded")
+    assert (record.arguments, record.corrupt, record.is_running) == ({"x": "w"}, (), False)
+    expected = {"parallelism": 3, "grace": 2.5, "directory": os.getcwd()}
+    assert {name: record.options[name] for name in expected} == expected
+    assert sorted(record.run.ends.values(), key=lambda stage: stage.name) == sorted(
+        result.stages, key=lambda stage: stage.name
+    )
+    assert record.duration == result.duration
+    assert record.run.active == []
+    assert [event.attempt for event in record.run.attempts["shell"]] == [1]
+    files = {path.name for path in result.folder.iterdir() if path.is_file()}
+    assert files == {"events.jsonl", "lock", "pipeline.yaml", "run.json"}
+    assert [name for name in files if not (result.folder / name).read_bytes().endswith(b"\n")] == []
+
+
+@pytest.mark.filterwarnings("ignore:Compiling to JSON:DeprecationWarning")
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_the_pipeline_can_be_loaded_again(execute, tmp_path, suffix):
+    @dsl.pipeline
+    def small(x: float = 1e-05) -> str:
+        return write(x=f"é\n{x}").outputs["out"]
+
+    path = tmp_path / f"p.{suffix}"
+    compiler.Compiler().compile(small, str(path))
+    for way in (path, small, load_pipeline(path)):
+        result = execute(way)
+        again = read_run(result.folder).load()
+        assert again == load_pipeline(way)
+        assert execute(again).outputs == result.outputs
+
+
+def test_a_run_that_goes_on(execute, tmp_path):
+    seen = []
+
+    def look(event):
+        record = read_run(find_run(tmp_path / "runs", "latest"))
+        seen.append((type(event).__name__, record.state, record.run.active, len(record.events)))
+
+    @dsl.pipeline
+    def small():
+        shell(script=":")
+
+    execute(small, watch=Heard(on_event=look))
+    assert seen == [
+        ("RunStarted", "running", [], 1),
+        ("StageWaiting", "running", [], 2),
+        ("StageStarted", "running", ["shell"], 3),
+        ("StageFinished", "running", [], 4),
+        ("RunFinished", "succeeded", [], 5),
+    ]
+    assert read_run(find_run(tmp_path / "runs", "latest")).state == "succeeded"
+
+
+def test_a_runner_that_is_killed(tmp_path):
+    @dsl.pipeline(name="killed")
+    def killed():
+        first = shell(script="echo done")
+        shell(script=f"echo $$ > {tmp_path}/pid; exec sleep 300").after(first)
+
+    path, runs = tmp_path / "p.yaml", tmp_path / "runs"
+    compiler.Compiler().compile(killed, str(path))
+    runner = subprocess.Popen([sys.executable, "-c", RUN, str(path), str(runs)])
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert runner.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        folder = find_run(runs, "killed-")
+        alive = read_run(folder)
+        assert (alive.state, list(alive.run.active), list(alive.run.ends)) == ("running", ["shell-2"], ["shell"])
+        assert is_runner(read_pid(folder), folder)
+        with pytest.raises(ArgumentError) as error:
+            Journal.reopen(folder, pytest.fail)
+        assert str(error.value) == (
+            f"The run {folder.name} is still running (process {runner.pid}). Wait until it ends, or end it with "
+            f"'torchx-kfp cancel {folder.name}'."
+        )
+        runner.kill()
+        runner.wait()
+        # Its stage is still alive, but the run does not count as running.
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+        assert read_run(folder).state == "interrupted"
+    finally:
+        runner.kill()
+        runner.wait()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    record = read_run(folder)
+    assert (record.state, record.run.active, record.run.counts()) == (
+        "interrupted",
+        [],
+        {"interrupted": 1, "succeeded": 1},
+    )
+    assert record.run.ends["shell"].state is State.SUCCEEDED
+    assert record.run.ends["shell"].last_lines() == ["done"]
+    assert record.corrupt == ()
+    assert not is_runner(os.getpid(), folder)
+    # This is the state if the process was killed while it wrote.
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "stage_fin')
+    assert read_run(folder).events == record.events
+
+    with Journal.reopen(folder, pytest.fail) as journal:
+        assert read_pid(folder) == os.getpid()
+        journal.write(RunStarted("killed", record.run_id, folder, resumed=True))
+        assert read_run(folder).state == "running"
+        journal.write(stage("shell-2"))
+        journal.write(RunFinished(record.run_id, State.SUCCEEDED, 1.0))
+    record = read_run(folder)
+    assert (record.state, list(record.run.ends), record.run.active) == ("succeeded", ["shell", "shell-2"], [])
+    assert record.corrupt == ()
+
+
+def test_an_events_file_that_ends_anywhere(tmp_path):
+    with create(tmp_path) as journal:
+        for number in range(3):
+            journal.write(stage(f"stage-{number}"))
+    path = tmp_path / "run-1" / "events.jsonl"
+    whole = path.read_bytes()
+    events = read_run(path.parent).events
+    for end in range(0, len(whole) + 1, 29):
+        for tail in (b"", b"\0\0\0", b"{}\n[\n"):
+            path.write_bytes(whole[:end] + tail)
+            complete = whole[:end].count(b"\n")
+            record = read_run(path.parent)
+            assert (record.events, record.corrupt) == (events[:complete], ())
+            with Journal.reopen(path.parent, pytest.fail) as journal:
+                journal.write(stage("after"))
+            *before, after = read_run(path.parent).events
+            # A line that only lacks its line end is complete.
+            assert tuple(before) in (events[:complete], events[: complete + 1])
+            assert after.result.name == "after"
+            assert read_run(path.parent).corrupt == ()
+
+
+def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
+    with create(tmp_path) as journal:
+        journal.write(stage("one"))
+        with (tmp_path / "run-1" / "events.jsonl").open("a") as file:
+            file.write("{}\n")
+        journal.write(stage("two"))
+    record = read_run(tmp_path / "run-1")
+    assert list(record.run.ends) == ["one", "two"]
+    assert record.corrupt == (
+        f"Line 2 of {tmp_path / 'run-1' / 'events.jsonl'} is ignored: it is not an event of a run (KeyError: 'event').",
+    )
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path):
+    path = tmp_path / "p.yaml"
+    compiler.Compiler().compile(recorded, str(path))
+    # Files may be a little larger than the pipeline, so that there is room for only half of some event.
+    limit = path.stat().st_size + 500
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); {RUN}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "runs")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = find_runs(tmp_path / "runs")
+    assert done.stderr == (
+        f"Some events of this run cannot be recorded in {folder}: the file is larger than a limit allows (ulimit "
+        "-f). The run goes on, but it may look unfinished later, and stages without a record run again if it is "
+        "resumed.\n"
+    )
+    events = (folder / "events.jsonl").read_bytes()
+    assert 0 < len(events) < limit
+    assert events.endswith(b"}\n")
+    assert read_run(folder).corrupt == ()
+
+
+def test_a_disk_that_is_full_as_a_run_begins(tmp_path):
+    path = tmp_path / "p.yaml"
+    compiler.Compiler().compile(recorded, str(path))
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); {RUN}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "runs")], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert re.search(says("cannot be recorded", "the file is larger than a limit allows", "--output-dir"), said)
+    assert list((tmp_path / "runs").iterdir()) == [], "nothing that could be resumed"
+
+
+def test_the_command_that_resumes_a_run_finds_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resume_words(tmp_path / OUTPUT_DIR / "run-1") == ["run", "--resume", "run-1"]
+    assert resume_words(Path("elsewhere/run-1")) == [
+        "run",
+        "--resume",
+        "run-1",
+        "--output-dir",
+        f"{tmp_path}/elsewhere",
+    ]
+
+
+def test_what_json_has_not(tmp_path):
+    warnings = []
+    (tmp_path / "run-1").mkdir()
+    options = {"run_id": "run-1", "pipeline": "p", "text": "", "arguments": {}, "options": {}}
+    with Journal.create(tmp_path / "run-1", warn=warnings.append, **options) as journal:
+        for _ in range(2):
+            journal.write(StageFinished(StageResult("a", "a", State.SUCCEEDED, outputs={"x": object()})))
+        journal.write(stage("b"))
+    assert len(warnings) == 1
+    assert "TypeError: Object of type object is not JSON serializable. The run goes on" in warnings[0]
+    assert list(read_run(tmp_path / "run-1").run.ends) == ["b"]
+
+
+def test_a_run_that_was_resumed(tmp_path):
+    """The last end of a stage counts; the time in between does not."""
+    folder = tmp_path / "run-1"
+    with create(tmp_path) as journal:
+        journal.write(RunStarted("p", "run-1", folder, time=100.0))
+        journal.write(StageStarted("a", "a-0", 1, time=101.0))
+        journal.write(stage("a", State.FAILED))
+        journal.write(StageStarted("b", "b-0", 1, time=105.0))
+    # The runner was killed.
+    with Journal.reopen(folder, pytest.fail) as journal:
+        journal.write(RunStarted("p", "run-1", folder, resumed=True, time=1000.0))
+        assert read_run(folder).run.counts() == {"waiting": 2}
+        journal.write(StageStarted("a", "a-1", 2, time=1001.0))
+        assert read_run(folder).run.active == ["a"]
+        journal.write(stage("a"))
+        journal.write(RunFinished("run-1", State.SUCCEEDED, 7.0, time=1007.0))
+        assert read_run(folder).run.has_ended("a")
+    record = read_run(folder)
+    assert record.run.ends["a"].state is State.SUCCEEDED
+    assert [event.pod_name for event in record.run.attempts["a"]] == ["a-0", "a-1"]
+    assert (record.state, record.duration) == ("succeeded", 12.0)
+
+
+def test_a_request_that_cannot_be_read(tmp_path):
+    with create(tmp_path) as journal:
+        journal.write(RunStarted("p", "run-1", tmp_path, arguments={"x": 1}))
+    path = tmp_path / "run-1" / "run.json"
+    for text in ("", "[]", "{", "\0"):
+        path.write_text(text)
+        record = read_run(path.parent)
+        assert (record.run_id, record.pipeline, record.arguments) == ("run-1", "p", {"x": 1})
+        assert len(record.corrupt) == 1
+        assert record.corrupt[0].startswith(f"{path} cannot be read: ")
+    path.write_text(json.dumps({"version": 2}))
+    with pytest.raises(ArgumentError, match=says("another version", "format version 2", "reads 1", "Use")):
+        read_run(path.parent)
+    assert find_runs(tmp_path) == [path.parent]
+    with pytest.raises(ArgumentError, match=says("is not the folder of a run", "events.jsonl is missing")):
+        read_run(tmp_path)
+
+
+NAMES = ["digits-20260101-120000-aaaaaa", "digits-20260102-120000-bbbbbb", "digits", "hello-20260101-120000-cccccc"]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder with four runs and something else."""
+    for name in NAMES:
+        create(tmp_path, name).close()
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    return tmp_path
+
+
+def test_runs_are_found_the_newest_first(runs):
+    assert [folder.name for folder in find_runs(runs)] == NAMES[::-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("digits-20260101-120000-aaaaaa", NAMES[0]),
+        ("digits", "digits"),
+        ("digits-20260102", NAMES[1]),
+        ("bbbbbb", NAMES[1]),
+        ("h", NAMES[3]),
+        ("latest", NAMES[3]),
+    ],
+)
+def test_a_run_is_found_by_what_is_unique(runs, name, found):
+    assert find_run(runs, name) == runs / found
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digits-", "'digits-' matches 2 runs in {!r}: digits-20260102-120000-bbbbbb, digits-20260101-120000-aaaaaa. "),
+        (
+            "helo",
+            "There is no run 'helo' in {!r}. Did you mean 'hello-20260101-120000-cccccc'? Its runs, the "
+            "newest first: hello-20260101-120000-cccccc, digits, digits-20260102-120000-bbbbbb, ",
+        ),
+        ("zzz", "There is no run 'zzz' in {!r}. Its runs, the newest first: hello-"),
+        ("", "There is no run '' in {!r}. Its runs"),
+        (".cache", "There is no run '.cache' in {!r}. Its runs"),
+        ("notes.txt", "There is no run 'notes.txt' in "),
+        ("../digits", "There is no run '../digits' in "),
+    ],
+)
+def test_a_run_that_is_not_there(runs, name, message):
+    with pytest.raises(ArgumentError) as error:
+        find_run(runs, name)
+    assert str(error.value).startswith(message.format(str(runs)))
+
+
+def test_a_folder_without_runs(tmp_path):
+    assert find_runs(tmp_path) == []
+    with pytest.raises(ArgumentError, match=says(f"'{tmp_path}'", "--output-dir")):
+        find_run(tmp_path, "latest")
+    with pytest.raises(ArgumentError, match=says(f"'{tmp_path}/none'", "No such file or directory", "--output-dir")):
+        find_runs(tmp_path / "none")

@@ -1,0 +1,140 @@
+"""A pipeline's Kubernetes settings: those that are applied, and those that are reported as not applied."""
+
+import base64
+
+import pytest
+from kfp import dsl, kubernetes
+
+from tests.execution.local.components import shell, shell_out
+from tests.watching import Heard
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local.given_keys import parse_given, read_keys
+from torchx_kfp.local import Watch, run
+
+
+def test_what_the_application_may_miss_is_said(execute):
+    @dsl.pipeline
+    def pipeline():
+        task = shell(script=":")
+        kubernetes.mount_pvc(task, "claim", "/no/pvc")
+        kubernetes.use_secret_as_volume(task, "sec", "/no/secret")
+        kubernetes.use_config_map_as_volume(task, "conf", "/no/config")
+        kubernetes.empty_dir_mount(task, "scratch", "/no/scratch")
+        kubernetes.add_ephemeral_volume(task, "temp", "/no/temp", ["ReadWriteOnce"], "1Gi")
+        kubernetes.use_secret_as_env(task, "sec", {"u": "NO_USER", "p": "NO_PASSWORD"})
+        kubernetes.use_config_map_as_env(task, "conf", {"u": "NO_CONFIG"})
+        kubernetes.use_secret_as_volume(task, "optional", "/no/optional", optional=True)
+
+    events = []
+    execute(pipeline, watch=Heard(on_event=events.append))
+    assert events[0].not_applied == (
+        "a temporary volume 'temp' (make the directory /no/temp, or use --docker)",
+        "an empty directory 'scratch' (make the directory /no/scratch, or use --docker)",
+        "the config map 'conf' (make the directory /no/config, or use --docker)",
+        "the config map 'conf' (set NO_CONFIG, or give --config-map conf=FILE with the key u)",
+        "the secret 'sec' (make the directory /no/secret, or use --docker)",
+        "the secret 'sec' (set NO_USER and NO_PASSWORD, or give --secret sec=FILE with the keys u and p)",
+        "the volume claim 'claim' (make the directory /no/pvc, or use --docker)",
+    )
+
+
+def test_secrets_that_are_given(execute, monkeypatch):
+    monkeypatch.setenv("SET", "from the environment")
+
+    @dsl.pipeline
+    def pipeline(name: str = "by-parameter"):
+        task = shell(script='echo "$USER_OF $SET $BOTH $CONF $DYNAMIC"')
+        kubernetes.use_secret_as_env(task, "sec", {"user": "USER_OF", "set": "SET", "both": "BOTH"})
+        kubernetes.use_config_map_as_env(task, "conf", {"key": "CONF"})
+        if _takes_channels():
+            kubernetes.use_secret_as_env(task, name, {"key": "DYNAMIC"})
+
+    events = []
+    secrets = {"sec": {"user": "me", "both": "a b"}, "by-parameter": {"key": "found"}}
+    result = execute(pipeline, secrets=secrets, config_maps={"conf": {"key": "c"}}, watch=Heard(on_event=events.append))
+    dynamic = " found" if _takes_channels() else ""
+    assert result.stages[0].last_lines() == [f"me from the environment a b c{dynamic}".rstrip()]
+    assert events[0].not_applied == ()
+    for file in result.folder.rglob("*"):
+        if file.is_file() and file.name != "log.txt":
+            assert "a b" not in file.read_text(), f"a secret is in {file}"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"secrets": {"kees": {}}}, "No stage uses the secret 'kees'. Did you mean 'keys'? The stages use: keys."),
+        ({"config_maps": {"keys": {}}}, "No stage uses the config map 'keys'. The stages use: none."),
+        ({"secrets": {"keys": {"b": "x"}}}, "The secret 'keys' that was given lacks 'a'; it has: b."),
+    ],
+)
+def test_what_is_given_and_not_taken(tmp_path, given, message):
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.use_secret_as_env(shell(script=":"), "keys", {"a": "A"})
+
+    with pytest.raises(ArgumentError) as error:
+        run(pipeline, output_dir=tmp_path, watch=Watch(), **given)
+    assert str(error.value) == message
+
+
+def _takes_channels() -> bool:
+    return "Union" in str(kubernetes.use_secret_as_env.__annotations__["secret_name"])
+
+
+def test_volume_claims_have_their_names(execute):
+    @dsl.pipeline
+    def pipeline():
+        size = {"access_modes": ["ReadWriteOnce"], "size": "1Gi", "storage_class_name": "s"}
+        made = kubernetes.CreatePVC(pvc_name_suffix="-data", **size)
+        task = shell_out(script='printf %s "$0" > "$0"')
+        kubernetes.mount_pvc(task, made.outputs["name"], "/no/data")
+        kubernetes.DeletePVC(pvc_name=made.outputs["name"]).after(task)
+
+    result = execute(pipeline)
+    stages = {stage.name: stage for stage in result.stages}
+    assert stages["createpvc"].outputs == {"name": f"{result.run_id}-data"}
+    assert {stage.state for stage in result.stages} == {"succeeded"}
+
+
+def test_where_keys_come_from(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "user").write_text("me\n")
+    (tmp_path / "folder" / "..data").mkdir()
+    (tmp_path / "lines.env").write_text("# comment\n\nuser=me\nexport token = x\nquoted='a b'\nequals=a=b\n")
+    encoded = base64.b64encode(b"me").decode()
+    (tmp_path / "secret.yaml").write_text(f"kind: Secret\ndata: {{user: {encoded}}}\nstringData: {{token: x}}\n")
+    (tmp_path / "map.json").write_text('{"kind": "ConfigMap", "data": {"user": "me"}}')
+    assert read_keys(tmp_path / "folder") == {"user": "me\n"}
+    assert read_keys(tmp_path / "lines.env") == {"user": "me", "token": " x", "quoted": "a b", "equals": "a=b"}
+    assert read_keys(tmp_path / "secret.yaml") == {"user": "me", "token": "x"}
+    assert parse_given([f"a={tmp_path}/map.json"], "--config-map") == {"a": {"user": "me"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["s3"], "--secret 's3' is not NAME=PATH. Write, for example, --secret s3=s3.env."),
+        (["=x"], "--secret '=x' is not NAME=PATH"),
+        (["a=lines", "a=lines"], "--secret a=... is given twice. Give each name once."),
+        (["a=missing"], "--secret: 'missing' cannot be read: No such file or directory. Give a folder with a file for"),
+        (["a=wrong"], "--secret: line 1 of 'wrong' is not KEY=VALUE."),
+        (["a=wrong.yaml"], "--secret: 'wrong.yaml' is not a manifest of a Secret or ConfigMap (its kind is Pod)."),
+        (
+            ["a=broken.yaml"],
+            "--secret: 'broken.yaml' is not a manifest of a Secret or ConfigMap. Take the output of `kubectl",
+        ),
+        (["a=binary"], "--secret: 'binary' cannot be read: it is not text."),
+    ],
+)
+def test_what_cannot_be_given(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines").write_text("a=b")
+    (tmp_path / "wrong").write_text("my password")
+    (tmp_path / "wrong.yaml").write_text("kind: Pod")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    (tmp_path / "binary").write_bytes(b"\xff")
+    with pytest.raises(ArgumentError) as error:
+        parse_given(words, "--secret")
+    assert message in str(error.value)
+    assert "password" not in str(error.value)

@@ -1,0 +1,170 @@
+"""Features that cannot run on this machine are rejected by name, with these messages, before anything is started."""
+
+# The oldest supported kfp knows only typing's names of generic types.
+
+import pytest
+from kfp import dsl
+
+from tests.execution.local.components import ir, shell, write
+from torchx_kfp.errors import (
+    UnsupportedPipelineError,
+)
+from torchx_kfp.execution.pipeline.load import pipeline_from_documents
+from torchx_kfp.local import Watch, run
+
+
+def refusal(pipeline, tmp_path, why="fails on KFP"):
+    """Return the message without its first line, and check that nothing was started."""
+    with pytest.raises(UnsupportedPipelineError) as error:
+        run(pipeline, output_dir=tmp_path / "runs", watch=Watch())
+    assert not (tmp_path / "runs").exists()
+    assert error.value.exit_code == 2
+    first, *lines = str(error.value).splitlines()
+    assert first == f"The pipeline 'pipeline' {why}, so nothing was started:"
+    return [line.removeprefix("- ") for line in lines]
+
+
+@dsl.container_component
+def no_command(x: str):
+    return dsl.ContainerSpec(image="busybox", args=[x])
+
+
+def test_images_own_commands(tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        no_command(x="a")
+
+    assert refusal(pipeline, tmp_path, "cannot run on this machine") == [
+        "task 'no-command' has no command, so it runs the default command of the image 'busybox', and images are not "
+        "used here. Give the component a command, or run the stage in its image (--docker).",
+    ]
+
+
+def test_what_kfp_compiles_wrongly(tmp_path):
+    @dsl.pipeline
+    def pipeline(n: int = 1, s: str = ""):
+        with dsl.ParallelFor([{"a": "x"}]) as item:
+            write(x=f"{item.a} in text")
+            with dsl.If(n == 1):
+                write(x=f"{item}")
+        with dsl.If(s == "it's"):
+            write(x="quote")
+
+    lost = (
+        "which does not exist in the task's scope: KFP's compiler has lost it, as it does with loop items and their "
+        "fields inside text, lists and dicts. Pass the loop item as a separate argument, and build the text in the "
+        "component."
+    )
+    lines = refusal(pipeline, tmp_path)
+    assert lines[0] == (
+        "task 'condition-4' has the condition \"inputs.parameter_values['pipelinechannel--s'] == 'it's'\", which is "
+        "not an expression of the Common Expression Language. KFP compiles a string with a quote or a backslash "
+        "wrongly: compare with a string that has neither."
+    )
+    assert f"task 'for-loop-2' takes 'loop-item-param-1-subvar-a', {lost}" in lines
+    assert (
+        "task 'for-loop-2/condition-3/write-2' contains the channel 'loop-item-param-1' as text that KFP has not "
+        "filled in. Pass it as a separate argument."
+    ) in lines
+
+
+def test_channels_in_variables_and_loop_items(tmp_path):
+    @dsl.pipeline
+    def pipeline(x: str = "v"):
+        shell(script=":").set_env_variable("A", f"v-{x}")
+        with dsl.ParallelFor([f"{x}-a", "b"]) as item:
+            write(x=item)
+        with dsl.ParallelFor([{"k": f"{x}-a"}]) as item:
+            write(x=item.k)
+
+    lost = "contains the channel 'x' as text that KFP has not filled in. Pass it as a separate argument."
+    assert refusal(pipeline, tmp_path) == [f"task 'for-loop-2' (and 'for-loop-4', 'shell') {lost}"]
+
+
+@pytest.mark.parametrize(
+    ("compare", "condition"),
+    [
+        (lambda n, s, b: n == "3", "\"'int(inputs.parameter_values['pipelinechannel--n'])' == '3'\""),
+        (lambda n, s, b: b == "true", "\"'inputs.parameter_values['pipelinechannel--b']' == 'true'\""),
+        (
+            lambda n, s, b: s == n,
+            "\"inputs.parameter_values['pipelinechannel--s'] == 'int(inputs.parameter_values['pipelinechannel--n'])'\"",
+        ),
+    ],
+)
+def test_conditions_across_types(tmp_path, compare, condition):
+    @dsl.pipeline
+    def pipeline(n: int = 1, s: str = "", b: bool = True):
+        with dsl.If(compare(n, s, b)):
+            write(x="x")
+
+    assert refusal(pipeline, tmp_path) == [
+        f"task 'condition-1' has the condition {condition}, which compares values of different types, so KFP has put "
+        "one of them in quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str with "
+        "a str."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "spec['root']['dag']['tasks']['for-loop-2']['parameterIterator']['items'] = {'kind': 'x'}",
+            "task 'for-loop-2' loops over items that come from neither a constant nor an input. Run the pipeline "
+            "on KFP.",
+        ),
+        (
+            "spec['root']['dag']['tasks']['for-loop-2']['componentRef']['name'] = 'comp-write'",
+            "task 'for-loop-2' is a loop that does not contain a pipeline. Run the pipeline on KFP.",
+        ),
+        (
+            "spec['deploymentSpec']['executors']['exec-write'] = {'customJob': {}}",
+            "task 'for-loop-2/write' has an executor of the kind 'customJob'. Run the pipeline on KFP.",
+        ),
+        (
+            "spec['components']['comp-for-loop-2']['dag']['tasks']['write']['inputs']['parameters']['x']"
+            "['parameterExpressionSelector'] = 'size(string_value)'",
+            "task 'for-loop-2/write' has the expression 'size(string_value)' for its input 'x'. Run the pipeline "
+            "on KFP.",
+        ),
+        (
+            "platform['deploymentSpec'] = {'executors': {'exec-write': {'brandNew': {}}}}",
+            "task 'for-loop-2/write' has the Kubernetes setting 'brandNew', which this version does not know. "
+            "Run it on "
+            "KFP.",
+        ),
+        (
+            "platform['pipelineConfig'] = {'brandNew': 1}",
+            "the pipeline has the setting 'brandNew', which this version does not know. Run the pipeline on KFP.",
+        ),
+        (
+            "spec['components']['comp-write']['outputDefinitions']['parameters']['../x'] = {'parameterType': 'STRING'}",
+            "task 'for-loop-2/write' has the output '../x', which cannot be the name of a file. Rename the output.",
+        ),
+    ],
+)
+def test_what_other_compilers_may_write(tmp_path, change, message):
+    documents = ir(folder=tmp_path)
+    platform = {}
+    exec(change, {"spec": documents[0], "platform": platform})  # noqa: S102 - the changes above
+    documents.append({"platforms": {"kubernetes": platform}})
+    pipeline = pipeline_from_documents(documents, "p.yaml")
+    assert refusal(pipeline, tmp_path, "cannot run on this machine") == [message]
+
+
+def test_artifacts_of_the_pipeline(tmp_path):
+    documents = ir(folder=tmp_path)
+    documents[0]["root"]["inputDefinitions"]["artifacts"] = {"data": {}}
+    assert refusal(pipeline_from_documents(documents, "p.yaml"), tmp_path) == [
+        "the pipeline takes an artifact ('data'), which cannot be passed to a run. Import it by its URI "
+        "(dsl.importer), or use the pipeline inside another one."
+    ]
+
+
+def test_items_that_are_no_list_are_reported(execute_failing, tmp_path):
+    documents = ir(folder=tmp_path)
+    loop = documents[0]["root"]["dag"]["tasks"]["for-loop-2"]
+    loop["parameterIterator"]["items"] = {"inputParameter": "items"}
+    loop["inputs"] = {"parameters": {"items": {"runtimeValue": {"constant": "no list"}}}}
+    result = execute_failing(pipeline_from_documents(documents, "p.yaml"), {})
+    assert "loops over something that is not a list: 'no list'" in [stage.reason for stage in result.stages]

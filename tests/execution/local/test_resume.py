@@ -1,0 +1,211 @@
+"""A run that failed, was ended or was killed goes on, and does not repeat stages that have succeeded."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl, kubernetes
+
+from tests.execution.local.components import shell, shell_out
+from tests.execution.local.test_failures import alive
+from tests.facts import says
+from tests.watching import Heard
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.local import RunResult, State, Watch, resume, run
+
+
+def go_on(folder: Path, **options: Any) -> RunResult:
+    options.setdefault("watch", Watch())
+    return resume(folder, **options)
+
+
+def noted(folder: Path) -> list[str]:
+    """Return the notes that stages have made, in any order."""
+    return sorted((folder / "notes").read_text().split())
+
+
+def test_only_what_has_not_succeeded_runs(execute_failing, tmp_path):
+    @dsl.pipeline
+    def inner(folder: str):
+        shell(script=f"echo inner >> {folder}/notes; echo 'in the nested pipeline'")
+
+    @dsl.pipeline
+    def pipeline(folder: str, items: list = ["a", "b", "c"]):  # noqa: B006 (a constant to KFP)
+        first = shell_out(script=f'echo first >> {folder}/notes; printf %s "a text" > "$0"')
+        with dsl.ParallelFor(items) as item:
+            made = shell_out(
+                script=f'echo {item} >> {folder}/notes; test {item} != b -o -e {folder}/mended && printf {item} > "$0"'
+            )
+        inner(folder=folder)
+        last = shell(script=f"echo last:{first.output} >> {folder}/notes")
+        last.after(made)
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    assert noted(tmp_path) == ["a", "b", "c", "first", "inner"]
+    (tmp_path / "mended").touch()
+    events = []
+    result = go_on(failed.folder, watch=Heard(on_event=events.append))
+    assert result.state is State.SUCCEEDED
+    assert result.run_id == failed.run_id
+    assert noted(tmp_path) == ["a", "b", "b", "c", "first", "inner", "last:a", "text"]
+    stages = {stage.name: stage for stage in result.stages}
+    assert stages["shell-out-2[1]"].attempts == 2
+    assert stages["shell-out-2[1]"].log_file == failed.folder / "shell-out-2-1-1" / "log.txt"
+    assert stages["shell-out"].outputs == {"out": "a text"}
+    kept = {event.result.name for event in events if getattr(event, "kept", False)}
+    assert kept == {"shell-out", "shell-out-2[0]", "shell-out-2[2]", "inner/shell"}
+    record = read_run(failed.folder)
+    assert (record.state, len(record.run.ends)) == ("succeeded", 6)
+
+
+def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):
+    """The exit task's input tells how the others ended."""
+
+    @dsl.container_component
+    def report(status: dsl.PipelineTaskFinalStatus, folder: str):
+        script = 'echo "$0" | grep -o \'"state":"[A-Z]*"\' >> "$1/notes"'
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script], args=[status, folder])
+
+    @dsl.pipeline
+    def pipeline(folder: str):
+        with dsl.ExitHandler(report(folder=folder)):
+            shell(script=f"test -e {folder}/mended")
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    (tmp_path / "mended").touch()
+    assert go_on(failed.folder).state == "succeeded"
+    assert noted(tmp_path) == ['"state":"COMPLETE"', '"state":"FAILED"']
+
+
+def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):
+    """Secrets that are not given again, a task's id, and results of any form do not repeat it, either."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("prepare", "train"):
+        (tmp_path / f"{name}.py").write_text(f"print({name!r}, file=open('notes', 'a'))\n")
+    with (tmp_path / "train.py").open("a") as file:
+        file.write("raise SystemExit(1)")
+
+    @dsl.container_component
+    def component(script: str, task: str):
+        return dsl.ContainerSpec(image="x", command=["python"], args=[script, task])
+
+    @dsl.pipeline
+    def pipeline():
+        prepared = component(script="prepare.py", task=dsl.PIPELINE_TASK_ID_PLACEHOLDER)
+        kubernetes.use_secret_as_env(prepared, "keys", {"token": "TOKEN"})
+        component(script="train.py", task="").after(prepared)
+
+    failed = run(pipeline, output_dir="runs", secrets={"keys": {"token": "x"}}, watch=Watch())
+    (tmp_path / "train.py").write_text("print('mended', file=open('notes', 'a'))\n")
+    assert go_on(failed.folder).state == "succeeded"
+    assert noted(tmp_path) == ["mended", "prepare", "train"]
+
+
+def test_a_stage_whose_folder_is_gone_runs_again(execute_failing, tmp_path):
+    """So do the stages that read it, if its outputs differ."""
+
+    @dsl.pipeline
+    def pipeline(folder: str):
+        made = shell_out(script=f'echo first >> {folder}/notes; printf %s $(ls {folder} | grep -c mended) > "$0"')
+        shell(script=f"echo read-{made.output} >> {folder}/notes")
+        shell(script=f"test -e {folder}/mended").after(made)
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    shutil.rmtree(failed.folder / "shell-out-0")
+    (tmp_path / "mended").touch()
+    assert go_on(failed.folder).state == "succeeded"
+    assert noted(tmp_path) == ["first", "first", "read-0", "read-1"]
+
+
+def test_a_task_that_cleans_up_does_so_again(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        with dsl.ExitHandler(shell(script=f"echo clean >> {folder}/notes")):
+            shell(script=f"echo work >> {folder}/notes; test -e {folder}/mended")
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    assert go_on(failed.folder).state == "failed"
+    (tmp_path / "mended").touch()
+    assert go_on(failed.folder).state == "succeeded"
+    assert noted(tmp_path) == ["clean"] * 3 + ["work"] * 3
+
+
+def test_a_killed_runner(tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        first = shell(script=f"echo first >> {folder}/notes")
+        with dsl.ParallelFor([1, 2]) as item:
+            wait = f"echo $$ >> {folder}/pids; exec sleep 300"
+            shell(script=f"echo {item} >> {folder}/notes; test -e {folder}/go || {{ {wait}; }}").after(first)
+
+    path = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    code = "import sys; from torchx_kfp.local import run; run(sys.argv[1], {'folder': sys.argv[2]}, output_dir='runs')"
+    runner = subprocess.Popen([sys.executable, "-c", code, str(path), str(tmp_path)], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pids").exists() or len(asleep(tmp_path)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.name != ".cache")
+    with pytest.raises(
+        ArgumentError, match=says(folder.name, f"(process {runner.pid})", f"torchx-kfp cancel {folder.name}")
+    ):
+        go_on(folder)
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+    assert read_run(folder).state == "interrupted"
+    assert len(asleep(tmp_path)) == 2
+    (tmp_path / "go").touch()
+    result = go_on(folder)
+    assert result.state == "succeeded"
+    assert noted(tmp_path) == ["1", "1", "2", "2", "first"]
+    assert asleep(tmp_path) == []
+
+
+def asleep(folder: Path) -> list[int]:
+    """Return the stages of a killed runner that are still running."""
+    return [pid for pid in map(int, (folder / "pids").read_text().split()) if alive(pid)]
+
+
+def test_where_and_with_what_it_ran_before(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "of_mine.py").write_text("print('found')")
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script="pwd; python -m of_mine; test -e mended")
+
+    monkeypatch.chdir(tmp_path / "there")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    failed = run(pipeline, output_dir=tmp_path / "runs", parallelism=3, watch=Watch())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH")
+    (tmp_path / "there" / "mended").touch()
+    result = go_on(failed.folder)
+    assert result.state == "succeeded"
+    assert result.stages[0].last_lines() == [str(tmp_path / "there"), "found"]
+    assert read_run(failed.folder).options["parallelism"] == 3
+
+
+def test_what_cannot_go_on(execute, execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(code: int = 0):
+        shell(script=f"exit {code}")
+
+    done = execute(pipeline)
+    with pytest.raises(ArgumentError, match=says(done.run_id, "has succeeded", "nothing left")):
+        go_on(done.folder)
+    with pytest.raises(ArgumentError, match=says("is not the folder of a run", "events.jsonl is missing")):
+        go_on(tmp_path)
+    failed = execute_failing(pipeline, {"code": 3})
+    (failed.folder / "run.json").unlink()
+    with pytest.raises(ArgumentError, match=says("'directory'", "new run")):
+        go_on(failed.folder)

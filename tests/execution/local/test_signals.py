@@ -1,0 +1,312 @@
+"""Ctrl-C and other signals: a real runner in a separate process, real signals, and no processes left."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from kfp import compiler, dsl
+from torchx.specs import AppDef, Role
+
+from tests.execution.local.components import python, shell
+from tests.execution.local.test_failures import alive
+from tests.facts import says
+from torchx_kfp import task_from_app
+from torchx_kfp.errors import LocalRunError
+from torchx_kfp.execution.runs.watch import ending_signals
+from torchx_kfp.local import Watch, run
+
+#: Seconds after which a runner counts as hanging. It takes one, or ten on a machine with ten processes for each CPU.
+HANGS = 200
+
+RUNNER = (
+    "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=float(sys.argv[3]))"
+)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a runner for a pipeline, and wait until ``count`` processes have written their ids into ``pids``."""
+    runners = []
+
+    def function(pipeline, count, grace=10.0):
+        path = tmp_path / "pipeline.yaml"
+        compiler.Compiler().compile(pipeline, str(path))
+        command = [sys.executable, "-c", RUNNER, str(path), str(tmp_path / "runs"), str(grace)]
+        # Under nohup, the tests ignore SIGHUP, and so would the processes that they start.
+        hang_up = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+        runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hang_up)
+        runners.append(runner)
+        wait_for(lambda: len(read_pids(tmp_path)) == count)
+        return runner
+
+    yield function
+    for runner in runners:
+        runner.kill()
+        runner.communicate()
+    for pid in read_pids(tmp_path):
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + HANGS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def read_pids(folder: Path) -> list[int]:
+    file = folder / "pids"
+    return [int(word) for word in file.read_text().split()] if file.exists() else []
+
+
+def family(folder):
+    """Return a stage with a child, one in another process group, one that ignores signals, one in another session."""
+    note = f">> {folder}/pids"
+    return (
+        f"echo $$ {note}; sleep 300 & echo $! {note}; timeout 300 sleep 301 & echo $! {note}; "
+        f"(trap '' TERM INT HUP; sleep 302) & echo $! {note}; setsid sh -c 'echo $$ {note}; exec sleep 303' & "
+        "wait"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 128 + signal.SIGHUP)],
+)
+def test_no_process_survives_a_signal(start, tmp_path, number, code):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor([1, 2]):
+            shell(script=family(tmp_path))
+        after = shell(script="sleep 0.1")
+        shell(script=f"echo $$ >> {tmp_path}/pids; exec sleep 304").after(after)
+
+    runner = start(pipeline, 11, grace=1.0)
+    pids = read_pids(tmp_path)
+    assert all(alive(pid) for pid in pids)
+    runner.send_signal(number)
+    _, stderr = runner.communicate(timeout=HANGS)
+    assert runner.returncode == code
+    assert [pid for pid in pids if alive(pid)] == []
+    assert f"was ended by {signal.Signals(number).name}.\n" in stderr
+    assert ("KeyboardInterrupt" in stderr) == (number == signal.SIGINT)
+    assert "another exception" not in stderr
+
+
+def test_a_stage_with_results_ends_as_its_application_does(start, tmp_path):
+    """The program around it passes the signal on once, and waits for the application."""
+    code = f"""
+import os, signal, sys, time
+count = 0
+def end(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGTERM, end)
+open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
+while not count:
+    time.sleep(0.01)
+time.sleep(0.5)
+open({str(tmp_path / "saved")!r}, "w").write(str(count))
+"""
+
+    @dsl.pipeline
+    def pipeline():
+        role = Role("train", image="image:1", entrypoint="python", args=["-c", code])
+        task_from_app(AppDef("train", roles=[role]), tracker_base=str(tmp_path / "results"), results={})
+
+    runner = start(pipeline, 1)
+    runner.send_signal(signal.SIGTERM)
+    runner.communicate(timeout=HANGS)
+    assert (tmp_path / "saved").read_text() == "1"
+    assert not any(alive(pid) for pid in read_pids(tmp_path))
+
+
+def test_stages_have_time_to_end(start, tmp_path):
+    code = f"""
+import os, signal, time
+def end(*_):
+    time.sleep(0.5)
+    open({str(tmp_path / "saved")!r}, "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
+time.sleep(300)
+"""
+    # The shell around it ends at once, but the application must still have time to end.
+    wrapped = f"{shlex.quote(sys.executable)} -c '{code.replace(chr(39), chr(34))}' & wait"
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script=wrapped)
+
+    # The grace period is longer than the test may take, which does not wait for its end.
+    runner = start(pipeline, 1, grace=1000.0)
+    runner.send_signal(signal.SIGINT)
+    runner.communicate(timeout=HANGS)
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_second_signal_kills_at_once(start, tmp_path):
+    code = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: open({str(tmp_path / "asked")!r}, "w").close())
+open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
+while True: time.sleep(1)
+"""
+
+    @dsl.pipeline
+    def pipeline():
+        python(code=code)
+
+    runner = start(pipeline, 1, grace=300.0)
+    runner.send_signal(signal.SIGINT)
+    wait_for((tmp_path / "asked").exists)
+    assert runner.poll() is None
+    runner.send_signal(signal.SIGINT)
+    runner.communicate(timeout=HANGS)
+    assert runner.returncode == -signal.SIGINT
+    assert not alive(*read_pids(tmp_path))
+
+
+def test_nothing_starts_after_a_signal(start, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        first = shell(script=f"trap 'exit 0' TERM; echo $$ >> {tmp_path}/pids; sleep 300 & wait")
+        first.set_retry(5)
+        shell(script=f"touch {tmp_path}/second").after(first)
+
+    runner = start(pipeline, 1)
+    runner.send_signal(signal.SIGTERM)
+    runner.communicate(timeout=HANGS)
+    assert not (tmp_path / "second").exists()
+    assert len(read_pids(tmp_path)) == 1
+
+
+def test_a_run_inside_of_a_stage_ends_with_it(start, tmp_path):
+    @dsl.pipeline
+    def inner():
+        shell(script=f"echo $$ >> {tmp_path}/pids; exec setsid -w sleep 305")
+
+    path = tmp_path / "inner.yaml"
+    compiler.Compiler().compile(inner, str(path))
+
+    @dsl.pipeline
+    def outer():
+        python(code=f"from torchx_kfp.local import run; run({str(path)!r}, output_dir={str(tmp_path)!r})")
+
+    runner = start(outer, 1, grace=2.0)
+    runner.send_signal(signal.SIGINT)
+    runner.communicate(timeout=HANGS)
+    assert not alive(*read_pids(tmp_path))
+
+
+def test_handlers_are_put_back_and_ignored_signals_stay_ignored():
+    before = signal.getsignal(signal.SIGTERM)
+    received = []
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_signals(received.append):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert received == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_process_that_ignores_the_ends_of_its_children(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="exit 3")
+
+    failures = []
+
+    def in_a_thread():
+        with pytest.raises(LocalRunError, match=says("signal.signal", "signal.SIGCHLD")):
+            run(pipeline, output_dir=tmp_path / "thread", watch=Watch())
+        failures.append("refused")
+
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert execute_failing(pipeline).stages[0].exit_code == 3
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        thread = threading.Thread(target=in_a_thread)
+        thread.start()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+    assert failures == ["refused"]
+
+
+def test_another_thread_leaves_signals_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def inside():
+        with ending_signals(lambda number: None):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+#: A condition whose evaluation never ends, and a file that takes long to load.
+FOREVER = f"[{','.join(['1'] * 40)}]"
+for _ in range(6):
+    FOREVER = f"[{','.join(['1'] * 40)}].map(x, {FOREVER})"
+LONG = "\n".join(f"k{number}: [a, b, {number}, d]" for number in range(150_000))
+
+
+@pytest.mark.parametrize("phase", ["loading", "condition", "many iterations"])
+def test_a_signal_ends_every_phase(tmp_path, phase):
+    """Loading and evaluating used to go on for minutes."""
+
+    @dsl.pipeline
+    def pipeline(items: list, x: str = "a"):
+        with dsl.If(x == "b"):
+            shell(script="true")
+        with dsl.ParallelFor(items):
+            shell(script="true")
+
+    path = tmp_path / "p.yaml"
+    if phase == "loading":
+        os.mkfifo(path)
+    else:
+        compiler.Compiler().compile(pipeline, str(path))
+        condition = f"{FOREVER} == 1" if phase == "condition" else "true"
+        text = path.read_text()
+        (old,) = [line for line in text.splitlines() if "condition: " in line]
+        path.write_text(text.replace(old, f"{old.partition(':')[0]}: {json.dumps(condition)}"))
+    command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--output-dir", tmp_path / "runs"]
+    if phase != "loading":
+        items = ["x"] * (9000 if phase == "many iterations" else 1)
+        command += ["-p", f"items={json.dumps(items)}", "--condition-time", "1h"]
+    runner = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        if phase == "loading":
+            # The writer ends when the runner has read everything and begins to parse it.
+            writer = threading.Thread(target=path.write_text, args=(LONG,), daemon=True)
+            writer.start()
+            wait_for(lambda: not writer.is_alive())
+        else:
+            wait_for(lambda: list(tmp_path.glob("runs/*/events.jsonl")))
+            # Most runs have reached the phase by now. An earlier signal also ends them.
+            time.sleep(1)
+        runner.send_signal(signal.SIGINT)
+        _, stderr = runner.communicate(timeout=HANGS)
+    finally:
+        runner.kill()
+        runner.wait()
+    assert (runner.returncode, "Traceback" in stderr) == (130, False), stderr

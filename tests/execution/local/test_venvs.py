@@ -1,0 +1,272 @@
+"""Packages of Python components are installed into environments on top of the running one, created once, and kept."""
+
+import fcntl
+import http.server
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from kfp import compiler, dsl
+
+from tests.facts import says
+from torchx_kfp.execution.local.packages import InstallError, are_satisfied, cache_folder, provide_environment
+
+
+def make_wheel(folder: Path, name: str, version: str) -> Path:
+    """Return a wheel with one module, which has the version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder of environments, which is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_folder()
+
+
+def environments(cache):
+    return [path for path in cache.glob("*/*") if path.is_dir() and not path.is_symlink()]
+
+
+def using(*packages, **options):
+    """Return a component with packages, which tells where two of them come from."""
+
+    def use(n: int = 0) -> str:
+        import subprocess
+        import sys
+
+        import kfp
+        import tabulate
+        import tiny
+
+        # A program that the function starts runs in the same environment.
+        code = "import sys, tiny; print(sys.prefix)"
+        prefix = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        return f"{tiny.version} {tabulate.version} {kfp.__version__} {prefix == sys.prefix}"
+
+    return dsl.component(use, base_image="python:3.11", packages_to_install=list(packages), **options)
+
+
+def test_packages_are_installed_once_for_all_stages_and_runs(execute, tmp_path, cache):
+    # One package is not installed anywhere, and the other one hides an installed one.
+    tiny, tabulate = make_wheel(tmp_path, "tiny", "1.5"), make_wheel(tmp_path, "tabulate", "99")
+    use = using(f"tiny @ file://{tiny}", str(tabulate))
+
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor([1, 2, 3]) as n:
+            use(n=n)
+
+    kfp_version = importlib.metadata.version("kfp")
+    before = importlib.metadata.version("tabulate")
+    result = execute(pipeline, parallelism=3)
+    assert {stage.outputs["Output"] for stage in result.stages} == {f"1.5 99 {kfp_version} True"}
+    logs = [stage.log_file.read_text() for stage in result.stages]
+    assert sum("Successfully installed" in log for log in logs) == 1
+    (environment,) = environments(cache)
+
+    again = execute(pipeline)
+    assert not any("Installing" in stage.log_file.read_text() for stage in again.stages)
+    assert environments(cache) == [environment]
+    # The running environment was not changed.
+    importlib.invalidate_caches()
+    assert importlib.metadata.version("tabulate") == before
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("tiny")
+
+
+def test_what_is_here_already_needs_no_environment(execute, cache):
+    @dsl.component(base_image="python:3.11", packages_to_install=["kfp>=2", "pyyaml", 'nowhere; python_version<"3"'])
+    def use() -> str:
+        import yaml
+
+        return yaml.safe_dump([1]).strip()
+
+    @dsl.pipeline
+    def pipeline():
+        use()
+
+    assert execute(pipeline).stages[0].outputs == {"Output": "- 1"}
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "satisfied"),
+    [
+        (["pytest"], True),
+        (["PyTest>=1", "--index-url", "http://nowhere"], True),
+        (["pytest<1"], False),
+        (["torchx-kfp[pandas]"], True),
+        (["kfp[nothing-of-the-kind]"], True),
+        (["pytest", "--upgrade"], False),
+        (["pytest @ file:///pytest.whl"], False),
+        (["./pytest"], False),
+        (["no-such-package"], False),
+        (['no-such-package; python_version < "3"'], True),
+    ],
+)
+@pytest.mark.lowest
+def test_what_is_satisfied(words, satisfied):
+    assert are_satisfied(words) is satisfied
+
+
+def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
+    use = using(f"tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl", pip_index_urls=["https://user:secret@host"])
+
+    @dsl.pipeline
+    def pipeline():
+        use()
+
+    (stage,) = execute_failing(pipeline).stages
+    assert stage.exit_code == 1
+    assert stage.reason == (
+        f"could not be given its packages (tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl): pip ended with "
+        "exit code 1"
+    )
+    assert any(line.startswith("ERROR: ") and "tiny-1.0" in line for line in stage.last_lines())
+    assert environments(cache) == []
+
+
+def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    use = using("./no/where")
+
+    @dsl.pipeline
+    def pipeline():
+        use()
+
+    (stage,) = execute_failing(pipeline).stages
+    assert stage.reason.startswith(f"could not be given an environment for its packages in {tmp_path}/file/torchx-kfp/")
+    assert stage.reason.endswith("Set XDG_CACHE_HOME to a folder that can be written")
+
+
+def test_a_wheel_or_a_folder_that_has_changed_is_installed_again(tmp_path, cache):
+    commands = []
+
+    def provide(*words):
+        return provide_environment([words], {}, lambda command, _: commands.append(command) or 0, lambda: False)
+
+    wheel = make_wheel(tmp_path / "dist", "tiny", "1.5")
+    (tmp_path / "project" / "src").mkdir(parents=True)
+    cases = ([f"tiny @ file://{wheel}"], ["--find-links", str(wheel.parent), "tiny"], [f"{tmp_path}/project[x]"])
+    for hours, words in enumerate(cases, 1):
+        first = provide(*words)
+        assert provide(*words) == first
+        for path in (wheel, tmp_path / "project" / "src"):
+            later = time.time() + 3600 * hours
+            os.utime(path, (later, later))
+        assert provide(*words) != first
+        assert [command[-1] for command in commands] == [words[-1]] * 2
+        commands.clear()
+
+
+def test_indexes_may_name_variables(tmp_path, cache):
+    commands = []
+    environ = {"TOKEN": "t0"}
+    words = ["--index-url", "https://$USER:${TOKEN}@host/simple", "no-such-$TOKEN"]
+    folder = provide_environment([words], environ, lambda command, _: commands.append(command) or 0, lambda: False)
+    assert commands[0][-3:] == ("--index-url", "https://$USER:t0@host/simple", "no-such-$TOKEN")
+    assert folder == environments(cache)[0].resolve()
+
+
+def test_a_stage_that_waits_for_another_can_be_ended(cache):
+    words = ["no-such-package"]
+
+    def install(command, environ):
+        # Meanwhile, another stage needs the same packages, and is ended.
+        checks = iter([False, False, True])
+        with pytest.raises(InstallError, match="was not started: the run was ended"):
+            provide_environment([words], {}, lambda *_: 0, lambda: next(checks))
+        return 1
+
+    with pytest.raises(InstallError, match=says("(no-such-package)", "pip", "exit code 1")):
+        provide_environment([words], {}, install, lambda: False)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Serves files, and delays the answer to the first request until it is told to continue."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder = folder
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def url(self, path: Path) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{path.name}"
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        server = self.server
+        if not server.asked.is_set():
+            server.asked.set()
+            server.go.wait()
+            return
+        data = (server.folder / Path(self.path).name).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = _Server(tmp_path)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.go.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_environment_whose_maker_was_ended(execute, tmp_path, cache, monkeypatch, server, number):
+    tiny, tabulate = make_wheel(tmp_path, "tiny", "2.0"), make_wheel(tmp_path, "tabulate", "99")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    use = using(f"tabulate @ file://{tabulate}", f"tiny @ {server.url(tiny)}")
+
+    @dsl.pipeline
+    def pipeline():
+        use()
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
+    command = [str(Path(sys.executable).parent / "torchx-kfp"), "run", "pipeline.yaml", "--quiet"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as runner:
+        assert server.asked.wait(60)
+        os.kill(runner.pid, number)
+        runner.wait(60)
+    left = environments(cache)
+    if number == signal.SIGINT:
+        assert left == []
+        return
+    assert len(left) == 1
+    (stage,) = execute(str(tmp_path / "pipeline.yaml")).stages
+    assert stage.outputs["Output"].startswith("2.0 99 ")
+    (environment,) = environments(cache)
+    assert environment not in left
+    with (environment.parent / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,210 @@
+"""The information that a caller of ``run`` gets while a run goes on: events, lines, and messages."""
+
+import io
+import os
+import re
+import signal
+import threading
+
+import pytest
+from kfp import dsl
+
+from tests.execution.local.components import python, shell, write
+from tests.watching import Heard
+from torchx_kfp.errors import StageFailedError
+from torchx_kfp.execution.runs.events import decode, encode
+from torchx_kfp.execution.runs.watch import messages
+from torchx_kfp.local import Lines, RunEnding, RunFinished, StageFinished, StageRetried, StageStarted, resume, run
+
+
+def test_lines_come_with_the_stages_name(execute):
+    @dsl.pipeline
+    def pipeline():
+        python(code=r"import os; os.write(1, b'a\x1b[2J\nb\n\n10%\r20%')")
+
+    heard, threads = [], set()
+
+    def hear(stage, line):
+        heard.append((stage, line))
+        threads.add(threading.current_thread())
+
+    execute(pipeline, watch=Heard(on_line=hear))
+    assert heard == [("python", "a\ufffd[2J"), ("python", "b"), ("python", ""), ("python", "20%")]
+    assert threading.main_thread() not in threads
+
+
+def test_a_listener_for_lines_that_raises_does_not_hold_up_the_stages(tmp_path):
+    calls = []
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script=f"echo a; echo b; sleep 0.1; echo c; touch {tmp_path}/done")
+
+    def hear(stage, line):
+        calls.append(line)
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run(pipeline, output_dir=tmp_path / "runs", watch=Heard(on_line=hear))
+    assert calls == ["a"]
+    assert (tmp_path / "done").exists()
+    assert [path.read_text() for path in tmp_path.glob("runs/*/*/log.txt")] == ["a\nb\nc\n"]
+
+
+def test_the_end_by_a_signal_is_told_while_stages_have_their_grace(tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        python(
+            code="import signal, sys, time\n"
+            "def end(*_): print('ending', flush=True); sys.exit()\n"
+            "signal.signal(signal.SIGTERM, end)\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(60)"
+        )
+
+    events = []
+    stream = io.StringIO()
+
+    def hear(stage, line):
+        if line == "ready":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            pipeline,
+            output_dir=tmp_path,
+            watch=Heard(on_event=events.append, on_line=hear, stream=stream),
+            grace=20,
+        )
+    ending, ended, _ = events[-3:]
+    assert [type(event) for event in events[-3:]] == [RunEnding, StageFinished, RunFinished]
+    assert (ended.result.state, ended.result.reason) == ("canceled", "was ended with the run")
+    assert decode(encode(ending)) == ending
+    shown = stream.getvalue().splitlines()[1:]
+    assert shown[:3] == [
+        "python | ready",
+        "SIGINT: the running stages have 20 s to end; another signal kills them.",
+        "python | ending",
+    ]
+
+
+def test_what_runs_or_waits_for_another_attempt_is_canceled_with_the_run(tmp_path):
+    @dsl.pipeline
+    def pipeline(x: str = "v"):
+        write(x=x)
+        python(code="print('ready', flush=True); import time; time.sleep(60)")
+        shell(script="exit 3").set_retry(1, backoff_duration="3600s")
+
+    events = []
+
+    def hear(event):
+        events.append(event)
+        seen = {type(event) for event in events}
+        started = [event for event in events if isinstance(event, StageStarted)]
+        if {StageRetried, StageFinished} <= seen and len(started) == 3 and RunEnding not in seen:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(pipeline, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1)
+    ended = {event.result.name: event.result for event in events if isinstance(event, StageFinished)}
+    assert ended["write"].state == "succeeded"
+    assert ended["python"].state == ended["shell"].state == "canceled"
+    assert (ended["python"].attempts, ended["shell"].attempts) == (1, 1)
+    assert ended["python"].inputs == {"code": "print('ready', flush=True); import time; time.sleep(60)"}
+    assert ended["python"].log_file is not None
+    assert 0 < ended["python"].duration < 60
+
+
+def test_a_listener_that_raises_again_and_again(tmp_path):
+    """The caller gets its first exception, and no process is left."""
+
+    @dsl.pipeline
+    def pipeline():
+        python(code="import time; time.sleep(3000)")
+        shell(script="sleep 0.3")
+
+    def hear(event):
+        if isinstance(event, StageFinished):
+            raise LookupError(event.result.name)
+
+    with pytest.raises(LookupError, match=r"^'?shell'?$"):
+        run(pipeline, output_dir=tmp_path, watch=Heard(on_event=hear))
+
+
+def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        shell(script=":")
+        shell(script=f"test -e {folder}/mended")
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    (tmp_path / "mended").touch()
+    stream = io.StringIO()
+    resume(failed.folder, watch=Lines(stream))
+    assert stream.getvalue().splitlines()[1] == "shell is kept: it succeeded before."
+    assert re.fullmatch(r"shell-2 succeeded \([\d.]+s\)\.", stream.getvalue().splitlines()[2])
+
+
+def test_verbose_messages_have_inputs_and_outputs(execute):
+    @dsl.pipeline
+    def pipeline(text: str):
+        write(x=text)
+        shell(script="exit 0")
+
+    def told(verbose):
+        events = []
+        execute(pipeline, {"text": "a\nb"}, watch=Heard(on_event=events.append), parallelism=1)
+        lines = [line for event in events for line in messages(event, verbose=verbose)]
+        return [line.rpartition(" (")[0] or line for line in lines][1:]
+
+    assert told(False) == ["shell succeeded", "write succeeded"]
+    assert told(True) == [
+        "shell starts.",
+        "shell   input script = 'exit 0'",
+        "shell succeeded",
+        "write starts.",
+        r"write   input x = 'a\nb'",
+        "write succeeded",
+        r"write   output out = 'a\nb'",
+    ]
+
+
+def test_a_line_without_an_end_is_heard_as_it_grows(execute, tmp_path):
+    seen = tmp_path / "seen"
+    code = (
+        "import os, time; os.write(1, b'a' * 2000 + b' 10%\\r 50%\\r')\n"
+        f"while not os.path.exists({str(seen)!r}): time.sleep(0.02)"
+    )
+
+    @dsl.pipeline
+    def pipeline():
+        python(code=code)
+
+    heard, lines = [], []
+
+    def hear(stage, line):
+        heard.append((stage, line))
+        seen.touch()
+
+    execute(pipeline, watch=Heard(on_unfinished=hear, on_line=lambda *line: lines.append(line)))
+    # It is a line only when it has an end; until then, it does not contain text that was overwritten.
+    assert heard == [("python", " 50%"), ("python", "")]
+    assert lines == [("python", " 50%")]
+
+
+def test_many_failures_are_not_all_quoted(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(list(range(30))) as item:
+            shell(script=f"echo last of {item}; exit 1")
+        last = shell(script="exit 0")
+        last.after(first := shell(script="exit 2"))
+        del first
+
+    with pytest.raises(StageFailedError) as error:
+        execute_failing(pipeline).raise_for_failure()
+    lines = str(error.value).splitlines()
+    assert sum("Its last lines" in line for line in lines) <= 5
+    assert lines[-2].startswith("Also failed: shell[")
+    assert " and 6 more. Their logs are in " in lines[-2]
+    assert lines[-1] == "Not run because of that: shell-2."

@@ -1,0 +1,118 @@
+"""Placeholders in commands and in constants."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torchx_kfp.execution.pipeline.placeholders import (
+    Facts,
+    resolve_command,
+    resolve_constant,
+    resolve_text,
+    unknown_placeholders,
+)
+
+X = "{{$.inputs.parameters['x']}}"
+FACTS = Facts(
+    parameters={"x": "X", "n": 3, "l": [1, "a"], "trap": "{{$.inputs.parameters['x']}} {{$}}"},
+    workspace="/work",
+    unset=frozenset({"opt"}),
+    output_files={"out": "/o/out"},
+    executor_output="/o/executor.json",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "resolved"),
+    [
+        ("plain {{x}} $", "plain {{x}} $"),
+        (f"a{X}b{X}", "aXbX"),
+        ('{{$.inputs.parameters["x"]}}', "X"),
+        ("{{$.inputs.parameters['n']}}", "3"),
+        ("{{$.inputs.parameters['l']}}", '[1,"a"]'),
+        ("{{$.inputs.parameters['trap']}}", "{{$.inputs.parameters['x']}} {{$}}"),
+        ("{{$.inputs.parameters['opt']}}", ""),
+        ("{{$.inputs.parameters['unknown']}}", "{{$.inputs.parameters['unknown']}}"),
+        ("{{$.outputs.parameters['out'].output_file}}", "/o/out"),
+        ("{{$.workspace_path}}/x", "/work/x"),
+        ("{{$.outputs.output_file}}", "/o/executor.json"),
+        ("{{$.pipeline_job_name}}", "{{$.pipeline_job_name}}"),
+        ("{{$.inputs.artifacts['data'].metadata['k']}}", "{{$.inputs.artifacts['data'].metadata['k']}}"),
+        ("{{$.unknown}} {{workflow.name}}", "{{$.unknown}} {{workflow.name}}"),
+    ],
+)
+def test_text(text, resolved):
+    assert resolve_text(text, FACTS) == resolved
+
+
+def test_the_executor_input_is_json():
+    """Placeholders in its values are filled in once, like the launcher does."""
+    assert json.loads(resolve_text("{{$}}", FACTS)) == {
+        "inputs": {"parameterValues": {**FACTS.parameters, "trap": "X {{$}}"}},
+        "outputs": {"parameters": {"out": {"outputFile": "/o/out"}}, "outputFile": "/o/executor.json"},
+    }
+
+
+def test_constants_are_resolved_inside_of_lists_and_dicts():
+    assert resolve_constant([X, {"k": [X, 1.5, None]}], FACTS, {}) == ["X", {"k": ["X", 1.5, None]}]
+
+
+@pytest.mark.parametrize(
+    ("value", "resolved"),
+    [
+        ("{{$.pipeline_job_name}}", "job"),
+        ("{{$.pipeline_job_name}}!", "{{$.pipeline_job_name}}!"),
+        (["{{$.pipeline_job_name}}"], ["{{$.pipeline_job_name}}"]),
+        ("{{$.pipeline_root}}", "{{$.pipeline_root}}"),
+    ],
+)
+def test_facts_about_the_run_are_whole_constants(value, resolved):
+    assert resolve_constant(value, FACTS, {"pipeline_job_name": "job"}) == resolved
+
+
+def test_placeholders_that_no_launcher_knows():
+    known = [X, "{{$}}", "{{$.workspace_path}}", "{{$.outputs.parameters['o'].output_file}}"]
+    known += ["{{$.inputs.artifacts['a'].uri}}", '{{$.outputs.artifacts["a"].path}}']
+    unknown = ["{{$.inputs.artifacts['a'].metadata['k']}}", "{{$.pipeline_task_name}}", "{{$.outputs.output_file}}"]
+    assert unknown_placeholders(" ".join((*known, *unknown))) == unknown
+
+
+def test_structured_placeholders():
+    then = json.dumps({"IfPresent": {"InputName": "x", "Then": ["--x", X], "Else": ["no"]}})
+    other = json.dumps({"IfPresent": {"InputName": "opt", "Then": ["--x", X], "Else": ["no"]}})
+    nothing = json.dumps({"IfPresent": {"InputName": "opt", "Then": ["--x", X]}})
+    concat = json.dumps({"Concat": ["a", X, {"IfPresent": {"InputName": "opt", "Then": X, "Else": "-"}}, "b"]})
+    assert resolve_command(["c", then, other, nothing, concat, '{"Concat": x'], FACTS) == [
+        "c",
+        "--x",
+        "X",
+        "no",
+        "aX-b",
+        '{"Concat": x',
+    ]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        '{"IfPresent": 3}',
+        '{"IfPresent": {"InputName": 3, "Then": "a"}}',
+        '{"IfPresent": {"InputName": "x"}}',
+        '{"IfPresent": {"InputName": "x", "Then": [3]}}',
+        '{"IfPresent": {"InputName": "x", "Then": "a", "Other": "b"}}',
+        '{"Concat": 5}',
+        '{"Concat": "abc"}',
+        '{"Concat": ["a", {"b": 1}]}',
+        '{"Concat": ["a"], "IfPresent": {"InputName": "x", "Then": "a"}}',
+        '{"Concat": ' + "[" * 100_000,
+    ],
+)
+def test_text_that_only_looks_like_a_structured_placeholder_stays(word):
+    assert resolve_command([word], FACTS) == [word]
+
+
+def test_quotes_in_a_value_do_not_break_a_structured_placeholder():
+    facts = Facts(parameters={"x": 'q"\\'})
+    assert resolve_command([json.dumps({"Concat": ["a", X]})], facts) == ['aq"\\']

@@ -1,0 +1,146 @@
+"""The state that is computed from a run's events, and its readers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from tests.execution.local.components import shell
+from tests.execution.local.conftest import execute_failing  # noqa: F401 (a fixture)
+from tests.watching import Heard
+from torchx_kfp.execution.runs.events import LoopStarted, RunFinished, RunStarted, StageFinished, encode
+from torchx_kfp.execution.runs.events import StageRetried as Retried
+from torchx_kfp.execution.runs.events import StageStarted as Started
+from torchx_kfp.execution.runs.events import StageWaiting as Waiting
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.local import load_pipeline
+
+
+def finished(name: str, state: State = State.SUCCEEDED, **fields: object) -> StageFinished:
+    attempts = 0 if state in (State.SKIPPED, State.NOT_RUN, State.CACHED) else 1
+    return StageFinished(StageResult(name, name, state, **{"attempts": attempts, **fields}), time=20.0)
+
+
+@pytest.fixture
+def run() -> RunState:
+    made = RunState({"first": False, "inner/a": False, "inner/b": True, "last": False})
+    made.on_event(RunStarted("pipeline", "run-1", Path("/runs/run-1"), time=10.0))
+    return made
+
+
+def test_a_stage_goes_through_its_phases(run: RunState) -> None:
+    assert run.counts() == {State.WAITING: 4}
+    for event, state in (
+        (Waiting("first", "first"), State.QUEUED),
+        (Started("first", "first-0", 1, time=11.0), State.RUNNING),
+        (Retried("first", 1, "ended with exit code 1", 5.0, time=12.0), State.RETRYING),
+        (Started("first", "first-1", 2, time=17.0), State.RUNNING),
+        (finished("first", attempts=2), State.SUCCEEDED),
+    ):
+        run.on_event(event)
+        stage = run.tasks["first"].stages["first"]
+        assert stage.state is state
+        assert run.counts() == {state: 1, State.WAITING: 3}
+    # Its time includes all attempts.
+    assert (stage.started_at, stage.retry_at, stage.result.attempts) == (11.0, 17.0, 2)
+
+
+@pytest.mark.parametrize("state", [state for state in State if state.is_over])
+def test_a_stage_has_the_state_in_which_it_ended(run: RunState, state: State) -> None:
+    run.on_event(finished("first", state))
+    assert run.counts() == {state: 1, State.WAITING: 3}
+
+
+def test_iterations_are_counted_with_their_task(run: RunState) -> None:
+    for index in range(5):
+        run.on_event(Waiting(f"inner/b[{index}]", "b"))
+        run.on_event(Started(f"inner/b[{index}]", "pod", 1))
+    run.on_event(finished("inner/b[1]"))
+    run.on_event(finished("inner/b[2]", State.FAILED))
+    task = run.tasks["inner/b"]
+    assert list(task.active) == ["inner/b[0]", "inner/b[3]", "inner/b[4]"]
+    assert list(task.failed) == ["inner/b[2]"]
+    assert run.counts([task]) == {State.FAILED: 1, State.RUNNING: 3, State.SUCCEEDED: 1}
+    assert run.counts() == {State.FAILED: 1, State.RUNNING: 3, State.SUCCEEDED: 1, State.WAITING: 3}
+
+
+def test_stages_that_the_outline_has_not_are_found_by_their_names() -> None:
+    run = RunState()
+    run.on_event(finished("x/y[3]/z[0,1]"))
+    run.on_event(finished("x/y[2]/z[10,1]"))
+    run.on_event(finished("x/y[2]/z[9,1]"))
+    assert list(run.tasks) == ["x/y/z"]
+    assert run.tasks["x/y/z"].looped
+    assert [stage.name for stage in run.stages] == ["x/y[2]/z[9,1]", "x/y[2]/z[10,1]", "x/y[3]/z[0,1]"]
+
+
+def test_a_stage_that_runs_again_after_its_end_counts_once(run: RunState) -> None:
+    run.on_event(finished("inner/a", State.FAILED))
+    run.on_event(Started("inner/a", "pod", 1, time=30.0))
+    assert run.counts() == {State.RUNNING: 1, State.WAITING: 3}
+    assert run.tasks["inner/a"].failed == {}
+    assert not run.has_ended("inner/a")
+
+
+def test_a_nested_pipeline_that_is_tried_again_is_no_stage(execute_failing) -> None:  # noqa: F811 (its stages run again)
+    @dsl.pipeline
+    def inner():
+        shell(script="exit 3")
+
+    @dsl.pipeline
+    def outer():
+        inner().set_retry(1, backoff_duration="0s")
+
+    loaded = load_pipeline(outer)
+    run = RunState(outline(loaded))
+    execute_failing(loaded, watch=Heard(on_event=run.on_event))
+    assert list(run.tasks) == ["inner/shell"]
+    assert run.counts() == {State.FAILED: 1}
+    assert [stage.attempts for stage in run.result().stages] == [2]
+
+
+def test_a_resumed_run_is_not_over(run: RunState) -> None:
+    run.on_event(finished("first", State.FAILED))
+    run.on_event(RunFinished("run-1", State.FAILED, 8.0))
+    run.on_event(RunStarted("pipeline", "run-1", Path("/runs/run-1"), resumed=True, time=100.0))
+    assert run.finished is None
+    run.on_event(finished("first"))
+    assert run.counts() == {State.WAITING: 3, State.SUCCEEDED: 1}
+
+
+def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
+    loop = LoopStarted("for-loop-1", 5, ("inner/b",), time=11.0)
+    run.on_event(loop)
+    run.on_event(Started("inner/b[0]", "b-0", 1, time=12.0))
+    run.on_event(finished("inner/b[0]"))
+    run.on_event(Started("inner/b[1]", "b-1", 1, time=13.0))
+    task = run.tasks["inner/b"]
+    assert run.counts([task]) == {State.SUCCEEDED: 1, State.RUNNING: 1, State.WAITING: 3}
+    # A nested pipeline that is retried has the same stages.
+    run.on_event(loop)
+    assert sum(run.counts([task]).values()) == 5
+
+
+def test_readers_look_up_a_stage_in_constant_time(run: RunState) -> None:
+    run.on_event(Started("first", "first-0", 1, time=11.0))
+    ends, attempts = run.ends, run.attempts
+    assert (run.ends, run.attempts) == ({}, {"first": attempts["first"]})
+    assert run.ends is ends, "it is not made again for each stage"
+    assert run.attempts is attempts
+    run.on_event(finished("first"))
+    assert list(run.ends) == ["first"]
+    assert ends == {}, "a reader keeps what it has read"
+
+
+def test_a_log_whose_folder_no_disk_can_have_is_none(tmp_path: Path) -> None:
+    lines = [
+        encode(RunStarted("pipeline", "run-1", tmp_path, time=10.0)),
+        encode(Started("tr\ud800", "tr\ud800-0", 1, log_file=tmp_path / "tr\ud800-0" / "log.txt", time=11.0)),
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    [[started]] = read_run(tmp_path).run.attempts.values()
+    assert started.log_file is None

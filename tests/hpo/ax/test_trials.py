@@ -1,0 +1,258 @@
+"""A trial's component, the keys of its results, its outcome and its status; and what is said if one is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchx.specs import AppState
+
+from tests.facts import says
+from tests.hpo.ax import components
+from tests.modules import needs
+from torchx_kfp.errors import HostUnreachableError, TrialError
+from torchx_kfp.tracking import current_run
+from torchx_kfp.tracking.recorder import Recorder
+
+pytestmark = [needs("ax", "needs Ax, which `make test-ax` installs"), pytest.mark.ax]
+
+HANDLE = "local_cwd://torchx/trial-1"
+
+
+def call(component: Any, parameters: Mapping[str, Any], constants: Mapping[str, Any] | None = None) -> Any:
+    from torchx_kfp.hpo.ax.experiments import call_component, find_component
+
+    of_trial = {"trial_idx": 3, "tracker_base": "s3://bucket/it", "experiment_name": "it"}
+    return call_component(find_component(component), parameters, constants or {}, of_trial)
+
+
+def runner_of(component: Any, base: object = "memory://base", scheduler: str = "local_cwd", **options: Any) -> Any:
+    from torchx_kfp.hpo.ax import TorchXRunner
+
+    return TorchXRunner(component, tracker_base=base, scheduler=scheduler, **options)  # type: ignore[arg-type]
+
+
+def test_a_component_gets_parameters_constants_and_what_it_takes_of_the_trial() -> None:
+    seen: dict[str, Any] = {}
+
+    def component(lr: float, *, data: str, tracker_base: str, layers: int = 1, **others: Any) -> Any:
+        seen.update(locals())
+        return components.quadratic(1)
+
+    call(component, {"lr": 0.1, "width": 4}, {"data": "here"})
+    assert seen == {
+        "lr": 0.1,
+        "data": "here",
+        "tracker_base": "s3://bucket/it",
+        "layers": 1,
+        "others": {"width": 4},
+        "seen": seen,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tests.hpo.ax.components:quadratic", None),
+        (f"{components.__file__}:quadratic", None),
+        ("utils.echo", ["echo", "'x'", "msg"]),
+        ("tests.hpo.ax.components:quadratik", ["tests.hpo.ax.components:quadratik"]),
+        ("tests.hpo.ax.nothing:quadratic", ["tests.hpo.ax.nothing:quadratic"]),
+        ("utils.ecko", ["utils.ecko"]),
+        ("", ["configure_runner(TorchXRunner(component"]),
+    ],
+)
+def test_a_component_is_found_by_name(name: str, said: list[str] | None) -> None:
+    if said is None:
+        assert call(name, {"x": 1}).name == "trial"
+        return
+    with pytest.raises(TrialError, match=says(*said)):
+        call(name, {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("component", "parameters", "constants", "said"),
+    [
+        (components.quadratic, {"y": 1}, {}, ["quadratic", "'y'", "the experiment", "'x', 'scale' and 'volume'"]),
+        (components.quadratic, {"x": 1}, {"scal": 2}, ["'scal'", "constants", "Did you mean 'scale'?"]),
+        (components.quadratic, {"x": 1}, {"x": 2}, ["'x'", "both"]),
+        (components.needs_more, {"x": 1}, {}, ["needs_more", "'data'", "constants={'data': ...}"]),
+        (components.no_app, {"x": 1}, {}, ["no_app", "'an app'", "AppDef"]),
+    ],
+)
+def test_a_component_that_does_not_fit_says_so(
+    component: Any, parameters: Any, constants: Any, said: list[str]
+) -> None:
+    with pytest.raises(TrialError, match=says(*said)):
+        call(component, parameters, constants)
+
+
+def test_arguments_of_the_runner_that_are_wrong_say_so(tmp_path: Path) -> None:
+    with pytest.raises(TrialError, match=says("component is 3", "function that returns an AppDef")):
+        runner_of(3)
+    with pytest.raises(TrialError, match=says("constants", "'trial_idx'")):
+        runner_of(components.quadratic, constants={"trial_idx": 3})
+    for scheduler, said in {
+        "local": ["'local'", "local_cwd"],
+        "kuberntes": ["'kuberntes'", "Did you mean 'kubernetes'?"],
+        "kfp": ["torchx-kfp-scheduler"],
+    }.items():
+        with pytest.raises(TrialError, match=says(*said)):
+            runner_of(components.quadratic, tmp_path, scheduler).run_trial(0, {"x": 1})
+    with pytest.raises(TrialError, match=says("Trial 5", "TorchXRunner", "complete_trial")):
+        runner_of(components.quadratic).poll_trial(5, {})
+
+
+@pytest.mark.usefixtures("scheduler_kfp", "torchx_of_its_own")
+@pytest.mark.parametrize(
+    ("cfg", "said"),
+    [({"cache": True}, ["cache=True", "Remove"]), ({"tracker_base": "s3://b/c"}, ["s3://b/c", "base"])],
+)
+def test_options_of_kfp_that_would_hide_results_are_refused(
+    cfg: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(TrialError, match=says(*said)):
+        runner_of(components.quadratic, tmp_path / "base", "kfp", cfg=cfg).run_trial(0, {"x": 1})
+
+
+def test_a_runner_is_stored_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchx_kfp.hpo.ax import TorchXRunner
+
+    def loaded(runner: TorchXRunner) -> Any:
+        return TorchXRunner(**TorchXRunner.deserialize_init_args(TorchXRunner.serialize_init_args(runner)))
+
+    monkeypatch.chdir(tmp_path)
+    runner = runner_of(components.quadratic, "base", cfg={"log_dir": "logs"}, constants={"scale": 2.0})
+    assert TorchXRunner.serialize_init_args(runner) == {
+        "component": "tests.hpo.ax.components:quadratic",
+        # Another process may have another folder.
+        "tracker_base": str(tmp_path / "base"),
+        "scheduler": "local_cwd",
+        "cfg": {"log_dir": "logs"},
+        "constants": {"scale": 2.0},
+    }
+    assert loaded(runner) == runner
+    without_name: Callable[..., Any] = lambda x: components.quadratic(x)  # noqa: E731
+    for runner in (runner_of(without_name), runner_of(components.quadratic, constants={"scale": object()})):
+        with pytest.raises(TrialError, match=says("configure_runner(TorchXRunner(component")):
+            loaded(runner).run_trial(0, {"x": 1})
+        assert runner.clone()._component is runner._component
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        *[(state, "RUNNING") for state in ("UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING", "UNKNOWN")],
+        ("SUCCEEDED", "COMPLETED"),
+        ("FAILED", "FAILED"),
+        ("CANCELLED", "ABANDONED"),
+        (None, "FAILED"),
+    ],
+)
+def test_states_of_apps_are_statuses_of_trials(state: str | None, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchx_kfp.hpo.ax import apps
+
+    monkeypatch.setattr(apps, "state_of", lambda handle: state and AppState[state])
+    metadata = apps.Metadata(HANDLE, "base").encode()
+    assert runner_of(components.quadratic).poll_trial(0, metadata).name == status
+
+
+def test_a_trial_goes_on_if_its_scheduler_does_not_answer_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torchx_kfp.hpo.ax import apps, experiments
+
+    now = 0.0
+    answer: Any = HostUnreachableError("no route")
+
+    def state_of(handle: str) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(apps, "state_of", state_of)
+    monkeypatch.setattr(experiments.time, "monotonic", lambda: now)
+    of_trial, metadata = runner_of(components.quadratic), apps.Metadata(HANDLE, "base").encode()
+    for seconds in (0.0, 500.0):
+        now = seconds
+        assert of_trial.poll_trial(3, metadata).name == "RUNNING"
+        assert "trial 3" in caplog.text
+        assert "no route" in caplog.text
+    answer = AppState.RUNNING
+    of_trial.poll_trial(3, metadata)
+    answer, now = HostUnreachableError("no route"), 1000.0
+    assert of_trial.poll_trial(3, metadata).name == "RUNNING", "it has answered in the meantime"
+    now = 1601.0
+    with pytest.raises(HostUnreachableError):
+        of_trial.poll_trial(3, metadata)
+    answer = KeyError("Undefined scheduler backend")
+    with pytest.raises(KeyError):
+        of_trial.poll_trial(4, metadata)
+
+
+@pytest.mark.parametrize(
+    ("handle", "job"),
+    [
+        (HANDLE, HANDLE),
+        # TORCHX_JOB_ID on these schedulers has not got what the handle has before the app's name.
+        ("kubernetes://torchx/team:trial-1", "kubernetes://torchx/trial-1"),
+        ("aws_batch://torchx/queue:trial-1", "aws_batch://torchx/trial-1"),
+        ("gcp_batch://torchx/project:region:trial-1", "gcp_batch://torchx/trial-1"),
+        ("ray://torchx/127.0.0.1:8265-trial-1", "ray://torchx/trial-1"),
+        ("slurm://torchx/1234", "slurm://torchx/1234"),
+    ],
+)
+def test_results_are_found_under_the_job_id_that_the_app_has(handle: str, job: str, tmp_path: Path) -> None:
+    from torchx_kfp.hpo.ax.apps import read_outcome
+
+    current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": job}).put(loss=1)
+    assert read_outcome(Recorder(tmp_path), "loss", handle) == (0, 1.0)
+
+
+def test_the_latest_attempt_on_kfp_counts(tmp_path: Path) -> None:
+    from torchx_kfp.hpo.ax.apps import read_outcome
+
+    tracker = Recorder(tmp_path)
+    for pod, loss in (("b", 1.0), ("a", 2.0)):
+        run = current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": f"uuid/trial/{pod}"})
+        run.log(7, loss=loss + 1)
+        run.flush()
+        assert read_outcome(tracker, "loss", "kfp://torchx/uuid") == (7, loss + 1), "it has only logged so far"
+        run.put(loss=loss)
+        assert read_outcome(tracker, "loss", "kfp://torchx/uuid") == (7, loss)
+    with pytest.raises(TrialError, match=says("kfp://torchx/other", str(tmp_path), "current_run().put(loss=...)")):
+        read_outcome(tracker, "loss", "kfp://torchx/other")
+
+
+@pytest.mark.parametrize(
+    ("results", "outcome"),
+    [
+        ({"loss": 3}, 3.0),
+        ({"loss": True}, 1.0),
+        ({"loss/mean": 3, "loss/sem": 0.5}, (3.0, 0.5)),
+        ({"loss/mean": 3}, 3.0),
+        ({"loss": 1.0, "loss/mean": 3, "loss/sem": 0.5}, 1.0),
+        ({}, [HANDLE, "recorded nothing", "current_run().put(loss=...)", "trial_idx"]),
+        ({"los": 1.0, "b": 2}, ["'loss'", "Did you mean 'los'?", "'los', 'b'"]),
+        ({"loss/sem": 1.0}, ["'loss'", "'loss/sem'"]),
+        ({"loss": "low"}, ["'low'", "'loss'", "number"]),
+        ({"loss": float("nan")}, ["nan", "'loss'", "finite"]),
+        ({"loss/mean": 1.0, "loss/sem": float("inf")}, ["inf", "'loss/sem'"]),
+        ({"loss": 10**400}, ["'loss'", "finite"]),
+    ],
+)
+def test_outcomes_are_floats(results: Any, outcome: Any, tmp_path: Path) -> None:
+    from torchx_kfp.hpo.ax.apps import read_outcome
+
+    tracker = Recorder(tmp_path)
+    if results:
+        tracker[HANDLE] = results
+    if isinstance(outcome, list):
+        with pytest.raises(TrialError, match=says(*outcome)):
+            read_outcome(tracker, "loss", HANDLE)
+        return
+    _, found = read_outcome(tracker, "loss", HANDLE)
+    assert found == outcome
+    assert {type(value) for value in (found if isinstance(found, tuple) else (found,))} == {float}

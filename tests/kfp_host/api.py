@@ -1,0 +1,247 @@
+"""The API's routes: what each request does to the runs and experiments of a host, and its answer."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.kfp_host.answers import Record, shown_time
+from tests.kfp_host.argo import Naming
+from tests.kfp_host.errors import Refused, no_experiment, no_run
+from tests.kfp_host.lists import page_of
+from tests.kfp_host.runs import LocalRun, Run
+from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.execution.pipeline.load import pipeline_from_documents
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.pipeline.walk import safe_name
+
+_ID = "[^/:]+"
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+
+
+class Api:
+    """The runs and experiments of a host."""
+
+    def __init__(self, folder: Path, version: str, request: Mapping[str, Any]) -> None:
+        """Begin with the experiment Default.
+
+        Args:
+            folder: the folder for the runs.
+            version: the version of KFP.
+            request: what is the same for all runs: see ``LocalRun.start``.
+        """
+        self._folder = folder
+        self._version = version
+        self._request = request
+        self._lock = threading.RLock()
+        self.runs: dict[str, Run] = {}
+        self._experiments: dict[str, dict[str, Any]] = {}
+        self._add_experiment(
+            "Default", "All runs created without specifying an experiment will be grouped here.", time.time()
+        )
+
+    def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Any:
+        """Return the answer to a request: what is sent as JSON, or text.
+
+        Raises:
+            Refused: the answer is an error.
+        """
+        for verb, pattern, handler in _ROUTES:
+            found = re.fullmatch(pattern, path)
+            if found and verb == method:
+                with self._lock:
+                    return getattr(self, handler)(*found.groups(), query=query, body=body)
+        raise Refused(501, 12, f"The test's host does not have {method} {path}")
+
+    def add_run(self, make: Callable[..., Run], pipeline: Pipeline, spec: Mapping[str, Any], **of_record: Any) -> Run:
+        """Add a run without a request.
+
+        Args:
+            make: the class of the run.
+            pipeline: its pipeline.
+            spec: the pipeline as the request has it.
+            of_record: other fields of its record.
+        """
+        workflow = f"{safe_name(pipeline.name).lower()}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+        is_old = self._version == "2.14"
+        now = time.time()
+        default = next(iter(self._experiments))
+        record = Record(
+            run_id=str(uuid.uuid4()),
+            workflow=workflow,
+            pipeline_spec=spec,
+            created=now,
+            history=[("PENDING", now)],
+            is_old=is_old,
+            **{"experiment_id": default, "display_name": pipeline.name, **of_record},
+        )
+        run = make(record, pipeline, Naming(workflow, defaults=not is_old), stateless=2 if is_old else 0)
+        with self._lock:
+            self.runs[record.run_id] = run
+            self._experiments[record.experiment_id]["last_run_created_at"] = shown_time(now)
+        return run
+
+    def _health(self, **_: Any) -> Any:
+        if self._version == "2.14":
+            return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False}
+        return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False, "pipeline_store": "database"}
+
+    def _find(self, run_id: str) -> Run:
+        if run_id not in self.runs:
+            raise no_run(run_id)
+        return self.runs[run_id]
+
+    def _get_run(self, run_id: str, **_: Any) -> Any:
+        return self._find(run_id).describe()
+
+    def _get_run_v1(self, run_id: str, **_: Any) -> Any:
+        return self._find(run_id).describe_v1()
+
+    def _list_runs(self, *, query: Mapping[str, str], **_: Any) -> Any:
+        experiment = query.get("experiment_id")
+        runs = [
+            run.describe() for run in list(self.runs.values()) if experiment in (None, "", run.record.experiment_id)
+        ]
+        return page_of(runs, query, "run_id", "runs")
+
+    def _create_run(self, *, body: Any, query: Mapping[str, str], **_: Any) -> Any:
+        spec = body.get("pipeline_spec")
+        if spec is None:
+            raise Refused(400, 3, "Failed to create a new run: the test's host needs a pipeline_spec")
+        documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
+        experiment = body.get("experiment_id") or query.get("experiment_id") or next(iter(self._experiments))
+        if experiment not in self._experiments:
+            raise no_experiment(experiment)
+        if not body.get("display_name"):
+            cause = "The run name is empty. Please specify a valid name"
+            raise Refused(400, 3, f"Failed to create a new run: Invalid input error: {cause}", cause)
+        try:
+            pipeline = pipeline_from_documents([each for each in documents if each], "pipeline_spec")
+        except TorchxKfpError:
+            raise Refused(500, 13, _BROKEN, "Internal Server Error") from None
+        config = {name: value for name, value in (body.get("runtime_config") or {}).items() if value}
+        arguments = config.get("parameters", {})
+        _verify_arguments(pipeline, arguments)
+        run = self.add_run(
+            LocalRun,
+            pipeline,
+            spec,
+            display_name=body["display_name"],
+            description=body.get("description", ""),
+            experiment_id=experiment,
+            runtime_config=config or None,
+            service_account=body.get("service_account") or "pipeline-runner",
+        )
+        answer = {**run.describe_new(), "state": "PENDING"}
+        assert isinstance(run, LocalRun)
+        run.start(self._folder, arguments, self._request)
+        return answer
+
+    def _terminate(self, run_id: str, **_: Any) -> Any:
+        run = self._find(run_id)
+        run.describe()
+        if run.record.finished is not None:
+            cause = f"Failed to terminate run {run_id}. Row not found"
+            raise Refused(400, 3, f"Failed to terminate a run: Invalid input error: {cause}", cause)
+        run.terminate()
+        return {}
+
+    def _retry(self, run_id: str, **_: Any) -> Any:
+        run = self._find(run_id)
+        if run.describe()["state"] != "FAILED":
+            cause = "Workflow must be Failed/Error to retry"  # that of a run in another state was not recorded
+            raise Refused(400, 3, f"Failed to retry a run: {cause}", cause)
+        run.retry()
+        return {}
+
+    def _archive(self, run_id: str, **_: Any) -> Any:
+        self._find(run_id).record.storage_state = "ARCHIVED"
+        return {}
+
+    def _unarchive(self, run_id: str, **_: Any) -> Any:
+        self._find(run_id).record.storage_state = "AVAILABLE"
+        return {}
+
+    def delete(self, run_id: str, **_: Any) -> Any:
+        """Delete a run."""
+        self._find(run_id).close()
+        del self.runs[run_id]
+        return {}
+
+    def _log(self, run_id: str, pod: str, **_: Any) -> Any:
+        text = self._find(run_id).log(pod)
+        if text is None:
+            message = f'Failed to read logs: pods "{pod}" not found'
+            error = Refused(500, 13, message)
+            error.answer = {"error_message": message, "error_details": message}
+            raise error
+        return text
+
+    def _add_experiment(self, name: str, description: str, created: float) -> dict[str, Any]:
+        identity = str(uuid.uuid4())
+        self._experiments[identity] = {
+            "experiment_id": identity,
+            "display_name": name,
+            **({"description": description} if description else {}),
+            "created_at": shown_time(created),
+            "storage_state": "AVAILABLE",
+            "last_run_created_at": shown_time(0),
+        }
+        return self._experiments[identity]
+
+    def _list_experiments(self, *, query: Mapping[str, str], **_: Any) -> Any:
+        return page_of(list(self._experiments.values()), query, "experiment_id", "experiments")
+
+    def _create_experiment(self, *, body: Any, **_: Any) -> Any:
+        name = body.get("display_name", "")
+        if any(each["display_name"] == name for each in self._experiments.values()):
+            cause = f"The name {name} already exist. Please specify a new name"
+            raise Refused(409, 6, f"Failed to create a new experiment: Already exist error: {cause}", cause)
+        return self._add_experiment(name, body.get("description", ""), time.time())
+
+    def _get_experiment(self, identity: str, **_: Any) -> Any:
+        if identity not in self._experiments:
+            raise no_experiment(identity)
+        return dict(self._experiments[identity])
+
+
+_ROUTES = [
+    ("GET", "/apis/v2beta1/healthz", "_health"),
+    ("GET", "/apis/v2beta1/runs", "_list_runs"),
+    ("POST", "/apis/v2beta1/runs", "_create_run"),
+    ("GET", f"/apis/v2beta1/runs/({_ID})", "_get_run"),
+    ("DELETE", f"/apis/v2beta1/runs/({_ID})", "delete"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):terminate", "_terminate"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):archive", "_archive"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):unarchive", "_unarchive"),
+    ("GET", "/apis/v2beta1/experiments", "_list_experiments"),
+    ("POST", "/apis/v2beta1/experiments", "_create_experiment"),
+    ("GET", f"/apis/v2beta1/experiments/({_ID})", "_get_experiment"),
+    ("GET", f"/apis/v1beta1/runs/({_ID})", "_get_run_v1"),
+    ("GET", f"/apis/v1alpha1/runs/({_ID})/nodes/({_ID})/log", "_log"),
+]
+_BROKEN = (
+    "Failed to create a new run: InternalServerError: Failed to create a run due to error fetching manifest: Failed "
+    "to fetch a template with an invalid pipeline spec manifest: InvalidInputError: unknown template format: pipeline "
+    "spec is invalid"
+)
+
+
+def _verify_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> None:
+    before = "Failed to create a new run: Failed to generate the ExecutionSpec: invalid pipeline job inputs: "
+    for name, parameter in pipeline.root.inputs.items():
+        if name not in arguments and not parameter.has_default and not parameter.optional:
+            cause = f"parameter {name} is not optional, yet has neither default value nor user provided value"
+            raise Refused(400, 3, f"{before}Invalid input error: {cause}", cause)
+    try:
+        complete_arguments(pipeline, arguments)
+    except TorchxKfpError as error:
+        raise Refused(400, 3, f"{before}Invalid input error: {error}", str(error)) from None

@@ -1,0 +1,90 @@
+"""Lists of the API: filters, order and pages."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tests.kfp_host.errors import Refused
+
+_SIZE, _MOST = 20, 200
+_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
+    "EQUALS": lambda have, want: have == want,
+    "NOT_EQUALS": lambda have, want: have != want,
+    "GREATER_THAN": lambda have, want: have > want,
+    "GREATER_THAN_EQUALS": lambda have, want: have >= want,
+    "LESS_THAN": lambda have, want: have < want,
+    "LESS_THAN_EQUALS": lambda have, want: have <= want,
+    "IN": lambda have, want: have in want["values"],
+    "IS_SUBSTRING": lambda have, want: want in have,
+}
+#: The numbers of operations, which kfp.Client sends.
+_NUMBERS = {
+    1: "EQUALS",
+    2: "NOT_EQUALS",
+    3: "GREATER_THAN",
+    5: "GREATER_THAN_EQUALS",
+    6: "LESS_THAN",
+    7: "LESS_THAN_EQUALS",
+    8: "IN",
+    9: "IS_SUBSTRING",
+}
+#: Other names of fields.
+_FIELDS = {"name": "display_name", "id": "run_id", "status": "state"}
+
+
+def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], key: str, kind: str) -> dict[str, Any]:
+    """Return the page of a list that a request asks for.
+
+    Args:
+        items: all items.
+        query: the parameters of the request.
+        key: the field with an item's id, by which items with the same time are ordered.
+        kind: the name of the list.
+    """
+    kept = [item for item in items if _matches(item, query.get("filter", ""))]
+    field, _, order = (query.get("sort_by") or "created_at").partition(" ")
+    field = _FIELDS.get(field, field)
+    if (items and field not in items[0]) or order not in ("", "asc", "desc"):
+        raise Refused(400, 3, "Failed to list: Invalid input error: Invalid sorting field: " + repr(field))
+    ranked = sorted(kept, key=lambda item: (item.get(field, ""), item[key]), reverse=order == "desc")
+    start = 0
+    if token := query.get("page_token"):
+        try:
+            first = json.loads(base64.b64decode(token, validate=True))["KeyFieldValue"]
+        except (ValueError, KeyError, TypeError):
+            raise Refused(400, 3, "Failed to list: Invalid input error: Invalid package token") from None
+        start = next((index for index, item in enumerate(ranked) if item[key] == first), len(ranked))
+    size = min(int(query.get("page_size", 0)) or _SIZE, _MOST)
+    page = ranked[start : start + size]
+    answer: dict[str, Any] = {kind: page, "total_size": len(kept)}
+    if start + size < len(ranked):
+        following = ranked[start + size]
+        content = {
+            "SortByFieldName": field,
+            "SortByFieldValue": following.get(field),
+            "KeyFieldName": "UUID",
+            "KeyFieldValue": following[key],
+            "IsDesc": order == "desc",
+        }
+        answer["next_page_token"] = base64.b64encode(json.dumps(content).encode()).decode()
+    return {name: value for name, value in answer.items() if value}
+
+
+def _matches(item: Mapping[str, Any], text: str) -> bool:
+    if not text:
+        return True
+    try:
+        predicates = json.loads(text)["predicates"]
+        return all(_holds(item, predicate) for predicate in predicates)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(400, 3, f"Failed to list: Invalid input error: Failed to parse the filter: {error!r}") from None
+
+
+def _holds(item: Mapping[str, Any], predicate: Mapping[str, Any]) -> bool:
+    field = _FIELDS.get(predicate["key"], predicate["key"])
+    want = next(value for name, value in predicate.items() if name not in ("key", "operation"))
+    operation = predicate["operation"]
+    return _COMPARED[_NUMBERS.get(operation, operation)](item.get(field, ""), want)

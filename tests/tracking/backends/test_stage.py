@@ -1,0 +1,340 @@
+"""The backend of ``torchx.tracker``: every method, on every kind of store, and compared to TorchX's own backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from torchx.tracker import api
+from torchx.tracker.backend.fsspec import FsspecTracker
+
+from tests.facts import says
+from torchx_kfp.contract import protocol
+from torchx_kfp.errors import CorruptResultError, ResultRefusedError, TrackerError
+from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, current_run
+from torchx_kfp.tracking.backends.stage import StageTracker, create
+from torchx_kfp.tracking.backends.torchx_files import import_torchx
+from torchx_kfp.tracking.tracker import open_store
+
+RUN = "local_cwd://session/app-1"
+OTHER = "kubernetes://default/app-2"
+
+
+def pairs(sources: Iterable[api.TrackerSource]) -> list[tuple[str, str | None]]:
+    return [(source.source_run_id, source.artifact_name) for source in sources]
+
+
+@pytest.mark.versions
+def test_every_method_is_there() -> None:
+    assert StageTracker.__abstractmethods__ == frozenset()
+    # A method that TorchX adds one day will be noticed here.
+    theirs = {name for name in vars(api.TrackerBase) if not name.startswith("_")}
+    assert theirs <= {name for name in vars(StageTracker) if not name.startswith("_")}
+
+
+@pytest.mark.versions
+class TestAgainstTorchX:
+    """Both backends do the same; the parameter tells which backend it is."""
+
+    @pytest.fixture(params=["torchx_kfp", "torchx"])
+    def backend(self, request: pytest.FixtureRequest, tmp_path: Path) -> api.TrackerBase:
+        if request.param == "torchx_kfp":
+            return create(str(tmp_path))
+        return FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
+
+    def test_nothing_is_there(self, backend: api.TrackerBase) -> None:
+        assert backend.metadata(RUN) == {}
+        assert backend.artifacts(RUN) == {}
+        assert list(backend.sources(RUN)) == []
+        assert list(backend.run_ids()) == []
+
+    def test_metadata(self, backend: api.TrackerBase) -> None:
+        backend.add_metadata(RUN, k1="v1", k2=2)
+        backend.add_metadata(RUN, k3=[1.5, None, {"a": True}])
+        backend.add_metadata(OTHER, k1="other")
+        assert backend.metadata(RUN) == {"k1": "v1", "k2": 2, "k3": [1.5, None, {"a": True}]}
+
+    def test_artifacts(self, backend: api.TrackerBase) -> None:
+        backend.add_artifact(RUN, "model", "/models/1", {"epochs": 3})
+        backend.add_artifact(RUN, "plot", "s3://plots/1")
+        assert backend.artifacts(RUN) == {
+            "model": api.TrackerArtifact("model", "/models/1", {"epochs": 3}),
+            "plot": api.TrackerArtifact("plot", "s3://plots/1", None),
+        }
+
+    def test_sources(self, backend: api.TrackerBase) -> None:
+        backend.add_source(RUN, OTHER)
+        backend.add_source(RUN, "experiment-5", artifact_name="model")
+        assert sorted(pairs(backend.sources(RUN))) == [("experiment-5", "model"), (OTHER, None)]
+        assert pairs(backend.sources(RUN, artifact_name="model")) == [("experiment-5", "model")]
+        assert pairs(backend.sources(RUN, artifact_name="plot")) == []
+        assert pairs(backend.sources(OTHER)) == []
+
+    def test_run_ids(self, backend: api.TrackerBase) -> None:
+        backend.add_metadata(RUN, a=1)
+        backend.add_artifact(OTHER, "model", "x")
+        backend.add_source("third", RUN)
+        assert sorted(backend.run_ids()) == sorted([RUN, OTHER, "third"])
+        assert list(backend.run_ids(parent_run_id=RUN)) == ["third"]
+        assert list(backend.run_ids(parent_run_id="none")) == []
+
+    def test_an_app_run(self, backend: api.TrackerBase) -> None:
+        run = api.AppRun(RUN, [backend])
+        run.add_metadata(a=1)
+        run.add_artifact("model", "/models/1")
+        run.add_source(OTHER, "data")
+        (source,) = run.sources()
+        assert (source.parent.job_id(), source.artifact_name) == (OTHER, "data")
+        assert backend.metadata(RUN) == {"a": 1}
+
+
+def test_an_artifact_of_a_source_is_said_beside_another(base: str) -> None:
+    backend = create(base)
+    for _ in range(2):
+        for name in (None, "model", "plot", ""):
+            backend.add_source(RUN, OTHER, name)
+    assert pairs(backend.sources(RUN)) == [(OTHER, None), (OTHER, "model"), (OTHER, "plot")], "each once"
+
+
+def test_run_ids_with_filters(base: str) -> None:
+    backend = create(base)
+    for run, stage, execution, epochs in (
+        ("p1", "train", "1", 3),
+        ("p1", "train", "2", 5),
+        ("p1", "use", "1", 3),
+        ("p2", "train", "1", 3),
+    ):
+        backend.add_metadata(f"{run}/{stage}/{execution}", epochs=epochs, kind=stage, none=None)
+    backend.add_metadata(RUN, epochs=3)
+    backend.add_source("p1/use/1", "p1/train/1")
+    backend.add_source("p1/use/1", "p1/train/2")
+    assert backend.run_ids(run="p1") == ["p1/train/1", "p1/train/2", "p1/use/1"]
+    assert backend.run_ids(stage="train") == ["p1/train/1", "p1/train/2", "p2/train/1"]
+    assert backend.run_ids(run="p1", stage="train", epochs="5") == ["p1/train/2"]
+    assert backend.run_ids(epochs=3, kind="train") == ["p1/train/1", "p2/train/1"]
+    assert backend.run_ids(epochs="3", run="p2") == ["p2/train/1"]
+    assert backend.run_ids(parent_run_id="p1/train/2") == ["p1/use/1"]
+    assert backend.run_ids(parent_run_id="p1/train/2", stage="train") == []
+    assert backend.run_ids(unknown="x") == []
+    assert RUN in backend.run_ids(epochs="3")
+    assert len(list(backend.run_ids())) == 5
+
+
+def test_lineage(base: str) -> None:
+    backend = create(base)
+    backend.add_artifact("p1/train/1", "model", "s3://models/1")
+    backend.add_source("p1/use/1", "p1/train/1", "model")
+    backend.add_source("p2/deploy/1", "p1/use/1")
+    found = backend.lineage("p1/use/1")
+    assert isinstance(found, api.Lineage)
+    assert (found.ancestors, found.descendants) == (("p1/train/1",), ("p2/deploy/1",))
+    assert found.links == (
+        Link("p1/train/1", "p1/use/1", None, (Artifact("model", "s3://models/1"),), named=True),
+        Link("p1/use/1", "p2/deploy/1"),
+    )
+
+
+def test_both_sides_are_one_store(base: str) -> None:
+    context = protocol.StageContext(base, "p1/train/1", {"data": "p1/prepare/1"})
+    run = current_run(protocol.encode(context))
+    backend = create(base)
+    run.add_metadata(a=1)
+    backend.add_metadata(run.id, b=2)
+    backend.add_artifact(run.id, "model", "s3://models/1", {"x": 1})
+    assert run.metadata() == backend.metadata(run.id) == {"a": 1, "b": 2}
+    assert run.artifacts()["model"] == Artifact("model", "s3://models/1", {"x": 1})
+    assert pairs(backend.sources(run.id)) == [("p1/prepare/1", None)]
+    run.put(accuracy=0.5)
+    assert FsspecResultTracker(base).keys() == ["p1/train/1"]
+
+
+def test_what_cannot_be_stored(tmp_path: Path) -> None:
+    with pytest.raises(ResultRefusedError, match=says("'r'", "metadata", "JSON", "Use")):
+        create(str(tmp_path)).add_metadata("r", a=object())
+
+
+IN_A_STAGE = """
+import json, sys
+from torchx.tracker import AppRun
+run = AppRun.run_from_env()
+[backend] = run.backends
+run.add_metadata(epochs=3)
+sources = [(s.parent.job_id(), s.artifact_name) for s in run.sources()]
+print(json.dumps({"type": type(backend).__module__, "id": run.job_id(), "sources": sources,
+                  "ancestors": backend.lineage(run.id).ancestors}))
+"""
+
+
+def in_a_stage(base: object, parents: dict[str, Any], code: str = IN_A_STAGE) -> dict[str, Any]:
+    environ = protocol.encode(protocol.StageContext(str(base), "p1/use/1", parents))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env={**os.environ, **environ}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("store", ["local", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.mark.versions
+def test_a_stage_finds_it_and_all_that_it_reads_is_recorded(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    base = tmp_path if store == "local" else request.getfixturevalue("s3_base")
+    trials = ("p1/train/2", "p1/train/1")
+    found = in_a_stage(base, {"prepare": "p1/prepare/1", "trials": trials, "empty": ()})
+    assert found == {
+        "type": "torchx_kfp.tracking.backends.stage",
+        "id": "p1/use/1",
+        "sources": [["p1/prepare/1", None], ["p1/train/2", None], ["p1/train/1", None]],
+        "ancestors": ["p1/prepare/1", *trials],
+    }
+    assert in_a_stage(base, {"prepare": "p1/prepare/1", "trials": trials, "empty": ()}) == found, "a second replica"
+
+
+def test_a_stage_that_reads_nothing(tmp_path: Path) -> None:
+    assert in_a_stage(tmp_path, {})["sources"] == []
+
+
+@pytest.mark.parametrize("config", ["", None])
+def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(protocol.TRACKER_BASE, raising=False)
+    with pytest.raises(TrackerError, match=says("''", "tracker base", "directory", "Use")):
+        create(config)
+    monkeypatch.setenv(protocol.TRACKER_BASE, str(tmp_path))
+    assert repr(create(config)) == f"StageTracker({str(tmp_path)!r})"
+
+
+class TestImport:
+    """TorchX's own backend writes files, and this project imports them."""
+
+    @pytest.fixture(params=["file", "memory"])
+    def theirs(self, request: pytest.FixtureRequest, tmp_path: Path) -> FsspecTracker:
+        if request.param == "memory":
+            request.getfixturevalue("memory_base")
+        root = str(tmp_path / "torchx") if request.param == "file" else "/torchx"
+        filesystem = fsspec.filesystem(request.param)
+        filesystem.mkdirs(root)
+        return FsspecTracker(filesystem, root)
+
+    def root(self, theirs: FsspecTracker) -> str:
+        return str(theirs.fs.unstrip_protocol(theirs._path_builder.path()))
+
+    @pytest.mark.versions
+    def test_all_of_it(self, theirs: FsspecTracker, base: str) -> None:
+        if base.startswith("memory"):
+            base = "memory://other"
+        theirs.add_metadata(RUN, epochs=1, note="ü")
+        theirs.add_metadata(RUN, epochs=2)
+        theirs.add_artifact(RUN, "model", "/models/1")
+        theirs.add_artifact(RUN, "model", "/models/2", {"x": [1]})
+        theirs.add_source(RUN, OTHER)
+        theirs.add_source("third", RUN, "model")
+        theirs.add_metadata(OTHER, a=None)
+        ours = create(base)
+        ours.add_metadata("p1/train/1", own=1)
+        for _ in range(2):
+            assert import_torchx(open_store(self.root(theirs)), ours.store) == {RUN: 5, OTHER: 1, "third": 1}
+            assert ours.metadata(RUN) == {"epochs": 2, "note": "ü"}
+            assert ours.artifacts(RUN) == {"model": api.TrackerArtifact("model", "/models/2", {"x": [1]})}
+            assert pairs(ours.sources(RUN)) == [(OTHER, None)]
+            assert pairs(ours.sources("third")) == [(RUN, "model")]
+            assert ours.metadata(OTHER) == {"a": None}
+            assert sorted(ours.run_ids()) == sorted([RUN, OTHER, "third", "p1/train/1"])
+        assert ours.lineage(RUN).descendants == ("third",)
+        ours.add_metadata(RUN, epochs=3)
+        import_torchx(open_store(self.root(theirs)), ours.store)
+        assert ours.metadata(RUN)["epochs"] == 3, "what is newer stays"
+
+    def test_from_one_base_to_the_same(self, tmp_path: Path) -> None:
+        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
+        theirs.add_metadata(RUN, a=1)
+        ours = create(str(tmp_path))
+        assert import_torchx(open_store(tmp_path), ours.store) == {RUN: 1}
+        assert import_torchx(open_store(tmp_path), ours.store) == {RUN: 1}
+        assert ours.metadata(RUN) == {"a": 1}
+
+    def test_other_files_are_left_alone(self, tmp_path: Path) -> None:
+        root = tmp_path / "torchx"
+        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
+        theirs._path_builder = type(theirs._path_builder)(str(root))
+        theirs.add_metadata(RUN, a=1)
+        (root / "notes.txt").write_text("x")
+        (root / "no base32" / "metadata").mkdir(parents=True)
+        (root / "no base32" / "metadata" / "1").write_text("x")
+        assert import_torchx(open_store(root), create(str(tmp_path / "ours")).store) == {RUN: 1}
+
+    def test_nothing_is_there(self, tmp_path: Path) -> None:
+        with pytest.raises(TrackerError, match=says(f"'{tmp_path}'", "FsspecTracker")):
+            import_torchx(open_store(tmp_path), create(str(tmp_path)).store)
+
+    @pytest.mark.parametrize(
+        ("kind", "content"),
+        [
+            ("metadata", "{"),
+            ("metadata", "[]"),
+            ("metadata", "{}"),
+            ("metadata", '{"metadata": 1}'),
+            ("artifacts", "{}"),
+        ],
+    )
+    def test_what_torchx_does_not_write(self, tmp_path: Path, kind: str, content: str) -> None:
+        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
+        theirs._persist(RUN, kind, {"x": 1})
+        (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+        file.write_text(content)
+        with pytest.raises(
+            CorruptResultError, match=says(file, "is not a file of TorchX's tracker", "Remove", "import again")
+        ):
+            import_torchx(open_store(tmp_path), create(str(tmp_path)).store)
+
+    def test_what_is_no_entry_may_be_left_out(self, tmp_path: Path) -> None:
+        """TorchX truncates a file before it writes: a process that was killed leaves an empty one."""
+        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
+        theirs.add_metadata(RUN, a=1)
+        (broken,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+        broken.write_text("")
+        theirs.add_metadata(OTHER, b=1)
+        ours = create(str(tmp_path / "ours"))
+        errors: list[CorruptResultError] = []
+        assert import_torchx(open_store(tmp_path), ours.store, corrupt=errors.append) == {OTHER: 1}
+        assert [str(broken) in str(error) for error in errors] == [True]
+        assert ours.run_ids() == [OTHER]
+
+
+def test_what_are_no_sources_is_left_out_of_the_lineage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    backend = create(str(tmp_path))
+    backend.add_source("p/b/1", "p/a/1")
+    for number, content in enumerate(("{", "{}")):
+        path = tmp_path / ".torchx_kfp" / "sources" / f"p%2Fc%2F{number}" / "1"
+        path.parent.mkdir()
+        path.write_text(content)
+    assert backend.lineage("p/a/1").descendants == ("p/b/1",)
+    assert caplog.text.count("Left out of the lineage: ") == 2
+
+
+def test_a_tracker_base_in_the_home_folder(tmp_path: Path) -> None:
+    """TorchX's configuration and its variables may contain it, and shells do not expand it there."""
+    code = (
+        "from torchx.tracker import AppRun; run = AppRun.run_from_env()\n"
+        "run.add_metadata(epochs=3); run.add_artifact('model', '~/model')"
+    )
+    environ = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "TORCHX_JOB_ID": "p1/train/e1",
+        "TORCHX_TRACKERS": "torchx_kfp",
+        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "~/results",
+    }
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environ, cwd=tmp_path, check=True)
+    tracker = StageTracker(tmp_path / "results")
+    assert tracker.metadata("p1/train/e1") == {"epochs": 3}
+    assert tracker.artifacts("p1/train/e1")["model"].path == str(tmp_path / "model")
+    assert not (tmp_path / "~").exists()

@@ -1,0 +1,57 @@
+"""The tracker base as programs that run or show stages need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.recorder import Recorder, is_run_id, written_folders
+from torchx_kfp.tracking.statements import add_metadata
+
+
+def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FsspecResultTracker(tmp_path / "results")["a/b/c"] = {"x": 1}
+    assert Recorder.open("results", tmp_path).keys() == ["a/b/c"]
+    assert Recorder.open(str(tmp_path / "results"), "/elsewhere").keys() == ["a/b/c"]
+    assert Recorder.open("memory://results", tmp_path).folder is None
+    monkeypatch.chdir(tmp_path)
+    assert Recorder.open("results").folder == str(tmp_path / "results")
+
+
+def test_a_check_leaves_nothing_behind(base: str, tmp_path: Path) -> None:
+    recorder = Recorder.open(base)
+    recorder.verify_writable()
+    assert recorder.store.files() == []
+    (tmp_path / "file").touch()
+    with pytest.raises(TrackerError, match="not a directory"):
+        Recorder.open(str(tmp_path / "file")).verify_writable()
+
+
+def test_all_that_is_recorded_has_a_time(base: str) -> None:
+    recorder = Recorder.open(base)
+    recorder["one/train/1"] = {"x": 1}
+    add_metadata(recorder.store, "two/train/1", {"x": 1})
+    assert (recorder.keys(), recorder.run_ids()) == (["one/train/1"], ["two/train/1"])
+    assert recorder.written("one").keys() == {"one/train/1"}
+    assert recorder.written("two") == {}
+    times = recorder.last_written()
+    assert times == {"one": recorder.written("one")["one/train/1"], "two": times["two"]}
+
+
+def test_a_container_shares_the_folders_of_its_run_only(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder["one/train/1"] = {"x": 1}
+    add_metadata(recorder.store, "one/train/1", {"x": 1})
+    folders = written_folders(tmp_path, "one")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(any(path.is_relative_to(folder) for folder in folders) for path in files)
+    assert tmp_path not in folders
+
+
+@pytest.mark.parametrize("text", ["", "a/b", "b/train/1", "a/train/1/2", "a/../1", "a/.torchx_kfp/1", "a//1"])
+def test_a_host_may_call_anything_a_run_id(text: str) -> None:
+    assert is_run_id("a/train/1", "a")
+    assert not is_run_id(text, "a")

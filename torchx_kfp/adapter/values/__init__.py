@@ -1,1 +1,0 @@
-"""Values of an AppDef that are known only at run time, and how they reach the application unchanged."""

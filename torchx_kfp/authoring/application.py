@@ -1,0 +1,244 @@
+"""The application of a stage: the entrypoint, arguments and variables of its role, with macros applied.
+
+TorchX substitutes macros with ``string.Template``, which also turns ``$$`` into ``$``. Here, only macros are replaced,
+so that all other text reaches the application as it is in the AppDef. There is one exception: ``$${${rank0_env}``,
+which ``dist.ddp`` writes, becomes ``${TORCHX_RANK0_HOST``, the shell's expansion of the variable that the macro names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx import specs
+from torchx.schedulers import kubernetes_scheduler
+
+from torchx_kfp.authoring.channels import check_parts, parse, parse_checked
+from torchx_kfp.authoring.fields import (
+    Resources,
+    read_node_selector,
+    read_resources,
+    read_retries,
+    read_role,
+    read_volumes,
+)
+from torchx_kfp.authoring.naming import label_value
+from torchx_kfp.authoring.options import (
+    PROTOCOL_VARIABLES,
+    StageSettings,
+    check_variables,
+    secret_variables,
+    tracker_env,
+)
+from torchx_kfp.authoring.references import (
+    REPLICA,
+    Parts,
+    check_word,
+    is_constant,
+    join_constants,
+    parameter_text,
+)
+from torchx_kfp.authoring.shell import lift_arguments
+from torchx_kfp.contract import protocol
+from torchx_kfp.contract.carried.programs import PUBLISHER, RESULTS_PUBLISHER, WORKSPACE
+from torchx_kfp.contract.command import Outputs, installed_program
+from torchx_kfp.contract.inputs import RUN_ID, output_placeholder
+from torchx_kfp.contract.scripts import retry_words
+from torchx_kfp.errors import AppDefError, ChannelError
+
+_MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
+#: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None in versions without them.
+_FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
+#: The exit code of a launcher, or of the program that unpacks a workspace, if it could not start the application, as
+#: that of other launchers: docker, env, timeout.
+NOT_STARTED = 125
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The program of a stage and its pod.
+
+    ``variables`` are the words of ``env`` before the program, ``program`` constant words that begin it, and ``words``
+    the others. ``kept`` are variables that all stages of a pipeline share. ``takes_config`` tells whether the program
+    gets what is set on the task, and ``has_volumes`` whether its own pod has the task's volumes, too.
+    """
+
+    role: specs.Role
+    image: Parts
+    variables: Sequence[Parts]
+    program: Sequence[str]
+    words: Sequence[Parts]
+    kept: Iterable[str] = ()
+    field_paths: Mapping[str, str] = field(default_factory=dict)
+    resources: Resources = field(default_factory=Resources)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[tuple[str, str]] = ()
+    takes_config: bool = False
+    has_volumes: bool = True
+
+
+@dataclass(frozen=True)
+class RoleCommand:
+    """The application's command line and its variables; ``field_paths`` are variables that name fields of the pod."""
+
+    entrypoint: Parts
+    args: Sequence[Parts]
+    env: Mapping[str, Parts]
+    field_paths: Mapping[str, str]
+
+
+def read_payload(app: specs.AppDef, settings: StageSettings) -> Payload:
+    """Read the stage of a role with one replica, whose pod KFP makes."""
+    if settings.replicas is not None:
+        raise AppDefError("replicas is given, but no engine. Give one, such as engine='job': it runs the replicas.")
+    role = read_role(app)
+    where = f"role {role.name!r}"
+    tracked = settings.tracker_base is not None
+    application = read_role_command(app, role, settings)
+    shared = tracker_env(settings.trackers)
+    variables, words = application_words(
+        application.entrypoint, application.args, {**shared, **application.env}, where, first=not tracked
+    )
+    return Payload(
+        role=role,
+        image=parse_checked(role.image, f"image of {where}"),
+        variables=variables,
+        program=check_program(retry_words(read_retries(role), output_placeholder(RUN_ID) if tracked else None)),
+        words=words,
+        kept={*shared, *application.env} - role.env.keys(),
+        field_paths=application.field_paths,
+        resources=read_resources(role),
+        node_selector=read_node_selector(role),
+        volumes=read_volumes(role),
+    )
+
+
+def read_role_command(
+    app: specs.AppDef, role: specs.Role, settings: StageSettings, *, replicas: bool = False
+) -> RoleCommand:
+    """Read the role's entrypoint, arguments and variables.
+
+    Args:
+        app: the AppDef, whose name is ``${app_id}``.
+        role: one of its roles.
+        settings: the options of the stage.
+        replicas: whether the role may have several replicas: ``${replica_id}`` becomes ``REPLICA``, next to which text
+            is not checked, and an engine sets the host of replica 0.
+    """
+    where = f"role {role.name!r}"
+    tracked = settings.tracker_base is not None
+    configs = [protocol.tracker_config_variable(name) for name in settings.trackers]
+    for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, *configs) if tracked else ():
+        if name in role.env:
+            raise AppDefError(
+                f"env of {where} sets {name} to {role.env[name]!r}, but a tracked stage gets this variable from the "
+                "pipeline. Remove it, or do not track the stage (no tracker_base)."
+            )
+    # The values of ``torchx.specs.macros``. ``app_id`` is the AppDef's name, because a value that changed with each run
+    # would defeat KFP's caching. In a container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler, where
+    # ``base_img_root`` is deprecated.
+    macros = {
+        "img_root": "",
+        "base_img_root": "",
+        "app_id": app.name,
+        "replica_id": parameter_text(REPLICA) if replicas else "0",
+        "rank0_env": protocol.RANK0_HOST,
+    }
+    texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
+    variables: dict[str, Any] = dict(role.env)
+    if not replicas and any("${rank0_env}" in text for text in texts):
+        variables.setdefault(protocol.RANK0_HOST, "localhost")
+
+    def read(value: object, place: str) -> Parts:
+        if isinstance(value, str):
+            # In one pass: a value that looks like a macro stays as it is.
+            value = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], value)
+        return parse(value, place)
+
+    env: dict[str, Parts] = {}
+    field_paths: dict[str, str] = {}
+    for key, value in variables.items():
+        if not key or "=" in key or key.startswith("-"):
+            raise AppDefError(f"env of {where} has the name {key!r}, which a variable cannot have.")
+        check_word(key, f"A name in env of {where}")
+        place = f"env[{key!r}] of {where}"
+        parts = _check(read(value, place), place)
+        if _FIELD_PATH and isinstance(parts[0], str) and parts[0].startswith(_FIELD_PATH):
+            if len(parts) > 1:
+                raise ChannelError(
+                    f"{place} names a field of the pod with a pipeline channel inside. The field must be known when "
+                    "the pipeline is compiled."
+                )
+            field_paths[key] = parts[0].removeprefix(_FIELD_PATH)
+        else:
+            env[key] = parts
+    # TorchX applies macros only to args and env.
+    entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
+    args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
+    taken = (*secret_variables(settings.secrets), *configs)
+    args, lifted = lift_arguments(entrypoint, args, env, where, taken)
+    env.update({variable: (reference,) for variable, reference in lifted.items()})
+    args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
+    reserved = (*PROTOCOL_VARIABLES, *tracker_env(settings.trackers)) if tracked else ()
+    check_variables(settings.secrets, {*env, *field_paths}, reserved, where)
+    return RoleCommand(entrypoint, args, env, field_paths)
+
+
+def _check(parts: Parts, place: str) -> Parts:
+    return parts if REPLICA in parts else check_parts(parts, place)
+
+
+def check_program(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of a stage's own program if processes can receive them."""
+    for word in words:
+        check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
+    return words
+
+
+def workspace_program(*, inline: bool) -> str:
+    """Return the program that unpacks a workspace: its text, or one that needs torchx-kfp in the image."""
+    return WORKSPACE if inline else installed_program("torchx_kfp", "workspace")
+
+
+def publisher_program(outputs: Outputs, *, inline: bool) -> str:
+    """Return the program that publishes the outputs: its text, or one that needs torchx-kfp in the image."""
+    if not inline:
+        return installed_program("torchx_kfp", "publisher")
+    # The metrics are always there.
+    is_plain = len(outputs.artifacts) == 1 and not any(kind in ("list", "dict") for kind, _ in outputs.results.values())
+    return RESULTS_PUBLISHER if is_plain and outputs.may_fail is None else PUBLISHER
+
+
+def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> dict[str, str]:
+    """Return the labels that TorchX's Kubernetes scheduler sets; Kubernetes recommends some of them.
+
+    Args:
+        app: the AppDef.
+        role: one of its roles.
+        alone: whether the pod is the only one. Otherwise, the labels with its number are left out.
+    """
+    labels = kubernetes_scheduler.pod_labels(app, 0, role, 0, app.name)
+    numbers = ("/replica-id", "/role-index")
+    return {key: label_value(str(value)) for key, value in labels.items() if alone or not key.endswith(numbers)}
+
+
+def application_words(
+    entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str, *, first: bool
+) -> tuple[tuple[Parts, ...], tuple[Parts, ...]]:
+    """Return the words of ``env`` that set the application's variables, and the application's command line.
+
+    ``first`` tells whether these words begin the command: older backends do not fill placeholders into the first one.
+    """
+    assignments = [
+        check_parts(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}") for name, parts in env.items()
+    ]
+    prefix: tuple[Parts, ...] = (("env",),) if env or (first and not is_constant(entrypoint)) else ()
+    if prefix and any(isinstance(part, str) and "=" in part for part in entrypoint):
+        shown = "".join(part if isinstance(part, str) else f"<{part.name}>" for part in entrypoint)
+        raise AppDefError(
+            f"The entrypoint of {where} contains '=' ({shown!r}), so the `env` before it takes it for a "
+            "variable. Call it through a shell or a link without '='."
+        )
+    return (*prefix, *assignments), (entrypoint, *args)

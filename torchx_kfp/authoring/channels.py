@@ -1,0 +1,379 @@
+"""The scope in which a pipeline channel has one value: the loops, conditions and exit handlers around its task."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from kfp import dsl
+from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
+from kfp.dsl.types import type_utils
+
+from torchx_kfp.authoring.references import PARAMETER, Parts, Reference, check_word, parameter
+from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.contract.inputs import find_rewritten
+from torchx_kfp.errors import AppDefError, ChannelError
+
+
+def pipeline_here(where: str) -> pipeline_context.Pipeline:
+    """Return the pipeline that is being defined."""
+    pipeline = pipeline_context.Pipeline.get_default_pipeline()
+    if pipeline is None:
+        raise ChannelError(
+            f"{where} contains a pipeline channel, but no pipeline is being defined here. Components need static "
+            "AppDefs; call task_from_app inside the pipeline function instead."
+        )
+    return pipeline
+
+
+def check_in_scope(channel: pipeline_channel.PipelineChannel, where: str) -> None:
+    """Reject a channel that has no value, or several values, where it is used."""
+    pipeline = pipeline_here(where)
+    if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
+        # Do not use getattr: an item takes every attribute that it does not have for a field.
+        item = channel.loop_argument if isinstance(channel, for_loop.LoopArgumentVariable) else channel
+        loops = [group.loop_argument for group in pipeline.groups if isinstance(group, tasks_group.ParallelFor)]
+        if not any((loop.task_name, loop.name) == (item.task_name, item.name) for loop in loops):
+            raise ChannelError(f"{where} uses {channel.full_name!r} outside its loop. Use loop items inside it.")
+        return
+    task = pipeline.tasks.get(channel.task_name)
+    if not isinstance(channel, pipeline_channel.OneOfMixin) and getattr(channel, "task", task) not in (None, task):
+        raise ChannelError(
+            f"{where} uses the output {channel.name!r} of {channel.task_name!r}, a task of another pipeline. Pass it "
+            "into this one as a parameter."
+        )
+    for group in _closed_groups(channel, pipeline):
+        uses = f"{where} uses the output {channel.name!r} of {channel.task_name!r} outside the"
+        if isinstance(group, tasks_group.ParallelFor):
+            raise ChannelError(
+                f"{uses} dsl.ParallelFor loop in which the task runs: there is a value for each item. Read the results "
+                "of all through the tracker, with reads={'trials': dsl.Collected(task.outputs['run_id'])}."
+            )
+        if isinstance(group, tasks_group.ExitHandler):
+            raise ChannelError(
+                f"{uses} dsl.ExitHandler in which the task runs, but KFP does not pass it on. Use it inside."
+            )
+        raise ChannelError(
+            f"{uses} condition under which the task runs: there may be no value. Use it inside, or have a task in both "
+            "branches and pass dsl.OneOf(task.outputs[...], other_task.outputs[...])."
+        )
+
+
+def is_in_loop(channel: pipeline_channel.PipelineChannel) -> bool:
+    """Tell whether the channel's task is in a loop that has ended, so that the channel has several values."""
+    groups = _closed_groups(channel, pipeline_here("dsl.Collected"))
+    return any(isinstance(group, tasks_group.ParallelFor) for group in groups)
+
+
+def _closed_groups(
+    channel: pipeline_channel.PipelineChannel, pipeline: pipeline_context.Pipeline
+) -> list[tasks_group.TasksGroup]:
+    """Return the groups around the channel's task that have ended, innermost first."""
+    task = pipeline.tasks.get(channel.task_name)
+    group = task.parent_task_group if task else None
+    groups = []
+    while group is not None:
+        if group not in pipeline.groups:
+            groups.append(group)
+        group = group.parent_task_group
+    return groups
+
+
+_CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
+_CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
+#: The rest of a channel's text if Python has changed or cut it; ``;}}`` is legal after an opening brace.
+_REMAINS = re.compile(r"\{\{channel:|\{\{c(h(a(n(n(el?)?)?)?)?)?\Z|\A[^\s{]*;\}\}", re.IGNORECASE)
+_FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
+
+#: The objects that f-strings have turned into text, by the beginning of that text.
+_TRACES = {
+    "<kfp.dsl.pipeline_task.PipelineTask object at 0x": "a task (pass one of its outputs, or reads=task)",
+    "ConditionOperation(operator=": "a comparison of pipeline channels (only dsl.If takes one)",
+}
+
+#: Placeholders that KFP fills in if they are the whole value of a task's input.
+_PLACEHOLDERS = {
+    getattr(dsl, name): name.removesuffix("_PLACEHOLDER").lower()
+    for name in (
+        "PIPELINE_JOB_NAME_PLACEHOLDER",
+        "PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER",
+        "PIPELINE_JOB_ID_PLACEHOLDER",
+        "PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER",
+        "PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
+        "PIPELINE_TASK_NAME_PLACEHOLDER",
+        "PIPELINE_TASK_ID_PLACEHOLDER",
+        "PIPELINE_ROOT_PLACEHOLDER",
+    )
+}
+
+
+def parse(value: object, where: str) -> Parts:
+    """Read the value as constant text and references, in order.
+
+    Args:
+        value: a string, which may contain channels as text, or a channel.
+        where: the value's place in the AppDef, for errors.
+    """
+    if isinstance(value, pipeline_channel.PipelineChannel):
+        return (_reference(value, where),)
+    if not isinstance(value, str):
+        raise AppDefError(_no_text(value, where))
+    if value in _PLACEHOLDERS:
+        return (Reference(value, value, _PLACEHOLDERS[value], "STRING"),)
+    for placeholder in _PLACEHOLDERS:
+        if placeholder in value:
+            raise ChannelError(
+                f"{where} contains {placeholder} inside other text: {value!r}. KFP fills it in only if it is the whole "
+                "value: pass it as a separate argument or variable."
+            )
+    parts: list[str | Reference] = []
+    end = 0
+    for found in _CHANNELS.finditer(value):
+        if found.start() > end:
+            parts.append(value[end : found.start()])
+        if found["input"]:
+            parts.append(parameter(found["input"], found["kind"]))
+        else:
+            parts.append(_reference(_resolve(found, where), where))
+        end = found.end()
+    if end < len(value) or not parts:
+        parts.append(value[end:])
+    for part in parts:
+        if isinstance(part, str):
+            _refuse_lost(part, where)
+    remains = _REMAINS.search(_CHANNELS.sub("{", value))
+    if remains:
+        raise ChannelError(
+            f"{where} contains {remains.group()!r}, a part of a pipeline channel's text, in {value!r}. The channel has "
+            'a value only when the pipeline runs: pass its text unchanged, f"{channel}", and cut or convert the value '
+            "in the application."
+        )
+    return tuple(parts)
+
+
+def check_parts(parts: Parts, where: str) -> Parts:
+    """Return the parts if they arrive unchanged: constant text can be escaped, but text next to a channel cannot."""
+    for part, follower in zip(parts, (*parts[1:], None), strict=True):
+        if isinstance(part, str):
+            check_word(part, where)
+            if len(parts) > 1:
+                check_beside_channel(part, where, before=follower is not None)
+    return parts
+
+
+def parse_checked(value: object, where: str) -> Parts:
+    """Read the value's parts, and check that they arrive unchanged: see ``parse`` and ``check_parts``."""
+    return check_parts(parse(value, where), where)
+
+
+def contains_channel(value: object) -> bool:
+    """Tell whether there is a channel anywhere in the value: in text, in a list, or in a dict's keys and values."""
+    if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
+        return True
+    if isinstance(value, str):
+        return _CHANNELS.search(value) is not None
+    if isinstance(value, dict):
+        return any(contains_channel(item) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple | set):
+        return any(contains_channel(item) for item in value)
+    return False
+
+
+def may_be_a_whole_number(part: str | Reference) -> bool:
+    """Tell whether a part is a channel for an int, or an item of a list whose items have an unknown type.
+
+    To KFP, an item of a parameter or an output of the type ``list`` is a string, and so are its fields.
+    """
+    if not isinstance(part, Reference):
+        return False
+    channel: Any = part.argument
+    item = channel.loop_argument if isinstance(channel, for_loop.LoopArgumentVariable) else channel
+    unknown = isinstance(item, for_loop.LoopParameterArgument) and not isinstance(item.items_or_pipeline_channel, list)
+    return part.type == "NUMBER_INTEGER" or (unknown and channel.channel_type == "String")
+
+
+def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
+    """Return the channel's type in the IR, ``ARTIFACT`` if it is not a parameter."""
+    try:
+        return str(type_utils.get_parameter_type_name(channel.channel_type))
+    except (ValueError, TypeError, AttributeError):
+        return "ARTIFACT"
+
+
+def _no_text(value: object, where: str) -> str:
+    if isinstance(value, dsl.PipelineTask):
+        return (
+            f"{where} is the task {value.name!r}. Pass one of its outputs, task.outputs['...'], or read its results "
+            "through the tracker with reads=task."
+        )
+    if isinstance(value, pipeline_channel.ConditionOperation):
+        return (
+            f"{where} is a comparison of pipeline channels, which only dsl.If accepts. Pass the values, and compare "
+            "them in the application."
+        )
+    if value is None:
+        return f"{where} is None, but must be a string. Leave it out, or pass '' if you mean an empty one."
+    # Only for these types is the text of the value likely to be meant.
+    meant = f": write {str(value)!r}" if isinstance(value, (int, float, os.PathLike)) else ""
+    return f"{where} is {value!r} ({type(value).__name__}), but must be a string{meant}."
+
+
+def _refuse_lost(text: str, where: str) -> None:
+    """Reject text that an f-string has made from another object, and that KFP would take for a constant."""
+    for trace, what in _TRACES.items():
+        if trace in text:
+            raise ChannelError(f"{where} contains {what} as text: {text!r}.")
+    pipeline = pipeline_context.Pipeline.get_default_pipeline()
+    for group in pipeline.groups if pipeline else ():
+        name = group.loop_argument.name if isinstance(group, tasks_group.ParallelFor) else None
+        if isinstance(name, str) and name in text:
+            raise ChannelError(
+                f"{where} contains {text!r}, KFP's own name of a loop's item: .name and .full_name of an item are this "
+                "name, not fields of its dict. Rename the field."
+            )
+
+
+def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Reference:
+    if isinstance(channel, dsl.Collected):
+        raise ChannelError(
+            f"{where} contains dsl.Collected of {channel.task_name!r}, a list of values. Read it instead, with "
+            "reads={'trials': dsl.Collected(task.outputs['run_id'])}: the tracker has the results of each."
+        )
+    kind = ir_type(channel)
+    if kind == "ARTIFACT" or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
+        raise ChannelError(
+            f"{where} contains the artifact {channel.full_name!r}, but text can only contain parameters. Pass the "
+            "artifact's URI as a parameter, or record it as a result and read it through the tracker."
+        )
+    if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
+        raise ChannelError(f"{where} contains {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
+    check_in_scope(channel, where)
+    _check_field(channel, where)
+    for group in pipeline_here(where).groups:
+        if isinstance(group, tasks_group.ParallelFor):
+            _loop_item(group, where)
+    channel = _with_true_type(channel)
+    carrier = None
+    if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
+        loop = pipeline_here(where).groups[-1]
+        if getattr(loop, "loop_argument", None) is not channel.loop_argument:
+            # KFP passes a field of a constant item into a group inside the loop only together with the item.
+            carrier = _reference(channel.loop_argument, where)
+    return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), carrier)
+
+
+def _check_field(channel: pipeline_channel.PipelineChannel, where: str) -> None:
+    """Reject a field that no item of a loop over constants has."""
+    if isinstance(channel, for_loop.LoopArgumentVariable):
+        items = channel.loop_argument.items_or_pipeline_channel
+        fields = list(dict.fromkeys(name for item in items for name in item)) if isinstance(items, list) else []
+        if fields and channel.subvar_name not in fields:
+            raise ChannelError(
+                f"{where} contains the field {channel.subvar_name!r}, which no item of the loop has."
+                f"{did_you_mean(channel.subvar_name, fields)} Their fields: {', '.join(map(repr, fields))}."
+            )
+
+
+def channel_key(channel: pipeline_channel.PipelineChannel) -> str:
+    """Return a key that distinguishes the channel from others of its pipeline."""
+    kind = "collected " if isinstance(channel, dsl.Collected) else ""
+    return f"{kind}{channel.task_name or ''};{channel.name}"
+
+
+def _with_true_type(channel: pipeline_channel.PipelineChannel) -> pipeline_channel.PipelineChannel:
+    """Return the channel; an item of a loop over constants gets the common type of all items.
+
+    KFP uses the type of the first item, and for all fields of dict items the type of the first field. So it makes
+    ``name`` in ``{"lr": 0.1, "name": "a"}`` a number, which the backend rejects, and the items of ``[1, 0.5]``
+    integers, which kfp.local truncates.
+    """
+    if isinstance(channel, for_loop.LoopArgumentVariable):
+        item = channel.loop_argument
+        if isinstance(item.items_or_pipeline_channel, list):
+            fields = [entry.get(channel.subvar_name) for entry in item.items_or_pipeline_channel]
+            channel = for_loop.LoopArgumentVariable(item, channel.subvar_name)
+            channel.channel_type = _common_type(fields)
+    elif isinstance(channel, for_loop.LoopParameterArgument) and isinstance(channel.items_or_pipeline_channel, list):
+        kind = _common_type(channel.items_or_pipeline_channel)
+        if type_utils.get_parameter_type(kind) != type_utils.get_parameter_type(channel.channel_type):
+            channel = for_loop.LoopParameterArgument(
+                channel.items_or_pipeline_channel, name_override=channel.name, channel_type=kind
+            )
+    return channel
+
+
+def _common_type(values: list[object]) -> str:
+    kinds = {type(value) for value in values}
+    if kinds == {int, float}:
+        return "float"
+    return kinds.pop().__name__ if len(kinds) == 1 else "str"
+
+
+def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
+    """Return the input's name in KFP's UI: ``lr``, ``item``, ``item_lr``, or ``accuracy`` for an output of any task."""
+    if isinstance(channel, for_loop.LoopArgumentVariable):
+        return f"item_{channel.subvar_name}"
+    if isinstance(channel, for_loop.LoopParameterArgument):
+        return "item"
+    # KFP names the single output of a Python component "Output", which cannot be the name of an input.
+    return "output" if channel.name == "Output" else str(channel.name)
+
+
+def _loop_item(loop: tasks_group.ParallelFor, where: str) -> pipeline_channel.PipelineChannel:
+    item = loop.loop_argument
+    for attribute in ("name", "task_name", "channel_type", "pipeline"):
+        if isinstance(getattr(item, attribute), for_loop.LoopArgumentVariable):
+            raise ChannelError(
+                f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP has an attribute of "
+                "that name, which the field would hide: rename the field."
+            )
+    return item
+
+
+def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChannel:
+    """Return the channel that KFP wrote as this text."""
+    pipeline = pipeline_here(where)
+    task_name, name = found["task"], found["name"]
+    for group in reversed(pipeline.groups):
+        if not isinstance(group, tasks_group.ParallelFor):
+            continue
+        item = _loop_item(group, where)
+        if (item.task_name or "") != task_name:
+            continue
+        if name == item.name:
+            return item
+        if name.startswith(item.name + _FIELD):
+            return for_loop.LoopArgumentVariable(item, name.removeprefix(item.name + _FIELD))
+    if task_name:
+        task = pipeline.tasks.get(task_name)
+        if task is not None and name in task.outputs:
+            output = task.outputs[name]
+            if str(output) != found.group():
+                # dsl.Collected(output) has the output's name and the type LIST.
+                return dsl.Collected(output)
+            return output
+    elif name.isidentifier():
+        return pipeline_channel.create_pipeline_channel(name=name, channel_type=found["type"])
+    raise ChannelError(
+        f"{where} contains the channel {found.group()!r}, which is not known here: it is not an output of a task of "
+        "this pipeline, a parameter, or the item of a loop around this line. Use loop items inside their loop."
+    )
+
+
+def check_beside_channel(text: str, where: str, *, before: bool) -> str:
+    """Return the text if it may be in one string with a pipeline channel, where escapes are impossible.
+
+    Args:
+        text: constant text.
+        where: the string's place in the AppDef, for errors.
+        before: whether a channel follows. After another brace, KFP's placeholder would look like one of Argo's.
+    """
+    found = find_rewritten(text + "{" if before else text)
+    if found:
+        raise ChannelError(
+            f"{where} contains {found!r} in one string with a pipeline channel: {text!r}. Argo or the kubelet would "
+            "change it, and text next to a channel cannot be escaped. Split it: pass the text and the channel as two "
+            "arguments or variables, and let the application join them."
+        )
+    return text

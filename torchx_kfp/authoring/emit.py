@@ -1,0 +1,248 @@
+"""Make KFP components and tasks from stage plans."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kfp import compiler, dsl, kubernetes
+from kfp.dsl import container_component_class, pipeline_context
+
+from torchx_kfp.authoring.component_inputs import NO_DEFAULT, PYTHON_TYPES
+from torchx_kfp.authoring.naming import output_name
+from torchx_kfp.authoring.plan import StagePlan
+from torchx_kfp.authoring.reads import TaskStage, TrackerBase, remember_stage
+from torchx_kfp.common.sdk import quick_sdk
+from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.contract.inputs import RUN_ID
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
+from torchx_kfp.errors import ReadsError, UnknownOutputError
+
+
+class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
+    """A stage as a KFP component. Its tasks have everything that the AppDef asks for.
+
+    A KFP component's file has no place for resources, labels or retries, but a pipeline's file does. Compiled by
+    itself, this component is a pipeline with one task; loaded from that file, it is used like any other component.
+    """
+
+    def __init__(self, plan: StagePlan) -> None:
+        made = _container_component(plan)
+        super().__init__(made.component_spec, made.pipeline_func)
+        self._plan = plan
+
+    @functools.cached_property
+    def _pipeline(self) -> Any:
+        return _pipeline_of(self._plan)
+
+    def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
+        if TRACKER_BASE_PARAMETER in inputs and TRACKER_BASE_PARAMETER not in self._plan.inputs:
+            raise ReadsError(
+                f"The component {self.name!r} is not tracked, so it has no input {TRACKER_BASE_PARAMETER!r}. Make it "
+                "with tracked=True: component_from_function(fn, tracked=True)."
+            )
+        own = [name for name in self._plan.inputs if name not in _fixed(self._plan)]
+        for name in inputs:
+            if name not in own:
+                hint = did_you_mean(name, own)
+                if name == "reads":
+                    hint = (
+                        " Declare what it reads, component_from_function(fn, tracked=True, reads=['a']), and "
+                        "pass them by these names: a=task."
+                    )
+                raise ReadsError(
+                    f"The component {self.name!r} has no input {name!r}.{hint} Its inputs: {', '.join(own) or 'none'}."
+                )
+        # The backend of KFP 2.17 does not fill in placeholders for inputs that have only their defaults.
+        task = super().__call__(*args, **{**_fixed(self._plan), **_defaults(self._plan), **inputs})
+        return _configure(task, self._plan, inputs.get(TRACKER_BASE_PARAMETER))
+
+    @property
+    def pipeline_spec(self) -> Any:
+        """The compiled pipeline, which has only this stage."""
+        return self._pipeline.pipeline_spec
+
+    @property
+    def platform_spec(self) -> Any:
+        """The pipeline's settings for Kubernetes."""
+        return self._pipeline.platform_spec
+
+
+class StageOutputs(dict[str, Any]):
+    """The outputs of a stage, by KFP's names or by the names with which results are recorded."""
+
+    def __init__(self, outputs: Mapping[str, Any], stage: str) -> None:
+        super().__init__(outputs)
+        self.stage = stage
+
+    def __missing__(self, name: object) -> Any:
+        if isinstance(name, str) and output_name(name) in self:
+            return self[output_name(name)]
+        if name == RUN_ID:
+            raise UnknownOutputError(
+                f"The stage {self.stage!r} has no output {RUN_ID!r}, because it is not tracked. Pass a tracker_base to "
+                "its task_from_app, or tracked=True to its component_from_function."
+            )
+        raise UnknownOutputError(
+            f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(name, self)} Its outputs: "
+            f"{', '.join(map(repr, self)) or 'none'}. To make a result or an artifact an output, declare it where the "
+            "stage is made: results={'accuracy': float}."
+        )
+
+
+def make_task(plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
+    """Make a task from the stage, in the pipeline that is being defined."""
+    arguments = {name: planned.argument for name, planned in plan.inputs.items()}
+    return _configure(_container_component(plan)(**arguments), plan, tracker_base)
+
+
+def import_artifact(uri: object, artifact_class: type[dsl.Artifact], metadata: dict[str, Any]) -> Any:
+    """Import the artifact at this URI.
+
+    On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. So it is put into a
+    nested pipeline, whose parameter can be either.
+    """
+
+    def body(uri: Any) -> Any:
+        return dsl.importer(artifact_uri=uri, artifact_class=artifact_class, metadata=metadata).output
+
+    name = "artifact-from-uri"
+    function = _function(name, "An artifact by its URI", [_parameter("uri", str)], body, artifact_class)
+    # KFP does not allow defining a pipeline while another one is being defined.
+    around, pipeline_context.Pipeline._default_pipeline = pipeline_context.Pipeline._default_pipeline, None
+    try:
+        component = dsl.pipeline(name=name)(function)
+    finally:
+        pipeline_context.Pipeline._default_pipeline = around
+    return component(uri=uri).output
+
+
+def component_yaml(plan: StagePlan) -> str:
+    """Return the stage's component as the text of a KFP v2 component file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "component.yaml")
+        compiler.Compiler().compile(StageComponent(plan), str(path))
+        return path.read_text(encoding="utf-8")
+
+
+def _container_component(plan: StagePlan, name: str | None = None) -> Any:
+    """Make the container component. KFP reads name, description, inputs and outputs from a function's signature."""
+    outputs = [
+        _parameter(output, dsl.Output[kind] if issubclass(kind, dsl.Artifact) else dsl.OutputPath(kind))
+        for output, kind in plan.outputs.items()
+    ]
+    config = [_parameter(plan.task_config, dsl.TaskConfig)] if plan.task_config else []
+    component = dsl.container_component(
+        _function(
+            name or plan.component,
+            plan.description,
+            [*_inputs(plan), *config, *outputs],
+            lambda *_: dsl.ContainerSpec(image=plan.image, command=list(plan.command)),
+        )
+    )
+    if config:
+        # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
+        volumes = (dsl.TaskConfigField.KUBERNETES_VOLUMES,) if plan.has_volumes else ()
+        both = (dsl.TaskConfigField.ENV, *volumes)
+        component.component_spec.task_config_passthroughs = [
+            dsl.TaskConfigPassthrough(field=field, apply_to_task=field in both) for field in dsl.TaskConfigField
+        ]
+    return component
+
+
+def _pipeline_of(plan: StagePlan) -> Any:
+    outputs = NamedTuple("outputs", list(plan.outputs.items()))  # type: ignore[misc]
+
+    def body(*inputs: Any) -> Any:
+        # If it had the pipeline's name, KFP would load the file as the bare container.
+        component = _container_component(plan, f"{plan.component}-stage")
+        given = dict(zip((parameter.name for parameter in parameters), inputs, strict=True))
+        task = _configure(component(**_fixed(plan), **given), plan)
+        return outputs(**{name: task.outputs[name] for name in plan.outputs}) if plan.outputs else None
+
+    parameters = [parameter for parameter in _inputs(plan) if parameter.name not in _fixed(plan)]
+    returns = outputs if plan.outputs else inspect.Signature.empty
+    function = _function(plan.component, plan.description, parameters, body, returns)
+    return dsl.pipeline(name=plan.component)(function)
+
+
+def _fixed(plan: StagePlan) -> dict[str, str]:
+    """Return the inputs that every task of the component passes itself: text that contains its other inputs."""
+    return {key: planned.argument for key, planned in plan.inputs.items() if isinstance(planned.argument, str)}
+
+
+def _defaults(plan: StagePlan) -> dict[str, Any]:
+    return {key: planned.default for key, planned in plan.inputs.items() if planned.default is not NO_DEFAULT}
+
+
+def _inputs(plan: StagePlan) -> list[inspect.Parameter]:
+    defaults = _defaults(plan)
+    return [
+        _parameter(key, PYTHON_TYPES[planned.type], defaults.get(key, inspect.Parameter.empty))
+        for key, planned in plan.inputs.items()
+    ]
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    # Keyword-only, since positional parameters without a default would have to come first.
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _function(
+    name: str,
+    description: str,
+    parameters: list[inspect.Parameter],
+    body: Callable[..., Any],
+    returns: Any = inspect.Signature.empty,
+) -> Callable[..., Any]:
+    """Make a function with this name, docstring and signature. KFP calls it with positional arguments."""
+
+    def function(*args: Any) -> Any:
+        return body(*args)
+
+    function.__name__ = name
+    function.__doc__ = description
+    function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
+    return function
+
+
+@quick_sdk()
+def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
+    """Set the task's resources, retries and settings for Kubernetes, and return the task."""
+    remember_stage(task, TaskStage(plan.alias, tracker_base))
+    if task.state.name == "FINAL":
+        # This was called outside a pipeline, with kfp.local: the task has already run, and nothing below applies.
+        return task
+    task._outputs = StageOutputs(task._outputs, plan.alias)
+    if plan.resources.cpu:
+        task.set_cpu_request(plan.resources.cpu).set_cpu_limit(plan.resources.cpu)
+    if plan.resources.memory:
+        task.set_memory_request(plan.resources.memory).set_memory_limit(plan.resources.memory)
+    if plan.resources.accelerator:
+        task.set_accelerator_type(plan.resources.accelerator.type)
+        # The count is assigned directly, because kfp 2.14's setter accepts only 0, 1, 2, 4, 8 and 16.
+        task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(plan.resources.accelerator.count)
+    if not plan.cache:
+        task.set_caching_options(False)
+    _configure_pod(task, plan)
+    return task
+
+
+def _configure_pod(task: dsl.PipelineTask, plan: StagePlan) -> None:
+    # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions
+    # convert the whole configuration at each call, which took a fifth of the time to compile 300 stages.
+    config: dict[str, Any] = {"podMetadata": {"labels": dict(plan.labels)}} if plan.labels else {}
+    if plan.field_paths:
+        config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in plan.field_paths.items()]
+    if config:
+        task.platform_config["kubernetes"] = config
+    for label, value in plan.node_selector.items():
+        kubernetes.add_node_selector(task, label, value)
+    for claim, path in plan.volumes:
+        kubernetes.mount_pvc(task, pvc_name=claim, mount_path=path)
+    for secret, variables in plan.secrets.items():
+        kubernetes.use_secret_as_env(task, secret_name=secret, secret_key_to_env=dict(variables))

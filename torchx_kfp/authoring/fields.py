@@ -1,0 +1,347 @@
+"""Every field of AppDef, Role and Resource: mapped, rejected or ignored, and why.
+
+``FIELDS`` is complete for torchx 0.7.0 and the nightly. A test compares it with the dataclasses of the installed
+torchx, so a new field fails the build instead of being lost. ``read_role`` reads the mapped fields and rejects anything
+that KFP cannot do; errors name the field and the way out.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx import specs
+
+from torchx_kfp.authoring.channels import contains_channel
+from torchx_kfp.authoring.references import check_word
+from torchx_kfp.contract.inputs import find_rewritten
+from torchx_kfp.errors import AppDefError, ChannelError
+
+FIELDS: Mapping[str, Mapping[str, str]] = {
+    "AppDef": {
+        "name": "mapped: the stage's name, ${app_id} and labels",
+        "roles": "rejected unless it is one: a KFP task is one pod",
+        "metadata": "ignored: meant for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler does "
+        "not use it, either",
+    },
+    "Role": {
+        "name": "mapped: label and description",
+        "image": "mapped",
+        "min_replicas": "rejected unless it is 1: there is one replica",
+        "base_image": "rejected: deprecated in TorchX 0.7.0, which does not read it, and removed later",
+        "entrypoint": "mapped",
+        "args": "mapped, with macros",
+        "env": "mapped, with macros",
+        "num_replicas": "rejected unless it is 1: a KFP task is one pod",
+        "max_retries": "mapped: the stage starts the application again",
+        "retry_policy": "ignored: with one role and one replica, all policies restart the same thing",
+        "resource": "mapped",
+        "port_map": "ignored: in Kubernetes, a container's ports are informational; they can be reached without it",
+        "metadata": "ignored: its keys are schedulers, and KFP is not one of them; the key `kubernetes` is rejected, "
+        "because it changes pods",
+        "mounts": "mapped: VolumeMount; the others are rejected",
+        "workspace": "rejected: torchx-kfp does not build it into the image; `submit --workspace` sends code to stages",
+        "overrides": "mapped: reading a field of the role resolves its override",
+    },
+    "Resource": {
+        "cpu": "mapped: request and limit",
+        "memMB": "mapped: request and limit, decimal megabytes",
+        "gpu": "mapped: nvidia.com/gpu",
+        "capabilities": "mapped: the instance type, as node selector; others are rejected",
+        "devices": "mapped: one type, if the resource has no gpu",
+        "tags": "ignored: notes in TorchX that schedulers do not interpret",
+    },
+}
+
+#: Megabytes of a stage's memory limit that KFP's launcher needs: a stage with 32 is killed before it starts.
+LAUNCHER_MB = 64
+#: The one capability that TorchX's Kubernetes scheduler maps.
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+GPU = "nvidia.com/gpu"
+
+
+_ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller, engine='volcano' needs Volcano"
+_ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
+
+#: The type of each field, and the name of that type in errors. Tuples are accepted as lists.
+APPDEF_TYPES: Mapping[str, tuple[type, str]] = {
+    "roles": (list, "a list of Roles"),
+    "metadata": (Mapping, "a dict"),
+}
+ROLE_TYPES: Mapping[str, tuple[type, str]] = {
+    "args": (list, "a list of strings"),
+    "env": (Mapping, "a dict of strings"),
+    "metadata": (Mapping, "a dict"),
+    "mounts": (list, "a list of mounts"),
+    "resource": (specs.Resource, "a torchx.specs.Resource"),
+}
+RESOURCE_TYPES: Mapping[str, tuple[type, str]] = {
+    "capabilities": (Mapping, "a dict"),
+    "devices": (Mapping, "a dict of numbers"),
+}
+#: The type of a list's items, or of a dict's keys, by field. Args and the values of env may be channels.
+_ITEM_TYPES: Mapping[str, Any] = {
+    "roles": specs.Role,
+    "env": str,
+    "mounts": specs.BindMount | specs.VolumeMount | specs.DeviceMount,
+    "capabilities": str,
+    "devices": str,
+}
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device type of Kubernetes, and how many of these devices a stage gets."""
+
+    type: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a stage as Kubernetes writes them; None if the stage does not ask for one."""
+
+    cpu: str | None = None
+    memory: str | None = None
+    accelerator: Accelerator | None = None
+
+
+def read_role(app: specs.AppDef) -> specs.Role:
+    """Return the AppDef's one role, and reject several ones and replicas, for which KFP has no place."""
+    check_app(app)
+    if len(app.roles) > 1:
+        raise AppDefError(
+            f"AppDef {app.name!r} has {len(app.roles)} roles ({', '.join(repr(role.name) for role in app.roles)}). "
+            f"Several roles need an engine: {_ENGINES_OF_ROLES}. Without one, a stage is one pod: make an AppDef "
+            "for each role and chain their stages."
+        )
+    (role,) = app.roles
+    where = check_role(app, role)
+    for name in ("num_replicas", "min_replicas"):
+        value = getattr(role, name)
+        if value != 1 and not (name == "min_replicas" and value is None):
+            raise AppDefError(
+                f"{where} has {name}={value!r}. Several replicas need an engine: {_ENGINES_OF_REPLICAS}. Without "
+                "one, a stage is one pod of KFP (dist.ddp: j='1xN' runs N processes in one pod)."
+            )
+    if "kubernetes" in role.metadata:
+        raise AppDefError(
+            f"metadata of {where} has the key 'kubernetes' ({role.metadata['kubernetes']!r}), which makes "
+            "TorchX's scheduler change pods. Without an engine, KFP creates the pod: use kfp.kubernetes on the task "
+            "that task_from_app returns, or give an engine, such as engine='job', which applies it."
+        )
+    return role
+
+
+def check_app(app: specs.AppDef) -> None:
+    """Reject an AppDef whose own fields have wrong types, and one without roles."""
+    if not isinstance(app, specs.AppDef):
+        name = getattr(app, "__name__", None)
+        way_out = f"Call it, {name}(...), or make a component of it: component_from_function({name})."
+        raise AppDefError(
+            f"An AppDef is needed, got the function {name!r}. {way_out}"
+            if callable(app) and name
+            else f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one."
+        )
+    check_name(app.name, "AppDef.name")
+    check_types(app, f"AppDef {app.name!r}", APPDEF_TYPES)
+    if contains_channel(app.metadata):
+        raise ChannelError(f"metadata of AppDef {app.name!r} contains a pipeline channel, but nothing reads it there.")
+    if not app.roles:
+        raise AppDefError(f"AppDef {app.name!r} has no roles. Give it one: AppDef(name=..., roles=[Role(...)]).")
+
+
+def check_role(app: specs.AppDef, role: specs.Role) -> str:
+    """Reject what no stage can do with a role; return the role's place, for further errors."""
+    where = f"role {role.name!r} of AppDef {app.name!r}"
+    check_name(role.name, f"The name of {where}")
+    check_types(role, where, ROLE_TYPES)
+    check_types(role.resource, f"resource of {where}", RESOURCE_TYPES)
+    refuse_channels(role, where)
+    _refuse_fields(role, where)
+    return where
+
+
+def check_name(name: object, where: str) -> None:
+    """Reject anything that is not a name: a pipeline channel, an empty value, or text that a process cannot receive."""
+    if contains_channel(name):
+        raise ChannelError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
+    if not isinstance(name, str) or not name:
+        raise AppDefError(f"{where} is {name!r}; give it a name.")
+    check_word(name, where)
+
+
+def read_resources(role: specs.Role) -> Resources:
+    """Read the role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
+    resource, where = role.resource, f"role {role.name!r}"
+    memory = number(resource.memMB, f"resource.memMB of {where}")
+    if 0 < memory < LAUNCHER_MB:
+        warn_caller(
+            f"resource.memMB of {where} is {memory}, but KFP's launcher runs within the stage's limit. It needs about "
+            f"{LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
+            f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
+        )
+    counts = read_devices(resource, where)
+    if len(counts) > 1:
+        raise AppDefError(
+            f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}), but a KFP task "
+            "can have only one. Ask for one of them, or give an engine, such as engine='job', whose pods can have more."
+        )
+    accelerator = next((Accelerator(name, count) for name, count in counts.items()), None)
+    return Resources(**read_amounts(resource, where), accelerator=accelerator)
+
+
+def read_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
+    """Read cpu and memory as Kubernetes writes them. Those that the resource does not ask for are left out."""
+    cpu = number(resource.cpu, f"resource.cpu of {where}")
+    memory = number(resource.memMB, f"resource.memMB of {where}")
+    amounts = {}
+    # TorchX declares cpu as an int, but people ask for half a core. Millicores can express both, as in its Kubernetes
+    # scheduler.
+    if cpu * 1000 >= 1:
+        amounts["cpu"] = f"{int(cpu * 1000)}m"
+    if memory >= 1:
+        amounts["memory"] = f"{int(memory)}M"
+    return amounts
+
+
+def read_node_selector(role: specs.Role) -> dict[str, str]:
+    """Read the node labels that the role's capabilities ask for."""
+    selector = {}
+    for name, value in role.resource.capabilities.items():
+        if name != INSTANCE_TYPE:
+            raise AppDefError(
+                f"resource.capabilities of role {role.name!r} has {name!r} ({value!r}), which has no counterpart in "
+                f"Kubernetes; TorchX's scheduler maps only {INSTANCE_TYPE!r}. Remove it, and choose nodes with "
+                "kfp.kubernetes.add_node_selector(task, ...)."
+            )
+        selector[name] = str(value)
+    return selector
+
+
+def read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
+    """Read the role's persistent volume claims and the paths at which they are mounted."""
+    volumes = []
+    for mount in role.mounts:
+        if not isinstance(mount, specs.VolumeMount):
+            raise AppDefError(
+                f"mounts of role {role.name!r} has {mount!r}, but KFP cannot mount paths or devices of a host. Use a "
+                "VolumeMount, whose src is a PersistentVolumeClaim, put the files into the image, or give an engine, "
+                "such as engine='job', which can."
+            )
+        if mount.read_only:
+            raise AppDefError(
+                f"mounts of role {role.name!r} has {mount!r}, but KFP always mounts claims for writing. Set "
+                "read_only=False, use a claim whose access mode is ReadOnlyMany, or give an engine, such as "
+                "engine='job', which can."
+            )
+        volumes.append((mount.src, mount.dst_path))
+    return tuple(volumes)
+
+
+def read_retries(role: specs.Role) -> int:
+    """Read how often a failed stage is retried."""
+    retries = number(role.max_retries, f"max_retries of role {role.name!r}")
+    if retries < 0 or retries != int(retries):
+        raise AppDefError(f"max_retries of role {role.name!r} is {role.max_retries!r}; give a whole number, 0 or more.")
+    return int(retries)
+
+
+def check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:
+    """Reject fields whose type differs from TorchX's declaration, since a dataclass does not check types."""
+    for name, (kind, what) in types.items():
+        field = getattr(value, name)
+        items = field if kind in (list, Mapping) and isinstance(field, list | tuple | Mapping) else ()
+        if not isinstance(field, (list, tuple) if kind is list else kind):
+            raise AppDefError(f"{name} of {where} is {shown_value(field)} ({type(field).__name__}); give {what}.")
+        wanted = _ITEM_TYPES.get(name, object)
+        for item in items:
+            if not isinstance(item, wanted):
+                raise AppDefError(f"{name} of {where} has {shown_value(item)} ({type(item).__name__}); give {what}.")
+
+
+def shown_value(value: object) -> str:
+    """Return the value for an error."""
+    return "a pipeline channel" if contains_channel(value) else repr(value)
+
+
+def refuse_channels(role: specs.Role, where: str) -> None:
+    compile_time = ("num_replicas", "min_replicas", "max_retries", "port_map", "mounts", "metadata", "retry_policy")
+    for name in compile_time:
+        value = getattr(role, name)
+        values = [vars(mount) for mount in value] if name == "mounts" else value
+        if contains_channel(values):
+            raise ChannelError(
+                f"{name} of {where} contains a pipeline channel. Its value must be known when the pipeline is "
+                "compiled: channels work in entrypoint, args, the values of env, and image."
+            )
+    if contains_channel(list(role.env)):
+        raise ChannelError(f"env of {where} has a pipeline channel as a name. Channels work in the values of env.")
+    if contains_channel(vars(role.resource)):
+        raise ChannelError(
+            f"resource of {where} contains a pipeline channel. Set it on the task instead: "
+            "task_from_app(...).set_cpu_limit(channel), set_memory_limit and set_accelerator_limit take channels."
+        )
+
+
+def _refuse_fields(role: specs.Role, where: str) -> None:
+    # Comparing a channel with == makes a condition for dsl.If, which counts as true.
+    entrypoint = role.entrypoint if isinstance(role.entrypoint, str) else "channel"
+    image = role.image if isinstance(role.image, str) else "channel"
+    if entrypoint in ("", specs.MISSING):
+        raise AppDefError(f"{where} has no entrypoint. Set Role.entrypoint to the program to run.")
+    if entrypoint.startswith("-"):
+        raise AppDefError(
+            f"The entrypoint of {where} is {role.entrypoint!r}, which looks like an option. Set it to a program, and "
+            "put options into Role.args."
+        )
+    program, *args = entrypoint.split()
+    if args and "{{" not in program:
+        warn_caller(
+            f"The entrypoint of {where} is {role.entrypoint!r}, a program with spaces in its name. Arguments belong in "
+            f"args: entrypoint={program!r}, args={args!r}."
+        )
+    if image in ("", specs.MISSING):
+        raise AppDefError(f"{where} has no image. Set Role.image to a container image.")
+    if getattr(role, "base_image", None):
+        raise AppDefError(
+            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "
+            "instead."
+        )
+    if getattr(role, "workspace", None):
+        raise AppDefError(
+            f"{where} has workspace={role.workspace!r}, but torchx-kfp does not build it into the image. Build and "
+            "push the image first (torchx's DockerWorkspace does), set Role.image to it and Role.workspace to None."
+        )
+    if find_rewritten(image) and not contains_channel(image):
+        raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
+
+
+def warn_caller(message: str) -> None:
+    """Warn, at the line that calls this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("torchx_kfp."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a finite number.")
+    return value
+
+
+def read_devices(resource: specs.Resource, where: str) -> dict[str, int]:
+    """Read how many devices of each type the resource asks for."""
+    counts = {}
+    for name, given in {GPU: resource.gpu, **resource.devices}.items():
+        count = number(given, f"the count of {name} of {where}")
+        if count != int(count):
+            raise AppDefError(f"resource of {where} asks for {count!r} of {name}; give a whole number.")
+        if count > 0:
+            counts[name] = int(count)
+    return counts

@@ -1,0 +1,68 @@
+"""Names that KFP, Kubernetes and the tracker accept, made from names that users give."""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import re
+from collections.abc import Container
+
+from torchx_kfp.contract.inputs import identifier
+
+#: A Kubernetes label may have 63 characters; KFP turns task names into labels and names of templates.
+LONGEST_NAME = 63
+
+
+def _shorten(name: str, original: str) -> str:
+    """Keep the name within the limit. If little of the original is left, add a hash to distinguish it from others."""
+    if name and len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(original.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9].rstrip('-._')}-{digest}" if name else f"stage-{digest}"
+
+
+def stage_name(name: str) -> str:
+    """Return the stage's part of run ids and tracker keys: ``[A-Za-z0-9._-]``, up to 63 characters."""
+    return _shorten(re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._"), name)
+
+
+def component_name(name: str) -> str:
+    """Return the name of the KFP component: ``[a-z0-9-]``. If it is taken, the task's name gets a number."""
+    return _shorten(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), name)
+
+
+def label_value(value: str) -> str:
+    """Return a value that Kubernetes accepts for a label."""
+    return re.sub(r"[^A-Za-z0-9._-]", ".", value)[:LONGEST_NAME].strip("-._")
+
+
+def is_input_name(name: str) -> bool:
+    """Tell whether an input can have this name. KFP turns inputs into parameters of functions and of a method."""
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "self"
+
+
+def is_shell_variable(name: str) -> bool:
+    """Tell whether shells pass a variable with this name on to the programs that they start; dash drops others."""
+    return name.isascii() and name.isidentifier()
+
+
+def output_name(name: str) -> str:
+    """Return KFP's name for the output of a result or an artifact; empty if nothing is left of the name.
+
+    Each run of characters other than ASCII letters, digits and ``_`` becomes one ``_``; leading and trailing ``_`` are
+    dropped. A name that begins with a digit is prefixed with ``n``, and a Python keyword is followed by ``_``.
+    ``l2norm/mean`` becomes ``l2norm_mean``.
+    """
+    name = identifier(name)
+    if name[:1].isdigit():
+        name = f"n{name}"
+    return f"{name}_" if name and not is_input_name(name) else name
+
+
+def input_name(name: str, taken: Container[str]) -> str:
+    """Return a name for an input: a Python identifier that is not taken."""
+    name = output_name(name) or "input"
+    number, candidate = 2, name
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    return candidate

@@ -1,0 +1,50 @@
+"""A pipeline of one stage, made from an AppDef, and the engine that it needs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torchx import specs
+
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
+
+
+def pipeline_of(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False, **options: Any) -> Any:
+    """Return a pipeline function whose one stage runs the app, and is named like it.
+
+    Args:
+        app: the app.
+        tracked: whether the pipeline has the parameter ``tracker_base``.
+        has_workspace: whether it has the parameter ``workspace``.
+        options: of ``task_from_app``; those that need a tracker base are only allowed for a tracked stage.
+
+    Raises:
+        AppDefError: the app cannot become a stage without losing something.
+    """
+    from torchx_kfp.common.sdk import import_kfp, quick_sdk
+
+    import_kfp()
+    from kfp import dsl
+
+    from torchx_kfp.authoring.naming import component_name
+    from torchx_kfp.authoring.tasks import task_from_app
+
+    wanted = {TRACKER_BASE_PARAMETER: tracked, WORKSPACE_PARAMETER: has_workspace}
+    names = [name for name, is_wanted in wanted.items() if is_wanted]
+
+    def one_stage(*channels: Any) -> None:
+        task_from_app(app, **dict(zip(names, channels, strict=True)), **options)
+
+    # KFP reads the parameters from the signature.
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str) for name in names]
+    vars(one_stage)["__signature__"] = inspect.Signature(parameters)
+    with quick_sdk():
+        return dsl.pipeline(name=component_name(app.name))(one_stage)
+
+
+def needed_engine(app: specs.AppDef) -> str | None:
+    """Return the name of the simplest engine that runs the app; None if the app is one pod."""
+    if len(app.roles) > 1:
+        return "jobset"
+    return "job" if any(role.num_replicas > 1 for role in app.roles) else None

@@ -1,0 +1,240 @@
+"""A workspace: the files of a folder, packed into an archive that depends only on their names, modes and contents.
+
+The archive is a tar file without compression, in PAX's form: other implementations of Python and zlib would compress to
+other bytes, and the digest of the archive identifies the code. Entries are sorted by name; times and owners are left
+out, and of the modes only the executable bit is kept.
+
+Which files belong to a workspace: everything that ``.torchxignore`` at its top does not exclude (in the syntax of
+``.gitignore``); without that file, what git tracks or would track; without git, everything. Never: ``NEVER``, virtual
+environments and what this package writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from torchx_kfp.common.safe_files import special_kind
+from torchx_kfp.common.text import counted, shown
+from torchx_kfp.errors import WorkspaceError, explain
+
+IGNORE_FILE = ".torchxignore"
+#: Names of folders that never travel.
+NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", ".torchx_kfp", ".venv"})
+#: A folder with one of these is an environment.
+_OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
+#: Names that files with credentials usually have, in the syntax of ``.gitignore``.
+CREDENTIALS = (
+    *(".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.p12", "*.pfx"),
+    *("credentials.json", "service-account*.json", ".netrc", "_netrc", ".pypirc", ".pgpass", ".git-credentials"),
+    *("kubeconfig", "kubeconfig.*", ".kube/config", ".aws/credentials", ".docker/config.json"),
+)
+#: Bytes of a workspace that need to be allowed, and those that are read at once.
+LARGEST, _CHUNK = 100_000_000, 1 << 20
+
+
+@dataclass(frozen=True)
+class WorkspaceFile:
+    """A file or link of a workspace. ``name`` is relative, with ``/``; ``target`` is that of a link."""
+
+    name: str
+    size: int = 0
+    executable: bool = False
+    target: str | None = None
+
+
+def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> list[WorkspaceFile]:
+    """Return what belongs to the workspace in a folder, sorted by name.
+
+    Args:
+        folder: the folder.
+        without: folders that do not belong to it even if they are inside, such as the tracker base.
+
+    Raises:
+        WorkspaceError: the folder cannot be read, or has something that cannot travel: a socket, FIFO or device, a link
+            that leads out of the folder, a name that is not UTF-8, or a file that looks like credentials and that
+            ``.torchxignore`` does not include by a line ``!name``.
+    """
+    root = os.path.abspath(folder)
+    if not os.path.isdir(root):
+        raise WorkspaceError(
+            f"The workspace {shown(os.fspath(folder))} is not a folder. Give the folder with the code."
+        )
+    try:
+        names, listed = _rules(root, _inside(root, without))
+        entries = [_entry(root, name) for name in sorted(names)]
+    except OSError as error:
+        raise WorkspaceError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
+    looks_secret = _match(CREDENTIALS)
+    secrets = [entry.name for entry in entries if looks_secret(entry.name) and not listed(entry.name)]
+    if secrets:
+        raise WorkspaceError(
+            f"The workspace {shown(root)} has {counted(len(secrets), 'file')} that may hold credentials: "
+            f"{', '.join(map(shown, secrets[:5]))}{', ...' if len(secrets) > 5 else ''}. Exclude them by a line in "
+            f"{IGNORE_FILE}, or include them by a line such as !{secrets[0]} there."
+        )
+    return entries
+
+
+def pack_workspace(folder: str | os.PathLike[str], entries: Sequence[WorkspaceFile], out: BinaryIO) -> str:
+    """Write the archive, and return its SHA-256 in hexadecimal digits.
+
+    Raises:
+        WorkspaceError: a file has changed since it was listed, or cannot be read.
+    """
+    root = os.path.abspath(folder)
+    hashed = _Hashed(out)
+    with tarfile.open(fileobj=cast(Any, hashed), mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for entry in entries:
+            member = tarfile.TarInfo(entry.name)
+            member.mode = 0o755 if entry.executable else 0o644
+            if entry.target is not None:
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777
+                archive.addfile(member)
+                continue
+            member.size = entry.size
+            try:
+                _add_file(archive, member, os.path.join(root, entry.name))
+            except OSError as error:
+                raise WorkspaceError(
+                    f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}."
+                ) from None
+    return hashed.digest.hexdigest()
+
+
+def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+    # A link or FIFO may have taken the file's place.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        before = os.fstat(descriptor)
+        if stat.S_ISREG(before.st_mode) and before.st_size == member.size:
+            reader = _Exactly(file, member.size)
+            archive.addfile(member, reader)
+            after = os.fstat(descriptor)
+            if not file.read(1) and (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns):
+                return
+    raise WorkspaceError(f"{shown(member.name)} changed while the workspace was packed. Pack it again.")
+
+
+class _Exactly:
+    """Reads a file, and fills up what is missing: the archive stays well-formed until the change is reported."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left = file, size
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(min(size, self._left))
+        data += b"\0" * (min(size, self._left) - len(data))
+        self._left -= len(data)
+        return data
+
+
+class _Hashed:
+    """Passes on what is written, and hashes it."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self._out.write(data)
+
+
+def _inside(root: str, folders: Iterable[str]) -> tuple[str, ...]:
+    """Return the beginnings of the names in these folders."""
+    found = (os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) for folder in folders)
+    return tuple(f"{name}/" for name in found if name.split("/")[0] not in (".", ".."))
+
+
+def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], Callable[[str], bool]]:
+    """Return the names of the files that travel, and a test of those that are included by name."""
+    try:
+        with open(os.path.join(root, IGNORE_FILE), encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        tracked = _of_git(root)
+        if tracked is None:
+            return _walk(root, lambda name: name.startswith(without)), lambda _: False
+        return (name for name in tracked if not name.startswith(without)), lambda _: False
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
+    ignored = _match(lines)
+    return _walk(root, lambda name: name.startswith(without) or ignored(name)), _match(
+        [line[1:] for line in lines if line.startswith("!")]
+    )
+
+
+def _match(lines: Iterable[str]) -> Callable[[str], bool]:
+    from pathspec import GitIgnoreSpec  # loaded when a workspace is packed
+
+    return GitIgnoreSpec.from_lines(lines).match_file
+
+
+def _of_git(root: str) -> list[str] | None:
+    """Return the files that git tracks or would track; None if the folder is not in a repository."""
+    command = ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        return None
+    if done.returncode:
+        return None
+    names = sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name})
+    found: list[str] = []
+    for name in names:
+        path = os.path.join(root, name)
+        if os.path.isdir(path) and not os.path.islink(path):  # a submodule
+            found += (f"{name.rstrip('/')}/{inner}" for inner in _of_git(path) or ())
+        elif os.path.lexists(path) and not NEVER.intersection(name.split("/")[:-1]):
+            found.append(name)
+    return found
+
+
+def _walk(root: str, ignored: Callable[[str], bool], folder: str = "") -> Iterator[str]:
+    """Yield the names of all files that are not ignored. As in git, nothing in an ignored folder can be included."""
+    with os.scandir(os.path.join(root, folder)) as entries:
+        for entry in entries:
+            name = f"{folder}{entry.name}"
+            if not entry.is_dir(follow_symlinks=False):
+                if not ignored(name):
+                    yield name
+            elif not (entry.name in NEVER or ignored(f"{name}/") or _is_environment(entry.path)):
+                yield from _walk(root, ignored, f"{name}/")
+
+
+def _is_environment(path: str) -> bool:
+    return any(os.path.lexists(os.path.join(path, name)) for name in _OF_ENVIRONMENTS)
+
+
+def _entry(root: str, name: str) -> WorkspaceFile:
+    path = os.path.join(root, name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise WorkspaceError(
+            f"The name {os.fsencode(name)!r} in the workspace is not UTF-8. Rename or exclude it."
+        ) from None
+    status = os.lstat(path)
+    if stat.S_ISREG(status.st_mode):
+        return WorkspaceFile(name, status.st_size, bool(status.st_mode & stat.S_IXUSR))
+    if not stat.S_ISLNK(status.st_mode):
+        raise WorkspaceError(
+            f"{shown(name)} in the workspace is a {special_kind(status.st_mode)}. Only files and links travel: exclude "
+            f"it in {IGNORE_FILE}."
+        )
+    target = os.readlink(path)
+    # A link to the top, and .. after it, would lead out.
+    inside = f"{os.path.realpath(path)}/".startswith(f"{os.path.realpath(root)}/")
+    if os.path.isabs(target) or not inside:
+        raise WorkspaceError(
+            f"{shown(name)} in the workspace is a link to {shown(target)}, outside of it. Copy the file into the "
+            f"workspace, or exclude the link in {IGNORE_FILE}."
+        )
+    return WorkspaceFile(name, target=target)

@@ -1,0 +1,218 @@
+"""Make KFP's SDK quicker while torchx-kfp calls it, and refuse Python's conditions and loops on pipeline channels.
+
+- For each task of a pipeline, the SDK converts the names of all tasks to Kubernetes' form, which makes a million names
+  for 1,000 tasks (``build_spec_by_group``). Here, each name is converted once.
+- Each setter of a task requests the whole stack, with the source of every frame, only to name itself in an error
+  (``_ensure_container_spec_exists``). This takes 20 ms. Here, it gets the stack without source.
+- ``import kfp`` loads KFP's client with the whole Kubernetes client, which takes two thirds of the time and is not
+  needed in a pipeline. Here, the client is loaded on first use.
+- KFP's channels and comparisons are objects, so that ``if loss > 0.9:`` would always take the branch: their values are
+  not known while a pipeline is compiled. Here, asking for the truth is an error, except in KFP's own code, which tests
+  whether there is a channel. Python's messages about loops and elements do not name the way out; those here do.
+
+The compiled files are the same, byte for byte, and for all other callers KFP's SDK is as quick as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any, NoReturn
+
+_CLIENT = "kfp.client"
+#: Functions of ``kfp.dsl.utils`` that convert a name.
+_PURE = ("maybe_rename_for_k8s", "sanitize_component_name", "sanitize_task_name")
+_CHANNELS = "kfp.dsl.pipeline_channel"
+#: Parts of KFP's names of a loop's item, and of a field of it.
+_ITEM, _FIELD = "loop-item", "-subvar-"
+#: Operations of a channel, and what to do instead.
+_WAYS_OUT = {
+    "iter": "To run stages for each item of a list, write: `with dsl.ParallelFor({code}) as item:`.",
+    "contains": "To look for an item, do it in the application, or in a stage before it, whose output is a channel.",
+    "len": "Count in the application, or in a stage before it, whose output is a channel.",
+    "getitem": "A field of a loop's item is an attribute, item.lr. Else take the element in the application.",
+}
+#: The texts that Python takes for true, by KFP's name of a channel's type.
+_TRUE = {"Boolean": "== True", "String": "!= ''", "Integer": "!= 0", "Float": "!= 0.0"}
+
+
+# Speed
+
+
+def _stack(context: int = 0) -> list[inspect.FrameInfo]:
+    """Do what ``inspect.stack`` does, without source and without a search for each frame's file in all modules."""
+    del context
+    frame: FrameType | None = sys._getframe(1)
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+        frame = frame.f_back
+    return found
+
+
+_INSPECT = SimpleNamespace(**{**vars(inspect), "stack": _stack})
+
+
+@contextlib.contextmanager
+def quick_sdk() -> Iterator[None]:
+    """Make KFP's SDK quicker inside this context, which can also be used as a decorator."""
+    from kfp.dsl import pipeline_task, utils
+
+    replaced: list[tuple[ModuleType, str, Any]] = []
+
+    def replace(module: ModuleType, name: str, new: Any) -> None:
+        replaced.append((module, name, getattr(module, name)))
+        setattr(module, name, new)
+
+    for name in _PURE:
+        if hasattr(utils, name):
+            replace(utils, name, _remembered(getattr(utils, name)))
+    if getattr(pipeline_task, "inspect", None) is inspect:
+        replace(pipeline_task, "inspect", _INSPECT)
+    try:
+        yield
+    finally:
+        for module, name, old in reversed(replaced):
+            setattr(module, name, old)
+
+
+@functools.cache
+def _remembered(function: Any) -> Any:
+    return function if hasattr(function, "cache_info") else functools.lru_cache(maxsize=1 << 16)(function)
+
+
+def import_kfp() -> None:
+    """Import kfp without its client, which is imported on first use. Do nothing if kfp is already loaded."""
+    found = None if "kfp" in sys.modules else importlib.util.find_spec("kfp")
+    if found is None:
+        return
+    # kfp/__init__.py ends with `from kfp.client import Client`.
+    sys.modules[_CLIENT] = stand_in = ModuleType(_CLIENT)
+    stand_in.Client = None  # type: ignore[attr-defined]
+    try:
+        kfp = importlib.import_module("kfp")
+    finally:
+        del sys.modules[_CLIENT]
+    for name in ("Client", "client"):
+        if vars(kfp).get(name) in (None, stand_in):
+            vars(kfp).pop(name, None)
+
+    def load(name: str) -> Any:
+        if name not in ("Client", "client"):
+            raise AttributeError(f"module 'kfp' has no attribute {name!r}")
+        client = importlib.import_module(_CLIENT)
+        kfp.Client = client.Client  # type: ignore[attr-defined]
+        return getattr(kfp, name)
+
+    kfp.__getattr__ = load  # type: ignore[method-assign]
+
+
+# Conditions and loops on channels
+
+
+def refuse_operations() -> None:
+    """Refuse these operations from now on: at once if KFP is loaded, else as soon as it is."""
+    if _CHANNELS in sys.modules:
+        _refuse_in(sys.modules[_CHANNELS])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Finds the module with KFP's channels, once, and changes the classes in it when it is loaded."""
+
+    def find_spec(self, name: str, path: Any, target: object = None) -> ModuleSpec | None:
+        if name != _CHANNELS:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                _refuse_in(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _refuse_in(module: Any) -> None:
+    for kind in (module.PipelineChannel, module.ConditionOperation):
+        kind.__bool__ = _truth
+    for operation, way_out in _WAYS_OUT.items():
+        setattr(module.PipelineChannel, f"__{operation}__", _refusal(way_out))
+
+
+def _truth(self: Any) -> bool:
+    caller = sys._getframe(1).f_globals.get("__name__") or ""
+    if caller.partition(".")[0] == "kfp" or _is_itself(self):
+        return True
+    if hasattr(self, "operator"):
+        channel = self.left_operand if hasattr(self.left_operand, "channel_type") else self.right_operand
+        code = f"{_code(self.left_operand)} {self.operator} {_code(self.right_operand)}"
+    else:
+        channel, code = self, f"{_code(self)} {_TRUE.get(self.channel_type, '== ...')}"
+    raise _error(
+        channel,
+        f"so Python cannot decide a condition on it. Write `with dsl.If({code}):` instead of if, a ternary or assert; "
+        "dsl.Elif and dsl.Else for other branches, dsl.OneOf for what one of them returns, and one dsl.If inside "
+        "another for `and`. If a function needs the value, pass a constant. To ask only whether a channel was passed, "
+        "write `is not None`.",
+    )
+
+
+def _is_itself(condition: Any) -> bool:
+    """Tell whether a channel is compared with itself: lists and dicts look for channels in this way."""
+    left, right = (getattr(condition, f"{side}_operand", None) for side in ("left", "right"))
+    return (
+        getattr(condition, "operator", "") == "=="
+        and hasattr(left, "channel_type")
+        and type(left) is type(right)
+        and str(left) == str(right)
+    )
+
+
+def _refusal(way_out: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *args: object) -> NoReturn:
+        raise _error(self, f"so Python cannot look into it. {way_out.replace('{code}', _code(self))}")
+
+    return refuse
+
+
+def _error(channel: Any, rest: str) -> Exception:
+    from torchx_kfp.errors import ChannelError
+
+    return ChannelError(f"{name_of(channel.task_name, channel.name)} has a value only when the pipeline runs, {rest}")
+
+
+def name_of(task: str | None, name: str) -> str:
+    """Return the name of a pipeline's parameter or of a task's output, for the beginning of a sentence."""
+    if _ITEM in name:
+        return "The item of a loop"
+    return f"The output {name!r} of {task!r}" if task else f"The pipeline parameter {name!r}"
+
+
+def _code(operand: Any) -> str:
+    """Return the code of a comparison's operand, as far as the channel tells how it was written."""
+    if not hasattr(operand, "channel_type"):
+        return repr(operand)
+    if _ITEM in operand.name:
+        _, is_field, field = operand.name.rpartition(_FIELD)
+        return f"item.{field}" if is_field else "item"
+    if not operand.task_name:
+        return str(operand.name)
+    task = operand.task_name.replace("-", "_")
+    return f"{task}.output" if operand.name == "Output" else f"{task}.outputs[{operand.name!r}]"
+
+
+# Whatever makes, loads or submits pipelines imports this module; applications do not.
+refuse_operations()

@@ -1,0 +1,311 @@
+"""Text for people: lists of names, shortened values, durations, suggestions, and text that is safe for a terminal.
+
+All text that comes from elsewhere (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
+its way to a terminal, in the modules that write: ``cli.display.printing`` for commands, ``runs.watch.Terminal`` for a
+run in progress, ``report.page`` for reports. Control characters can move the cursor and set titles and clipboards;
+format characters can reverse the direction of writing, so that text reads as something else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import os
+import re
+import time
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from torchx_kfp.errors import UnknownNameError
+
+V = TypeVar("V")
+
+#: Replaces a character that is not shown.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+#: The number of names that a message lists.
+LISTED = 5
+#: Matches a UUID in lower case, such as the id of a run on KFP.
+UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+#: The number of names with which a misspelled one is compared.
+_COMPARED = 2000
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+#: Matches an escape sequence that hides the text after it.
+_CONCEALS = re.compile(r"[\[;]0*8[;m]")
+#: Newlines and tabs are layout; many scripts and emoji need the two joiners.
+_KEPT = "\n\t\u200c\u200d"
+
+
+# Lists and numbers
+
+
+def listed(names: Iterable[str], most: int = LISTED) -> str:
+    """List the first names and count the rest: ``a, b and 1,000 more``. Empty if there are no names.
+
+    Args:
+        names: each becomes one line (``printable``).
+        most: how many of them are named.
+    """
+    found = [printable(name) for name in names]
+    more = f" and {len(found) - most:,} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
+def joined(names: Iterable[str]) -> str:
+    """Join all names, quoted, into a part of a sentence: ``'a', 'b' and 'c'``."""
+    quoted = [repr(name) for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: ``1 file``, ``1,000 files``, ``0 files``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float, *, whole: bool = False) -> str:
+    """Write a duration in at most two units: ``0.35s``, ``9.0s``, ``12m 05s``, ``3h 02m``, ``2d 07h``, ``30d``.
+
+    Args:
+        seconds: the duration; a negative number, which results from clocks that are set back, counts as 0.
+        whole: whether to omit fractions of a second, for a clock that ticks: ``9s``.
+    """
+    seconds = max(0.0, seconds)
+    if whole:
+        seconds = int(seconds)
+    if seconds < 59.95:
+        if whole or seconds < 0.001:
+            return f"{int(seconds)}s"
+        return f"{seconds:.1f}s" if seconds >= 0.9995 else f"{seconds:.2g}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02}s"
+    hours = minutes // 60
+    if hours < 48:
+        return f"{hours}h {minutes % 60:02}m"
+    return f"{hours // 24}d {hours % 24:02}h" if hours < 240 else f"{hours // 24:,}d"
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds in a duration such as ``45s``, ``1.5h``, ``1h30m`` or ``12m 05s`` (units: s, m, h, d, w).
+
+    Raises:
+        ValueError: the text is not a duration of more than 0 seconds.
+    """
+    parts = _DURATION.findall(text)
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) != text.replace(" ", "") or not 0 < seconds < float("inf"):
+        raise ValueError(f"{text!r} is not a duration. Write, for example, 30d, 12h, 1h30m or 45s.")
+    return seconds
+
+
+def size_text(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def moment(seconds: float) -> str:
+    """Write a time (seconds since the epoch) with its zone: ``2026-01-31 14:05:09 +0000``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
+
+
+# Shortened text
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """Return the value's repr for a message; if it is longer than ``limit``, its beginning and its length."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of thousands of digits, or deeply nested lists
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+def shorten(text: str, limit: int, *, keep: str = "start") -> str:
+    """Cut text to ``limit`` characters, with ``…`` in place of what is left out.
+
+    Args:
+        text: a text in one line.
+        limit: at least 1.
+        keep: the part that distinguishes texts: ``"start"``, ``"end"`` (for paths), or ``"ends"`` (for names).
+    """
+    if len(text) <= limit:
+        return text
+    room = limit - 1
+    head = {"start": room, "end": 0, "ends": room * 3 // 5}[keep]
+    return f"{text[:head]}…{text[len(text) - (room - head) :]}"
+
+
+# Suggestions
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """Return a sentence that suggests the most similar name, with a space before it; empty if none is similar.
+
+    Names also count as similar if one is cut short, such as ``digtis`` and ``digits-20260101-120000``.
+
+    Args:
+        name: the name that a user wrote; a program may pass something other than text.
+        names: the names that exist.
+    """
+    near = most_similar(str(name), names)
+    return f" Did you mean {near!r}?" if near is not None else ""
+
+
+def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = ()) -> str:
+    """Return a sentence that suggests the most similar path that exists, as ``did_you_mean`` does for names.
+
+    Each part may be misspelled: for ``pipelins/digit.py`` it is ``pipelines/digits.py``.
+
+    Args:
+        path: the path of something that does not exist or has another kind.
+        suffixes: the suffixes of files that may be meant; none if a folder is meant.
+    """
+    *folders, name = Path(path).parts or (".",)
+    place = Path()
+    for folder in folders:
+        near = folder if os.path.isdir(place / folder) else most_similar(folder, _entries(place, folder))
+        if near is None:
+            return ""
+        place /= near
+    # A suffix that all files share does not make them similar.
+    alike: dict[str, list[str]] = {}
+    for entry in _entries(place, name, suffixes):
+        alike.setdefault(Path(entry).stem if suffixes else entry, []).append(entry)
+    near = most_similar(Path(name).stem if suffixes else name, alike)
+    if near is None:
+        return ""
+    (found,) = difflib.get_close_matches(name, alike[near], n=1, cutoff=0.0)
+    return f" Did you mean {str(place / found)!r}?"
+
+
+def most_similar(wrong: str, names: Iterable[str]) -> str | None:
+    """Return the name that ``did_you_mean`` suggests, or None."""
+    known = list(itertools.islice(names, _COMPARED))
+    near = difflib.get_close_matches(wrong, known, n=1)
+    if not near and wrong:
+        # Of the names with the same beginning, the first one.
+        beginnings = {each[: len(wrong)]: each for each in reversed(known)}
+        near = [beginnings[found] for found in difflib.get_close_matches(wrong, beginnings, n=1)]
+    return near[0] if near else None
+
+
+def _entries(folder: Path, name: str, suffixes: Collection[str] = ()) -> list[str]:
+    """Return the names in a folder that may be meant: folders, or files with a suffix; hidden ones for hidden names."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if name.startswith(".") or not entry.name.startswith(".")]
+            return sorted(
+                entry.name
+                for entry in found
+                if (entry.is_file() and Path(entry.name).suffix in suffixes if suffixes else entry.is_dir())
+            )
+    except OSError:  # there is nothing to suggest
+        return []
+
+
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Return all names, the most similar first if a message cannot list them all."""
+    if len(names) <= LISTED:
+        return list(names)
+    near = difflib.get_close_matches(name, names[:_COMPARED], n=LISTED, cutoff=0.0)
+    return [*near, *(found for found in names if found not in set(near))]
+
+
+# Values by name
+
+
+class SuggestingDict(dict[str, V]):
+    """A dict that raises ``UnknownNameError``, a KeyError, for a name that does not exist.
+
+    Args:
+        values: the values by name.
+        owner: the owner of the values, as the beginning of a sentence: ``The stage 'train'``.
+        kind: the kind of value, such as ``result``.
+    """
+
+    def __init__(
+        self, values: Mapping[str, V] | Iterable[tuple[str, V]] = (), owner: str = "This dict", kind: str = "name"
+    ) -> None:
+        super().__init__(values)
+        self._owner = owner
+        self._kind = kind
+
+    def __missing__(self, name: object) -> V:
+        raise UnknownNameError(describe_unknown(self._owner, self._kind, name, self))
+
+
+def describe_unknown(owner: str, kind: str, name: object, known: Iterable[str]) -> str:
+    """Return a message about a name that does not exist, with those that do.
+
+    Args:
+        owner: the owner of the values, as the beginning of a sentence: ``The stage 'train'``.
+        kind: the kind of value, such as ``result``; with an ``s``, it is the plural.
+        name: the name that does not exist.
+        known: the names that exist.
+    """
+    names = list(known)
+    there = f"Its {kind}s: {listed(map(repr, names), 20)}." if names else "It has none."
+    return f"{owner} has no {kind} {shown(name)}.{did_you_mean(name, names)} {there}"
+
+
+# Terminals
+
+
+def is_unsafe(character: str) -> bool:
+    """Tell whether a terminal may do more than show the character: controls, writing directions, line ends."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _KEPT
+
+
+def clean(text: str, *, colours: bool = False) -> str:
+    """Replace each character that is unsafe in a terminal; newlines and tabs stay.
+
+    Args:
+        text: any text.
+        colours: whether to keep escape sequences that set colors, or bold and dim text.
+    """
+    if text.isprintable():
+        return text
+    if not colours:
+        # Of a large page, only its few different characters are looked at.
+        return text.translate({ord(character): REPLACEMENT for character in set(text) if is_unsafe(character)})
+    pieces = _COLOUR.split(text)
+    # Every second piece is an escape sequence.
+    pieces[::2] = map(clean, pieces[::2])
+    pieces[1::2] = ["" if _CONCEALS.search(piece) else piece for piece in pieces[1::2]]
+    return "".join(pieces)
+
+
+def clean_line(line: bytes) -> str:
+    """Decode a line of a log for a terminal: colors stay; anything else that is unsafe is replaced."""
+    text = line.decode("utf-8", "replace").rstrip("\r")
+    # A progress bar overwrites its line: show the text that would be left.
+    return clean(text.rsplit("\r", 1)[-1], colours=True)
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Put text into one line: Python's escapes replace line ends, tabs, and characters that are unsafe in a terminal.
+
+    Args:
+        text: any text.
+        keep: line ends or tabs that stay.
+    """
+    if text.isprintable():
+        return text
+    escaped = set("\n\t") - set(keep)
+    return "".join(repr(each)[1:-1] if each in escaped or is_unsafe(each) else each for each in text)
+
+
+def escape_json(text: str) -> str:
+    """Escape characters in JSON that are unsafe in a terminal; they can occur only inside its strings."""
+    if text.isprintable():
+        return text
+    return "".join(json.dumps(character)[1:-1] if is_unsafe(character) else character for character in text)

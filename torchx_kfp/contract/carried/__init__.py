@@ -1,0 +1,12 @@
+"""Programs that the commands of stages carry, so that images need only python3 (3.8 or newer) and, mostly, fsspec.
+
+- ``publisher`` starts a stage with results or artifacts, and publishes them when its application has ended;
+- ``launcher`` runs the replicas of a distributed stage: ``replica_processes`` on this machine, or ``engine_object`` on
+  the cluster, with ``cluster_api``; both use ``replica_roles``;
+- ``asking`` asks for the trials of a search;
+- ``shared`` has the log of a stage and the files of runs.
+
+The modules import each other and the standard library, and fsspec where they need it, nothing else. ``make goldens``
+(``tools/carry.py``) joins the modules of each program, minifies them, and writes the texts to ``programs``. An image
+that has torchx-kfp can import them instead (``inline=False``).
+"""

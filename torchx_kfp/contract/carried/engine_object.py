@@ -1,0 +1,442 @@
+"""The object of the cluster's engine: create or adopt it, follow it to its end, and delete it.
+
+On the cluster, there is exactly one object at any time, whatever dies when. Its name comes from the Argo node of the
+stage, which is the same in all attempts, and Kubernetes accepts a name only once. An attempt adopts the object if it
+runs or has succeeded; if it has failed, or was made from another SPEC, the attempt deletes it, waits until it is gone
+with its pods, and makes a new one. The run id of the object is that of the attempt that made it, so that results of a
+failed one are never those of the next. An annotation names the attempt that follows the object, and a process whose pod
+is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes only what it
+follows, or what it has seen of an earlier one.
+
+If the engine does not start replicas again by itself, this program does: ``retries`` in SPEC says how often it makes
+another object when one has failed, with another run id. What ends this program itself is not retried here.
+
+Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
+object is the first thing that the handler does. The object's owner is the run's Workflow: if the launcher's pod is lost
+with its node, the replicas go on, and the next attempt adopts them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import signal
+import time
+
+from torchx_kfp.contract.carried.cluster_api import PATIENCE, Cluster, Replica, account_file
+from torchx_kfp.contract.carried.replica_roles import (
+    KEPT,
+    Failure,
+    environment,
+    fill,
+    last_lines,
+    leave,
+    outputs_of,
+    show,
+    tally,
+    texts,
+)
+from torchx_kfp.contract.carried.shared import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+
+def state_of(spec: Any, found: Any, /) -> str:
+    """Return ``succeeded``, ``failed`` or nothing."""
+    value = found
+    for key in spec["state"]:
+        value = (value or {}).get(key)
+    states = [one["type"] for one in value if one["status"] == "True"] if isinstance(value, list) else [value]
+    for name in ("succeeded", "failed"):
+        if set(states) & set(spec[name]):
+            return name
+    return ""
+
+
+def notes_of(found: Any, /) -> Any:
+    """Return the annotations of an object."""
+    return found["metadata"].get("annotations") or {}
+
+
+def launcher_of(found: Any, /) -> Any:
+    """Return the attempt that follows an object."""
+    return notes_of(found).get("torchx-kfp/launcher")
+
+
+def why(found: Any, /) -> str:
+    """Return the message of the condition that ended the object, if it has one."""
+    for one in (found.get("status") or {}).get("conditions") or ():
+        if one.get("status") == "True" and "Fail" in one.get("type", "") and one.get("message"):
+            return f": {one['message']}"
+    return ""
+
+
+class Stage:
+    """One attempt of a distributed stage on the cluster."""
+
+    def __init__(
+        self, spec: Any, words: Sequence[str], counts: Sequence[int], executor_input: Any, attempt: str = "", /
+    ) -> None:
+        self.spec = spec
+        self.words = words
+        self.counts = counts
+        # ``(1)`` counts attempts, ``(0:0)`` is an iteration.
+        node = re.sub(r"\(\d+\)", "", os.environ["KFP_ARGO_NODE"])
+        digest = hashlib.sha256(f"{os.environ.get('KFP_RUN_ID')} {node}".encode()).hexdigest()
+        self.name = f"{spec['stage']}-{digest[:10]}"
+        with open(account_file("namespace")) as file:
+            self.namespace = file.read().strip()
+        self.account = os.environ.get("KFP_SERVICE_ACCOUNT") or "default"
+        self.cluster = Cluster(
+            f"--engine {spec['engine']} --namespace {self.namespace} --service-account {self.account}"
+        )
+        self.pod = os.environ.get("KFP_POD_NAME", "")
+        self.uid = os.environ.get("KFP_POD_UID")
+        #: The name of this attempt. When KFP retries a run, Argo gives the new pod the name of the one that failed.
+        self.attempt = f"{self.pod}{f'_{self.uid[:8]}' if self.uid else ''}{attempt}"
+        self.collection = self.path(spec["api"], spec["plural"])
+        self.object = f"{self.collection}/{self.name}"
+        #: The object that this attempt may delete, as it was seen last.
+        self.seen: Any = None
+        self.creating = False
+        self.replicas: dict[str, Replica] = {}
+        self.told: Any = ""
+        self.began = time.monotonic()
+        self.companions: Any = ()
+        self.looks = 0
+        self.over = False
+        self.outputs = outputs_of(executor_input)
+        config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
+        self.config = json.loads(config) if isinstance(config, str) else dict(config)
+        # The launcher's own claims, which the manifest has for the roles that mount them.
+        mounts = [one for one in self.config.get("volumeMounts") or () if one["mountPath"] not in spec["claims"]]
+        used = {one["name"] for one in mounts}
+        volumes = [one for one in self.config.get("volumes") or () if one["name"] in used]
+        self.config.update(volumeMounts=mounts, volumes=volumes)
+        self.run_id = os.environ.get("TORCHX_JOB_ID", "")
+        #: The input from which the object is made; the run id differs from attempt to attempt.
+        self.digest = hashlib.sha256(json.dumps([spec, words, self.config], sort_keys=True).encode()).hexdigest()[:16]
+
+    def path(self, api: str, plural: str, /) -> str:
+        """Return the path of a collection in the namespace."""
+        return f"{api}/namespaces/{self.namespace}/{plural}"
+
+    # Making and ending the object
+
+    def find(self, patience: float = PATIENCE, /) -> Any:
+        """Return the object of this name, or None."""
+        code, found = self.cluster.call("GET", self.object, None, patience)
+        return None if code == 404 else found
+
+    def look(self, patience: float = PATIENCE, /) -> Any:
+        """Return the object of this name, or None; forget the one that was seen if another attempt follows it now."""
+        found = self.find(patience)
+        before = self.seen and (self.seen["metadata"]["uid"], launcher_of(self.seen))
+        now = found and (found["metadata"]["uid"], launcher_of(found))
+        mine = found and (launcher_of(found) == self.attempt or now == before)
+        self.seen = found if mine else None
+        return found
+
+    def delete(self, patience: float = PATIENCE, /) -> None:
+        """Delete the object that was seen, unless another attempt follows it by now.
+
+        Kubernetes takes its pods first, so that it is gone only when they are.
+        """
+        while self.seen:
+            known = {key: self.seen["metadata"][key] for key in ("uid", "resourceVersion")}
+            body = {"propagationPolicy": "Foreground", "preconditions": known}
+            if self.cluster.call("DELETE", self.object, body, patience=patience)[0] != 409:
+                return
+            self.look(patience)
+
+    def stop(self, number: int, _: object, /) -> None:
+        """Handle a signal that ends the stage: delete first, talk later."""
+        self.cluster.stopped = number
+        if self.creating:
+            return  # the object is deleted when the API server has answered
+        try:
+            if not self.seen:
+                self.look(5)  # this attempt may have made it without getting the answer
+            self.delete(5)
+            said = f"; {self.name} is deleted" * bool(self.seen)
+        except Failure as failure:
+            said = f", but {self.name} is not deleted: {failure}"
+        say(f"ended by signal {number}{said}")
+        leave(128 + number)
+
+    def make(self) -> Any:
+        """Create the object, or adopt the one that an earlier attempt has made."""
+        said = ""
+        while True:
+            owners = self.owners()
+            found = self.seen = self.find()
+            if found:
+                state = state_of(self.spec, found)
+                same = notes_of(found).get("torchx-kfp/spec") == self.digest
+                ending = found["metadata"].get("deletionTimestamp")
+                # If this attempt made it, and did not get the answer, its failure is that of the attempt.
+                if same and not ending and (state != "failed" or launcher_of(found) == self.attempt):
+                    adopted = self.adopt(found, owners)
+                    if adopted:
+                        return adopted
+                    continue
+                what = "is being deleted" if ending else "has failed" if same else "was made from another specification"
+                what = f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods"
+            elif any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods()):
+                ending, what = True, "waiting until the pods of an earlier attempt are gone"
+            else:
+                made = self.create(owners)
+                if made:
+                    return made
+                continue
+            if what != said:
+                say(what)
+                said = what
+            if not ending:
+                self.delete()
+            time.sleep(0.5)
+
+    def create(self, owners: Any, /) -> Any:
+        """Create the object; return it, or None if there is one."""
+        manifest = self.manifest(owners)
+        self.creating = True
+        try:
+            code, found = self.cluster.call("POST", self.collection, manifest)
+            self.seen = found if code not in (404, 409) else None
+        finally:
+            self.creating = False
+            if self.cluster.stopped:
+                self.stop(self.cluster.stopped, None)
+        if code == 404:
+            needs = f"the engine {self.spec['engine']!r} needs {self.spec['needs']}"
+            raise Failure(f"{self.collection}: {found.strip()}: {needs}")
+        if self.seen:
+            say(f"created {found['kind']} {self.namespace}/{self.name}")
+        return self.seen
+
+    def adopt(self, found: Any, owners: Any, /) -> Any:
+        """Say that this attempt follows the object now, and go on with its run id; None if the object has changed."""
+        mine = {"torchx-kfp/launcher": self.attempt}
+        version = found["metadata"]["resourceVersion"]
+        body = {"metadata": {"resourceVersion": version, "ownerReferences": owners, "annotations": mine}}
+        code, adopted = self.cluster.call("PATCH", self.object, body)
+        if code in (404, 409):
+            return None
+        self.seen = adopted
+        self.run_id = notes_of(found).get("torchx-kfp/run-id", "")
+        if self.run_id and "run_id" in self.outputs:
+            with open(self.outputs["run_id"]["outputFile"], "w") as file:
+                file.write(self.run_id)
+        if launcher_of(found) != self.attempt:
+            known = f", run id {self.run_id}" * bool(self.run_id)
+            say(f"following {found['kind']} {self.namespace}/{self.name} of an earlier attempt{known}")
+        return adopted
+
+    def owners(self) -> Any:
+        """Return the Workflow that owns this pod, or the pod itself, as the owner of the object."""
+        path = f"{self.path('api/v1', 'pods')}?fieldSelector=metadata.name%3D{self.pod}"
+        for pod in self.cluster.call("GET", path)[1]["items"]:
+            meta = pod["metadata"]
+            if self.uid not in (None, meta["uid"]):
+                continue
+            for owner in meta.get("ownerReferences") or ():
+                if owner["kind"] == "Workflow":
+                    return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}]
+            return [{"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}]
+        # A node that was cut off and is back: this process has outlived its pod.
+        self.seen = None
+        raise Failure(f"the pod {self.pod} is gone")
+
+    def list_pods(self) -> Any:
+        """Return the pods of the stage's replicas, also of earlier attempts."""
+        path = f"{self.path('api/v1', 'pods')}?labelSelector=torchx-kfp%2Fstage%3D{self.name}"
+        return self.cluster.call("GET", path)[1]["items"]
+
+    def manifest(self, owners: Any = (), /) -> Any:
+        """Return the object, with everything that is known only now."""
+
+        def escape(text: str, /) -> str:
+            return text.replace("$", "$$")  # the kubelet would expand it
+
+        spec, words = self.spec, self.words
+        replica = "$(TORCHX_REPLICA_ID)"
+        names = {"name": self.name}
+        fewest = [min(role["fewest"], n) for role, n in zip(spec["roles"], self.counts)]  # noqa: B905 (Python 3.8)
+        values: dict[str, Any] = {
+            **names,
+            "service_account": self.account,
+            "fewest": min(spec["available"] or sum(fewest), sum(self.counts)),
+        }
+        shared = {name: os.environ[name] for name in spec["protocol"] if name in os.environ}
+        if self.run_id:
+            shared["TORCHX_JOB_ID"] = self.run_id
+        for position, role in enumerate(spec["roles"]):
+            alone = position == 0 and self.counts[0] == 1
+            variables = {
+                **{name: escape(value) for name, value in shared.items()},
+                "TORCHX_NUM_REPLICAS": str(self.counts[position]),
+                "TORCHX_RANK0_HOST": "localhost" if alone else spec["host"] % names,
+                **environment(role, words, replica, escape),
+            }
+            path = f"metadata.annotations['{spec['index']}']"
+            command = [texts(parts, words, replica, escape) for parts in role["command"]]
+            if position == 0 and not alone:
+                # For replica 0, the host is localhost, as TorchX has it: its own name may not resolve yet.
+                script = '[ "$$TORCHX_REPLICA_ID" != 0 ] || TORCHX_RANK0_HOST=localhost; exec "$$@"'
+                command = ["sh", "-c", script, "sh", *command]
+            values[f"{position}.command"] = command
+            values[f"{position}.env"] = [
+                {"name": "TORCHX_REPLICA_ID", "valueFrom": {"fieldRef": {"fieldPath": path}}},
+                *({"name": name, "value": value} for name, value in variables.items()),
+            ]
+            values[f"{position}.replicas"] = self.counts[position]
+            values[f"{position}.fewest"] = fewest[position]
+            values[f"{position}.image"] = texts(role["image"], words, "") if "image" in role else ""
+        made = fill(spec["object"], values, self.config)
+        self.companions = [(api, plural, fill(one, values, {})) for api, plural, one in spec["companions"]]
+        notes = {"spec": self.digest, "run-id": self.run_id, "launcher": self.attempt}
+        made["metadata"]["annotations"].update({f"torchx-kfp/{key}": value for key, value in notes.items()})
+        made["metadata"]["ownerReferences"] = list(owners)
+        return made
+
+    # Following it
+
+    def run(self) -> int:
+        """Create or adopt the object, follow it to its end, and return the exit code of the stage."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.stop)
+        try:
+            return self.finish(self.follow(self.make()))
+        except Exception:  # whatever it is, nobody would follow the object
+            if self.seen:
+                with contextlib.suppress(Failure):
+                    self.delete(5)
+                    say(f"{self.name} is deleted")
+            raise
+
+    def follow(self, found: Any, /) -> Any:
+        """Follow the object, and return it when it has ended."""
+        self.accompany(found)
+        while True:
+            items = self.list_pods()
+            self.watch(items, bool((found.get("spec") or {}).get("suspend")))
+            if state_of(self.spec, found):
+                return found
+            # A list of 1,000 pods has several megabytes.
+            time.sleep(0.5 + len(items) / 100)
+            found = self.look()
+            if not found:
+                raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
+            if not self.seen:
+                raise Failure(f"another attempt of this stage follows {self.name} now")
+
+    def finish(self, found: Any, /) -> int:
+        """Let the logs be read to their ends; return the exit code of the stage that has ended."""
+        self.over = True
+        deadline = time.monotonic() + 30
+        for replica in self.replicas.values():
+            if replica.reader:
+                replica.reader.join(max(0.0, deadline - time.monotonic()))
+        if state_of(self.spec, found) == "succeeded":
+            say(f"{self.name} succeeded")
+            return 0
+        code = self.explain(why(found))
+        try:
+            self.delete(60)
+        except Failure as failure:
+            say(f"{self.name} is not deleted: {failure}")
+        return code
+
+    def accompany(self, found: Any, /) -> None:
+        """Create what the object owns, such as the service that gives its pods names."""
+        owner = {key: found[key] for key in ("apiVersion", "kind")}
+        owner.update({key: found["metadata"][key] for key in ("name", "uid")})
+        if not self.companions:
+            self.manifest()
+        for api, plural, one in self.companions:
+            one["metadata"]["ownerReferences"] = [owner]
+            path = f"{self.path(api, plural)}/{self.name}"
+            while self.cluster.call("POST", self.path(api, plural), one)[0] == 409:
+                # It is that of this object, or of an earlier one. The garbage collector may be about to delete that:
+                # it would do so even if it had another owner by then.
+                code, there = self.cluster.call("GET", path)
+                owners = code != 404 and there["metadata"].get("ownerReferences")
+                if owners and owner["uid"] in [each["uid"] for each in owners]:
+                    break
+                if code != 404 and not owners:
+                    body = {"metadata": {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}}
+                    self.cluster.call("PATCH", path, body)
+                else:
+                    time.sleep(0.5)
+
+    def watch(self, items: Any, suspended: bool, /) -> None:
+        """Take note of the pods, start to read the logs of new ones, and say what keeps others from running."""
+        seen = set()
+        for item in sorted(items, key=lambda item: item["metadata"]["creationTimestamp"]):
+            uid = item["metadata"]["uid"]
+            seen.add(uid)
+            if uid not in self.replicas:
+                self.replicas[uid] = Replica(self, item)
+            self.replicas[uid].update(item)
+        for uid, replica in self.replicas.items():
+            if uid not in seen and not replica.ended:
+                replica.ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                replica.gone = True
+                say(f"{replica.label}: its pod {replica.pod} is gone")
+        self.looks += 1
+        present = [self.replicas[uid] for uid in seen]
+        total = sum(self.counts)
+        done = sum(replica.ended != "" and not replica.code for replica in present)
+        text = tally([replica.label for replica in present if replica.runs], total, done)
+        if done == total:
+            text = f"all {total} replicas succeeded"
+        waiting = min(((replica.label, *replica.waiting) for replica in present if replica.waiting), default=())
+        reason = waiting[1].replace("ErrImagePull", "ImagePullBackOff") if waiting else ""  # they alternate
+        details = ""
+        if waiting:
+            details = f"; {waiting[0]} waits: {': '.join(filter(None, waiting[1:]))}"
+        elif suspended:
+            details = reason = "; it is suspended: a queue has not admitted it yet"
+        elif not present:
+            details = reason = "; it has no pods yet"
+            if time.monotonic() > self.began + 10:
+                kind = self.spec["plural"] + "." * ("/" in self.spec["api"]) + self.spec["api"].split("/")[1]
+                details = reason = f"{details}: kubectl describe {kind} {self.name} -n {self.namespace}"
+        if (text, reason) != self.told:
+            say(text + details)
+            self.told = text, reason
+
+    def explain(self, message: str, /) -> int:
+        """Say which replica failed first, and with which last lines; return its exit code."""
+        # Of pods that replaced each other, the last one counts.
+        last = {one.label: one for one in self.replicas.values()}
+        failed = [one for one in last.values() if one.code or one.gone]
+        if not failed:
+            say(f"{self.name} failed{message}")
+            return 1
+        # Times are whole seconds: the engine may have ended others in that of the first failure. That of a pod that is
+        # gone is when it was missed: the engine may have ended others before.
+        lost = any(one.gone and not one.deleted for one in failed)
+        first = min(failed, key=lambda one: (lost and one.deleted, one.ended, one.deleted, one.gone, one.label))
+        lines = list(first.lines)
+        if not lines and not first.gone:
+            try:
+                path = f"{self.path('api/v1', 'pods')}/{first.pod}/log?container={first.container}&tailLines={KEPT}"
+                with self.cluster.open("GET", path) as answer:
+                    lines = answer.read(1 << 16).splitlines()
+            except (OSError, http.client.HTTPException):
+                pass
+        what = "is gone" if first.gone else f"failed first, with exit code {first.code}{first.why}"
+        say(
+            f"{self.name} failed{message}\n{first.label} (pod {first.pod}, node {first.node}) {what}"
+            + ("; its last lines:" if lines else "")
+        )
+        for line in last_lines(lines, 20):
+            show(f"  {first.label}", line)
+        return first.code if 0 < first.code < 256 else 1

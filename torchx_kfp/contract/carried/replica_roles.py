@@ -1,0 +1,157 @@
+"""The environment of replicas, their pods, and their states in the log, on this machine and on a cluster.
+
+The specification's texts are lists of parts: the number of a WORD, or None for the index of the replica.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+
+from torchx_kfp.contract.carried.shared import say, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, NoReturn
+
+#: The lines of a replica that are kept: torchrun ends its output with about 35 more.
+KEPT = 100
+
+
+def leave(code: int, /) -> NoReturn:
+    """End the program at once: threads that read logs may be waiting."""
+    os._exit(code)
+
+
+class Failure(Exception):
+    """Why the stage fails, for its log."""
+
+
+def texts(
+    parts: Sequence[int | None], words: Sequence[str], replica: str, escape: Callable[[str], str] = str, /
+) -> str:
+    """Return the text of the parts: numbers of WORDs, and None for the index of the replica."""
+    return "".join(replica if part is None else escape(words[part]) for part in parts)
+
+
+def environment(
+    role: Mapping[str, Any], words: Sequence[str], replica: str, escape: Callable[[str], str] = str, /
+) -> Any:
+    """Return the variables of a role. Those without parts are the launcher's own."""
+    return {
+        name: escape(os.environ.get(name, "")) if parts is None else texts(parts, words, replica, escape)
+        for name, parts in role["env"]
+    }
+
+
+def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
+    """Return the number of the role's replicas, which may be known only now."""
+    least, most = role.get("least", 1), role["most"]
+    text = words[role["count"]] if "count" in role else str(most)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not (least <= number <= most and number == int(number)):
+        hint = f"; with dist.ddp, j='1:{most}x...' allows fewer" * (1 <= number < least)
+        raise Failure(
+            f"replicas of role {role['name']!r} is {text!r}, but must be a whole number from {least} to {most}, the "
+            f"role's {'min_replicas and ' * (least > 1)}num_replicas{hint}"
+        )
+    return int(number)
+
+
+def tally(labels: Sequence[str], total: int, done: int, /) -> str:
+    """Return how many replicas run, by name if only few are left."""
+    names = f" ({', '.join(sorted(labels))})" * (done > 0 and 0 < len(labels) <= 3)
+    return f"{len(labels)} of {total} replicas run{names}" + f", {done} succeeded" * (done > 0)
+
+
+def last_lines(lines: Sequence[bytes], most: int, /) -> Sequence[bytes]:
+    """Return the last lines of a replica; under ``torchrun --tee``, those of its processes (``[trainer0]:text``)."""
+    lines = list(lines)  # a thread may still add to them
+    return ([line for line in lines if re.match(rb"\[[^]\s]*\d\]:.*\S", line)] or lines)[-most:]
+
+
+def outputs_of(executor_input: Any, /) -> Any:
+    """Return the stage's output parameters, each with the file that KFP reads."""
+    return (executor_input.get("outputs") or {}).get("parameters") or {}
+
+
+def begin_again(spec: Any, attempt: int, code: int, outputs: Any, /) -> None:
+    """Give another attempt at the replicas a new run id, so that nobody reads the records of the failed one."""
+    say(f"attempt {attempt} of {spec['retries'] + 1}: the application ended with exit code {code}")
+    if "run_id" in outputs:
+        os.environ["TORCHX_JOB_ID"] = re.sub(r"(_\d{1,7})?$", f"_{attempt}", os.environ["TORCHX_JOB_ID"], count=1)
+        with open(outputs["run_id"]["outputFile"], "w") as file:
+            file.write(os.environ["TORCHX_JOB_ID"])
+
+
+def show(label: str, line: bytes, /) -> None:
+    """Write a line of a replica."""
+    start = f"{label} | ".encode()
+    # A progress bar begins its line again and again.
+    line = re.sub(rb"\r(?=[^\r\n])", b"\r" + start, line)
+    write(1, start + line + (b"" if line.endswith(b"\n") else b"\n"))
+
+
+# The manifest of the engine's object
+
+
+def fill(node: Any, values: Mapping[str, Any], config: Any, /) -> Any:
+    """Return a manifest in which the markers are replaced, and ``config`` is applied to each pod.
+
+    ``{"@": name}`` is a value; if the value is a list, its items take the marker's place in a list.
+    """
+    if isinstance(node, list):
+        items: list[Any] = []
+        for item in node:
+            value = fill(item, values, config)
+            items += value if isinstance(value, list) and isinstance(item, dict) else [value]
+        return items
+    if not isinstance(node, dict):
+        return node
+    if "@" in node:
+        return copy.deepcopy(values[node["@"]])
+    filled = {key: fill(value, values, config) for key, value in node.items()}
+    # Not an annotation of that name.
+    return configure(filled, config) if isinstance(filled.get("containers"), list) else filled
+
+
+def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> dict[str, Any]:
+    """Return the pod's spec with what users have set on the task, which replaces what the AppDef says of it.
+
+    Only variables of the AppDef win over those of the task, as they do where a command sets them.
+    """
+    config = {key: value for key, value in config.items() if value}
+    container = pod["containers"][0]
+    for part, field in ((container, "env"), (container, "volumeMounts"), (pod, "volumes")):
+        part.setdefault(field, [])
+    asked = config.get("resources", {})
+    have = container.get("resources", {})
+    limits = asked.get("limits") or {}
+    # The AppDef's request could be above the task's limit. Without a request, Kubernetes takes the limit.
+    requests = {name: amount for name, amount in have.get("requests", {}).items() if name not in limits}
+    container["resources"] = {
+        **have,
+        "requests": {**requests, **(asked.get("requests") or {})},
+        "limits": {**have.get("limits", {}), **limits},
+    }
+    pod["tolerations"] = [*pod.get("tolerations", ()), *config.get("tolerations", ())]
+    pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **config.get("nodeSelector", {})}
+    if "affinity" in config:
+        pod["affinity"] = config["affinity"]
+    known = {one["name"] for one in container["env"]}
+    container["env"] += [one for one in config.get("env", ()) if one["name"] not in known and not own(one["name"])]
+    for where, field, key in ((container, "volumeMounts", "mountPath"), (pod, "volumes", "name")):
+        added = config.get(field, ())
+        taken = {one[key] for one in added}
+        where[field] = [*(one for one in where[field] if one[key] not in taken), *added]
+    return pod
+
+
+def own(name: str, /) -> bool:
+    """Tell whether a variable is the launcher's: it names the stage's pod."""
+    return name.startswith("KFP_")

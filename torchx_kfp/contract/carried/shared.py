@@ -1,0 +1,113 @@
+"""Do what several programs do: write to the stage's log, read and write the files of runs, compare trials.
+
+``torchx_kfp.tracking`` reads and writes the files with more checks. Both have the layout from here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+#: Held while a line is written, so that lines do not mix. The handler of a signal may interrupt its holder.
+LOCK = threading.RLock()
+
+
+def write(stream: int, text: bytes, /) -> None:
+    """Write the whole text to a descriptor."""
+    with LOCK:
+        while text:
+            text = text[os.write(stream, text) :]
+
+
+def say(*words: object) -> None:
+    """Write a line to the stage's log."""
+    try:  # noqa: SIM105 (shorter than contextlib)
+        write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
+    except OSError:  # nobody reads it
+        pass
+
+
+# Files of runs below a tracker base
+
+#: The folder for everything that a tracker keeps besides results, and for temporary files. Listings leave it out.
+PRIVATE = ".torchx_kfp"
+
+
+def folder_of(kind: str, run_id: str, /) -> str:
+    """Return the folder of the statements of a kind about a run."""
+    return f"{PRIVATE}/{kind}/{folder_name(run_id)}"
+
+
+def folder_name(run_id: str, /) -> str:
+    """Return the name of the run's folder, which ``urllib.parse.unquote`` reads back.
+
+    TorchX's own backend uses base32, which makes the run ids of a cluster longer than a file system allows (255 bytes).
+    """
+    return run_id.replace("%", "%25").replace("/", "%2F")
+
+
+def regular(path: str, local: bool = True, /) -> str:
+    """Return the path if it is a file, a folder or missing. Reading a FIFO or a device might never end."""
+    mode = stat.filemode(os.stat(path).st_mode)[0] if local and os.path.exists(path) else "-"
+    if mode not in "-d":
+        raise ValueError(f"{path} is a {({'p': 'FIFO', 's': 'socket'}).get(mode, 'device')}, not a file")
+    return path
+
+
+def read_json(store: Any, path: str, /, **options: Any) -> Any:
+    """Return the content of a JSON file in a store of fsspec."""
+    return json.loads(store.cat_file(regular(path, hasattr(store, "local_file"))), **options)
+
+
+def read_results(store: Any, path: str, /) -> Any:
+    """Return results; an empty dict if there are none."""
+    try:
+        return read_json(store, path)
+    except FileNotFoundError:
+        return {}
+
+
+def list_statements(store: Any, folder: str, /) -> list[str]:
+    """Return the paths of the statements in a folder, the oldest first."""
+    return sorted(store.ls(folder, False)) if store.exists(folder) else []
+
+
+def write_text(path: str, text: str, /) -> None:
+    """Write a file on this machine, and create its folder if it is missing."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(regular(path), "wb") as file:
+        file.write(text.encode())
+
+
+def write_record(store: Any, root: str, key: str, text: str, /) -> None:
+    """Write a file below the tracker base. A reader sees the old content or the new one."""
+    path = f"{root}/{key}"
+    if not hasattr(store, "local_file"):
+        store.pipe_file(path, text.encode())
+        return
+    part = f"{root}/{PRIVATE}/{os.urandom(8).hex()}"
+    write_text(part, text)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.replace(part, path)
+
+
+# Trials
+
+
+def unbeaten(costs: Sequence[Sequence[float]], /) -> list[int]:
+    """Return the indices of the costs that no others beat: as low in every objective, and lower in one."""
+    return [
+        index
+        for index, own in enumerate(costs)
+        if not any(
+            other != own and all(a <= b for a, b in zip(other, own))  # noqa: B905 (Python 3.8)
+            for other in costs
+        )
+    ]

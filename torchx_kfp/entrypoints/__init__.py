@@ -1,0 +1,1 @@
+"""Programs that use the whole package: the command line, and a scheduler for TorchX."""

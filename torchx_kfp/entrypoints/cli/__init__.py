@@ -1,0 +1,105 @@
+"""The command line: commands read their words, call the other packages, and show the results.
+
+Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call,
+128 + n for signal n.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import click
+
+import torchx_kfp
+from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.entrypoints.cli.display.printing import discard, has_reader, print_message
+from torchx_kfp.errors import StageFailedError, TorchxKfpError
+
+__all__ = ["main"]
+
+
+#: The commands in the order of a run's life. The module of each, in ``commands``, defines ``<command>_command``.
+_COMMANDS = (
+    *("compile", "check", "run", "submit", "watch", "runs", "logs", "cancel"),
+    *("report", "results", "show", "lineage", "compare", "code", "gc", "import", "rbac"),
+)
+#: The modules that cannot have the names of their commands.
+_MODULES = {"import": "import_torchx"}
+
+
+@contextlib.contextmanager
+def _closed_streams() -> Iterator[None]:
+    """Keep the exit code of click's own output (help and wrong calls) if the reader of a stream is gone."""
+    try:
+        yield
+    except BrokenPipeError:
+        if has_reader(sys.stdout):
+            raise  # another pipe has broken, such as the connection to a store
+        discard(sys.stdout)
+        raise click.exceptions.Exit(0) from None
+    except click.ClickException as error:
+        try:
+            error.show()
+        except OSError:
+            discard(sys.stderr)
+        raise click.exceptions.Exit(error.exit_code) from None
+
+
+class _CommandGroup(click.Group):
+    """Loads a command when it is used, and prints torchx-kfp's errors as messages, with a traceback on request.
+
+    `--help` loads all commands, so their modules import libraries inside functions.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(f"torchx_kfp.entrypoints.cli.commands.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], _COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _closed_streams():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with _closed_streams():
+                return super().invoke(ctx)
+        except TorchxKfpError as error:
+            if ctx.params.get("traceback"):
+                print_message(traceback.format_exc())
+            # The end of a stage's log keeps its colors.
+            print_message(f"Error: {error}", colours=isinstance(error, StageFailedError))
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            print_message("Interrupted.")
+            ctx.exit(130)
+
+
+@click.group(cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(torchx_kfp.__version__, prog_name="torchx-kfp")
+@click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
+def cli(traceback: bool) -> None:
+    """TorchX applications as stages of Kubeflow Pipelines v2."""
+    del traceback  # read by the group
+
+
+def main() -> None:
+    """Run the program ``torchx-kfp``."""
+    sys.exit(cli(prog_name="torchx-kfp"))

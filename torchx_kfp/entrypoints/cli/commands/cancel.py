@@ -1,0 +1,142 @@
+"""``torchx-kfp cancel``: end a run on this machine, from any directory, or on a KFP host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchx_kfp.common.text import listed
+from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
+from torchx_kfp.entrypoints.cli.resolver import find_source, host_words, names_host
+from torchx_kfp.errors import ArgumentError, LocalRunError
+from torchx_kfp.execution.runs.vocabulary import State
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.host.run import HostRun
+    from torchx_kfp.execution.runs.source import RunRecord
+
+#: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
+_BEYOND_GRACE = 30.0
+#: Seconds for which the end of a run on a host is waited for.
+ON_HOST = 120.0
+
+
+@click.command("cancel", short_help="End a run.")
+@click.argument("run")
+@output_dir_option
+@host_options
+def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
+    """End RUN like Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
+
+    RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
+    the KFP host. The command waits until the run has ended. If the runner on this machine was killed, the command ends
+    the stages that it left running.
+    """
+    from torchx_kfp.execution.pipeline.walk import LATEST
+    from torchx_kfp.execution.runs.history import RunReader
+
+    source = find_source(run, output_dir, flags, results="none")
+    if isinstance(source, RunReader):
+        _cancel_here(source.folder)
+    elif run == LATEST and not names_host(flags):
+        raise ArgumentError(
+            f"The latest run is on the KFP host, and may be another user's. If you mean it: "
+            f"{this_command('cancel', source.run_id, *host_words(flags))}"
+        )
+    else:
+        _cancel_there(source, host_words(flags))
+
+
+def _cancel_there(source: HostRun, words: list[str]) -> None:
+    """End a run on a host, and wait until it has ended."""
+    record = source.read()
+    if not record.is_running:
+        raise _ended(record)
+    source.terminate()
+    print_message(f"Canceling {record.run_id}: waiting for {listed(record.run.active) or 'its end'}.")
+    deadline = time.monotonic() + ON_HOST
+    while (record := source.look()).is_running:
+        if time.monotonic() > deadline:
+            again = this_command("watch", record.run_id, *words)
+            print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
+            return
+        time.sleep(source.interval)
+    _say_end(record.run_id, record.state)
+
+
+def _cancel_here(folder: Path) -> None:
+    from torchx_kfp.execution.local.run_options import GRACE
+    from torchx_kfp.execution.runs.history import read_run
+    from torchx_kfp.execution.runs.journal import is_running, read_pid
+
+    record = read_run(folder)
+    if record.state is State.INTERRUPTED:
+        from torchx_kfp.execution.local.executors.process import kill_marked
+        from torchx_kfp.local import remove_containers
+
+        kill_marked(record.run_id)
+        if record.options.get("docker"):
+            remove_containers(record.run_id)
+        print_message(f"The runner of {record.run_id} was killed before; processes that it left running are ended now.")
+        return
+    if not record.is_running:
+        raise _ended(record)
+    grace = record.options.get("grace")
+    grace = float(grace) if isinstance(grace, int | float) else GRACE
+    if _terminate(folder, record):
+        stages = f"{listed(record.run.active)}, for up to {grace:g} s" if record.run.active else "its end"
+        print_message(f"Canceling {record.run_id}: waiting for {stages}.")
+        patience = grace + _BEYOND_GRACE
+        deadline = time.monotonic() + patience
+        while is_running(folder):
+            if time.monotonic() > deadline:
+                raise LocalRunError(
+                    f"The run {record.run_id} did not end within {patience:g} s after it was asked to. Its process is "
+                    f"{read_pid(folder)}."
+                )
+            time.sleep(0.05)
+    _say_end(record.run_id, read_run(folder).state)
+
+
+def _ended(record: RunRecord) -> ArgumentError:
+    return ArgumentError(f"The run {record.run_id} has already ended ({record.state}): there is nothing to cancel.")
+
+
+def _say_end(run_id: str, state: State) -> None:
+    is_canceled = state in (State.CANCELED, State.INTERRUPTED)
+    print_message(f"The run {run_id} {'is canceled' if is_canceled else f'ended before it was canceled ({state})'}.")
+
+
+def _terminate(folder: Path, record: RunRecord) -> bool:
+    """Send SIGTERM to the run's process and to no other; return False if it has ended meanwhile.
+
+    Raises:
+        ArgumentError: there is no such process here, or it cannot be signaled.
+    """
+    from torchx_kfp.execution.runs.journal import is_runner, is_running, read_pid
+
+    pid = read_pid(folder)
+    with contextlib.suppress(ProcessLookupError):
+        if pid is not None:
+            # Check and signal the same process, even if its id is meanwhile given to another one.
+            handle = os.pidfd_open(pid)
+            try:
+                if is_runner(pid, folder):
+                    signal.pidfd_send_signal(handle, signal.SIGTERM)
+                    return True
+            finally:
+                os.close(handle)
+    if not is_running(folder):
+        return False
+    process = f"process {pid} is not its runner" if pid is not None else "its process is not recorded"
+    raise ArgumentError(
+        f"The run {record.run_id} is running, but its process cannot be seen from here ({process}): it is on another "
+        "machine, in another container, or belongs to another user. Cancel it there."
+    )

@@ -1,0 +1,301 @@
+"""``torchx-kfp compare``: show runs side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.entrypoints.cli.display.printing import (
+    is_number,
+    print_csv,
+    print_json,
+    print_message,
+    print_text,
+    show_value,
+    sparkline,
+)
+from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.resolver import Located, locate
+from torchx_kfp.entrypoints.cli.selection import (
+    Chosen,
+    choose,
+    open_recorder,
+    parts,
+    read,
+    recorded,
+    say_cached,
+    titled,
+)
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.recorder import History, Recorder, Search
+
+_RESULT, _METADATA, _CACHED, _PARAMETER, _SEARCH = "result", "metadata", "cached", "parameter", "search"
+#: The values of a run, from all executions of a stage, by the stage and their name.
+_Values = dict[tuple[str, str], list[Any]]
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One name in one stage: for each run, the values from all executions of the stage."""
+
+    stage: str
+    kind: str
+    name: str
+    values: tuple[tuple[Any, ...], ...]
+    #: For each run, its curve as characters, if it has one.
+    curves: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the values differ between the runs."""
+        return self.kind != _CACHED and any(not _same(values, self.values[0]) for values in self.values[1:])
+
+    @property
+    def difference(self) -> int | float | None:
+        """The second run's number minus the first run's, if both have one."""
+        if [len(values) for values in self.values] != [1, 1]:
+            return None
+        (first,), (second,) = self.values
+        if not is_number(first) or not is_number(second):
+            return None
+        try:
+            return second - first  # type: ignore[no-any-return]
+        except OverflowError:  # an int larger than any float
+            return None
+
+    def as_json(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Return the row for JSON."""
+        values = dict(zip(labels, map(list, self.values), strict=True))
+        return {"stage": self.stage, "kind": self.kind, "name": self.name, "changed": self.changed, "values": values}
+
+
+@click.command("compare", short_help="Show runs side by side.")
+@records_argument("RUN RUN ...")
+@click.option("--changed", is_flag=True, help="Show only differences between the runs.")
+@output_dir_option
+@format_option("table", "json", "csv")
+@host_options
+def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags) -> None:
+    """Compare runs: their parameters, results, metrics logged by step, and metadata.
+
+    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
+    these: a run on this machine, or on the KFP host. Each run knows its tracker base. With TRACKER_BASE, each RUN is
+    any run that has recorded anything there, and parameters are not compared. Cached stages of a run on this machine
+    count with the results that they took from the cache.
+
+    \b
+    torchx-kfp compare digits-20260101-120000 latest --changed
+    torchx-kfp compare s3://bucket/results \\
+        digits-20260101-120000 digits-20260102-120000
+
+    A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
+    last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
+    curve and last value, its minimum and its maximum. A search is shown as its best objective, the parameters of its
+    best trial, and its number of trials.
+    """
+    located = locate(words, output_dir, flags, least=2, most=None)
+    recorders = {it.base: open_recorder(it.base) for it in located}
+    known = {base: recorded(recorder) for base, recorder in recorders.items()}
+    chosen = [choose(it, known[it.base], recorders[it.base]) for it in located]
+    labels = [one.name for one in chosen]
+    again = next((label for label in labels if labels.count(label) > 1), None)
+    if again is not None:
+        raise click.UsageError(f"The run {again!r} is given twice. Name different runs.")
+    parameters = [
+        {("", name): [value] for name, value in it.arguments.items() if name != TRACKER_BASE} for it in located
+    ]
+    rows = [*_rows(_PARAMETER, parameters), *_recorded_rows(located, recorders, chosen), *_cached_rows(chosen)]
+    stages = dict.fromkeys(row.stage for row in rows)
+    rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
+    if not rows:
+        print_message("The runs do not differ." if changed else "The runs have recorded nothing.")
+    for one in chosen:
+        say_cached(one)
+    if form == "csv":
+        cells = ([row.stage, row.kind, row.name, *map(_cell, row.values)] for row in rows)
+        print_csv(["stage", "kind", "name", *labels], cells)
+    elif form == "json":
+        print_json({"runs": labels, "rows": [row.as_json(labels) for row in rows]})
+    else:
+        names = [it.name or run for it, run in zip(located, labels, strict=True)]
+        labels = [
+            name if names.count(name) == 1 else titled(name, run) for name, run in zip(names, labels, strict=True)
+        ]
+        _print_table(labels, rows)
+
+
+def _recorded_rows(
+    located: Sequence[Located], recorders: Mapping[str, Recorder], chosen: Sequence[Chosen]
+) -> list[_Compared]:
+    """Return the rows of searches, results, metrics logged by step, and metadata."""
+    keys = [one.keys for one in chosen]
+    results: dict[str, Mapping[str, Any]] = {}
+    metadata: dict[str, Mapping[str, Any]] = {}
+    history: dict[str, History] = {}
+    stated: dict[str, Search | None] = {}
+    for base, recorder in recorders.items():
+        of_base = (found for found, it in zip(keys, located, strict=True) if it.base == base)
+        wanted = list(dict.fromkeys(key for found in of_base for key in found))
+        results.update(read(recorder, wanted))
+        metadata.update(recorder.metadata_of(wanted))
+        history.update(recorder.histories_of(wanted))
+        stated.update(recorder.searches_of(wanted))
+    for key, search in stated.items():
+        if search is not None and search.asked:  # rows of the search show what came of it
+            results.pop(key, None)
+            metadata.pop(key, None)
+    return [
+        *_rows(_SEARCH, [_searches(stated.get(key) for key in found) for found in keys]),
+        *_rows(_RESULT, _by_stage(keys, results)),
+        *_step_rows(keys, history),
+        *_rows(_METADATA, _by_stage(keys, metadata)),
+    ]
+
+
+def _rows(kind: str, runs: Sequence[_Values]) -> list[_Compared]:
+    """Return a row for each name in the values of the runs."""
+    names = dict.fromkeys(name for values in runs for name in values)
+    return [
+        _Compared(stage, kind, name, tuple(tuple(values.get((stage, name), ())) for values in runs))
+        for stage, name in names
+    ]
+
+
+def _by_stage(keys: Sequence[Sequence[str]], values: Mapping[str, Mapping[str, Any]]) -> list[_Values]:
+    """Return the values of each run from those of its run ids."""
+    stages = {key: parts(key).get("stage", "") for found in keys for key in found}
+    # Single executions are compared even if their stages have different names.
+    if all(len(found) == 1 for found in keys) and len(set(stages.values())) > 1:
+        stages = dict.fromkeys(stages, "")
+    runs: list[_Values] = []
+    for found in keys:
+        runs.append({})
+        for key in found:
+            for name, value in values.get(key, {}).items():
+                runs[-1].setdefault((stages[key], name), []).append(value)
+    return runs
+
+
+def _cached_rows(chosen: Sequence[Chosen]) -> list[_Compared]:
+    """Return a row for each stage that was cached in one of the runs: the runs that its results come from."""
+    runs: list[_Values] = []
+    for one in chosen:
+        runs.append({})
+        for real, key in one.cached.items():
+            runs[-1].setdefault((parts(key).get("stage", ""), "state"), []).append(real.partition("/")[0])
+    return _rows(_CACHED, runs)
+
+
+def _searches(stated: Iterable[Search | None]) -> _Values:
+    """Return the values of each search of a run, by its name. A search of several objectives has no best trial."""
+    from torchx_kfp.tracking.recorder import Search
+
+    found: _Values = {}
+    for search in Search.latest(stated):
+        best = {name: search.best_in(name) for name in search.objectives}
+        values: dict[str, Any] = {f"best {name}": it.results[name] for name, it in best.items() if it is not None}
+        winners = search.best_trials()
+        if len(best) > 1:
+            values["trials on the Pareto front"] = len(winners)
+        elif winners:
+            values.update({f"best {name}": value for name, value in winners[0].parameters.items()})
+        values["trials"] = len(search.trials)
+        values["failed trials"] = sum(not search.is_complete(trial) for trial in search.trials)
+        for name, value in values.items():
+            found.setdefault((search.name, name), []).append(value)
+    return found
+
+
+def _step_rows(keys: Sequence[Sequence[str]], history: Mapping[str, History]) -> list[_Compared]:
+    def rows(kind: str, value: Callable[[Any], Any]) -> list[_Compared]:
+        values = {key: {name: value(curve) for name, curve in found.items()} for key, found in history.items()}
+        return _rows(kind, _by_stage(keys, values))
+
+    drawn = rows("", lambda curve: sparkline([point.value for point in curve.points]))
+    last = [
+        replace(row, curves=tuple(its[0] if len(its) == 1 else "" for its in lines.values))
+        for row, lines in zip(rows("last", lambda curve: curve.last.value), drawn, strict=True)
+    ]
+    least, most = rows("min", lambda curve: curve.min.value), rows("max", lambda curve: curve.max.value)
+    # The three rows of a name follow one another.
+    return [row for three in zip(last, least, most, strict=True) for row in three]
+
+
+def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Tell whether two runs have the same values: in any order, with NaN equal to NaN and True not equal to 1."""
+    pairs = zip(sorted(values, key=repr), sorted(others, key=repr), strict=False)
+    return len(values) == len(others) and all(
+        isinstance(value, bool) == isinstance(other, bool) and (value == other or (value != value and other != other))
+        for value, other in pairs
+    )
+
+
+def _print_table(labels: Sequence[str], rows: Sequence[_Compared]) -> None:
+    from torchx_kfp.entrypoints.cli.display.tables import fits, print_table
+
+    differing = len(labels) == 2
+    cells = [
+        [
+            row.stage,
+            row.name if row.kind in (_RESULT, _CACHED) else f"{row.name} ({row.kind})",
+            *(
+                " ".join(filter(None, [curve, _show(values, show_value)]))
+                for values, curve in zip_longest(row.values, row.curves, fillvalue="")
+                if row.kind != _CACHED
+            ),
+            # A message names the run that it comes from; here, the name would take the room of values.
+            *(("cached" if values else "") for values in row.values if row.kind == _CACHED),
+            *([_signed(row.difference)] if differing else []),
+        ]
+        for row in rows
+    ]
+    dim = {number for number, row in enumerate(rows) if not row.changed}
+    end = ["difference"] if differing else []
+    columns = ["stage", "name", *labels, *end]
+    if not fits(columns, cells, labels):
+        # Names that are wider than their columns go above the table.
+        short = [f"run {number}" for number in range(1, len(labels) + 1)]
+        print_text("\n".join(f"{name}: {label}" for name, label in zip(short, labels, strict=True)))
+        columns, labels = ["stage", "name", *short, *end], short
+    if not fits(columns, cells, labels):
+        cells = [[*row[:2], label, value] for row in cells for label, value in zip(labels, row[2:], strict=False)]
+        dim = {place for place in range(len(cells)) if place // len(labels) in dim}
+        columns, labels = ["stage", "name", "run", "value"], ["value"]
+    # Values are not cut: two long texts that differ could look the same.
+    print_table(columns, cells, right=[*labels, *end] if "run" not in columns else (), fold=labels, dim=dim)
+
+
+def _cell(values: Sequence[Any]) -> Any:
+    """Return a single value with its type, and several values as text."""
+    return values[0] if len(values) == 1 else _show(values, str)
+
+
+def _show(values: Sequence[Any], show: Callable[[Any], str]) -> str:
+    """Format a value, or the range and number of several values."""
+    if not values:
+        return ""
+    if len(values) == 1:
+        return show(values[0])
+    if all(map(is_number, values)):
+        ordered = sorted(value for value in values if not math.isnan(value))
+        nan = len(values) - len(ordered)
+        ends = " ... ".join(map(show, dict.fromkeys((ordered[0], ordered[-1])))) if ordered else "nan"
+        return f"{ends} ({len(values)}{f', {nan} nan' if nan and ordered else ''})"
+    different: list[Any] = []
+    different += (value for value in values if value not in different)
+    return (
+        f"{show(different[0])} ({len(values)})" if len(different) == 1 else f"{len(different)} values ({len(values)})"
+    )
+
+
+def _signed(difference: int | float | None) -> str:
+    if difference is None or difference != difference:
+        return ""
+    return f"{'+' if difference > 0 else ''}{show_value(difference)}" if difference else "0"

@@ -1,0 +1,55 @@
+"""``torchx-kfp compile``: write a pipeline function as YAML for KFP."""
+
+from __future__ import annotations
+
+import click
+
+from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
+from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
+from torchx_kfp.errors import PipelineFileError
+
+
+@click.command("compile")
+@click.argument("target", metavar="FILE[:NAME]|COMPONENT")
+@component_options
+@click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
+@click.option(
+    "--strict", is_flag=True, help="Write nothing and exit with 2 if the pipeline fails or differs on KFP's backend."
+)
+def compile_command(target: str, component: ComponentWords, output: str, strict: bool) -> None:
+    """Compile the pipeline in a Python file to YAML.
+
+    A TorchX component becomes a pipeline of one stage; its arguments follow `--`.
+
+    Upload the YAML in the KFP UI or with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
+    `torchx-kfp run`. NAME selects one of several pipelines in the file.
+
+    Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
+    pipeline, it says how close a run comes to Argo's limits.
+    """
+    from torchx_kfp.common.files import write_output
+    from torchx_kfp.entrypoints.cli.pipeline_files import load_pipeline_function
+    from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
+    from torchx_kfp.execution.model.checks import of_arguments
+    from torchx_kfp.execution.model.findings import about_backends, refuse
+    from torchx_kfp.execution.model.workflow import check_size, describe, measure
+    from torchx_kfp.execution.pipeline.load import compile_function
+
+    pipeline = compile_function(load_pipeline_function(target, component), target)
+    size = measure(pipeline.text)
+    problems = [*check_pipeline(pipeline), *of_arguments(defaults_of(pipeline)), *check_size(size)]
+    findings = about_backends(problems)
+    if strict:
+        refuse(pipeline.name, findings, "nothing was written")
+    for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
+        print_message(remark)
+    if output == "-":
+        print_text(pipeline.text)
+        return
+    try:
+        write_output(output, pipeline.text.encode())
+    except OSError as error:
+        raise PipelineFileError(
+            f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
+        ) from error
+    print_message(f"Compiled {target} to {output}.")

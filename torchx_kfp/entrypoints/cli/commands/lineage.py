@@ -1,0 +1,307 @@
+"""``torchx-kfp lineage``: show what a run was made from, and what was made from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from torchx_kfp.common.text import counted, moment, printable, shorten
+from torchx_kfp.entrypoints.cli.display.printing import (
+    print_json,
+    print_message,
+    print_text,
+    show_results,
+    styled,
+    terminal_width,
+    without_run,
+)
+from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.resolver import locate
+from torchx_kfp.entrypoints.cli.selection import (
+    choose,
+    earlier_attempts,
+    open_recorder,
+    read,
+    recorded,
+    say_cached,
+)
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from torchx_kfp.tracking import Artifact, Lineage, Link, Result
+    from torchx_kfp.tracking.lineage import Start
+
+#: Results by run id.
+Results: TypeAlias = "Mapping[str, Mapping[str, Result]]"
+#: Links by the run above them in a tree, each with the run below.
+_Branches: TypeAlias = "dict[str, list[tuple[str, Link]]]"
+
+#: How many runs with one alias, and how many levels, a tree shows.
+_WIDTH, _DEPTH = 20, 30
+#: The characters by which rich indents a level, and the least that are left for a run.
+_INDENT, _ROOM = 4, 40
+#: How many characters of results, and of an artifact's path, a tree shows.
+_RESULTS, _PATH = 60, 40
+#: Matches characters to escape: all except those without a meaning inside quotes in any version of Mermaid.
+_MERMAID_PLAIN = re.compile(r"[^\w /.:,=@+?!%()\[\]-]|[\r\n]")
+
+
+@click.command("lineage", short_help="Show the runs that a run was made from, and those made from it.")
+@records_argument("RUN")
+@output_dir_option
+@format_option(
+    "tree", "mermaid", "dot", "json", text="The format of the output; mermaid and dot (Graphviz) are graphs."
+)
+@host_options
+def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
+    """Show the runs that RUN was made from, and those made from it, across all pipelines that use its tracker base.
+
+    RUN is the id of one stage's run or of a pipeline run (all of its stages), the beginning or end of such an id,
+    "latest", or a part of these, such as "latest/evaluate": a run on this machine, or on the KFP host. The run knows
+    its tracker base. With TRACKER_BASE, RUN is any run there. For a run on this machine, the results that its cached
+    stages took from the cache count too.
+
+    \b
+    torchx-kfp lineage latest/evaluate
+    torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
+
+    Runs are shown with their results and artifacts: in brackets the artifacts that were used, or in parentheses all
+    artifacts of the run if the used ones are unknown. RUN itself is shown with its time, host and image. A tree shows
+    the first 20 runs that are read under one alias; the other formats show all.
+    """
+    from torchx_kfp.tracking.lineage import trace
+
+    [located] = locate(words, output_dir, flags)
+    recorder = open_recorder(located.base)
+    sources = recorder.sources_of(corrupt=lambda error: print_message(f"Left out: {error}"))
+    named = {source.run_id for found in sources.values() for source in found}
+    known = recorded(recorder) | named
+    chosen = choose(located, known, recorder)
+    earlier = earlier_attempts(recorder, known, located.run_ids) - {*chosen.keys}
+    sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
+    say_cached(chosen)
+    lineage = trace(chosen.keys, sources, recorder.artifacts_of)
+    if not lineage.links:
+        print_message(
+            f"No lineage is recorded for {located.run!r}. "
+            "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
+        )
+    results: Results = {}
+    starts: Mapping[str, Start] = {}
+    if form in ("tree", "json"):
+        results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
+        # A tree shows only the starts of the requested runs.
+        starts = recorder.starts_of(runs_of(lineage) if form == "json" else lineage.run_ids)
+    if form == "json":
+        print_json(_as_json(lineage, results, starts))
+    elif form == "tree":
+        _print_trees(lineage, results, starts)
+    else:
+        print_text(mermaid(lineage) if form == "mermaid" else dot(lineage))
+
+
+def _as_json(lineage: Lineage, results: Results, starts: Mapping[str, Start]) -> dict[str, Any]:
+    role = dict.fromkeys(lineage.run_ids, "asked")
+    role = {**dict.fromkeys(lineage.ancestors, "ancestor"), **role}
+    return {
+        "run_ids": list(lineage.run_ids),
+        "nodes": [
+            {
+                "run_id": run_id,
+                "role": role.get(run_id, "descendant"),
+                "results": results.get(run_id, {}),
+                "started": vars(starts[run_id]) if run_id in starts else None,
+            }
+            for run_id in dict.fromkeys(runs_of(lineage))
+        ],
+        "links": [
+            {
+                "source": link.source,
+                "run_id": link.run_id,
+                "alias": link.alias,
+                "artifacts": [vars(artifact) for artifact in link.artifacts],
+                "named": link.named,
+            }
+            for link in lineage.links
+        ],
+    }
+
+
+def runs_of(lineage: Lineage) -> list[str]:
+    """Return all runs of the lineage, the farthest ancestor first."""
+    return [*reversed(lineage.ancestors), *lineage.run_ids, *lineage.descendants]
+
+
+def mermaid(lineage: Lineage) -> str:
+    """Write a flow chart for Mermaid; the requested runs are highlighted."""
+    ids = {run_id: f"n{number}" for number, run_id in enumerate(runs_of(lineage))}
+    lines = ["flowchart LR"]
+    lines += [f'    {name}["{_mermaid_text(run_id)}"]' for run_id, name in ids.items()]
+    for link in lineage.links:
+        label = _mermaid_text(link_label(link))
+        lines.append(f"    {ids[link.source]} -->{f'|{_quoted(label)}|' if label else ''} {ids[link.run_id]}")
+    lines.append("    classDef asked stroke-width:3px,font-weight:bold")
+    lines.append(f"    class {','.join(ids[run_id] for run_id in lineage.run_ids)} asked")
+    return "\n".join(lines)
+
+
+def dot(lineage: Lineage) -> str:
+    """Write a graph for Graphviz; the requested runs are highlighted."""
+    ids = {run_id: f"n{number}" for number, run_id in enumerate(runs_of(lineage))}
+    asked = set(lineage.run_ids)
+    lines = ["digraph lineage {", "    rankdir=LR", "    node [shape=box]"]
+    for run_id, name in ids.items():
+        lines.append(f"    {name} [label={_dot_text(run_id)}{', style=bold' if run_id in asked else ''}]")
+    for link in lineage.links:
+        label = link_label(link)
+        lines.append(f"    {ids[link.source]} -> {ids[link.run_id]}{f' [label={_dot_text(label)}]' if label else ''}")
+    return "\n".join([*lines, "}"])
+
+
+def link_label(link: Link) -> str:
+    """Return the label of a link: its alias and its artifacts."""
+    artifacts = ", ".join(artifact_label(artifact) for artifact in link.artifacts)
+    artifacts = artifacts if link.named or not artifacts else f"({artifacts})"
+    return f"{link.alias}: {artifacts}" if link.alias and artifacts else link.alias or artifacts
+
+
+def artifact_label(artifact: Artifact, width: int | None = 48) -> str:
+    """Return the label of an artifact: its name and the end of its path, which tells paths apart."""
+    path = artifact.path if width is None else shorten(artifact.path, width, keep="end")
+    return f"{artifact.name} {path}" if path else artifact.name
+
+
+def _mermaid_text(text: str) -> str:
+    # As entities, Mermaid and Markdown do not read these characters as syntax.
+    return _MERMAID_PLAIN.sub(lambda found: f"#{ord(found[0])};", text)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+def _dot_text(text: str) -> str:
+    # Graphviz reads HTML entities in every label.
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
+    # Graphviz does not draw control characters.
+    return _quoted("".join(character if character.isprintable() else " " for character in escaped))
+
+
+def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start]) -> None:
+    """Print what the requested runs were made from, and what was made from them."""
+    from torchx_kfp.entrypoints.cli.display.tables import rendered
+
+    asked = set(lineage.run_ids)
+    above: _Branches = {}
+    below: _Branches = {}
+    for link in lineage.links:
+        above.setdefault(link.run_id, []).append((link.source, link))
+        # The first tree already has the links among the requested runs.
+        if not asked.issuperset((link.source, link.run_id)):
+            below.setdefault(link.source, []).append((link.run_id, link))
+    makers = [run_id for run_id in lineage.run_ids if run_id in below]
+    trees: list[tuple[str, _Forest, Sequence[str]]] = []
+    if not asked.isdisjoint(above) or not makers:
+        used = {link.source for link in lineage.links}
+        ends = [run_id for run_id in lineage.run_ids if run_id not in used]
+        trees.append(("Made from", _Forest(above, results, starts), [*ends, *lineage.run_ids]))
+    if makers:
+        trees.append(("Used by", _Forest(below, results, starts), makers if trees else lineage.run_ids))
+    for number, (heading, forest, run_ids) in enumerate(trees):
+        if lineage.links:
+            print_text("\n" * bool(number) + styled(heading, bold=True))
+        for root in forest.roots(run_ids):
+            print_text(rendered(forest.tree(root)))
+
+
+@dataclass
+class _Forest:
+    """Trees that show each run once; ``starts`` has the runs whose time, host and image are shown."""
+
+    branches: _Branches
+    results: Results
+    starts: Mapping[str, Start]
+    shown: set[str] = field(default_factory=set)
+
+    def roots(self, run_ids: Iterable[str]) -> Iterator[str]:
+        """Yield the first of these runs, and those that are not below an earlier root."""
+        below: set[str] = set()
+        for root in run_ids:
+            if root in below:
+                continue
+            yield root
+            waiting = [root]
+            below.add(root)
+            for run_id in waiting:  # the list grows
+                found = {other for other, _ in self.branches.get(run_id, ())} - below
+                below |= found
+                waiting += found
+
+    def tree(self, root: str) -> Tree:
+        """Return the tree below a run."""
+        from rich.text import Text
+        from rich.tree import Tree
+
+        width = terminal_width()
+        depth = _DEPTH if width is None else max(2, min(_DEPTH, (width - _ROOM) // _INDENT))
+        whole = Tree(Text(self._label(root, root)))
+        self.shown.add(root)
+        # Depth first and in the order of the lines, so that "above" is above; without recursion.
+        waiting: list[tuple[Tree, Iterator[str | tuple[str, Link]]]] = [(whole, iter(self._below(root)))]
+        while waiting:
+            tree, rest = waiting[-1]
+            line = next(rest, None)
+            if line is None:
+                waiting.pop()
+            elif isinstance(line, str):
+                tree.add(Text(line, style="dim"))
+            else:
+                run_id, link = line
+                again = run_id in self.shown
+                new = tree.add(Text(self._label(run_id, root, link, again)))
+                if again:
+                    continue
+                self.shown.add(run_id)
+                if self.branches.get(run_id) and len(waiting) >= depth:
+                    new.add(Text("... and more; --format json shows all", style="dim"))
+                elif self.branches.get(run_id) or run_id in self.starts:
+                    waiting.append((new, iter(self._below(run_id))))
+        return whole
+
+    def _below(self, run_id: str) -> list[str | tuple[str, Link]]:
+        """Return the lines below a run: its start, its links by alias, and a note in place of omitted links."""
+        by_alias: dict[str | None, list[tuple[str, Link]]] = {}
+        for other, link in self.branches.get(run_id, ()):
+            by_alias.setdefault(link.alias, []).append((other, link))
+        found: list[str | tuple[str, Link]] = []
+        if start := self.starts.get(run_id):
+            image = f" in {printable(start.image)}" if start.image else ""
+            found.append(f"started {moment(start.time)} on {printable(start.host)}{image}")
+        for alias, links in by_alias.items():
+            found += links[:_WIDTH]
+            if len(links) > _WIDTH:
+                of_alias = f" of {printable(alias)}" if alias else ""
+                found.append(f"... and {len(links) - _WIDTH:,} more{of_alias}; --format json shows all")
+        return found
+
+    def _label(self, run_id: str, root: str, link: Link | None = None, again: bool = False) -> str:
+        from torchx_kfp.tracking.store import pipeline_run
+
+        run = pipeline_run(root) if run_id != root else None
+        results = "(shown above)" if again else without_run(show_results(self.results.get(run_id, {})), run)
+        # Text for a pipe is not cut.
+        cut = terminal_width() is not None
+        if cut:
+            results = shorten(results, _RESULTS)
+        alias = f"{printable(link.alias)}: " if link and link.alias else ""
+        artifacts = link.artifacts if link else ()
+        shown = ", ".join(printable(artifact_label(artifact, _PATH if cut else None)) for artifact in artifacts[:3])
+        more = f" and {counted(len(artifacts) - 3, 'more artifact')}" if len(artifacts) > 3 else ""
+        brackets = "[]" if link and link.named else "()"
+        artifact = f"{brackets[0]}{shown}{more}{brackets[1]}" if shown else ""
+        return "  ".join(filter(None, [alias + without_run(printable(run_id), run), results, artifact]))

@@ -1,0 +1,308 @@
+"""``torchx-kfp logs``: print the output of stages."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchx_kfp.common.text import clean_line, did_you_mean, listed
+from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
+from torchx_kfp.entrypoints.cli.resolver import find_source
+from torchx_kfp.errors import ArgumentError, PipelineFileError, explain
+from torchx_kfp.execution.runs.vocabulary import State
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.runs.source import RunRecord
+    from torchx_kfp.local import StageStarted
+
+_CHUNK = 1 << 16
+# The beginning of a replica's line in the output of a distributed stage.
+_REPLICA = re.compile(rb"([a-z0-9-]+/\d+) \| ")
+
+
+@click.command("logs", short_help="Print the output of stages.")
+@click.argument("run")
+@click.argument("stage", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
+@click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
+@click.option(
+    "--replica",
+    metavar="ROLE/INDEX",
+    help="Only the lines of this replica of a distributed stage, such as trainer/3, without its name.",
+)
+@click.option("--all", "raw", is_flag=True, help="Also the lines that KFP's launcher prints around a stage's own.")
+@output_dir_option
+@host_options
+def logs_command(
+    run: str,
+    stage: str | None,
+    follow: bool,
+    attempt: int | None,
+    replica: str | None,
+    raw: bool,
+    output_dir: str,
+    flags: Flags,
+) -> None:
+    """Print the output of the stages of RUN, or of one STAGE.
+
+    RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
+    the KFP host. STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop,
+    for all its iterations (train), or the name of one execution (train-2-0). In the output of several stages, each line
+    begins with the name of its stage, and in that of a distributed stage with the replica's role and index.
+
+    \b
+    torchx-kfp logs latest
+    torchx-kfp logs digits-20260101 'train[2]' --follow
+    torchx-kfp logs latest train --replica trainer/3
+    """
+    if attempt is not None and stage is None:
+        raise ArgumentError("--attempt needs a STAGE.")
+    if replica is not None and stage is None:
+        raise ArgumentError("--replica needs a STAGE.")
+    _end_orderly()
+    source = find_source(run, output_dir, flags, results="none", raw_logs=raw)
+    record = source.read()
+    for sentence in record.corrupt:
+        print_message(sentence)
+    choice = _Choice(record, stage, attempt)
+    choice.verify(record, follow)
+    printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1, replica=replica)
+    has_all = True
+    while True:
+        logs = list(choice.logs(record))
+        has_all = source.fetch({name for name, _ in logs}) and has_all
+        for name, path in logs:
+            printer.show(name, path)
+        if not follow or choice.is_over(record) or not is_read():
+            break
+        time.sleep(source.interval)
+        record = source.look()
+    printer.finish()
+    if printer.is_empty and not has_all:
+        sys.exit(1)  # the source has said why
+    if replica is not None and replica not in printer.replicas and is_read():
+        raise _unknown_replica(replica, stage or "", printer.replicas)
+    if printer.is_empty and is_read():
+        what = f"The stage {stage!r} has" if stage else "The stages have"
+        print_message(f"{what} printed nothing{'' if choice.is_over(record) else ' yet'}.")
+        for name in choice.stages(record):
+            result = record.run.ends.get(name)
+            if result is not None and result.state is State.FAILED:
+                print_message(f"{name} {result.reason or 'failed'}.")
+
+
+def _end_orderly() -> None:
+    """Let SIGTERM and the end of the terminal end the process like an error: the files of logs are removed."""
+
+    def end(number: int, frame: object) -> None:
+        del frame
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, end)
+
+
+class _Choice:
+    """The logs that the user has chosen; while the run is in progress, there may be more of them."""
+
+    def __init__(self, record: RunRecord, stage: str | None, attempt: int | None) -> None:
+        self._stage = stage
+        self._attempt = attempt
+        self._pod: str | None = None
+        #: The index of the first attempt that is shown, by stage: later ones are shown, too.
+        self._first = {name: len(attempts) - 1 for name, attempts in record.run.attempts.items()}
+        executed = [event for events in record.run.attempts.values() for event in events if event.pod_name == stage]
+        if executed and stage not in record.run.tasks_by_stage:
+            self._stage = executed[0].name
+            self._pod = stage if attempt is None else None
+
+    def stages(self, record: RunRecord) -> list[str]:
+        """Return the names of the chosen stages that are already known."""
+        tasks = record.run.tasks_by_stage
+        if self._stage is None:
+            return list(tasks)
+        if self._stage in tasks:
+            return [self._stage]
+        return [name for name, task in tasks.items() if task == self._stage]
+
+    def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
+        """Yield stages and their logs, in the order in which they started."""
+        chosen = set(self.stages(record))
+        for name, attempts in record.run.attempts.items():
+            if name in chosen:
+                for started in self._wanted(name, attempts):
+                    if started.log_file is not None:
+                        yield name, started.log_file
+        for name, result in record.run.ends.items():
+            # A cached stage has the log of the run that it comes from.
+            if name in chosen and name not in record.run.attempts and result.log_file is not None:
+                yield name, result.log_file
+
+    def is_over(self, record: RunRecord) -> bool:
+        """Return whether no more output can come."""
+        if not record.is_running:
+            return True
+        chosen = self.stages(record)
+        return self._stage is not None and bool(chosen) and all(self._has_ended(record, name) for name in chosen)
+
+    def verify(self, record: RunRecord, follow: bool) -> None:
+        """Raise ArgumentError if there is nothing to show and nothing to wait for."""
+        stages = self.stages(record)
+        waits = follow and record.is_running
+        for name in stages:
+            result = record.run.ends.get(name)
+            if result and result.cached_from and result.log_file and not result.log_file.exists():
+                sentence = (
+                    f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
+                    f"{result.cached_from}, which has the log, was removed."
+                )
+                if self._stage is not None:
+                    raise ArgumentError(sentence)
+                print_message(sentence)
+        if self._stage is None:
+            if not waits and not any(self.logs(record)):
+                raise ArgumentError(f"No stage of the run {record.run_id} has a log: no stage was started.")
+        elif not stages and not _may_come(record, self._stage):
+            raise _unknown(record, self._stage)
+        elif self._attempt and not waits and not any(self.logs(record)):
+            there = sum(len(record.run.attempts.get(name, ())) for name in stages)
+            raise ArgumentError(
+                f"There is no attempt {self._attempt} at {self._stage!r} in the run {record.run_id}, but {there}."
+            )
+        elif not any(self.logs(record)) and not (waits and not self.is_over(record)):
+            result = record.run.ends.get(stages[0]) if stages else None
+            why = f"it {result.reason or result.state}" if result else f"it was not started ({record.state})"
+            raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
+
+    def _wanted(self, name: str, attempts: list[StageStarted]) -> list[StageStarted]:
+        if self._pod is not None:
+            return [started for started in attempts if started.pod_name == self._pod]
+        if self._attempt is not None:
+            return [started for started in attempts if started.attempt == self._attempt][-1:]
+        return attempts[self._first.get(name, 0) :]
+
+    def _has_ended(self, record: RunRecord, name: str) -> bool:
+        attempts = record.run.attempts.get(name, [])
+        wanted = self._wanted(name, attempts) if attempts else []
+        if (self._pod or self._attempt) and wanted and wanted[-1] is not attempts[-1]:
+            return True  # another attempt has followed
+        return record.run.has_ended(name)
+
+
+class _Printer:
+    """Prints the output that has been added to logs since the last call."""
+
+    def __init__(self, prefixed: bool, replica: str | None = None) -> None:
+        self._prefixed = prefixed
+        self._replica = replica
+        #: The replicas that have printed something, if one was asked for.
+        self.replicas: set[str] = set()
+        self._bytes = not prefixed and not sys.stdout.isatty()
+        self._read: dict[Path, int] = {}
+        #: The pieces of the last line that is not complete: joined once, however long the line is.
+        self._rests: dict[Path, tuple[str, list[bytes]]] = {}
+
+    def show(self, name: str, path: Path) -> None:
+        """Print the new output in the log of this stage: as plain bytes for a single stage, unless to a terminal."""
+        from torchx_kfp.execution.runs.result import open_log
+
+        try:
+            file = open_log(path)
+        except FileNotFoundError:
+            return  # the process is still being started
+        except OSError as error:
+            raise ArgumentError(f"The log {str(path)!r} cannot be read: {explain(error)}.") from None
+        with file:
+            file.seek(self._read.get(path, 0))
+            while data := file.read(_CHUNK):
+                self._print(name, path, data)
+            self._read[path] = file.tell()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no output at all."""
+        return not any(self._read.values())
+
+    def finish(self) -> None:
+        """Print the last lines that are not complete."""
+        for name, pieces in self._rests.values():
+            if rest := b"".join(pieces):
+                self._print_lines(name, [rest])
+
+    def _print(self, name: str, path: Path, data: bytes) -> None:
+        if self._bytes and self._replica is None:
+            print_bytes(data)
+            return
+        pieces = self._rests.setdefault(path, (name, []))[1]
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*pieces, lines[0]))
+            pieces.clear()
+        pieces.append(rest)
+        if lines:
+            self._print_lines(name, lines)
+
+    def _print_lines(self, name: str, lines: list[bytes]) -> None:
+        if self._replica is not None:
+            lines = list(self._of_replica(self._replica, lines))
+            if self._bytes:
+                print_bytes(b"".join(line + b"\n" for line in lines))
+                return
+            if not lines:
+                return
+        start = f"{name} | " if self._prefixed else ""
+        print_text("\n".join(start + clean_line(line) for line in lines) + "\n")
+
+    def _of_replica(self, replica: str, lines: list[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            if found := _REPLICA.match(line):
+                label = found[1].decode()
+                self.replicas.add(label)
+                if label == replica:
+                    yield line[found.end() :].replace(b"\r" + found[0], b"\r")
+
+
+def _may_come(record: RunRecord, stage: str) -> bool:
+    """Return whether the pipeline has this stage, although it has not had an event yet."""
+    from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
+
+    if record.state in (State.SUCCEEDED, State.FAILED):
+        return False  # every stage has had an event
+    try:
+        planned = {place.name: place.looped for place in walk(record.load()) if place.is_stage}
+    except PipelineFileError:
+        return False
+    name = without_indices(stage)
+    return name in planned and (planned[name] or not indices_of(stage))
+
+
+def _unknown_replica(replica: str, stage: str, there: Collection[str]) -> ArgumentError:
+    names = sorted(there, key=lambda name: (name.rpartition("/")[0], int(name.rpartition("/")[2])))
+    # Another index is not a misspelling.
+    near = "" if any(name.rpartition("/")[0] == replica.rpartition("/")[0] for name in names) else replica
+    near = next((name for name in names if name.rpartition("/")[2] == replica), near)
+    return ArgumentError(
+        f"No replica {replica!r} has printed anything in the stage {stage!r}.{did_you_mean(near, names)} Replicas that "
+        f"have: {listed(names) or 'none'}."
+    )
+
+
+def _unknown(record: RunRecord, stage: str) -> ArgumentError:
+    there = list(record.run.tasks_by_stage)
+    hint = did_you_mean(stage, there)
+    if re.fullmatch(r"[a-z0-9-]+/\d+", stage):
+        several = [name for name, result in record.run.ends.items() if result.replicas]
+        name = several[0] if len(several) == 1 else "STAGE"
+        hint = f" For a replica: torchx-kfp logs {record.run_id} {name} --replica {stage}."
+    return ArgumentError(
+        f"There is no stage {stage!r} in the run {record.run_id}.{hint} Its stages: {listed(there) or 'none yet'}."
+    )

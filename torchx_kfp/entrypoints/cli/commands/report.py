@@ -1,0 +1,62 @@
+"""``torchx-kfp report``: write a run as an HTML page."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from torchx_kfp.entrypoints.cli.display.printing import print_bytes, print_text
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
+from torchx_kfp.entrypoints.cli.resolver import find_source, named_bases
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.runs.vocabulary import State
+
+#: The longest part of a file's name that is made of the pipeline's.
+_LONGEST = 150
+
+
+@click.command("report", short_help="Write a run as an HTML page.")
+@click.argument("run")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where to write the report; - is stdout.  [default: report.html in the run's folder; for a run on KFP, "
+    "<pipeline>-<run id>.html]",
+)
+@output_dir_option
+@host_options
+def report_command(run: str, output: str | None, output_dir: str, flags: Flags) -> None:
+    """Write RUN as one HTML page that opens offline.
+
+    The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
+    loops, and all parameters, results, artifacts and lineage. You can also write it while the run is in progress. RUN
+    is a run id, the beginning or end of one, "latest", or the path of a run's folder; a run that is not on this machine
+    is looked for on the KFP host.
+    """
+    from torchx_kfp.execution.pipeline.walk import safe_name
+    from torchx_kfp.execution.report import read_model, render, view, write_report
+    from torchx_kfp.execution.runs.history import RunReader
+
+    source = find_source(run, output_dir, flags)
+    if isinstance(source, RunReader):
+        folder = source.folder.absolute()
+        read, name = read_model(folder), str(folder / "report.html")
+    else:
+        record = source.read()
+        source.fetch({name for name, end in record.run.ends.items() if end.state is State.FAILED})
+        read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
+    bases = {stage.result.tracker_base for stage in read.stages if stage.result.tracker_base}
+    read = dataclasses.replace(read, named=named_bases(bases, flags, ran_here=read.folder is not None))
+    if output == "-":
+        # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
+        print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))
+        return
+    path = Path(output or name)
+    if output is None and path.is_symlink():
+        # Somebody else may have made the run's folder.
+        raise ArgumentError(f"{name!r} is a symbolic link. Name another file for the report: -o report.html.")
+    write_report(read, path)
+    print_text(str(path))

@@ -1,0 +1,427 @@
+"""``torchx-kfp results``: show the results that stages have recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.common.text import counted, did_you_mean, listed
+from torchx_kfp.entrypoints.cli.display.printing import (
+    is_number,
+    print_csv,
+    print_json,
+    print_message,
+    show_results,
+    show_value,
+    terminal_width,
+    without_run,
+)
+from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.resolver import Located, locate
+from torchx_kfp.entrypoints.cli.selection import (
+    Chosen,
+    RunsHere,
+    choose,
+    last_attempts,
+    nothing,
+    open_recorder,
+    parts,
+    read,
+    say_cached,
+    say_if_misplaced,
+    titled,
+)
+from torchx_kfp.errors import KeyRefusedError, MissingResultsError
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking import Result
+    from torchx_kfp.tracking.recorder import Recorder
+
+    #: Results by run id.
+    Results = Mapping[str, Mapping[str, Result]]
+
+#: The names in an expression that are not names of results.
+_OWN = ("run", "stage", "execution", "run_id")
+#: The name of the map with all results of a run.
+_RESULTS = "results"
+_MACROS = {"all", "exists", "exists_one", "filter", "map", "reduce", "min"}
+#: Operators of Python or SQL that people may write, and those of the language.
+_HINTS = {"and": "&&", "or": "||", "not": "!", "=": "==", "is": "==", "<>": "!="}
+#: The language's types, by celpy's names for them.
+_KINDS = {"Int": "a whole number", "Double": "a number", "String": "text", "Bool": "true or false"}
+_WORD = re.compile(r"\w+|<>|=|\S")
+
+
+@click.command("results", short_help="Show results of runs: filtered, sorted, as JSON or CSV.")
+@records_argument("[RUN]")
+@click.option(
+    "--stage", "stages", metavar="STAGE", multiple=True, help="Show only this stage. May be given several times."
+)
+@click.option(
+    "--sort",
+    "sorts",
+    metavar="NAME",
+    multiple=True,
+    help="Sort by this result; -NAME puts the largest first. Further --sort options break ties.",
+)
+@click.option(
+    "--where", "expressions", metavar="EXPRESSION", multiple=True, help="Show only runs for which this is true."
+)
+@output_dir_option
+@format_option("table", "json", "csv")
+@host_options
+def results_command(
+    words: tuple[str, ...],
+    stages: tuple[str, ...],
+    sorts: tuple[str, ...],
+    expressions: tuple[str, ...],
+    output_dir: str,
+    form: str,
+    flags: Flags,
+) -> None:
+    """Show the results that the stages of RUN have recorded.
+
+    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
+    these, such as "latest/train": a run on this machine, or on the KFP host. The run knows its tracker base, an fsspec
+    URL or a directory. With TRACKER_BASE, RUN is any run that has recorded results there; without RUN and options, the
+    command lists these runs. Cached stages of a run on this machine are shown with the results that they took from the
+    cache.
+
+    \b
+    torchx-kfp results latest
+    torchx-kfp results s3://bucket/results --stage train \\
+        --where 'accuracy > 0.9' --sort -accuracy
+
+    EXPRESSION is written in the Common Expression Language. Its variables are the names of results, and run, stage,
+    execution and run_id: 'epochs >= 10 && model == "resnet"'. For names that are not identifiers, write
+    'results["l2norm/mean"] > 1.0'. A run that lacks a name does not match. If --where is given several times, all
+    must be true.
+
+    JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
+    """
+    [located] = locate(words, output_dir, flags, least=0)
+    recorder = open_recorder(located.base)
+    chosen = _chosen(recorder, located)
+    keys = list(chosen.keys)
+    if located.run is None and form == "table" and not (stages or sorts or expressions):
+        _list_runs(keys, RunsHere(output_dir, located.base, frozenset(keys)))
+        say_if_misplaced(located.base, keys)
+        return
+    found: Results = read(recorder, _of_stages(keys, stages))
+    for expression in expressions if found else ():
+        found = {key: found[key] for key in _matching(expression, found)}
+    for sort in reversed(sorts if found else ()):
+        found = _sorted(found, sort)
+    if not found:
+        print_message(f"None of {counted(len(keys), 'run id')} matches.")
+    say_cached(chosen)
+    if form == "table":
+        _print_table(found, chosen.cached, located.name.partition("/")[0])
+    else:
+        {"json": print_json, "csv": _print_csv}[form](found)
+
+
+def _chosen(recorder: Recorder, located: Located) -> Chosen:
+    run, output_dir = located.run, located.output_dir
+    # Keys below the name are listed first: a base may have many other runs.
+    keys: list[str] = []
+    with contextlib.suppress(KeyRefusedError):  # a run cannot have this name, such as '..'
+        keys = recorder.keys(run.rstrip("/") or run) if run is not None else []
+    # The results that a cached stage was given are those of another run.
+    if keys and run is not None and not Path(output_dir, run.partition("/")[0]).is_dir():
+        return Chosen(run.rstrip("/"), tuple(last_attempts(recorder, keys, run.rstrip("/"), located.run_ids)))
+    known, others = recorder.keys(), recorder.run_ids()
+    if not known:
+        if not others:
+            raise nothing(recorder.tracker_base, run)
+        raise MissingResultsError(
+            f"There are no results under {recorder.tracker_base!r}, only metadata, artifacts or sources of "
+            f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
+        )
+    if run is None:
+        return Chosen("", tuple(last_attempts(recorder, known, located.base, further=others)))
+    return choose(located, known, recorder, others)
+
+
+def _list_runs(keys: Iterable[str], here: RunsHere) -> None:
+    from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.tracking.store import pipeline_run
+
+    stages: dict[str, list[str]] = {}
+    for key in keys:
+        run = pipeline_run(key)
+        stages.setdefault(run, []).append(parts(key).get("stage") or key[len(run) + 1 :].partition("/")[0])
+    cached: dict[str, int] = {}
+    for run in reversed(list(here.folders)):
+        handed_on = here.handed_on(run)
+        if handed_on:
+            cached[run] = len(handed_on)
+            stages.setdefault(run, []).extend(key.split("/")[1] for key in handed_on)
+    rows = [
+        (
+            run,
+            str(len(names) - cached.get(run, 0)),
+            *([str(cached.get(run, 0))] if cached else []),
+            " ".join(sorted(set(filter(None, names)))),
+        )
+        for run, names in sorted(stages.items())
+    ]
+    columns = ("run", "with results", *(["cached"] if cached else []), "stages")
+    print_table(columns, rows, right=("with results", "cached"))
+
+
+def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
+    if not stages:
+        return keys
+    there = sorted({parts(key)["stage"] for key in keys if parts(key)})
+    for stage in stages:
+        if stage not in there:
+            raise click.UsageError(
+                f"--stage {stage!r} has no results here.{did_you_mean(stage, there)} "
+                f"Stages: {listed(there, 20) or 'none'}."
+            )
+    return [key for key in keys if parts(key).get("stage") in stages]
+
+
+def _values(found: Results) -> dict[str, dict[str, Any]]:
+    """Return the values that an expression may use for each run: its results, and the parts of its run id."""
+    taken = set(_names(found))
+    own = {key: {"run_id": key, **parts(key)} for key in found}
+    return {
+        key: {**{name: part for name, part in own[key].items() if name not in taken}, **results}
+        for key, results in found.items()
+    }
+
+
+def _names(found: Results) -> list[str]:
+    """Return the names of all results."""
+    return list(dict.fromkeys(name for results in found.values() for name in results))
+
+
+def _sorted(found: Results, sort: str) -> Results:
+    values, there = _values(found), _names(found)
+    descending = sort.startswith("-") and sort not in there
+    name = sort[1:] if descending else sort
+    if name not in there and name not in _OWN:
+        raise click.UsageError(f"--sort {sort!r} names {name!r}, {_unknown(name, there)}")
+    groups: tuple[list[str], ...] = ([], [], [], [])
+    numbers, nan, texts, missing = groups
+    for key, row in values.items():
+        value = row.get(name)
+        if name not in row:
+            missing.append(key)
+        elif isinstance(value, int | float):
+            (numbers if value == value else nan).append(key)
+        else:
+            texts.append(key)
+    numbers.sort(key=lambda key: values[key][name], reverse=descending)
+    texts.sort(key=lambda key: str(values[key][name]), reverse=descending)
+    return {key: found[key] for group in groups for key in group}
+
+
+def _print_csv(found: Results) -> None:
+    names = _names(found)
+    own = [name for name in ("run", "stage", "execution") if name not in names]
+    rows = (
+        [key, *(parts(key).get(name) for name in own), *(results.get(name) for name in names)]
+        for key, results in found.items()
+    )
+    print_csv(["run_id", *own, *names], rows)
+
+
+def _print_table(found: Results, cached: Mapping[str, str], name: str) -> None:
+    from torchx_kfp.entrypoints.cli.display.tables import fits, print_table
+
+    # A cached stage is shown in the run that took it from the cache.
+    names_here = {key: cached.get(key, key) for key in found}
+    runs = {parts(name).get("run") for name in names_here.values()}
+    run = runs.pop() if len(runs) == 1 else None
+    label = "stage/execution" if run else "run id"
+    above = f"Run {titled(name, run)}" if run else ""
+    ids = [
+        (name[len(run) + 1 :] if run else name) + (" (cached)" if key in cached else "")
+        for key, name in names_here.items()
+    ]
+    names = _names(found)
+    # Each column takes at least three characters, so a table with hundreds of them need not be measured.
+    if (width := terminal_width()) is None or 4 * len(names) < width:
+        cells = [
+            [run_id, *(without_run(show_value(results[name]), run) if name in results else "" for name in names)]
+            for run_id, results in zip(ids, found.values(), strict=True)
+        ]
+        kinds = {name: [results[name] for results in found.values() if name in results] for name in names}
+        numbers = [name for name in names if all(map(is_number, kinds[name]))]
+        texts = [name for name in names if any(isinstance(value, str) for value in kinds[name])]
+        # A result may have the name of the first column.
+        columns = [label if label not in names else "", *names]
+        if fits(columns, cells, texts):
+            print_table(columns, cells, right=numbers, cut=texts, above=above)
+            return
+    rows = [
+        (run_id, without_run(show_results(results), run)) for run_id, results in zip(ids, found.values(), strict=True)
+    ]
+    print_table((label, "results"), rows, above=above)
+
+
+def _matching(expression: str, found: Results) -> list[str]:
+    """Return the run ids for which an expression of ``--where`` is true. A run that lacks a name does not match.
+
+    Raises:
+        UsageError: the text is not an expression, names something that no run has, or is not a boolean.
+    """
+    import celpy
+    from celpy.celparser import CELParseError
+
+    from torchx_kfp.execution.pipeline.conditions import number_operators
+
+    environment = celpy.Environment()
+    try:
+        tree = environment.compile(expression)
+    except CELParseError as error:
+        raise _wrong(expression, _syntax_error(expression, error.column)) from None
+    variables, fields = set(_variables(tree)), set(_fields(tree))
+    names = variables - {_RESULTS}
+    _check(expression, names, fields, _names(found))
+    program = environment.program(tree, functions={**number_operators(), **_arithmetic()})
+    missing = celpy.CELEvalError("missing")
+    matches: list[str] = []
+    failed: list[Exception] = []
+    evaluated = False
+    for key, values in _values(found).items():
+        given = {name: _cel(values[name]) if name in values else missing for name in names}
+        if _RESULTS in variables:
+            given[_RESULTS] = celpy.celtypes.MapType({_cel(name): _cel(value) for name, value in found[key].items()})
+        try:
+            holds = program.evaluate(given)
+        except (celpy.CELEvalError, ArithmeticError, TypeError, ValueError) as error:
+            if names.issubset(values) and fields.issubset(found[key]):
+                failed.append(error)
+            continue
+        if not isinstance(holds, celpy.celtypes.BoolType):
+            raise _wrong(expression, f"is not true or false but {holds!s}; compare it, such as {expression} > 0")
+        evaluated = True
+        if holds:
+            matches.append(key)
+    if failed:
+        reason = _reason(failed[0])
+        if not evaluated:
+            raise _wrong(expression, f"cannot be evaluated: {reason}")
+        print_message(f"--where {expression!r} cannot be evaluated for {counted(len(failed), 'run')}: {reason}.")
+    return matches
+
+
+def _check(expression: str, names: set[str], fields: set[str], there: Collection[str]) -> None:
+    """Reject names that no run has: most of them are typos."""
+    for name in (*sorted(names - {*there, *_OWN}), *sorted(fields - {*there})):
+        composed = next((other for other in there if re.match(rf"{re.escape(name)}\W", other)), None)
+        hint = f' Write results["{composed}"].' if composed and name in names else ""
+        raise _wrong(expression, f"names {name!r}, {_unknown(name, there)}{hint}")
+
+
+def _unknown(name: str, there: Collection[str]) -> str:
+    """Return the end of a message about a result that no run has."""
+    recorded = f"The recorded results are: {listed(sorted(there), 20)}." if there else "No results are recorded."
+    return f"which no run here has recorded.{did_you_mean(name, there)} {recorded}"
+
+
+def _variables(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield the variables of an expression that its macros do not bind."""
+    if not hasattr(tree, "children"):
+        return
+    if tree.data == "ident":
+        name = str(tree.children[0])
+        if name not in bound:
+            yield name
+        return
+    children = tree.children
+    if tree.data == "member_dot_arg" and str(children[1]) in _MACROS and len(children) > 2:
+        yield from _variables(children[0], bound)
+        variables = frozenset(map(str, _variables(children[2].children[0])))
+        for child in children[2].children:
+            yield from _variables(child, bound | variables)
+        return
+    for child in children:
+        yield from _variables(child, bound)
+
+
+def _fields(tree: Any) -> Iterator[str]:
+    """Yield the results that constants select from the map, except those in ``has()``, which may be missing."""
+    if not hasattr(tree, "children"):
+        return
+    if tree.data == "ident_arg" and str(tree.children[0]) == "has":
+        return
+    if tree.data in ("member_index", "member_dot") and _tokens(tree.children[0]) == [_RESULTS]:
+        text, *others = _tokens(tree.children[1])
+        if not others and tree.data == "member_dot":
+            yield text
+        elif not others and re.fullmatch(r"""(["'])(?:(?!\1)[^\\])*\1""", text):
+            yield text[1:-1]
+    for child in tree.children:
+        yield from _fields(child)
+
+
+def _tokens(tree: Any) -> list[str]:
+    return [str(tree)] if not hasattr(tree, "children") else list(map(str, tree.scan_values(lambda token: True)))
+
+
+def _cel(value: Any) -> Any:
+    import celpy
+
+    try:
+        return celpy.json_to_cel(value)
+    except ValueError:  # an int of more than 64 bits
+        return celpy.celtypes.DoubleType(value)
+
+
+def _arithmetic() -> dict[str, Callable[[Any, Any], Any]]:
+    """Return the language's arithmetic for mixed types of numbers: users do not see the types of results."""
+    from celpy import celtypes
+
+    numbers = (celtypes.IntType, celtypes.DoubleType)
+
+    def mixed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def apply(a: Any, b: Any) -> Any:
+            if isinstance(a, numbers) and isinstance(b, numbers) and type(a) is not type(b):
+                a, b = celtypes.DoubleType(a), celtypes.DoubleType(b)
+            value = function(a, b)
+            return celtypes.DoubleType(value) if type(value) is float else value  # celpy itself loses the type
+
+        return apply
+
+    return {
+        "_+_": mixed(operator.add),
+        "_-_": mixed(operator.sub),
+        "_*_": mixed(operator.mul),
+        "_/_": mixed(operator.truediv),
+    }
+
+
+def _syntax_error(expression: str, column: int | None) -> str:
+    rest = expression[(column or 1) - 1 :]
+    if not rest.strip():
+        return "is empty; write, for example, 'accuracy > 0.9'"
+    word = _WORD.match(rest.lstrip())
+    if word and word[0].lower() in _HINTS:
+        return f"is not an expression: at column {column}, write {_HINTS[word[0].lower()]} for {word[0]}"
+    return f"is not a valid expression: syntax error at column {column}, at or after {rest[:20]!r}"
+
+
+def _reason(error: Exception) -> str:
+    args = error.args
+    said = str(args[0]) if args else str(error)
+    overload = re.search(r"applied to '\((.*)\)'", said)
+    if overload:
+        kinds = re.findall(r"celtypes\.(\w+)Type", overload[1])
+        return f"no operation for {' and '.join(_KINDS.get(kind, kind.lower()) for kind in kinds)}"
+    function = re.match(r"undeclared reference to '(\w+)'", said)
+    return f"there is no function {function[1]!r}" if function else said.partition("\n")[0]
+
+
+def _wrong(expression: str, text: str) -> click.UsageError:
+    return click.UsageError(f"--where {expression!r} {text.removesuffix('.')}.")

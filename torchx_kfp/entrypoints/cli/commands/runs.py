@@ -1,0 +1,200 @@
+"""``torchx-kfp runs``: list the runs on this machine and on a KFP host. ``results`` lists those of a tracker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from torchx_kfp.common.text import duration, printable
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, terminal_width
+from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option
+from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, names_host
+from torchx_kfp.errors import ArgumentError, HostError
+from torchx_kfp.execution.runs.vocabulary import State
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.host.host_runs import Host, RunSummary
+    from torchx_kfp.execution.runs.source import RunRecord
+
+#: For no more running runs than this, the host is asked which stages cannot start.
+_MOST_LOOKED_INTO = 8
+
+
+@click.command("runs", short_help="List runs, the newest first.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(1), default=20, help="The number of runs of the host.  [default: 20]"
+)
+@output_dir_option
+@format_option("table", "json")
+@host_options
+def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
+    """List the runs on this machine and on the configured KFP host, the newest first.
+
+    With --host, only the runs on that host are listed, and with --output-dir, only those in that directory. The state
+    of a run is running, succeeded, failed, canceled, or interrupted (its process on this machine was killed). A run
+    that KFP has not begun is queued. A host that does not answer within some seconds is left out, with a message;
+    without runs on this machine, that is an error.
+    """
+    given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
+    here: list[RunRecord] = []
+    there: list[RunSummary] = []
+    name, none_here, stuck = "", "", dict[str, dict[str, str]]()
+    if names_host(flags):
+        host = connect(flags)
+        name, there = host.connection.name, list(host.list(limit=limit))
+        stuck = _stuck(host, there)
+    else:
+        name, there, failure = ("", [], None) if given else _runs_there(limit, flags)
+        none_here = f"There are no runs in {output_dir!r}."
+        try:
+            here = _runs_here(output_dir)
+        except ArgumentError as error:
+            if not name and not failure:
+                raise
+            none_here = str(error)
+        if failure and not here:
+            print_message(none_here)
+            raise failure
+        if failure:
+            print_message(f"The runs on the KFP host are missing: {failure}")
+    if form == "json":
+        found = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
+        print_json([*map(_as_json, here), *found])
+        return
+    if here:
+        _print_here(here, above=f"On this machine, in {output_dir}" if there else "")
+    if there:
+        _print_there(there, above=f"\nOn {name}" if here else "")
+    for run_id, stages in stuck.items():
+        print_message("\n".join(f"{run_id}: {stage} cannot start: {why}." for stage, why in stages.items()))
+    if not here and not there:
+        if name:
+            print_message(f"There are no runs on {name}.")
+        if none_here:
+            print_message(none_here)
+
+
+def _runs_there(limit: int, flags: Flags) -> tuple[str, list[RunSummary], HostError | None]:
+    """Return the name and runs of the host that is set up, if one is, and why they cannot be read."""
+    try:
+        if not is_host_set_up():
+            return "", [], None
+        host = connect(flags, is_patient=False)
+        return host.connection.name, list(host.list(limit=limit)), None
+    except HostError as error:
+        return "", [], error
+
+
+def _stuck(host: Host, runs: Sequence[RunSummary]) -> dict[str, dict[str, str]]:
+    """Return the stages of the newest running runs whose pods cannot start, and why, by the ids of the runs."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torchx_kfp.execution.host.run import HostRun
+
+    def read(run_id: str) -> dict[str, str]:
+        try:
+            record = HostRun(host.connection, run_id, reads="none", say=lambda sentence: None).read()
+        except HostError:
+            return {}
+        return {stage.name: stage.reason for stage in record.run.stages if stage.is_stuck}
+
+    running = [run.run_id for run in runs if run.state is State.RUNNING][:_MOST_LOOKED_INTO]
+    with ThreadPoolExecutor(_MOST_LOOKED_INTO) as pool:
+        found = dict(zip(running, pool.map(read, running), strict=True))
+    return {run_id: stages for run_id, stages in found.items() if stages}
+
+
+def _print_there(runs: Sequence[RunSummary], above: str) -> None:
+    from torchx_kfp.entrypoints.cli.display.tables import fits, print_table
+
+    columns = ("run", "name", "state", "started", "took")
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        end = run.finished if run.state.is_over and run.finished else time.time()
+        times = (_started(run.created), duration(end - run.created)) if run.created else ("", "")
+        rows.append((run.run_id, printable(run.name), str(run.state), *times))
+    if not fits(columns, rows):
+        # The beginning of an id is enough for commands, and a name says more than the rest.
+        ids = {run.run_id for run in runs}
+        most = max(map(len, ids))
+        length = next(
+            (length for length in range(8, most) if len({run_id[:length] for run_id in ids}) == len(ids)), most
+        )
+        rows = [(run_id[:length].rstrip("-"), *row) for run_id, *row in rows]
+    print_table(columns, rows, right=("took",), cut=("name",), above=above)
+
+
+def _summary_as_json(run: RunSummary) -> dict[str, Any]:
+    return {
+        "run": run.run_id,
+        "name": run.name,
+        "pipeline": run.pipeline,
+        "state": str(run.state),
+        "started": run.created or None,
+        "finished": run.finished,
+        "link": run.link,
+    }
+
+
+def _runs_here(output_dir: str) -> list[RunRecord]:
+    """Return the runs on this machine; say what cannot be read.
+
+    Raises:
+        ArgumentError: there is no such directory.
+    """
+    from torchx_kfp.execution.runs.history import find_runs, read_run
+
+    records = []
+    for folder in find_runs(output_dir):
+        try:
+            records.append(read_run(folder))
+        except (ArgumentError, OSError) as error:
+            print_message(f"Left out: {error}")
+    for record in records:
+        for sentence in record.corrupt:
+            print_message(sentence)
+    return records
+
+
+def _done_and_failed(record: RunRecord) -> tuple[int, int]:
+    """Return the numbers of stages that have succeeded, and that have failed."""
+    counts = record.run.counts()
+    return sum(number for state, number in counts.items() if state.is_success), counts.get(State.FAILED, 0)
+
+
+def _print_here(records: Sequence[RunRecord], above: str) -> None:
+    from torchx_kfp.entrypoints.cli.display.tables import print_table
+
+    rows = []
+    for record in records:
+        done, failed = _done_and_failed(record)
+        ended = f"{done:,}" + (f", {failed:,} failed" if failed else "")
+        rows.append((record.run_id, str(record.state), _started(record.created), duration(record.duration), ended))
+    print_table(("run", "state", "started", "took", "done"), rows, right=("took",), above=above)
+
+
+def _started(seconds: float) -> str:
+    """Return the local time at which a run began; a terminal has no room for seconds, or for the current year."""
+    then = time.localtime(seconds)
+    if terminal_width() is None:
+        return time.strftime("%Y-%m-%d %H:%M:%S", then)
+    return time.strftime("%m-%d %H:%M" if then.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M", then)
+
+
+def _as_json(record: RunRecord) -> dict[str, Any]:
+    done, failed = _done_and_failed(record)
+    return {
+        "run": record.run_id,
+        "pipeline": record.pipeline,
+        "state": str(record.state),
+        "started": record.created,
+        "seconds": round(record.duration, 3),
+        "done": done,
+        "failed": failed,
+        "running": record.run.active,
+        **({"link": record.link} if record.folder is None else {"folder": str(record.folder.absolute())}),
+    }

@@ -1,0 +1,122 @@
+"""``torchx-kfp show``: show all records of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.common.text import counted, listed, moment
+from torchx_kfp.entrypoints.cli.display.printing import print_json, show_results, show_value, sparkline
+from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.resolver import locate
+from torchx_kfp.entrypoints.cli.selection import choose, open_recorder, read, recorded, say_cached, titled
+from torchx_kfp.errors import UnknownRunError
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.recorder import Search
+
+
+@click.command("show", short_help="Show all records of a stage's run.")
+@records_argument("RUN")
+@output_dir_option
+@format_option("table", "json")
+@host_options
+def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
+    """Show all records of RUN: its start, results, metrics, metadata, artifacts, and the runs that it reads.
+
+    RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train": of a run on
+    this machine, or on the KFP host. The run knows its tracker base. With TRACKER_BASE, RUN is any run that has records
+    there. A cached stage of a run on this machine is shown with the records that it took from the cache, and a stage of
+    a search with the search at that time.
+
+    \b
+    torchx-kfp show latest/evaluate
+    torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
+    """
+
+    [located] = locate(words, output_dir, flags)
+    recorder = open_recorder(located.base)
+    chosen = choose(located, recorded(recorder), recorder)
+    run_id, *others = chosen.keys
+    if others:
+        raise UnknownRunError(
+            f"{located.run!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
+            f"{listed([run_id, *others])}. Give the run id of one."
+        )
+    found = {
+        "run_id": run_id,
+        "results": read(recorder, [run_id]).get(run_id, {}),
+        "steps": {
+            name: {
+                "count": curve.count,
+                "last": curve.last._asdict(),
+                "min": curve.min._asdict(),
+                "max": curve.max._asdict(),
+                "points": [point._asdict() for point in curve.points],
+            }
+            for name, curve in recorder.history(run_id).items()
+        },
+        "search": asdict(search) if (search := recorder.search(run_id)) else None,
+        "metadata": recorder.metadata(run_id),
+        "artifacts": {
+            name: {"path": artifact.path, "metadata": dict(artifact.metadata)}
+            for name, artifact in recorder.artifacts(run_id).items()
+        },
+        "sources": [vars(source) for source in recorder.sources(run_id)],
+        "undelivered": recorder.undelivered(run_id),
+        "started": vars(start) if (start := recorder.starts_of([run_id]).get(run_id)) else None,
+    }
+    say_cached(chosen)
+    if form == "json":
+        print_json(found)
+    else:
+        _print_table(found, search, located.name)
+
+
+def _print_table(found: dict[str, Any], search: Search | None, name: str) -> None:
+    from torchx_kfp.entrypoints.cli.display.tables import print_table
+
+    started = found["started"] or {}
+    if started:
+        started = {**started, "time": moment(started["time"])}
+    rows = [
+        *(("result", name, show_value(value)) for name, value in found["results"].items()),
+        *(("steps", name, _curve(it)) for name, it in found["steps"].items()),
+        *(("search", name, value) for name, value in (_search(search) if search else ())),
+        *(("metadata", name, show_value(value)) for name, value in found["metadata"].items()),
+        *(
+            ("artifact", name, "  ".join(filter(None, [it["path"], it["metadata"] and json.dumps(it["metadata"])])))
+            for name, it in found["artifacts"].items()
+        ),
+        *(
+            ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
+            for it in found["sources"]
+        ),
+        *(("lacks records", name, why) for name, why in found["undelivered"].items()),
+        *(("started", name, value) for name, value in started.items() if value is not None),
+    ]
+    print_table(("what", "name", "value"), rows, above=f"Run {titled(name, found['run_id'])}")
+
+
+def _curve(found: dict[str, Any]) -> str:
+    """Format a curve: ``▇▅▃▂▁  0.1 at 999, min 0.09 at 950, max 2.3 at 0  (1000 values)``."""
+    line = sparkline([point["value"] for point in found["points"]])
+    ends = [
+        f"{label}{show_value(found[which]['value'])} at {found[which]['step']}"
+        for which, label in (("last", ""), ("min", "min "), ("max", "max "))
+    ]
+    return "  ".join(filter(None, [line, ", ".join(ends), f"({counted(found['count'], 'value')})"]))
+
+
+def _search(search: Search) -> Iterator[tuple[str, str]]:
+    """Describe a search as far as the stage knew it: its best trials, and what it asked for."""
+    failed = sum(not search.is_complete(trial) for trial in search.trials)
+    yield "trials", f"{len(search.trials):,}{f', of which {failed:,} failed' if failed else ''}"
+    for trial in search.best_trials():
+        yield "best", f"{show_results(trial.results)}  {show_results(trial.parameters)}  ({trial.run_id})"
+    if search.asked:
+        yield "asks for", f"{counted(len(search.asked), 'trial')}, round {search.round:,} of {search.rounds:,}"

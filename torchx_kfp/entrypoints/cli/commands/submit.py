@@ -1,0 +1,104 @@
+"""``torchx-kfp submit``: run a pipeline on a KFP host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import click
+
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
+from torchx_kfp.entrypoints.cli.flags import (
+    Flags,
+    host_options,
+    parameter_option,
+    submission_options,
+    tracker_base_option,
+    view_options,
+    workspace_option,
+)
+from torchx_kfp.entrypoints.cli.resolver import connect, host_words
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.host.settings import Submission
+
+
+@click.command("submit", short_help="Run a pipeline on a KFP host.")
+@click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT")
+@component_options
+@parameter_option
+@tracker_base_option("URL")
+@workspace_option
+@submission_options
+@click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
+@view_options
+@host_options
+def submit_command(
+    target: str,
+    component: ComponentWords,
+    words: tuple[str, ...],
+    tracker_base: str | None,
+    workspace: str | None,
+    watch: bool,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+    flags: Flags,
+    submission: Submission,
+) -> None:
+    """Run a pipeline on a KFP host, and print the id of the run.
+
+    Takes a compiled pipeline (*.yaml), a Python file that defines one (NAME selects one of several), or a TorchX
+    component, whose arguments follow `--`. Nothing is submitted if the pipeline would fail on KFP (see `torchx-kfp
+    check`), or if its pods cannot reach the tracker base.
+
+    \b
+    torchx-kfp submit pipeline.py --host https://kfp.example.com \\
+        --tracker-base s3://bucket/results -p lr=0.1 --watch
+
+    The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
+    """
+    from torchx_kfp.entrypoints.cli.display.summary import attach
+    from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words, tracker_base_of, travel
+    from torchx_kfp.execution.host.run import HostRun
+    from torchx_kfp.execution.host.submission import check_submission, refuse_submission
+    from torchx_kfp.execution.model.workflow import check_size, describe, measure
+    from torchx_kfp.execution.pipeline.values import complete_arguments, parse_arguments
+    from torchx_kfp.execution.pipeline.walk import known_bases
+
+    if quiet and verbose:
+        raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
+    pipeline = load_target(target, replace(component, tracker_base=tracker_base, has_workspace=workspace is not None))
+    arguments = parse_arguments(pipeline, split_words(words))
+    host = connect(flags)
+    if tracker_base is None and TRACKER_BASE in pipeline.root.inputs and TRACKER_BASE not in arguments:
+        tracker_base = host.connection.settings.tracker_base or None
+    tracker_base_of(pipeline, arguments, tracker_base, "s3://bucket/results, or another URL that the pods can write to")
+    if tracker_base is not None:
+        arguments[TRACKER_BASE] = tracker_base
+    values = complete_arguments(pipeline, arguments)
+    size = measure(pipeline.text)
+    findings = [*check_submission(pipeline, values), *check_size(size)]
+    refuse_submission(pipeline, findings)
+    for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
+        print_message(text)
+    if workspace is not None:
+        base = str(values.get(TRACKER_BASE))
+        if "://" not in base and not os.path.isdir(base):
+            raise ArgumentError(
+                f"The code cannot be stored under {base!r}: this machine does not have that folder of the pods. Use "
+                "storage that both reach, such as --tracker-base s3://bucket/results, or mount the folder here as well."
+            )
+        arguments |= travel(pipeline, arguments, workspace, values.get(TRACKER_BASE))
+    run_id = host.submit(pipeline, arguments, submission)
+    link = host.connection.link(run_id)
+    if as_json and not watch:
+        print_json({"run_id": run_id, "link": link})
+    elif not as_json:
+        print_text(run_id)
+    if watch:
+        run = HostRun(host.connection, run_id, named=known_bases(pipeline, values))
+        attach(run, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
+    elif not (as_json or quiet):
+        print_message(f"{link}\nTo watch it: {this_command('watch', run_id, *host_words(flags))}".strip())

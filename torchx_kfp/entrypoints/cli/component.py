@@ -1,0 +1,153 @@
+"""A TorchX component as the target of a command: its arguments follow ``--``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
+from torchx_kfp.entrypoints.cli.flags import KnownName, engine_names
+from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError
+
+#: The types of results that are outputs of KFP, by the names that ``--result`` knows.
+_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in (int, float, bool, str, list, dict)}
+
+
+@dataclass(frozen=True)
+class ComponentWords:
+    """What a command line says about a component.
+
+    ``arguments`` are those after ``--``, ``engine`` and ``results`` are options of its stage. The stage is tracked if a
+    tracker base is given, or something that needs one.
+    """
+
+    arguments: Sequence[str] = ()
+    engine: str | None = None
+    results: Sequence[str] = ()
+    tracker_base: str | None = None
+    has_workspace: bool = False
+
+    def refuse(self, target: str) -> None:
+        """Reject what only components have, for a pipeline.
+
+        Raises:
+            ArgumentError: something is given.
+        """
+        if self.arguments:
+            raise click.UsageError(
+                f"Got unexpected extra {'arguments' if len(self.arguments) > 1 else 'argument'} "
+                f"({' '.join(self.arguments)}). Arguments of the pipeline are -p NAME=VALUE. To run a program, make it "
+                "an AppDef in a pipeline."
+            )
+        for name, value in {"--engine": self.engine, "--result": self.results}.items():
+            if value:
+                raise ArgumentError(
+                    f"{name} is for components, and {target!r} is a pipeline: its stages have it in Python."
+                )
+
+    def stage_options(self) -> dict[str, Any]:
+        """Return the options of the stage.
+
+        Raises:
+            ArgumentError: a result has another form than NAME=TYPE.
+        """
+        results: dict[str, type] = {}
+        for word in self.results:
+            name, _, kind = word.partition("=")
+            if kind not in _TYPES or not name:
+                raise ArgumentError(f"--result {word!r} is not NAME=TYPE with one of the types {', '.join(_TYPES)}.")
+            results[name] = _TYPES[kind]
+        options: dict[str, Any] = {"engine": self.engine} if self.engine else {}
+        return options | ({"results": results} if results else {})
+
+
+def component_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--engine``, ``--result`` and the words after ``--``: the argument ``component`` of the command."""
+
+    @functools.wraps(command)
+    def with_component(arguments: tuple[str, ...], engine: str | None, results: tuple[str, ...], **words: Any) -> Any:
+        return command(component=ComponentWords(arguments, engine, results), **words)
+
+    decorated: Callable[..., Any] = with_component
+    for option in (
+        click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED),
+        click.option(
+            "--result",
+            "results",
+            metavar="NAME=TYPE",
+            multiple=True,
+            help="For a component: a result that becomes an output of KFP, such as loss=float. May be given several "
+            "times.",
+        ),
+        click.option(
+            "--engine",
+            metavar="NAME",
+            type=KnownName(engine_names),
+            help="For a component: what runs its replicas on the cluster: job, jobset or volcano.",
+        ),
+    ):
+        decorated = option(decorated)
+    return decorated
+
+
+def builtin_component(name: str) -> Any:
+    """Return the function of a component that TorchX or one of its plugins names, such as ``dist.ddp``.
+
+    Raises:
+        PipelineFileError: there is none.
+    """
+    from torchx.specs import finder
+
+    try:
+        return finder.get_component(name).fn
+    except finder.ComponentNotFoundException:
+        known = list(finder.get_components())
+        raise PipelineFileError(
+            f"There is no file and no TorchX component {name!r}.{did_you_mean(name, known)} Give a component such as "
+            "dist.ddp (`torchx builtins` lists them), or a function in a file: FILE.py:NAME."
+        ) from None
+    except finder.ComponentValidationException as error:
+        raise PipelineFileError(str(error)) from None
+
+
+def component_pipeline(function: Any, target: str, words: ComponentWords) -> Any:
+    """Return a pipeline function of one stage, which runs the component with the arguments of the command line.
+
+    Raises:
+        ArgumentError: an argument is missing or wrong, or the app cannot become a stage without losing something.
+        click.exceptions.Exit: the arguments ask for the component's help, which has been printed.
+    """
+    from torchx.specs.builders import materialize_appdef
+
+    from torchx_kfp.authoring.one_stage import needed_engine, pipeline_of
+
+    command = this_command(str(click.get_current_context().info_name), target)
+    out, errors = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            app = materialize_appdef(function, list(words.arguments))
+    except SystemExit as ended:
+        # TorchX's parser names itself: "torchx run <run args...> NAME ".
+        named = f"torchx run <run args...> {function.__name__}"
+        if not ended.code:
+            print_text(out.getvalue().replace(named, f"{command} --"))
+            raise click.exceptions.Exit(0) from None
+        said = errors.getvalue().strip().rpartition("error: ")[2]
+        raise ArgumentError(f"{target}: {said}. Its arguments: {command} -- --help") from None
+    except Exception as error:
+        raise ArgumentError(f"{target} cannot be called with these arguments: {error or repr(error)}.") from error
+    options = words.stage_options()
+    try:
+        tracked = bool(words.tracker_base or words.results or words.has_workspace)
+        return pipeline_of(app, tracked=tracked, has_workspace=words.has_workspace, **options)
+    except AppDefError as error:
+        engine = None if words.engine else needed_engine(app)
+        way_out = f" On the command line: --engine {engine}." if engine else ""
+        raise ArgumentError(f"{error}{way_out}") from None

@@ -1,0 +1,319 @@
+"""Draw a run as lines that fit a terminal: a pure function, so that tests can draw any moment at any size.
+
+If there is no room for all stages, running and failed ones come first, then those that have just ended and those that
+come next. The rest becomes a line of counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from rich.text import Text
+
+from torchx_kfp.common.text import REPLACEMENT, clean, duration
+from torchx_kfp.entrypoints.cli.display.printing import show_results
+from torchx_kfp.execution.runs.events import CANCELED_ON_KFP
+from torchx_kfp.execution.runs.state import RunState, StageState, TaskState
+from torchx_kfp.execution.runs.vocabulary import State, state_of_all
+
+#: Line breaks and tabs become spaces; joiners, whose width depends on the terminal, become a replacement character.
+_IN_A_LINE = {**dict.fromkeys(map(ord, "\n\t"), " "), **dict.fromkeys(map(ord, "\u200c\u200d"), REPLACEMENT)}
+#: How many failed iterations of a loop have a row.
+_FAILED = 3
+#: The rank from which rows are less important.
+_LESS = 4
+#: The width of a bar, and the number of characters that are read of a line.
+_BAR, _CUT = 12, 1000
+#: Narrower terminals have no bars.
+_NARROW = 70
+#: How many lines of a running stage's output are shown at most.
+LINES = 5
+#: Returns the last lines of a stage's output.
+Tails = Callable[[str], list[str]]
+
+
+@dataclass
+class _NestedPipeline:
+    """A nested pipeline; the root's name is empty. ``tasks`` are all inside, also those of its nested pipelines."""
+
+    name: str = ""
+    members: list[_NestedPipeline | TaskState] = field(default_factory=list)
+    tasks: list[TaskState] = field(default_factory=list)
+
+
+def _grouped(tasks: Iterable[TaskState]) -> _NestedPipeline:
+    groups = {"": _NestedPipeline()}
+
+    def group(name: str) -> _NestedPipeline:
+        if name not in groups:
+            groups[name] = _NestedPipeline(name)
+            group(name.rpartition("/")[0]).members.append(groups[name])
+        return groups[name]
+
+    for task in tasks:
+        *names, _ = task.path.split("/")
+        group("/".join(names)).members.append(task)
+        for length in range(len(names) + 1):
+            groups["/".join(names[:length])].tasks.append(task)
+    return groups[""]
+
+
+@dataclass(eq=False)
+class _Row:
+    """A line of the picture, before it is known whether there is room for it."""
+
+    name: str
+    state: State
+    parent: _Row | None
+    #: Returns the text next to the name; called only for rows that are shown.
+    detail: Callable[[], Text]
+    time: str = ""
+    #: The rows of the smallest rank are shown first.
+    rank: tuple[int, float] = (0, 0)
+    counts: Mapping[State, int] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    shown: bool = True
+
+    def ancestors(self) -> Iterator[_Row]:
+        row = self.parent
+        while row is not None:
+            if row.shown:
+                yield row
+            row = row.parent
+
+
+def frame(run: RunState, tails: Tails, width: int, height: int, now: float, *, ascii_only: bool = False) -> list[Text]:
+    """Draw the run at this moment in at most ``height`` lines of at most ``width`` columns.
+
+    Args:
+        run: the run.
+        tails: returns the last lines that a stage has printed.
+        width: the width in columns.
+        height: the height in lines.
+        now: the time in seconds since the epoch.
+        ascii_only: whether the terminal is limited to ASCII.
+    """
+    bar = None if width < _NARROW else "#-" if ascii_only else "━─"
+    rows = list(_rows(run, tails, _grouped(run.tasks.values()), None, now, bar))
+    room = max(1, height - 1)
+    rest = _choose(rows, room)
+    rows = [row for row in rows if row.shown]
+    talking = sum(bool(row.lines) for row in rows)
+    # The lines of output below each running stage; if 0, the last line is shown next to the stage.
+    most = min(LINES, (room - len(rows) - bool(rest)) // talking) if talking else 0
+    most = most if most > 1 else 0
+    labels = [_cleaned(_label(row, ascii_only)) for row in rows]
+    widest = max((label.cell_len for label in labels), default=0)
+    column = min(widest, max(16, width * 2 // 5))
+    lines = [_header(run, now)]
+    for row, label in zip(rows, labels, strict=True):
+        label.truncate(column, overflow="crop" if ascii_only else "ellipsis", pad=True)
+        line = Text.assemble(label, f"{row.time:>7}  ", row.detail())
+        if row.lines and not most:
+            line.append_text(_output(row.lines[-1]))
+        lines.append(line)
+        indent = " " * (2 * len(list(row.ancestors())) + 2)
+        lines += [
+            Text.assemble(indent, ("| " if ascii_only else "│ ", "dim"), _output(text))
+            for text in row.lines[-most:]
+            if most
+        ]
+    if rest:
+        lines.append(
+            Text.assemble((f"{'...' if ascii_only else '⋯'} {sum(rest.values()):,} more: ", "dim"), _counts(rest))
+        )
+    lines = [_cleaned(line) for line in lines]
+    for line in lines:
+        line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+    return lines[:height]
+
+
+class OutputTails:
+    """Keeps the last lines that the stages have printed."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[str]] = {}
+        self._unfinished: dict[str, str] = {}
+
+    def on_line(self, stage: str, line: str) -> None:
+        """Receive a line of a stage's output. The first line may come before the event of the stage's start."""
+        if line and not line.isspace():
+            self._lines.setdefault(stage, deque(maxlen=LINES)).append(line)
+
+    def on_unfinished(self, stage: str, line: str) -> None:
+        """Receive the stage's unfinished line."""
+        self._unfinished[stage] = line
+
+    def tail(self, stage: str) -> list[str]:
+        """Return the last lines of the stage, without empty ones."""
+        unfinished = self._unfinished.get(stage, "")
+        lines = [*self._lines.get(stage, ()), *([unfinished] if unfinished.strip() else [])]
+        return lines[-LINES:]
+
+    def forget(self, stage: str) -> None:
+        """Drop the lines of a stage that has ended."""
+        self._lines.pop(stage, None)
+        self._unfinished.pop(stage, None)
+
+
+def _header(run: RunState, now: float) -> Text:
+    started = run.started
+    header = Text(started.pipeline if started else "", "bold")
+    if started is not None:
+        header.append(f" {duration(now - started.time, whole=True)}", "not bold")
+    header.append("  ").append_text(_counts(run.counts()))
+    if run.ending is not None:
+        left = max(0, round(run.ending.time + run.ending.grace - now))
+        reason = run.ending.reason
+        at_once = "" if reason == CANCELED_ON_KFP else "; Ctrl-C: at once"
+        header = Text.assemble((f"{reason}: ending, {left} s left", "bold yellow"), f"{at_once}  ", header)
+    return header
+
+
+def _counts(counts: Mapping[State, int]) -> Text:
+    return Text(", ").join(Text(f"{number:,} {state}", state.style) for state, number in counts.items())
+
+
+def _rows(
+    run: RunState, tails: Tails, group: _NestedPipeline, parent: _Row | None, now: float, bar: str | None
+) -> Iterator[_Row]:
+    for member in group.members:
+        if isinstance(member, TaskState) and not member.looped:
+            counts = run.counts([member])
+            unheard = StageState(member.path, member.path, next(iter(counts), State.WAITING))
+            stage = next(iter(member.stages.values()), unheard)
+            yield _stage_row(tails, stage, parent, now, counts)
+            continue
+        if isinstance(member, _NestedPipeline) and len(member.members) == 1:
+            yield from _rows(run, tails, member, parent, now, bar)
+            continue
+        counts = run.counts([member] if isinstance(member, TaskState) else member.tasks)
+        state = state_of_all(counts)
+        name = member.name if isinstance(member, _NestedPipeline) else member.path
+        row = _Row(name, state, parent, partial(_several, counts, bar), counts=counts)
+        row.rank = _rank(state, math.inf)
+        yield row
+        if isinstance(member, _NestedPipeline):
+            yield from _rows(run, tails, member, row, now, bar)
+            continue
+        if member.started_at is not None:
+            is_active = bool(member.active)
+            row.time = duration((now if is_active else member.ended_at) - member.started_at, whole=is_active)
+        failed = list(member.failed.values())[-_FAILED:]
+        stuck = [stage for stage in member.stages.values() if stage.is_stuck] if State.QUEUED in counts else []
+        for stage in (*member.active.values(), *stuck[:_FAILED], *failed):
+            inner = _stage_row(tails, stage, row, now, {})
+            inner.rank = (inner.rank[0] + 1, inner.rank[1])
+            yield inner
+
+
+def _stage_row(tails: Tails, stage: StageState, parent: _Row | None, now: float, counts: Mapping[State, int]) -> _Row:
+    rank = _rank(State.RETRYING if stage.is_stuck else stage.state, stage.ended_at)
+    row = _Row(stage.name, stage.state, parent, partial(_detail, stage, now), counts=counts, rank=rank)
+    if stage.state.is_active:
+        row.time = duration(now - (stage.started_at or now), whole=True)
+        row.lines = tails(stage.name) if stage.state is State.RUNNING else []
+    elif stage.state.is_over and stage.result.attempts:
+        row.time = duration(stage.result.duration)
+    return row
+
+
+def _detail(stage: StageState, now: float) -> Text:
+    result = stage.result
+    attempt = f"attempt {result.starts}  " if result.starts > 1 else ""
+    replicas = f"{result.replicas} replicas  " if result.replicas else ""
+    if stage.state is State.RETRYING:
+        left = round(stage.retry_at - now)
+        when = f"in {left} s" if left > 0 else "is next"
+        return Text(f"attempt {result.attempts + 1} {when}: {stage.reason}", "yellow")
+    if not stage.state.is_over:
+        running = f"{stage.replicas[0]}/{stage.replicas[1]} replicas  " if stage.replicas else ""
+        stuck = f"cannot start: {stage.reason}" if stage.is_stuck else ""
+        return Text.assemble((attempt, "yellow"), running, (stuck, "yellow"))
+    if result.state.is_success:
+        cached = ("cached  ", "dim") if stage.state is State.CACHED else ""
+        # Numbers first: texts are long and would hide whatever follows them.
+        results = dict(sorted(result.measures.items(), key=lambda item: isinstance(item[1], str)))
+        return Text.assemble(cached, (attempt, "dim"), (replicas, "dim"), (show_results(results)))
+    if not result.attempts:
+        return Text(result.reason.removeprefix("was "), "dim")
+    style = "red" if stage.state is State.FAILED else ""
+    attempts = (f" ({result.starts} attempts)", "yellow") if result.starts > 1 else ""
+    return Text.assemble((result.reason, style), attempts)
+
+
+def _rank(state: State, ended_at: float) -> tuple[int, float]:
+    if state.is_active:
+        return 0, 0
+    return (2, -ended_at) if state is State.FAILED else (_LESS, -ended_at)
+
+
+def _choose(rows: list[_Row], room: int) -> dict[State, int]:
+    """Hide the rows for which there is no room, and return the counts of their stages."""
+    if len(rows) <= room:
+        return {}
+    important = sorted((row for row in rows if row.rank[0] < _LESS), key=lambda row: row.rank)
+    less = [row for row in rows if row.rank[0] >= _LESS]
+    ended = sorted((row for row in less if row.state.is_success), key=lambda row: row.rank)
+    coming = [row for row in less if row.state.is_pending]
+    others = [row for row in less if not (row.state.is_success or row.state.is_pending)]
+    # Stages that have just ended alternate with those that come next.
+    turns = sorted((*enumerate(ended), *enumerate(coming)), key=lambda turn: turn[0])
+    in_order = [*important, *(row for _, row in turns), *others]
+    for row in in_order[max(0, room - 1) :]:
+        row.shown = False
+    rest = dict.fromkeys(State, 0)
+    with_members = {row.parent for row in rows if row.counts}
+    for row in rows:
+        # The stages of a task count once: in its own row, or in that of a nested pipeline around it.
+        if not row.shown and not any(row.ancestors()) and row not in with_members:
+            for state, number in row.counts.items():
+                rest[state] += number
+    return {state: number for state, number in rest.items() if number}
+
+
+def _label(row: _Row, ascii_only: bool) -> Text:
+    above = list(row.ancestors())
+    shown = next((f"{other.name}/" for other in above if row.name.startswith(f"{other.name}/")), "")
+    name = row.name.removeprefix(shown)
+    style = "bold red" if row.counts.get(State.FAILED) else row.state.style
+    dim = "dim" if style == "dim" else ""
+    return Text.assemble(
+        "  " * len(above), (row.state.ascii_glyph if ascii_only else row.state.glyph, style), " ", (name, dim)
+    )
+
+
+def _several(counts: Mapping[State, int], bar: str | None) -> Text:
+    """Format the progress of a loop or a nested pipeline. ``bar`` has the characters of a bar, if one fits."""
+    total = sum(counts.values())
+    if counts == {State.WAITING: total}:
+        return Text()
+    open_ = sum(number for state, number in counts.items() if not state.is_over)
+    if not open_:
+        return _counts(counts)
+    filled = _BAR * (total - open_) // total
+    text = Text.assemble((bar[0] * filled, "green"), (bar[1] * (_BAR - filled), "dim"), " ") if bar else Text()
+    text.append(f"{total - open_:,}/{total:,}  ")
+    expected = {State.SUCCEEDED, *(state for state in State if state.is_pending)}
+    return text.append_text(_counts({state: number for state, number in counts.items() if state not in expected}))
+
+
+def _output(line: str) -> Text:
+    """Return a line of a stage's output with its colors, but without anything that would move the cursor."""
+    # rich breaks lines wherever Python's splitlines does.
+    text = _cleaned(Text.from_ansi("".join(line[:_CUT].expandtabs(4).splitlines())))
+    text.stylize_before("dim")
+    return text
+
+
+def _cleaned(text: Text) -> Text:
+    """Return the text in one line; characters that a terminal would not simply show are replaced one by one."""
+    if not text.plain.isprintable():
+        text = text.copy()
+        # Each character is replaced by exactly one, so that styles keep their places.
+        text.plain = clean(text.plain).translate(_IN_A_LINE)
+    return text

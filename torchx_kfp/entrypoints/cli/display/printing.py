@@ -1,0 +1,222 @@
+"""Print text, JSON, CSV and messages. Tables are in ``tables``.
+
+A reader that has seen enough, such as ``head -1``, closes its pipe. Then nothing more is printed there, and the command
+goes on: its exit code says how it ended, whatever was read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import select
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from torchx_kfp.common.text import clean, escape_json, printable
+from torchx_kfp.errors import TorchxKfpError
+
+_PROGRAM = "torchx-kfp"
+#: The characters of a sparkline, the lowest first.
+_LEVELS = "▁▂▃▄▅▆▇█"
+#: Descriptors of streams whose readers are gone.
+_discarded: set[int] = set()
+
+
+def terminal_width() -> int | None:
+    """Return the columns of stdout's terminal; None if it is a file or a pipe, for which nothing is cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def has_styles() -> bool:
+    """Return whether to write bold and dim text to stdout."""
+    return is_capable(sys.stdout) and wants_colors()
+
+
+def is_capable(stream: TextIO) -> bool:
+    """Return whether the stream is a terminal that understands escape sequences."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def wants_colors() -> bool:
+    """Return whether colors are allowed: the user has not set NO_COLOR (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR")
+
+
+def styled(text: str, **style: Any) -> str:
+    """Return the text in a style if stdout accepts styles."""
+    return click.style(text, **style) if has_styles() else text
+
+
+def symbol(character: str, otherwise: str) -> str:
+    """Return the character, or the other text if stdout cannot encode it."""
+    return character if encodable(character) == character else otherwise
+
+
+def print_json(value: Any) -> None:
+    """Print the value as JSON on stdout; numbers that JSON lacks become text such as ``"NaN"``."""
+    # Escape only if stdout, or even UTF-8, cannot encode a character.
+    text = escape_json(json.dumps(json_ready(value), indent=2, ensure_ascii=False, allow_nan=False))
+    print_text(text if encodable(text) == text else json.dumps(json_ready(value), indent=2, allow_nan=False))
+
+
+def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table as CSV on stdout; pandas reads its numbers, NaN and infinities back."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_csv_cell, columns))
+    writer.writerows([_csv_cell(value) for value in row] for row in rows)
+    print_text(text.getvalue())
+
+
+def print_text(text: str) -> None:
+    """Print the text on stdout without control characters; those that stdout cannot encode are escaped."""
+    _echo(encodable(clean(text.removesuffix("\n"), colours=True)) + "\n")
+
+
+def print_bytes(data: bytes) -> None:
+    """Print the bytes on stdout, unchanged and at once."""
+    _echo(data)
+
+
+def _echo(what: str | bytes) -> None:
+    try:
+        click.echo(what, nl=False)
+    except BrokenPipeError:
+        discard(sys.stdout)
+    except OSError as error:
+        raise TorchxKfpError(f"The output cannot be written: {error.strerror}.") from error
+
+
+def print_message(text: str, *, colours: bool = False) -> None:
+    """Print a message on stderr without control characters; ``colours`` keeps those of quoted logs."""
+    try:
+        click.echo(clean(text, colours=colours), err=True)
+    except OSError:  # there is no reader to tell
+        discard(sys.stderr)
+
+
+def for_stderr(text: str) -> str:
+    """Return lines for stderr: their colors end with each line, or are removed if stderr does not accept colors."""
+    if "\x1b" not in text:
+        return text
+    if not (is_capable(sys.stderr) and wants_colors()):
+        return click.unstyle(text)
+    return "\n".join(f"{line}\x1b[0m" if "\x1b" in line else line for line in text.split("\n"))
+
+
+def discard(stream: TextIO) -> None:
+    """Discard the content of a stream's buffer, and everything written to it from now on: its reader is gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, stream.fileno())
+    finally:
+        os.close(null)
+    _discarded.add(stream.fileno())
+
+
+def has_reader(stream: TextIO) -> bool:
+    """Return whether the other end of the stream's pipe is open; a file always has a reader."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return not poll.poll(0)
+
+
+def is_read() -> bool:
+    """Return whether stdout still has a reader, as far as is known: a command that prints without end should stop."""
+    return 1 not in _discarded
+
+
+def encodable(text: str) -> str:
+    """Return the text with escapes for characters that stdout cannot encode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def this_command(*words: str) -> str:
+    """Return a command line of this program for a shell, with its path if its name would not find it."""
+    program = Path(sys.argv[0])
+    found = shutil.which(_PROGRAM)
+    if program.name == _PROGRAM and (found is None or not program.samefile(found)):
+        inside = program.is_relative_to(Path.cwd())
+        return shlex.join([str(program.relative_to(Path.cwd()) if inside else program), *words])
+    return shlex.join([_PROGRAM, *words])
+
+
+def show_results(results: Mapping[str, Any]) -> str:
+    """Format results in one line: ``accuracy=0.93 model_uri=...``."""
+    return "  ".join(f"{printable(name)}={show_value(value)}" for name, value in results.items())
+
+
+def without_run(text: str, run: str | None) -> str:
+    """Remove the run's id from the text for a terminal, which shows the id above; pipes get the whole text."""
+    return text.replace(f"{run}/", f"{symbol('…', '...')}/") if run and sys.stdout.isatty() else text
+
+
+def show_value(value: Any) -> str:
+    """Format a value briefly, in one line."""
+    if isinstance(value, float):
+        # Six significant digits read well; JSON and CSV have all digits.
+        text = f"{value:.6g}"
+        return text if set(text) & set(".en") else f"{text}.0"
+    if isinstance(value, str):
+        return repr(value) if not value or not value.isprintable() or " " in value else value
+    if isinstance(value, bool) or value is None or isinstance(value, Mapping | list):
+        return json.dumps(value)
+    return str(value)
+
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """Draw the values in at most ``width`` characters; return "" for fewer than two, or if stdout cannot encode it."""
+    if len(values) < 2 or symbol(_LEVELS, "") == "":
+        return ""
+    parts = min(width, len(values))
+    shown = [values[part * (len(values) - 1) // (parts - 1)] for part in range(parts)]
+    finite = [value for value in shown if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    # Halve first, because the difference of two large numbers may overflow.
+    room = high / 2 - low / 2
+    most = len(_LEVELS) - 1
+
+    def level(value: float) -> str:
+        if value != value:
+            return " "
+        value = min(high, max(low, value))
+        return _LEVELS[round((value / 2 - low / 2) / room * most) if room else most // 2]
+
+    return "".join(map(level, shown)).rstrip()
+
+
+def is_number(value: Any) -> bool:
+    """Return whether the value is a number; a bool is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _csv_cell(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if isinstance(value, str):
+        # CSV has no escapes, so those of Python are used.
+        return printable(value, keep="\n\t")
+    if value is None:
+        return ""
+    return json.dumps(value) if isinstance(value, bool | Mapping | list) else repr(value)
+
+
+def json_ready(value: Any) -> Any:
+    """Return the value for JSON, with text in place of the numbers that JSON lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    return value

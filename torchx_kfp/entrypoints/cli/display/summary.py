@@ -1,0 +1,259 @@
+"""Show a run until its end, and summarize it: its stages and failures, the place of its logs, and how to go on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from torchx_kfp.common.text import counted, duration, listed, printable, shorten
+from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_message, show_results, this_command
+from torchx_kfp.entrypoints.cli.display.views import View, view_of
+from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
+from torchx_kfp.execution.pipeline.walk import without_indices
+from torchx_kfp.execution.runs import output_dir_words, resume_words
+from torchx_kfp.execution.runs.result import RunResult, StageResult, describe_failure
+from torchx_kfp.execution.runs.source import RunRecord, RunSource, attend
+from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.watch import ending_signals
+
+#: Returns sentences about the result of a run.
+Notes = Callable[[RunResult], Sequence[str]]
+#: On a terminal, up to this many iterations that ended alike have a row each.
+_ROWS = 10
+#: How many characters of an error are shown.
+_LONGEST = 200
+
+
+class _DetachedError(Exception):
+    """A signal, whose number is the argument, has ended the view of a run, which goes on."""
+
+
+def attach(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
+    """Show a run that goes on elsewhere until its end, then its summary.
+
+    Args:
+        source: the run.
+        words: the options with which commands find the run again.
+        quiet: whether to show only the summary.
+        verbose: whether to print lines, with the inputs and outputs of stages.
+        as_json: whether to print events as JSON instead of the table.
+
+    Raises:
+        StageFailedError: the run has failed.
+        HostError: the host does not answer, or has lost the run.
+        Exit: Ctrl-C or another signal has ended the view; the code is 130, or 128 + its number.
+    """
+    again = [
+        f"To watch it again: {this_command('watch', source.run_id, *words)}",
+        f"To end it: {this_command('cancel', source.run_id, *words)}",
+    ]
+
+    def detach(number: int) -> NoReturn:
+        raise _DetachedError(number)
+
+    try:
+        with ending_signals(detach):
+            result = _follow(source, words, quiet=quiet, verbose=verbose, as_json=as_json)
+    except _DetachedError as signaled:
+        for line in (f"The run {source.run_id} goes on.", *again):
+            print_message(line)
+        raise click.exceptions.Exit(128 + signaled.args[0]) from None
+    except (HostNotFoundError, HostSettingsError):
+        raise
+    except HostError as error:
+        raise type(error)("\n".join([f"{error}", f"The run {source.run_id} may go on.", *again])) from error
+    if result.state is not State.SUCCEEDED:
+        raise StageFailedError(f"The run {result.run_id} was {result.state}.")
+
+
+def _follow(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> RunResult:
+    last = source.read()
+    try:
+        stages = outline(last.load())
+    except PipelineFileError:
+        stages = {}  # they become known as they begin
+    view = view_of(RunState(stages), quiet=quiet, verbose=verbose, as_json=as_json)
+
+    def follow() -> RunResult:
+        nonlocal last
+        last = attend(source, view)
+        return last.run.result()
+
+    def notes(result: RunResult) -> list[str]:
+        return [*last.corrupt, *_cached(last, result), *([] if last.corrupt else unread(result))]
+
+    def log_of(result: RunResult) -> str:
+        failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
+        return f"To see the whole log: {this_command('logs', result.run_id, failed[0], *words)}" if failed else ""
+
+    on_host: dict[str, Any] = {"notes": notes, "way_on": log_of} if last.folder is None else {}
+    return summarize(follow, view, quiet=quiet, as_json=as_json, **on_host)
+
+
+def _cached(record: RunRecord, result: RunResult) -> list[str]:
+    """Return a sentence about the results of cached stages, which a host does not have."""
+    from torchx_kfp.execution.pipeline.walk import tracked_stages
+
+    try:
+        tracked = tracked_stages(record.load(), record.arguments)
+    except PipelineFileError:
+        return []
+    cached = [stage for stage in result.stages if stage.state is State.CACHED and stage.results is None]
+    names = [stage.name for stage in cached if without_indices(stage.name) in tracked]
+    if not names:
+        return []
+    return [f"Cached: {listed(names)}. KFP does not say from which run, so their results are not shown."]
+
+
+def summarize(
+    follow: Callable[[], RunResult],
+    view: View,
+    *,
+    quiet: bool,
+    as_json: bool,
+    notes: Notes | None = None,
+    way_on: Callable[[RunResult], str] | None = None,
+) -> RunResult:
+    """Show a run until its end, print a summary of its result, and return that.
+
+    Args:
+        follow: runs the pipeline, or waits until it has ended.
+        view: shows the run; its state is summarized if a signal ends the run.
+        quiet: whether to print only the table and errors.
+        as_json: whether to leave out the table.
+        notes: returns sentences about the table, which are printed below it. Default: ``unread``.
+        way_on: returns how to go on after a failure, as lines. Default: how to resume the run.
+
+    Raises:
+        StageFailedError: the run failed.
+    """
+    try:
+        with view.shown():
+            result = follow()
+    except (KeyboardInterrupt, SystemExit) as ending:
+        if view.run.started is not None:
+            result = view.run.result()
+            _end(result, notes, as_json=as_json)
+            print_message(_interruption(result, ending))
+            if not quiet and result.folder is not None:
+                print_message(f"Logs and outputs are in {result.folder}")
+                print_message(_way_on(result.folder))
+        raise
+    _end(result, notes, as_json=as_json)
+    if not quiet:
+        took = f"{result.state}, {duration(result.duration)}"
+        place = result.link if result.folder is None else f"logs and outputs are in {result.folder}"
+        print_message(f"Run {result.run_id} ({took}): {place}")
+    if not as_json:
+        recorded = [stage for stage in result.stages if stage.results and stage.run_id]
+        # The run's folder has the run ids of the results that cached stages took.
+        has_cached = any(str(stage.run_id).partition("/")[0] != result.run_id for stage in recorded)
+        words = output_dir_words(result.folder) if has_cached and result.folder is not None else ()
+        for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
+            print_message(f"See the results again: {this_command('results', base, result.run_id, *words)}")
+    if result.state is State.FAILED:
+        ways = "" if quiet else way_on(result) if way_on else _way_on(result.folder) if result.folder else ""
+        raise StageFailedError("\n".join(filter(None, [for_stderr(describe_failure(result)), ways])))
+    return result
+
+
+def _way_on(folder: Path) -> str:
+    command = this_command(*resume_words(folder))
+    return (
+        f"To resume it, with the pipeline that is in the run's folder: {command}\n"
+        "If you change the pipeline itself, run it again: unchanged stages come from the cache."
+    )
+
+
+def _end(result: RunResult, notes: Notes | None, *, as_json: bool) -> None:
+    if not as_json:
+        print_stages(result.stages)
+    for sentence in (*(notes or unread)(result), *undelivered(result)):
+        print_message(sentence)
+
+
+def unread(result: RunResult) -> list[str]:
+    """Return sentences about the stages whose results could not be read."""
+    stages = [stage for stage in result.stages if stage.run_id and stage.tracker_base and stage.results is None]
+    found = []
+    for base in dict.fromkeys(str(stage.tracker_base) for stage in stages):
+        names = listed(stage.name for stage in stages if stage.tracker_base == base)
+        found.append(f"The results of {names} could not be read from {base}.")
+    return found
+
+
+def undelivered(result: RunResult) -> list[str]:
+    """Return sentences about the further trackers that lack records of stages."""
+    stages: dict[str, list[StageResult]] = {}
+    for stage in result.stages:
+        for tracker in stage.undelivered:
+            stages.setdefault(tracker, []).append(stage)
+    return [
+        f"The tracker {tracker!r} lacks records of {listed(stage.name for stage in found)}: "
+        f"{shorten(printable(found[0].undelivered[tracker]), _LONGEST)}. Results under the tracker base are complete. "
+        "These stages are not taken from the cache: the next run records them again."
+        for tracker, found in stages.items()
+    ]
+
+
+def print_stages(stages: Sequence[StageResult]) -> None:
+    """Print a table of the stages on stdout; on a terminal, many iterations that ended alike share a row.
+
+    Attempts have a column if there were retries.
+    """
+    from torchx_kfp.entrypoints.cli.display.tables import print_table
+
+    alike: dict[tuple[str, State], list[StageResult]] = {}
+    for stage in stages:
+        alike.setdefault(_kind(stage), []).append(stage)
+    rows: list[tuple[str, ...]] = []
+    for stage in stages:
+        group = alike[_kind(stage)]
+        if len(group) <= _ROWS or not sys.stdout.isatty():
+            results = show_results(stage.measures)
+            if not results and stage.reason and not stage.attempts:
+                # The column before it has the first part of "was skipped: its condition is false".
+                results = f"({stage.reason.rpartition(': ')[2]})"
+            rows.append((stage.name, str(stage.state), _attempts([stage]), _seconds([stage]), results))
+        elif group[0] is stage:
+            state = f"{len(group):,} {stage.state}"
+            rows.append((f"{_kind(stage)[0]}[...]", state, _attempts(group), _seconds(group), ""))
+    columns: tuple[str, ...] = ("stage", "state", "attempts", "seconds", "results")
+    if all(stage.starts < 2 for stage in stages):
+        columns, rows = columns[:2] + columns[3:], [row[:2] + row[3:] for row in rows]
+    print_table(columns, rows, right=("attempts", "seconds"))
+
+
+def _kind(stage: StageResult) -> tuple[str, State]:
+    return without_indices(stage.name), stage.state
+
+
+def _attempts(group: Sequence[StageResult]) -> str:
+    counts = {stage.starts for stage in group if stage.attempts}
+    return " - ".join(f"{count:,}" for count in sorted({min(counts), max(counts)})) if counts else ""
+
+
+def _seconds(group: Sequence[StageResult]) -> str:
+    seconds = sorted(stage.duration for stage in group if stage.attempts)
+    if not seconds:
+        return ""
+    return f"{seconds[0]:.1f}" if len(seconds) == 1 else f"{seconds[0]:.1f} - {seconds[-1]:.1f}"
+
+
+def _interruption(result: RunResult, ending: KeyboardInterrupt | SystemExit) -> str:
+    code = ending.code if isinstance(ending, SystemExit) and isinstance(ending.code, int) else 128 + signal.SIGINT
+    finished = sum(stage.state.is_success for stage in result.stages)
+    running = [stage.name for stage in result.stages if stage.state is State.CANCELED]
+    failed = [stage.name for stage in result.stages if stage.state is State.FAILED]
+    parts = [f"{counted(finished, 'stage')} had finished"]
+    parts += [f"{listed(running)} {'was' if len(running) == 1 else 'were'} running"] if running else []
+    parts += [f"{listed(failed)} had failed"] if failed else []
+    waiting = sum(stage.state is State.NOT_RUN for stage in result.stages)
+    parts += [f"{waiting:,} had not begun"] if waiting else []
+    return f"Run {result.run_id} was ended by {signal.Signals(code - 128).name}: {', '.join(parts)}."

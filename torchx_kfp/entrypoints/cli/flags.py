@@ -1,0 +1,165 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from torchx_kfp.common.text import did_you_mean, parse_duration
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
+from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Setting, Submission, flag
+from torchx_kfp.execution.runs import OUTPUT_DIR
+
+Decorator = Callable[[Any], Any]
+#: The settings of the host that a command line gives, by name.
+Flags = Mapping[str, Any]
+
+output_dir_option: Decorator = click.option(
+    "--output-dir",
+    metavar="DIR",
+    default=OUTPUT_DIR,
+    show_default=True,
+    help="The directory that has the folders of runs.",
+)
+
+parameter_option: Decorator = click.option(
+    "-p",
+    "--parameter",
+    "words",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="The value of a pipeline parameter. May be given several times.",
+)
+
+
+def view_options(command: Any) -> Any:
+    """Add ``--quiet``, ``--verbose`` and ``--json``: how a command shows a run in progress."""
+    for option in (
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table."
+        ),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line."
+        ),
+        click.option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            help="Show only the final table, the command that shows its results again, and errors.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def format_option(*forms: str, text: str = "The format of the output.") -> Decorator:
+    """Add ``--format``, whose value is the argument ``form``; the first of the forms is the default."""
+    return click.option("--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help=text)
+
+
+def records_argument(runs: str) -> Decorator:
+    """Add the arguments of a command that shows records, as ``words``: see ``locate``."""
+    return click.argument("words", nargs=-1, metavar=f"[TRACKER_BASE] {runs}")
+
+
+def tracker_base_option(metavar: str) -> Decorator:
+    """Add ``--tracker-base``."""
+    option: Decorator = click.option(
+        "--tracker-base",
+        metavar=metavar,
+        help=f"Where stages record their results: the value of the parameter {TRACKER_BASE}.",
+    )
+    return option
+
+
+workspace_option: Decorator = click.option(
+    "--workspace",
+    metavar="DIR",
+    help=f"The folder with the code of the stages. It is stored under the tracker base, once; the parameter "
+    f"{WORKSPACE} gets its URL.",
+)
+
+
+def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the connection to a KFP host, which the command takes as the argument ``flags``."""
+
+    def read(values: dict[str, Any]) -> Flags:
+        values["verify_ssl"] = False if values["verify_ssl"] else None
+        return {name: value for name, value in values.items() if value is not None}
+
+    return _with_settings(command, FLAGS, "flags", read)
+
+
+def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a submission, which the command takes as the argument ``submission``."""
+
+    def read(values: dict[str, Any]) -> Submission:
+        return Submission(cache=not values.pop("cache"), **{name: value or "" for name, value in values.items()})
+
+    return _with_settings(command, SUBMISSION, "submission", read)
+
+
+def _with_settings(
+    command: Callable[..., Any], settings: dict[str, Setting], argument: str, read: Callable[[dict[str, Any]], Any]
+) -> Callable[..., Any]:
+    @wraps(command)
+    def with_argument(**words: Any) -> Any:
+        values = {name: words.pop(name) for name in settings}
+        return command(**{argument: read(values)}, **words)
+
+    decorated: Callable[..., Any] = with_argument
+    for name, setting in reversed(settings.items()):
+        words = ("-n", flag(name), name) if name == "namespace" else (flag(name), name)
+        about: dict[str, Any] = {"metavar": setting.metavar, "hidden": setting.metavar is None, "help": setting.help}
+        decorated = click.option(*words, is_flag=name in ("verify_ssl", "cache"), **about)(decorated)
+    return decorated
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
+    """A duration such as ``90s``, ``1h30m`` or ``30d``, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class KnownName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
+    """One of the names that the function ``known`` returns, which is called when a name is needed.
+
+    Unlike ``click.Choice``, it suggests a name for a misspelled one, and help texts do not wait for the names.
+    """
+
+    name = "name"
+
+    def __init__(self, known: Callable[[], Iterable[str]]) -> None:
+        self.known = known
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = list(self.known())
+        if value not in names:
+            self.fail(f"{value!r} is not one of {', '.join(map(repr, names))}.{did_you_mean(value, names)}", param, ctx)
+        return str(value)
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """Return what follows "Missing option '--name'." """
+        return f"Give one of {', '.join(map(repr, self.known()))}."
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin with this text, for the shell's completion."""
+        return [CompletionItem(name) for name in self.known() if name.startswith(incomplete)]
+
+
+def engine_names() -> list[str]:
+    """Return the names of the engines."""
+    from torchx_kfp.authoring.engines import ENGINES
+
+    return list(ENGINES)

@@ -1,0 +1,283 @@
+"""Find the runs that a command line names, and the tracker bases that have their records.
+
+All commands share this module. A run is on this machine or on a KFP host, and is named by its id, the beginning or end
+of its id, its name, the URL of its page, the path of its folder, or ``latest``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.common.text import UUID, did_you_mean_path, listed
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.flags import Flags
+from torchx_kfp.errors import ArgumentError, HostError, TrackerBaseError, UnknownRunError
+from torchx_kfp.execution.host.settings import FLAGS, flag, read_settings
+
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+    from torchx_kfp.execution.host.host_runs import Host
+    from torchx_kfp.execution.host.run import HostRun
+    from torchx_kfp.execution.runs.history import RunReader
+    from torchx_kfp.execution.runs.source import RunRecord
+
+#: The results of a run on a host that are read.
+Results: TypeAlias = "Literal['all', 'run ids', 'none']"
+#: A part of the URL of a run's page in KFP's UI.
+_PAGE_OF_RUN = "/runs/details/"
+
+
+@dataclass(frozen=True)
+class Located:
+    """A run, or a part of one, and the tracker base that has its records.
+
+    Attributes:
+        base: the tracker base.
+        run: the run id, or the beginning of one, to look for under the base; None for all runs there.
+        output_dir: the directory with the folders of runs on this machine.
+        name: the run's name on its host; empty if it has none.
+        arguments: the arguments of the run.
+        run_ids: the run ids of the stages that have ended, as far as they are known.
+    """
+
+    base: str
+    run: str | None
+    output_dir: str
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    run_ids: Collection[str] = ()
+
+
+def locate(
+    words: Sequence[str], output_dir: str, flags: Flags, *, least: int = 1, most: int | None = 1
+) -> list[Located]:
+    """Find runs whose records are to be shown.
+
+    Args:
+        words: runs, after the tracker base that has their records. Without it, each run has its own.
+        output_dir: the directory with the folders of runs on this machine.
+        flags: the options of the host.
+        least: how many runs there must be. If 0, a tracker base can be given without a run.
+        most: how many runs there may be.
+
+    Raises:
+        UsageError: there are too few or too many words.
+        UnknownRunError: there is no such run.
+        ArgumentError: a run has no tracker base, or several.
+        TrackerBaseError: only pods have the tracker base, or only the run names it.
+        HostError: the host does not answer.
+    """
+    has_base = len(words) - 1 == most or (bool(words) and _is_base(words[0], flags))
+    base, runs = (words[0], words[1:]) if has_base else (None, words)
+    if not words or len(runs) < min(least, 1):
+        raise click.UsageError(f"Missing argument '{' '.join(['RUN'] * (least or 1))}'.")
+    if len(runs) < least:
+        raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
+    if most is not None and len(runs) > most:
+        raise click.UsageError(f"Got an unexpected extra argument ({runs[most]}).")
+    if base is not None and not runs:
+        return [Located(base, None, output_dir)]
+    if base is not None and not names_host(flags):
+        return [Located(base, run, output_dir) for run in runs]
+    return [_located(run, base, output_dir, flags) for run in runs]
+
+
+def find_source(
+    run: str,
+    output_dir: str,
+    flags: Flags,
+    *,
+    results: Results = "all",
+    base: str | None = None,
+    raw_logs: bool = False,
+) -> RunReader | HostRun:
+    """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
+
+    The whole id of a run on this machine means that run, even if the flags name a host.
+
+    Args:
+        run: the run. ``latest`` is the newest on the host that the flags name, or else the newest on this machine and
+            on the host that is set up.
+        output_dir: the directory with the folders of runs on this machine.
+        flags: the options of the host.
+        results: what is read of the results of a run on a host, which may take some seconds.
+        base: the tracker base that the user has named.
+        raw_logs: whether logs of a run on a host keep the lines of KFP's launcher.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        HostError: the host does not answer.
+    """
+    from torchx_kfp.execution.pipeline.walk import LATEST
+    from torchx_kfp.execution.runs.history import RunReader, find_run, is_run
+
+    if os.sep not in run and is_run(Path(run)) and not is_run(Path(output_dir, run)):
+        run = os.path.join(os.curdir, run)  # a command in the directory with the folders of runs
+    if names_host(flags) and not is_run(Path(output_dir, run)):
+        return _on_host(run, flags, results, base, raw_logs=raw_logs)
+    try:
+        folder = find_run(output_dir, run)
+    except ArgumentError as error:
+        # Only runs on a host have such an id.
+        if not UUID.search(run.lower()) and not _is_host_known():
+            raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
+        try:
+            source = _on_host(run, flags, results, base, raw_logs=raw_logs)
+            source.read()  # whether it exists: a whole id is not looked up
+        except (UnknownRunError, HostError) as other:
+            raise type(other)(f"{error} And on the host: {other}") from None
+        return source
+    newest = _newer_on_host(folder, flags) if run == LATEST else None
+    return RunReader(folder) if newest is None else _on_host(newest, flags, results, base, raw_logs=raw_logs)
+
+
+def _on_host(run: str, flags: Flags, results: Results, base: str | None, *, raw_logs: bool) -> HostRun:
+    from torchx_kfp.execution.host.run import HostRun
+
+    host = connect(flags)
+    return HostRun(host.connection, host.find(run), reads=results, named=[base or ""], raw_logs=raw_logs)
+
+
+def _newer_on_host(folder: Path, flags: Flags) -> str | None:
+    """Return the newest run on the host that is set up, if one is, and if it is newer than the one in the folder."""
+    from torchx_kfp.execution.runs.history import created
+
+    try:
+        newest = next(connect(flags, is_patient=False).list(limit=1), None) if _is_host_known() else None
+    except HostError as error:
+        print_message(f"Only the runs on this machine were looked at: {error}")
+        return None
+    if newest is None or newest.created < created(folder):
+        return None
+    return newest.run_id
+
+
+def _is_base(word: str, flags: Flags) -> bool:
+    """Tell whether a word is a tracker base; otherwise it means a run."""
+    from torchx_kfp.execution.runs.history import is_run
+
+    if "://" in word:
+        return _PAGE_OF_RUN not in word
+    if is_run(Path(word)):
+        return False
+    return word.startswith(("/", ".", "~")) or (not names_host(flags) and os.path.exists(word))
+
+
+def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Located:
+    record, part = _find_record(word, base, output_dir, flags)
+    found = f"{record.run_id}/{part}" if part else record.run_id
+    name = f"{record.name}/{part}" if part and record.name else record.name
+    folders = output_dir if record.folder is None else str(record.folder.parent)
+    # A run that is not described in full does not say which attempts were the last ones.
+    ends = () if record.corrupt else record.run.ends.values()
+    run_ids = [end.run_id for end in ends if end.run_id]
+    return Located(base or _base_of(record, flags), found, folders, name, record.arguments, run_ids)
+
+
+def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> tuple[RunRecord, str]:
+    """Return the run that a word means, and what follows it in the word: ``train`` in ``latest/train``."""
+    from torchx_kfp.execution.pipeline.walk import LATEST
+
+    is_whole = "://" in word or os.path.exists(word)
+    run, part = (word, "") if is_whole else (word.partition("/")[0], word.partition("/")[2])
+    try:
+        return find_source(run, output_dir, flags, results="run ids", base=base).read(), part
+    except UnknownRunError as error:
+        if part:
+            try:  # a name on a host may have a slash
+                return find_source(word, output_dir, flags, results="run ids", base=base).read(), ""
+            except (UnknownRunError, HostError):
+                pass
+        if names_host(flags) or run == LATEST or UUID.fullmatch(run):
+            raise
+        near = did_you_mean_path(word)
+        raise UnknownRunError(f"There is no directory {word!r}.{near} Nor is there such a run: {error}") from None
+
+
+def _base_of(record: RunRecord, flags: Flags) -> str:
+    """Return the tracker base of a run: its argument, or the one that its stages have used.
+
+    Raises:
+        ArgumentError: it has none, or several.
+        TrackerBaseError: only pods have it, or only the run names it.
+    """
+    from torchx_kfp.execution.runs.source import missing, why_not_read
+
+    given = record.arguments.get(TRACKER_BASE)
+    used = [stage.tracker_base for stage in record.run.ends.values() if stage.tracker_base]
+    bases = list(dict.fromkeys([given] if isinstance(given, str) and given else used))
+    if len(bases) != 1:
+        why = f"used several tracker bases: {listed(bases)}"
+        if not bases:
+            why = f"has no argument {TRACKER_BASE!r}, and none of its stages has said where it records"
+        raise ArgumentError(f"The run {record.run_id} {why}. Give the tracker base before the run.")
+    ran_here = record.folder is not None
+    if why := why_not_read(bases[0], named_bases(bases, flags, ran_here=ran_here), ran_here=ran_here):
+        raise TrackerBaseError(missing(bases[0], why))
+    return bases[0] if record.folder is None else record.absolute_base(bases[0])
+
+
+def named_bases(bases: Iterable[str], flags: Flags, *, ran_here: bool) -> tuple[str, ...]:
+    """Return the tracker base that the user has named, if one of these bases needs that to be read.
+
+    Otherwise, the settings of the host are not read: most runs on this machine do not need them.
+    """
+    from torchx_kfp.execution.runs.source import why_not_read
+
+    is_needed = any(why_not_read(base, (), ran_here=ran_here) for base in bases)
+    return (read_settings(flags).tracker_base,) if is_needed else ()
+
+
+def connect(flags: Flags, *, is_patient: bool = True) -> Host:
+    """Return the host that the flags, the environment or the settings file name.
+
+    Args:
+        flags: the options of the host.
+        is_patient: whether a host that does not answer is asked again. Otherwise a request takes some seconds at most.
+
+    Raises:
+        HostSettingsError: a setting is wrong.
+    """
+    from torchx_kfp.execution.host.connection import Connection, Patience
+    from torchx_kfp.execution.host.host_runs import Host
+
+    settings = read_settings(flags)
+    for sentence in settings.warnings:
+        print_message(sentence)
+    return Host(Connection(settings, Patience() if is_patient else Patience(connect=2.0, read=5.0, retries=0)))
+
+
+def host_words(flags: Flags) -> list[str]:
+    """Return the options with which another command finds the same host; secrets are left out."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value not in (None, "") and not FLAGS[name].secret:
+            words += [flag(name)] if value is False else [flag(name), str(value)]
+    return words
+
+
+def names_host(flags: Flags) -> bool:
+    """Tell whether the flags themselves name a host."""
+    return bool(flags.get("host") or flags.get("kube_context"))
+
+
+def is_host_set_up() -> bool:
+    """Tell whether the environment or the settings file names a host.
+
+    Raises:
+        HostSettingsError: a setting is wrong.
+    """
+    return names_host(vars(read_settings()))
+
+
+def _is_host_known() -> bool:
+    """Tell whether a host is set up, or this process runs in a cluster."""
+    return is_host_set_up() or bool(os.environ.get("KUBERNETES_SERVICE_HOST"))

@@ -1,0 +1,113 @@
+"""AppDefs as pipelines of one stage, without the variables that TorchX's runner adds to every role.
+
+The runner sets ``TORCHX_JOB_ID`` and others for its own tracker. A tracked stage gets those of the stage protocol in
+their place, and a variable with the id of TorchX's session would make each run differ for KFP's cache.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx import specs
+
+from torchx_kfp.common.text import printable
+from torchx_kfp.contract import protocol
+from torchx_kfp.entrypoints.scheduler.runopts import Options
+from torchx_kfp.errors import AppDefError, ReadsError
+from torchx_kfp.execution.host.settings import Submission
+from torchx_kfp.execution.host.submission import check_submission, refuse_submission
+from torchx_kfp.execution.pipeline.spec import Pipeline
+
+_logger = logging.getLogger(__name__)
+
+_SESSION_ID = "TORCHX_INTERNAL_SESSION_ID"
+#: The alias of the run that ``--parent_run_id`` names: applications find it as ``current_run().parent``.
+PARENT = "parent"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a KFP host. ``pipeline`` is the compiled pipeline, ``torchx run --dryrun`` shows all."""
+
+    pipeline: str
+    arguments: Mapping[str, Any]
+    of_connection: Mapping[str, str] = field(default_factory=dict)
+    submission: Submission = field(default_factory=Submission)
+
+    def __str__(self) -> str:
+        """Return the file to upload, below the other parts of the request as comments."""
+        said = {name: value for name, value in vars(self.submission).items() if value not in ("", True)}
+        arguments = {f"argument {name}": value for name, value in self.arguments.items()}
+        others = {**self.of_connection, **said, **arguments}
+        lines = [f"# {name}: {printable(str(value))}" for name, value in others.items()]
+        return "\n".join([*lines, self.pipeline])
+
+
+def make_request(app: specs.AppDef, options: Options) -> Request:
+    """Return the request that runs the app, after the check of what KFP's backend would refuse or change.
+
+    Raises:
+        AppDefError: the app cannot become a stage without losing something.
+        ReadsError: it has a parent run, but no tracker base; or the tracker base is not one.
+        UnsupportedPipelineError: the run would surely fail, such as with a tracker base that pods do not reach.
+    """
+    app, trackers, parent = without_runner_variables(app)
+    arguments = {protocol.TRACKER_BASE_PARAMETER: options.tracker_base} if options.tracker_base else {}
+    if not options.tracker_base and parent:
+        raise ReadsError(
+            f"The app is to read the run {parent!r} (--parent_run_id), but there is no tracker base, under "
+            "which results are stored. Give one: -cfg tracker_base=s3://bucket/results"
+        )
+    if not options.tracker_base and trackers:
+        _logger.warning(
+            "Nothing is recorded in the trackers %s: an app that runs on KFP gets TorchX's trackers with a tracker "
+            "base, such as -cfg tracker_base=s3://bucket/results.",
+            ", ".join(trackers),
+        )
+    pipeline = _compile(app, options, trackers, parent)
+    findings = check_submission(pipeline, arguments)
+    refuse_submission(pipeline, findings)
+    for finding in findings:
+        _logger.warning("%s: %s", finding.kind.value, finding)
+    return Request(pipeline.text, arguments, options.of_connection, options.submission)
+
+
+def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str, str | None], str]:
+    """Return a copy of the app without the variables of TorchX's runner, its trackers, and its parent run."""
+    trackers: dict[str, str | None] = {}
+    parent = ""
+    roles = []
+    for role in app.roles:
+        env = dict(role.env)
+        trackers.update(protocol.decode_trackers(env))
+        parent = parent or env.get(protocol.PARENT_RUN_ID, "")
+        names = [protocol.JOB_ID, protocol.TRACKERS, protocol.PARENT_RUN_ID, _SESSION_ID, protocol.TRACKER_CONFIG]
+        for name in (*names, *map(protocol.tracker_config_variable, trackers)):
+            env.pop(name, None)
+        role = copy.copy(role)
+        role.env = env
+        roles.append(role)
+    app = copy.copy(app)
+    app.roles = roles
+    return app, trackers, parent
+
+
+def _compile(app: specs.AppDef, options: Options, trackers: Mapping[str, str | None], parent: str) -> Pipeline:
+    from torchx_kfp.authoring.one_stage import needed_engine, pipeline_of
+    from torchx_kfp.execution.pipeline.load import compile_function
+
+    of_stage: dict[str, Any] = {"engine": options.engine, "secrets": options.secrets, "labels": True}
+    if options.tracker_base:
+        of_stage["reads"] = {PARENT: parent} if parent else None
+        of_stage["trackers"] = trackers
+    try:
+        return compile_function(pipeline_of(app, tracked=bool(options.tracker_base), **of_stage), app.name)
+    except AppDefError as error:
+        # `authoring` names arguments of Python.
+        engine = needed_engine(app) if options.engine is None else None
+        way_out = f" For torchx run: -cfg engine={engine}" if engine else ""
+        raise AppDefError(f"{error}{way_out}") from None

@@ -1,0 +1,193 @@
+"""``torchx.schedulers.api.Scheduler`` for runs on a KFP host."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from torchx import specs
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
+
+from torchx_kfp.common.text import UUID
+from torchx_kfp.entrypoints.scheduler.runopts import NAME, OF_CONNECTION, Connections, read_options, run_options
+from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
+
+if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
+    from torchx_kfp.entrypoints.scheduler.request import Request
+    from torchx_kfp.execution.host.run import HostRun
+
+_logger = logging.getLogger(__name__)
+
+#: How many runs are listed at most.
+_LISTED = 200
+
+
+class KfpScheduler(Scheduler[Any]):  # type: ignore[misc]
+    """Runs apps on a KFP host. An app's id is the id of its run."""
+
+    def __init__(self, session_name: str) -> None:
+        """Take the session's name. Nothing is read or sent: ``torchx runopts`` constructs every scheduler."""
+        super().__init__(NAME, session_name)
+        self._connections = Connections()
+        #: The runs that have been described, by their ids: what has been read is not asked for again.
+        self._runs: dict[str, HostRun] = {}
+        self._lock = threading.Lock()
+
+    def _run_opts(self) -> specs.runopts:
+        return run_options()
+
+    def _validate(self, app: specs.AppDef, scheduler: str, *cfg: object) -> None:
+        """Do nothing: `authoring` checks all fields, and knows what KFP can do without, such as resources."""
+
+    def _submit_dryrun(self, app: specs.AppDef, cfg: Mapping[str, Any]) -> specs.AppDryRunInfo[Request]:
+        from torchx_kfp.entrypoints.scheduler.request import make_request
+
+        options = read_options(cfg)
+        try:
+            request = make_request(app, options)
+        except TorchxKfpError as error:
+            raise _as_validation_error(error) from error
+        return specs.AppDryRunInfo(request, str)
+
+    def schedule(self, dryrun_info: specs.AppDryRunInfo[Request]) -> str:
+        """Start the run and return its id.
+
+        Raises:
+            TorchxKfpError: there is no host, it does not answer, or it refuses the run.
+        """
+        try:
+            return self._schedule(dryrun_info.request)
+        except TorchxKfpError as error:
+            raise _as_validation_error(error) from error
+
+    def _schedule(self, request: Request) -> str:
+        from torchx_kfp.execution.host.host_runs import Host
+        from torchx_kfp.execution.pipeline.load import pipeline_from_text
+
+        connection = self._connections.with_options(request.of_connection)
+        for warning in connection.settings.warnings:
+            _logger.warning("%s", warning)
+        run_id = Host(connection).submit(pipeline_from_text(request.pipeline), request.arguments, request.submission)
+        self._connections.of_apps[run_id] = connection
+        if request.of_connection and self._connections.with_options().name != connection.name:
+            _logger.warning(
+                "Only -cfg names the host %s. For torchx status, log, describe and cancel, run: "
+                "export TORCHX_KFP_HOST=%s (or write it into [kfp] of a .torchxconfig).",
+                connection.name,
+                connection.name,
+            )
+        return run_id
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """Return what the host says of the app; None if it has no such run.
+
+        Raises:
+            HostError: there is no host, or it does not answer.
+        """
+        from torchx_kfp.entrypoints.scheduler import app_run
+
+        if not UUID.fullmatch(app_id.lower()):
+            return None
+        # The thread that shows logs asks, too.
+        with self._lock:
+            run = self._runs.get(app_id) or app_run.open_app(self._connections.of_app(app_id), app_id)
+            self._runs[app_id] = run
+            try:
+                record = run.read()
+            except (UnknownRunError, HostNotFoundError):
+                del self._runs[app_id]
+                return None
+            result = record.run.result()
+            roles = app_run.roles_of(record)
+            return DescribeAppResponse(
+                app_id=app_id,
+                state=app_run.app_state(run.answer),
+                num_restarts=sum(max(0, stage.attempts - 1) for stage in result.stages),
+                msg=result.reason or specs.NONE,
+                structured_error_msg=app_run.error_message(result),
+                ui_url=record.link or None,
+                roles_statuses=app_run.role_statuses(result, roles),
+                roles=[role for stage in roles.values() for role in stage.roles],
+            )
+
+    def list(self, cfg: Mapping[str, Any] | None = None) -> list[ListAppResponse]:
+        """Return the newest runs of the host, whoever has submitted them."""
+        from torchx_kfp.entrypoints.scheduler.app_run import summary_state
+        from torchx_kfp.execution.host.host_runs import Host
+
+        options = {name: str(value) for name, value in (cfg or {}).items() if name in OF_CONNECTION and value}
+        host = Host(self._connections.with_options(options or None))
+        runs = list(itertools.islice(host.list(), _LISTED + 1))
+        if len(runs) > _LISTED:
+            _logger.info("These are the newest %d runs. torchx-kfp runs shows others.", _LISTED)
+        responses = []
+        for run in runs[:_LISTED]:
+            response = ListAppResponse(app_id=run.run_id, state=summary_state(run.state))
+            if hasattr(response, "name"):
+                response.name = run.name
+            responses.append(response)
+        return responses
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """Yield the lines of a replica.
+
+        Args:
+            app_id: the app.
+            role_name: a role of the app; of a run that TorchX has not submitted, the name of a stage.
+            k: the replica, from 0.
+            regex: what a line must contain.
+            since: not used: KFP's logs have no times.
+            until: not used either.
+            should_tail: whether to wait for further lines until the run has ended.
+            streams: KFP keeps both streams together, so only ``combined`` is known.
+
+        Raises:
+            ValueError: one stream is asked for, or the app has no such replica.
+            HostError: there is no host, or it does not answer.
+        """
+        from torchx_kfp.entrypoints.scheduler.app_run import find_replica, lines_of, open_app, roles_of
+
+        if streams not in (None, Stream.COMBINED):
+            raise ValueError(
+                f"KFP keeps stdout and stderr in one log, so streams={streams.value!r} cannot be read. Leave it out."
+            )
+        if since is not None or until is not None:
+            _logger.warning("KFP's logs have no times: since and until are ignored.")
+        run = open_app(self._connections.of_app(app_id), app_id)
+        roles = roles_of(run.read())
+        lines: Iterator[str] = lines_of(run, roles, find_replica(roles, role_name, k), should_tail=should_tail)
+        return filter_regex(regex, lines) if regex else lines
+
+    def _cancel_existing(self, app_id: str) -> None:
+        from torchx_kfp.execution.host.host_runs import Host
+
+        Host(self._connections.of_app(app_id)).terminate(app_id)
+
+    def _delete_existing(self, app_id: str) -> None:
+        """Cancel the app, unless it has ended: what KFP has recorded of a run stays."""
+        described = self.describe(app_id)
+        if described is not None and not specs.is_terminal(described.state):
+            self._cancel_existing(app_id)
+
+
+def _as_validation_error(error: TorchxKfpError) -> Exception:
+    """Return the error as one of its class that ``torchx run`` shows without a traceback."""
+    from torchx.specs.finder import ComponentValidationException
+
+    kind = type(error)
+    made: Exception = type(kind.__name__, (kind, ComponentValidationException), {})(str(error))
+    return made

@@ -1,0 +1,1 @@
+"""Runs on a KFP host: ``torchx_kfp.host`` is the public side."""

@@ -1,0 +1,391 @@
+"""Exchanges with a KFP host, and its answers: JSON, a ``google.rpc.Status``, or a page that is not KFP's.
+
+Whatever a host sends, and however slowly, an exchange takes a limited time and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException, LineTooLong
+from typing import Any
+
+from urllib3.exceptions import HTTPError
+
+from torchx_kfp.common.text import UUID, joined, printable, shorten, shown
+from torchx_kfp.errors import (
+    HostAnswerLostError,
+    HostCredentialsError,
+    HostError,
+    HostNotFoundError,
+    HostRefusedError,
+    HostUnreachableError,
+)
+from torchx_kfp.execution.host.settings import SETTINGS, Settings, flag, variable
+
+#: How many characters of a message are shown: those of KFP repeat it for each layer of the server.
+_LONGEST = 600
+#: How many characters of it are looked at.
+_MOST_OF_MESSAGE = 20_000
+#: Parts of the addresses of pages that ask for a password.
+_SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
+#: How deep JSON may be nested, and how many commas it may have: a value takes up to 70 bytes of memory.
+_DEEPEST, _MOST_VALUES = 100, 5_000_000
+#: The most digits of a whole number: others are not even a double.
+_MOST_DIGITS = 300
+#: The advice after a POST whose answer is lost.
+MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
+#: Prefixes of the message of a layer.
+_LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundError: ", "BadRequestError: ")
+#: The most bytes of an answer, unpacked. The largest that KFP has are 50 runs with their pipelines (1 MB each), and the
+#: workflow of a run of 1,000 stages.
+MOST_BYTES = 128 << 20
+#: The most seconds from a request to the end of its answer.
+LONGEST = 120.0
+#: How much is read at once.
+_PIECE = 1 << 14
+#: The most bytes of a line with the size of a chunk, as in ``http.client``.
+_LONGEST_LINE = 1 << 16
+_PACKED = {"gzip": 47, "x-gzip": 47, "deflate": 47}
+#: Exceptions of urllib3 and http.client if a server does not speak HTTP; OverflowError is that of a chunk's size.
+BROKEN = (HTTPError, HTTPException, ValueError, OverflowError, OSError)
+_NONE: Mapping[str, Any] = {}
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the JSON in an answer, of which nothing is too large for those who read it.
+
+    Raises:
+        ValueError: it is not JSON, is nested too deep, or has too many values, or numbers that JSON lacks.
+    """
+    if (text.count(b",") if isinstance(text, bytes) else text.count(",")) > _MOST_VALUES:
+        raise ValueError("too many values")
+    try:
+        found = json.loads(text, parse_constant=_refuse, parse_float=_float, parse_int=_int)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for outer in level
+            for item in (outer.values() if type(outer) is dict else outer if type(outer) is list else ())
+            if type(item) in (dict, list)
+        ]
+        if not level:
+            return found
+    raise ValueError("nested too deep")
+
+
+def refuse_run_id(found: object, request: str, wanted: str = "") -> None:
+    """Raise HostError if an answer has another run id than the one that was asked for, or one that is not KFP's."""
+    if isinstance(found, str) and UUID.fullmatch(found) and wanted in ("", found):
+        return
+    what = f"with the run id {shown(found)}" if found else "without a run id"
+    instead = f"in place of {wanted}" if wanted else "but KFP's are UUIDs"
+    raise HostError(f"{request} was answered {what}, {instead}. Is this a KFP host?")
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _int(text: str) -> int:
+    return int(text) if len(text) < _MOST_DIGITS else _refuse(text[:20])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of a server. ``request`` names what was asked, ``url`` is where redirects lead."""
+
+    request: str
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    location: str
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it is a page for a browser, which KFP's API never sends."""
+        content_type = self.headers.get("Content-Type", "").lower()
+        if content_type.startswith("text/plain"):
+            return False  # a log, whatever a stage has printed
+        start = self.body[:200].lstrip().lower()
+        return content_type.startswith("text/html") or start.startswith((b"<!doctype html", b"<html"))
+
+    @property
+    def asks_to_sign_in(self) -> bool:
+        """Whether the server wants other credentials."""
+        if self.status in (401, 403):
+            return True
+        if self.status >= 500:
+            return False  # a proxy's page about an error may mention how to sign in
+        page = self.body[:20_000].lower()
+        leads_there = any(part in self.url.lower() for part in _SIGN_IN)
+        return (leads_there and (self.is_page or self.is_redirect)) or (
+            self.is_page and (b'type="password"' in page or b"sign in" in page)
+        )
+
+    @property
+    def is_redirect(self) -> bool:
+        """Whether it sends a request elsewhere that was not sent there."""
+        return 300 <= self.status < 400
+
+    def json(self) -> dict[str, Any]:
+        """Return the JSON object.
+
+        Raises:
+            HostUnreachableError: it is something else.
+        """
+        try:
+            content = read_json(self.body)
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            what = f"{printable(shorten(self.text.strip(), 120))!r}" if self.body.strip() else "nothing"
+            raise self.unreachable(
+                f"{self.request} was answered by something other than KFP's API, with {what} in place of a JSON "
+                "object. Check the host and its port."
+            )
+        return content
+
+    @property
+    def text(self) -> str:
+        """The beginning of the text, for messages."""
+        return self.body[:10_000].decode("utf-8", "replace")
+
+    @property
+    def unreachable(self) -> type[HostUnreachableError]:
+        """The error if this is not the answer of KFP's API, which may have got the request nevertheless."""
+        return HostAnswerLostError if self.request.startswith("POST ") else HostUnreachableError
+
+    @property
+    def message(self) -> str:
+        """The server's own words about an error, without those that repeat them."""
+        try:
+            status = read_json(self.body)
+        except ValueError:
+            return f"HTTP status {self.status}"
+        if not isinstance(status, Mapping):
+            return f"HTTP status {self.status}"
+        details = status.get("details")
+        inner = [
+            str(item["message"])[:_MOST_OF_MESSAGE]
+            for item in (details if isinstance(details, list) else [])
+            if isinstance(item, Mapping) and item.get("message")
+        ]
+        whole = str(status.get("message") or status.get("error") or f"HTTP status {self.status}")[:_MOST_OF_MESSAGE]
+        for layer in _LAYERS:
+            whole = whole.replace(layer, "")
+        # The details have the reason, unless it is only the name of the status.
+        found = next((text for text in inner if text in whole), whole)
+        return shorten(printable(found).strip().rstrip("."), _LONGEST)
+
+
+def error_of(answer: Answer, settings: Settings) -> HostError:
+    """Return the error for an answer to a request with these settings that is not a success, or not from KFP."""
+    if answer.asks_to_sign_in:
+        how = f"HTTP status {answer.status}" if answer.status in (401, 403) else "a page to sign in"
+        said = "" if answer.is_page or answer.message.startswith("HTTP") else f": {answer.message}"
+        return HostCredentialsError(f"{answer.request} was answered with {how}{said}. {_about_credentials(settings)}")
+    if answer.is_redirect:
+        # A server that answers with a redirect may have carried out the POST before.
+        lost = HostAnswerLostError if answer.request.startswith("POST ") else HostRefusedError
+        return lost(
+            f"{answer.request} was redirected to {printable(shorten(answer.url, _LONGEST))}, where it was not sent. If "
+            "that is KFP, give it as the host."
+        )
+    if answer.is_page:
+        return answer.unreachable(
+            f"{answer.request} was answered with a web page (HTTP status {answer.status}), not by KFP's API. Give the "
+            "URL of KFP's UI as the host, with its port and, in Kubeflow, its path: "
+            "https://kubeflow.example.com/pipeline"
+        )
+    text = f"{answer.request} failed: {answer.message}."
+    if answer.status == 404:
+        # KFP says what it has not found, unless it does not know the path.
+        is_unknown = answer.message in ("Not Found", "HTTP status 404")
+        return HostNotFoundError(f"{text} Is this the URL of a KFP host?" if is_unknown else text)
+    if answer.request.startswith("POST ") and (answer.status == 408 or answer.status >= 500):
+        return HostAnswerLostError(text)
+    if answer.status in (408, 429, 502, 503, 504):
+        return HostUnreachableError(f"{text} The host is busy or restarts: try again later.")
+    if answer.status < 500:
+        return HostRefusedError(text)
+    return HostError(text)
+
+
+def _about_credentials(settings: Settings) -> str:
+    """Say which credentials were sent, and how to give others."""
+    given = [name for name, setting in SETTINGS.items() if setting.kind == "credential" and getattr(settings, name)]
+    where = f"in the namespace {settings.namespace!r}" if settings.namespace else "here"
+    lack = f"They may have expired, or lack the right to do this {where}."
+    if given:
+        sent = f"Sent were: {joined(settings.source(name) for name in given)}. {lack}"
+    elif settings.host:
+        sent = "No credentials were sent."
+    else:
+        sent = f"The credentials of the cluster were sent. {lack}"
+    return (
+        f"{sent} Give a token "
+        f"({flag('existing_token')}, {variable('existing_token')}), a file with one ({flag('token_file')}, "
+        f"{variable('token_file')}), or the cookies of a browser that is signed in "
+        f"({flag('cookies')} 'authservice_session=...', {variable('cookies')})."
+    )
+
+
+class TooLargeError(HTTPError):  # type: ignore[misc]
+    """The answer has too many bytes."""
+
+
+class TooSlowError(HTTPError):  # type: ignore[misc]
+    """The answer takes too long."""
+
+
+class Exchange:
+    """A request in a separate thread, which is left behind if it takes too long: DNS and TLS wait as they like."""
+
+    def __init__(self, manager: Any, method: str, url: str, most: int, **options: Any) -> None:
+        """Describe the request.
+
+        Args:
+            manager: the ``PoolManager`` of urllib3.
+            method: the method.
+            url: the URL.
+            most: the most bytes of the answer.
+            options: the other arguments of ``PoolManager.request``.
+        """
+        self._manager, self._method, self._url, self._most, self._options = manager, method, url, most, options
+        self._done = threading.Event()
+        #: The outcome: an answer or an error.
+        self._outcome: Answer | Exception = TooSlowError("nobody has waited for the answer")
+        #: The connection that is being used.
+        self._connection: Any = None
+
+    def run(self, seconds: float) -> Answer:
+        """Send the request and return the answer.
+
+        Args:
+            seconds: how long that may take.
+
+        Raises:
+            HTTPError: there is no answer, or it is too large or too slow. Servers that do not speak HTTP cause others:
+                see ``BROKEN``.
+        """
+        threading.Thread(target=self._run, name="torchx-kfp-request", daemon=True).start()
+        if not self._done.wait(seconds):
+            with suppress(AttributeError, OSError):
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
+            raise TooSlowError(f"the answer was not complete within {seconds:g} s")
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    def _run(self) -> None:
+        _exchange_of.thread = self
+        try:
+            self._outcome = self._receive()
+        except Exception as error:
+            self._outcome = error
+        self._done.set()
+
+    def _receive(self) -> Answer:
+        pool = self._manager.connection_from_url(self._url)
+        if not issubclass(pool.ConnectionCls, _Known):
+            pool.ConnectionCls = type("KnownConnection", (_Known, pool.ConnectionCls), {})
+        # urllib3 would read the whole of an answer before it repeats or redirects a request.
+        answer = self._manager.request(
+            self._method,
+            self._url,
+            preload_content=False,
+            decode_content=False,
+            enforce_content_length=True,
+            redirect=False,
+            retries=False,
+            **self._options,
+        )
+        try:
+            _limit_lines(answer)
+            body = self._body(answer)
+        except BaseException:
+            answer.close()
+            raise
+        answer.release_conn()
+        return Answer("", self._url, answer.status, answer.headers, str(answer.get_redirect_location() or ""), body)
+
+    def _body(self, answer: Any) -> bytes:
+        packing = answer.headers.get("Content-Encoding", "").strip().lower() or "identity"
+        if packing != "identity" and packing not in _PACKED:
+            raise HTTPError(f"the answer is packed as {packing[:40]!r}")
+        unpack = zlib.decompressobj(_PACKED[packing]) if packing in _PACKED else None
+        pieces, size = [], 0
+        for piece in answer.stream(_PIECE, decode_content=False):
+            if unpack is not None:
+                try:
+                    piece = unpack.decompress(piece, self._most + 1 - size)
+                except zlib.error:
+                    raise HTTPError("the answer cannot be unpacked") from None
+            pieces.append(piece)
+            size += len(piece)
+            if size > self._most:
+                raise TooLargeError(f"the answer is larger than {self._most >> 20} MiB")
+        if unpack is not None and not unpack.eof:
+            raise HTTPError("the answer ends too early")
+        return b"".join(pieces)
+
+
+def _limit_lines(answer: Any) -> None:
+    """Have urllib3 read lines of limited length: those with the sizes of chunks, and those after the last chunk."""
+    stream = getattr(getattr(answer, "_fp", None), "fp", None)
+    if stream is None:
+        return  # the answer has no body
+    unlimited = stream.readline
+
+    def readline(size: int = _LONGEST_LINE) -> bytes:
+        line: bytes = unlimited(size)
+        if len(line) >= _LONGEST_LINE:
+            raise LineTooLong("chunk size")
+        return line
+
+    stream.readline = readline
+
+
+#: The exchange of each thread.
+_exchange_of = threading.local()
+
+
+class _Known:
+    """A connection of urllib3 that tells the exchange of its thread that it is in use."""
+
+    def putrequest(self, *words: Any, **options: Any) -> None:
+        """Begin a request."""
+        _exchange_of.thread._connection = self
+        super().putrequest(*words, **options)  # type: ignore[misc]
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one for anything else."""
+    return value if type(value) is dict or isinstance(value, Mapping) else _NONE
+
+
+def text(value: Any) -> str:
+    """Return text or a number as text; empty for anything else."""
+    if type(value) is str:
+        return value
+    return str(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""

@@ -1,0 +1,438 @@
+"""The connection to a KFP host: requests with ``kfp.Client``'s credentials, repeated where that is safe.
+
+``kfp.Client`` proves who sends a request, here without its prints, warnings and waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote, urlencode, urljoin, urlsplit
+
+import urllib3
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    InsecureRequestWarning,
+    NewConnectionError,
+    ProtocolError,
+    ProxyError,
+    ReadTimeoutError,
+    SSLError,
+)
+
+from torchx_kfp.common.text import printable, shorten, shown
+from torchx_kfp.errors import (
+    HostAnswerLostError,
+    HostError,
+    HostRefusedError,
+    HostSettingsError,
+    HostUnreachableError,
+    TorchxKfpError,
+)
+from torchx_kfp.execution.host.answers import (
+    BROKEN,
+    LONGEST,
+    MAYBE_ACCEPTED,
+    MOST_BYTES,
+    Answer,
+    Exchange,
+    TooLargeError,
+    TooSlowError,
+    error_of,
+)
+from torchx_kfp.execution.host.settings import (
+    CONFIG,
+    FLAGS,
+    Settings,
+    config_file,
+    flag,
+    refuse_in_header,
+    variable,
+)
+
+# urllib3 logs each connection that breaks; without a handler, Python would write that to stderr.
+logging.getLogger("urllib3").addHandler(logging.NullHandler())
+
+#: How many times in a row a request is redirected.
+_MOST_REDIRECTS = 4
+V2BETA1, V1BETA1, V1ALPHA1 = "/apis/v2beta1", "/apis/v1beta1", "/apis/v1alpha1"
+#: The reason in what Python's ssl says: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: ... (_ssl.c:1006)
+_TLS_REASON = re.compile(r"\[SSL[^\]]*\] (.*?)(?: \(_ssl\.c:\d+\)|'\)|$)")
+#: The value that kfp.Client leaves as the host if it has found none.
+_NONE = "http://localhost"
+#: In a pod, the file with the pod's namespace.
+POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a request may take, in seconds.
+
+    ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that from the request to the end of its
+    answer. ``retries`` is how often it is repeated, after waits that begin with ``wait`` and double. ``longest_wait``
+    also limits the wait that the host asks for (Retry-After).
+    """
+
+    connect: float = 10.0
+    read: float = 60.0
+    whole: float = LONGEST
+    retries: int = 3
+    wait: float = 0.5
+    longest_wait: float = 20.0
+
+
+class Connection:
+    """Requests to a KFP host. It is made when it is first used. Several threads may use it."""
+
+    def __init__(self, settings: Settings, patience: Patience = Patience()) -> None:
+        """Take the settings. Nothing is read or sent before the first request."""
+        self.settings = settings
+        self._patience = patience
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def get(self, path: str, **query: object) -> dict[str, Any]:
+        """Return the JSON object at a path, such as ``/apis/v2beta1/runs``.
+
+        Args:
+            path: the path below the host.
+            query: the parameters of the query; empty ones are left out.
+
+        Raises:
+            HostSettingsError: there is no host, or its settings are wrong.
+            HostUnreachableError: it does not answer, or something else does.
+            HostCredentialsError: it does not accept the credentials.
+            HostNotFoundError: it has nothing at this path.
+            HostError: it reports another error.
+        """
+        return self._request("GET", path, query).json()
+
+    def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, if_lost: str = MAYBE_ACCEPTED
+    ) -> dict[str, Any]:
+        """Send a JSON object and return the one that answers.
+
+        The request is repeated only if the host cannot have accepted it.
+
+        Args:
+            path: the path below the host.
+            body: the object.
+            if_lost: the sentence about what to do if the host may have accepted the request.
+
+        Raises:
+            HostAnswerLostError: the host may have accepted it.
+            HostError: see ``get``.
+        """
+        try:
+            return self._request("POST", path, {}, body).json()
+        except HostAnswerLostError as error:
+            raise HostAnswerLostError(f"{error} {if_lost}") from error.__cause__
+
+    def content(self, path: str) -> bytes:
+        """Return what is at a path that does not have JSON, such as a log. The errors are those of ``get``."""
+        return self._request("GET", path, {}, is_text=True).body
+
+    def link(self, run_id: str) -> str:
+        """Return the page of a run in KFP's UI; empty if its address is not known, as inside a cluster."""
+        base = self.settings.ui_host or self.settings.host
+        return f"{base}/#/runs/details/{quote(run_id, safe='')}" if base else ""
+
+    @property
+    def name(self) -> str:
+        """The host for messages: its URL."""
+        if self.settings.host or self._client is None:
+            return self.settings.host or "KFP"
+        return self._base(self._client)
+
+    @cached_property
+    def namespace(self) -> str:
+        """The user's namespace; empty in a single-user installation."""
+        if self.settings.namespace:
+            return self.settings.namespace
+        # kfp.Client's own settings file; the client takes another namespace of services for the user's.
+        found = self._connected().get_user_namespace() if self.settings.service_namespace == "kubeflow" else ""
+        if found:
+            return str(found)
+        # In a notebook of Kubeflow, the namespace of the pod is the user's.
+        path = Path(POD_NAMESPACE)
+        if path.exists() and self.get(f"{V2BETA1}/healthz").get("multi_user"):
+            return path.read_text(encoding="utf-8").strip()
+        return ""
+
+    def _connected(self, *, anew: bool = False) -> Any:
+        with self._lock:
+            if anew:
+                self.settings = self.settings.read_again()
+            if self._client is None or anew:
+                self._client = make_client(self.settings)
+                if not self.settings.verify_ssl:
+                    # The user has chosen this.
+                    urllib3.disable_warnings(InsecureRequestWarning)
+            return self._client
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: Mapping[str, Any] | None = None,
+        *,
+        is_text: bool = False,
+    ) -> Answer:
+        words = {name: str(value) for name, value in query.items() if value not in (None, "")}
+        where = f"{path}?{urlencode(words, quote_via=quote, errors='replace')}" if words else path
+        answer = self._send(self._connected(), method, where, body, is_text)
+        if answer.asks_to_sign_in:
+            # A token, a cookie or the settings file may have changed since the client was made.
+            answer = self._send(self._connected(anew=True), method, where, body, is_text)
+        if answer.is_success and not answer.is_page:
+            return answer
+        if is_text and answer.is_success and not answer.asks_to_sign_in:
+            return answer
+        raise error_of(answer, self.settings)
+
+    def _send(self, client: Any, method: str, where: str, body: Mapping[str, Any] | None, is_text: bool) -> Answer:
+        api = client._run_api.api_client
+        headers = {"Accept": "text/plain, */*" if is_text else "application/json", **api.default_headers}
+        if api.cookie:
+            headers["Cookie"] = api.cookie
+        api.update_params_for_auth(headers, [], ["Bearer"])
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = _encode(body)
+        # A log that cannot be read is answered with 500, and so it stays.
+        again = {429} if method != "GET" else {429, 502, 503, 504} if is_text else {429, 500, 502, 503, 504}
+        url = f"{self._base(client)}{where}"
+        # A filter in the query is long, and says nothing to a user.
+        request = f"{method} {printable(url.partition('?')[0])}"
+        for attempt in itertools.count():
+            wait = None
+            try:
+                answer = self._exchange(api.rest_client.pool_manager, method, url, headers, content)
+            except BROKEN as error:
+                if attempt >= self._retries_after(error, method):
+                    raise self._unreachable(error, method, request) from error
+            else:
+                if attempt >= self._patience.retries or answer.status not in again:
+                    break
+                url, wait = answer.url, _retry_after(answer.headers.get("Retry-After"))
+            longest = self._patience.longest_wait
+            time.sleep(min(self._patience.wait * 2**attempt if wait is None else wait, longest))
+        return replace(answer, request=request)
+
+    def _exchange(
+        self, manager: Any, method: str, url: str, headers: Mapping[str, str], content: bytes | None
+    ) -> Answer:
+        """Send a request once, and return the answer with the URL that it is from, or leads to."""
+        timeout = urllib3.Timeout(connect=self._patience.connect, read=self._patience.read)
+        for _ in range(_MOST_REDIRECTS):
+            exchange = Exchange(manager, method, url, MOST_BYTES, body=content, headers=headers, timeout=timeout)
+            answer = exchange.run(self._patience.whole)
+            if not answer.location:
+                break
+            before, url = url, urljoin(url, answer.location)
+            # A body is for the host that the user has named, and so are credentials.
+            if method != "GET" or not _is_same_host(before, url):
+                break
+        return replace(answer, url=url)
+
+    def _retries_after(self, error: Exception, method: str) -> int:
+        """Return how often a request is repeated that has failed."""
+        if isinstance(error, ProxyError):
+            error = error.original_error
+        may_have_arrived = not isinstance(error, NewConnectionError | ConnectTimeoutError)
+        if may_have_arrived and (method != "GET" or not isinstance(error, ReadTimeoutError | ProtocolError)):
+            return 0
+        return min(2, self._patience.retries)
+
+    def _base(self, client: Any) -> str:
+        """Return the client's host; inside a cluster, it has no scheme."""
+        host = str(client._run_api.api_client.configuration.host).rstrip("/")
+        return host if "://" in host else f"http://{host}"
+
+    def _unreachable(self, reason: Exception, method: str, request: str) -> HostError:
+        text = f"{request} failed: "
+        if isinstance(reason, SSLError):
+            return HostUnreachableError(text + self._about_tls(str(reason)))
+        if isinstance(reason, ProxyError):
+            return HostUnreachableError(
+                f"{text}the proxy of {self.settings.source('proxy')} does not answer ({_short(reason)})."
+            )
+        # This is a ConnectTimeoutError in urllib3 1.
+        if isinstance(reason, NewConnectionError):
+            why = f"the host does not answer ({_short(reason)})"
+        elif isinstance(reason, ConnectTimeoutError):
+            why = f"the host does not answer within {self._patience.connect:g} s"
+        elif isinstance(reason, ReadTimeoutError):
+            why = f"the host has not answered within {self._patience.read:g} s"
+        elif isinstance(reason, TooLargeError | TooSlowError):
+            why = str(reason)
+        else:
+            why = f"the connection broke ({_short(reason)})"
+        if method != "GET" and not isinstance(reason, NewConnectionError | ConnectTimeoutError):
+            return HostAnswerLostError(f"{text}{why}.")
+        if isinstance(reason, TooLargeError):
+            return HostError(f"{text}{why}.")
+        return HostUnreachableError(f"{text}{why}. Check the host, its port, and your network or kubectl port-forward.")
+
+    def _about_tls(self, text: str) -> str:
+        found = _TLS_REASON.search(text)
+        why = found[1] if found else shorten(printable(text), 200)
+        if "WRONG_VERSION_NUMBER" in text or "record layer" in text.lower():
+            return f"the host does not use TLS at this port ({why}). Begin its URL with http:// in place of https://."
+        given = self.settings.ssl_ca_cert
+        which = f"the certificates in {given!r} of {self.settings.source('ssl_ca_cert')}" if given else "public ones"
+        return (
+            f"its TLS certificate is not accepted ({why}). It was checked with {which}. Give the certificate of the "
+            f"authority that signed it: {flag('ssl_ca_cert')} ca.pem, {variable('ssl_ca_cert')}, or ssl_ca_cert in the "
+            f"settings file. {flag('verify_ssl')} does without a check, on a network that you trust."
+        )
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Return for how many seconds a host asks a client to wait; None if it is neither seconds nor a date."""
+    try:
+        return max(0.0, float(urllib3.Retry().parse_retry_after(text))) if text else None
+    except (HTTPError, ValueError, OverflowError):
+        return None
+
+
+def _is_same_host(one: str, other: str) -> bool:
+    """Tell whether a redirect stays on a host; it may lead from http to https."""
+    parts, others = urlsplit(one), urlsplit(other)
+    if parts.hostname != others.hostname:
+        return False
+    return (parts.scheme, parts.port) == (others.scheme, others.port) or (
+        (parts.scheme, others.scheme, others.port) == ("http", "https", None)
+    )
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    try:
+        # YAML has dates, too.
+        return json.dumps(body, allow_nan=False, default=str).encode()
+    except ValueError as error:
+        raise HostRefusedError(
+            f"The request cannot be written as JSON: {error}. KFP takes neither NaN nor infinite numbers."
+        ) from None
+
+
+def _short(error: object) -> str:
+    """Return the end of what urllib3 says: its objects and the host are named before it."""
+    while isinstance(error, Exception) and error.args and isinstance(error.args[-1], Exception):
+        error = error.args[-1]
+    return shorten(printable(str(error).rpartition(": ")[2]) or type(error).__name__, 200)
+
+
+def make_client(settings: Settings) -> Any:
+    """Return a ``kfp.Client`` with these settings.
+
+    Raises:
+        HostSettingsError: there is no host, or a file that the settings name cannot be read.
+    """
+    for name in ("ssl_ca_cert", "token_file"):
+        if path := getattr(settings, name):
+            _read(path, settings.source(name))
+    given = {
+        name: getattr(settings, name) or None for name in FLAGS.keys() - {"service_namespace", "token_file", "ui_host"}
+    }
+    given |= {"namespace": settings.service_namespace, "verify_ssl": settings.verify_ssl}
+    signs_in = bool(settings.client_id and settings.other_client_id and settings.other_client_secret)
+    with _silence(sys.stderr if signs_in else io.StringIO()):
+        from kfp.client import Client
+
+        class Quick(Client):  # type: ignore[misc]
+            def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
+                """Do nothing: the constructor would wait for a host that does not answer, and write a file."""
+                return SimpleNamespace(multi_user=False)
+
+        try:
+            client = Quick(**given, credentials=_TokenFile(settings) if settings.token_file else None)
+        except TorchxKfpError:
+            raise
+        # kfp.Client raises what google.auth, json and others raise.
+        except Exception as error:
+            # The message of a library about a wrong URL contains the password.
+            said = str(error).replace(settings.proxy, "...") if settings.proxy else str(error)
+            raise HostSettingsError(
+                f"The connection to {settings.host or 'KFP'} could not be set up: {type(error).__name__}: "
+                f"{shown(said, 300)}. kfp.Client itself fails with these settings."
+            ) from (None if settings.proxy else error)
+    if not settings.host and client._run_api.api_client.configuration.host == _NONE:
+        raise HostSettingsError(_no_host(settings))
+    return client
+
+
+class _TokenFile:
+    """Reads the token before each request; kfp.Client calls this its credentials."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._path, self._source = settings.token_file, settings.source("token_file")
+
+    def refresh_api_key_hook(self, config: Any) -> None:
+        token = _read(self._path, self._source).strip()
+        if not token or len(token.split()) > 1:
+            what = "is empty" if not token else "contains more than a token"
+            raise HostSettingsError(f"The file {self._path!r} of {self._source} {what}. Write the token alone into it.")
+        refuse_in_header(token, f"The file {self._path!r} of {self._source}")
+        config.api_key["authorization"] = token
+
+
+def _read(path: str, source: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise HostSettingsError(f"The file {path!r} of {source} cannot be read: {why}.") from None
+
+
+def _no_host(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+    files = (environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
+    context = f"its context {settings.kube_context!r}" if settings.kube_context else "its current context"
+    why = f"{context} in {' or '.join(files)} does not exist or cannot be used ('kubectl config get-contexts')."
+    if not any(Path(file).expanduser().exists() for file in files):
+        why = f"there is no file {' or '.join(files)}."
+    return (
+        f"No KFP host is given. Give one of these:\n"
+        f"- --host https://kfp.example.com, or the variable {variable('host')} or KF_PIPELINES_ENDPOINT;\n"
+        f"- a line 'host = https://kfp.example.com' below [kfp] in {config_file(environ)}\n"
+        f"  ({CONFIG} names another file);\n"
+        f"- http://localhost:8080 as the host, while this runs:\n"
+        f"  kubectl port-forward -n {settings.service_namespace} svc/ml-pipeline-ui 8080:80\n"
+        f"Without a host, KFP's service is used inside a cluster, and elsewhere the Kubernetes API server of the "
+        f"kubeconfig. Neither is here: {why}"
+    )
+
+
+@contextlib.contextmanager
+def _silence(output: Any) -> Iterator[None]:
+    """Keep what kfp and the libraries below it print, warn about and log away from stdout and stderr."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    # logging.warning() would set up a handler that writes to stderr from then on.
+    added = not root.handlers
+    if added:
+        root.addHandler(handler)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(output):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if added:
+            root.removeHandler(handler)

@@ -1,0 +1,312 @@
+"""Runs on a KFP host: submit one, find it by a name, list all, and cancel one."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
+from torchx_kfp.errors import HostAnswerLostError, HostError, HostNotFoundError, HostUnreachableError, UnknownRunError
+from torchx_kfp.execution.host.answers import refuse_run_id
+from torchx_kfp.execution.host.connection import V2BETA1, Connection
+from torchx_kfp.execution.host.settings import Submission
+from torchx_kfp.execution.host.states import run_state, seconds
+from torchx_kfp.execution.pipeline.load import read_specs
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.pipeline.walk import LATEST
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
+
+#: The variable of kfp.Client that puts all runs into one experiment, whichever they name.
+OVERRIDE_EXPERIMENT = "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"
+#: The experiment of runs without one, as in kfp.Client.
+DEFAULT_EXPERIMENT = "Default"
+
+_RUNS, _EXPERIMENTS = f"{V2BETA1}/runs", f"{V2BETA1}/experiments"
+#: The URL of a run's page, and TorchX's handle of an app. The name of another run may mention a run id, too.
+_URL_OF_RUN = re.compile(rf"[a-z]+://.*/({UUID.pattern})(?:[/?&#].*)?")
+#: The beginning of a run id that is long enough to be meant as one.
+_BEGINNING = re.compile(r"[0-9a-f]{4,8}(?:-[0-9a-f-]*)?")
+#: How many runs are looked at for a name, and how many the host sends at once: each comes with its whole pipeline.
+_LOOKED_AT, _PAGE = 300, 50
+#: How many pages of runs are asked for at most.
+_MOST_PAGES = 1000
+_NEWEST_FIRST = "created_at desc"
+#: A run of which nothing is said.
+DEFAULT = Submission()
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in a list of runs.
+
+    Times are in seconds since the epoch; ``created`` is 0 if it is unknown, ``finished`` is None if the run
+    has not ended.
+    """
+
+    run_id: str
+    name: str
+    pipeline: str
+    state: State
+    created: float
+    finished: float | None
+    link: str
+    is_archived: bool = False
+
+
+class Host:
+    """The runs of a KFP host."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def submit(
+        self,
+        pipeline: Pipeline,
+        arguments: Mapping[str, Any] | None = None,
+        submission: Submission = DEFAULT,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> str:
+        """Start a run and return its id.
+
+        A signal that ends this process while the host creates the run is answered with a sentence on stderr about how
+        to find the run, and then with KeyboardInterrupt or SystemExit.
+
+        Args:
+            pipeline: the pipeline; its ``text`` is submitted.
+            arguments: values of its parameters. The host fills in defaults.
+            submission: the other options of the run.
+            environ: the environment.
+
+        Raises:
+            ArgumentError: the arguments do not fit the parameters.
+            HostAnswerLostError: the host may have accepted the run, but has not said so.
+            HostError: the host does not answer or refuses the run.
+        """
+        given = dict(arguments or {})
+        values = complete_arguments(pipeline, given)
+        spec, platform = read_specs(pipeline.text)
+        if not submission.cache:
+            spec = without_cache(spec)
+        wanted = environ.get(OVERRIDE_EXPERIMENT) or submission.experiment or self.connection.settings.experiment
+        body: dict[str, Any] = {
+            "display_name": submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}",
+            "experiment_id": self._experiment_id(wanted or DEFAULT_EXPERIMENT),
+            "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform} if platform else spec,
+            "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},
+        }
+        if submission.pipeline_root:
+            body["runtime_config"]["pipeline_root"] = submission.pipeline_root
+        if submission.service_account:
+            body["service_account"] = submission.service_account
+        return self._create(body)
+
+    def _create(self, body: Mapping[str, Any]) -> str:
+        words = shlex.join(self._words)
+        if_lost = (
+            f"The host may have accepted the run {printable(body['display_name'])!r}. Before you submit it again, look "
+            f"for this name: torchx-kfp runs {words}"
+        )
+
+        def end(number: int) -> None:
+            Terminal(sys.stderr).write_lines([if_lost])
+            raise_for_signal(number)
+
+        with ending_signals(end):
+            run_id = self.connection.post(_RUNS, body, if_lost=if_lost).get("run_id")
+        try:
+            refuse_run_id(run_id, f"POST {self.connection.name}{_RUNS}")
+        except HostError as error:
+            raise HostAnswerLostError(f"{error} {if_lost}") from None
+        return str(run_id)
+
+    @property
+    def _words(self) -> list[str]:
+        """The options with which torchx-kfp's commands find this host."""
+        settings = self.connection.settings
+        if settings.kube_context and not settings.host:
+            host = ["--kube-context", settings.kube_context]
+        else:
+            host = ["--host", self.connection.name]
+        return [*host, *(["-n", settings.namespace] if settings.namespace else [])]
+
+    def find(self, name: str) -> str:
+        """Return the id of a run.
+
+        Args:
+            name: the run's id, at least 4 characters of its beginning, its name in KFP's UI, the URL of its page there,
+                or ``latest``.
+
+        Raises:
+            UnknownRunError: no run has this name, or several do.
+            HostError: the host does not answer.
+        """
+        wanted = name.strip()
+        if UUID.fullmatch(wanted.lower()):
+            return wanted.lower()
+        if found := _URL_OF_RUN.fullmatch(wanted.lower()):
+            return found[1]
+        if wanted == LATEST:
+            newest = next(self.list(limit=1, archived=True), None)
+            if newest is None:
+                raise UnknownRunError(f"{self.connection.name} has no runs{self._in_namespace()}.")
+            return newest.run_id
+        named: Sequence[RunSummary] = self._named(wanted)
+        begins = bool(_BEGINNING.fullmatch(wanted.lower()))
+        if not named:
+            recent = list(self.list(limit=_LOOKED_AT if begins else _PAGE, archived=True))
+            named = [run for run in recent if run.run_id.startswith(wanted.lower())] if begins else []
+            if not named:
+                names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
+                newest_runs = listed(_described(run) for run in recent)
+                raise UnknownRunError(
+                    f"There is no run {name!r} on {self.connection.name}{self._in_namespace()}."
+                    f"{did_you_mean(wanted, names)} "
+                    + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
+                )
+        if len(named) > 1:
+            raise UnknownRunError(
+                f"{name!r} means {len(named):,} runs on {self.connection.name}: "
+                f"{listed(_described(run) for run in named)}. Give the run id."
+            )
+        return named[0].run_id
+
+    def list(self, *, limit: int | None = None, archived: bool = False, query: str = "") -> Iterator[RunSummary]:
+        """Yield the runs, the newest first, a page at a time.
+
+        Args:
+            limit: how many at most.
+            archived: whether to include those that have been archived.
+            query: a filter as JSON, as KFP's API takes it.
+
+        Raises:
+            HostError: the host does not answer.
+        """
+        found = (run for run in self._pages(limit, query) if archived or not run.is_archived)
+        return itertools.islice(found, limit)
+
+    def terminate(self, run_id: str) -> None:
+        """Ask the host to end a run, which takes a moment.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            HostError: the host does not answer, or the run has already ended.
+        """
+        try:
+            self.connection.post(f"{_RUNS}/{quote(run_id, safe='')}:terminate")
+        except HostNotFoundError as error:
+            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
+
+    def _pages(self, limit: int | None, query: str) -> Iterator[RunSummary]:
+        size = _PAGE if limit is None else min(limit, _PAGE)
+        token = ""
+        for _ in range(_MOST_PAGES):
+            page = self.connection.get(
+                _RUNS,
+                page_token=token,
+                page_size=size,
+                sort_by=_NEWEST_FIRST,
+                filter=query,
+                namespace=self.connection.namespace,
+            )
+            runs = [run for run in _objects(page, "runs") if run.get("run_id")]
+            yield from map(self._summary, runs)
+            token, before = str(page.get("next_page_token") or ""), token
+            if token in ("", before) or not runs:
+                return
+
+    def _summary(self, run: Mapping[str, Any]) -> RunSummary:
+        run_id = str(run["run_id"])
+        refuse_run_id(run_id, f"GET {self.connection.name}{_RUNS}")
+        return RunSummary(
+            run_id=run_id,
+            name=str(run.get("display_name") or ""),
+            pipeline=pipeline_name(run),
+            state=run_state(run),
+            created=seconds(run.get("created_at")) or 0.0,
+            finished=seconds(run.get("finished_at")),
+            link=self.connection.link(run_id),
+            is_archived=run.get("storage_state") == "ARCHIVED",
+        )
+
+    def _named(self, name: str) -> Sequence[RunSummary]:
+        """Return the runs with a name, the newest first, without asking for all runs if the host can filter them."""
+        equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+        try:
+            # Hosts that ignore the filter send other runs, too.
+            found = list(self.list(limit=_PAGE, archived=True, query=json.dumps({"predicates": [equals]})))
+        except HostUnreachableError:
+            raise
+        except HostError:
+            found = list(self.list(limit=_LOOKED_AT, archived=True))
+        return [run for run in found if run.name == name]
+
+    def _experiment_id(self, name: str) -> str:
+        if found := self._find_experiment(name):
+            return found
+        body = {"display_name": name}
+        if namespace := self.connection.namespace:
+            body["namespace"] = namespace
+        try:
+            return str(self.connection.post(_EXPERIMENTS, body).get("experiment_id") or "")
+        except HostError:
+            # Another process may have created it in between, or this one, if the answer was lost.
+            if found := self._find_experiment(name):
+                return found
+            raise
+
+    def _find_experiment(self, name: str) -> str:
+        equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+        page = self.connection.get(
+            _EXPERIMENTS, filter=json.dumps({"predicates": [equals]}), namespace=self.connection.namespace
+        )
+        for experiment in _objects(page, "experiments"):
+            if experiment.get("display_name") == name:
+                return str(experiment.get("experiment_id") or "")
+        return ""
+
+    def _in_namespace(self) -> str:
+        namespace = self.connection.namespace
+        return f" in the namespace {namespace!r}" if namespace else ""
+
+
+def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a PipelineSpec in which all tasks run again. kfp.Client changes only those that are not nested."""
+    changed = copy.deepcopy(dict(spec))
+    for component in (changed.get("root"), *(changed.get("components") or {}).values()):
+        tasks = ((component or {}).get("dag") or {}).get("tasks") or {}
+        for task in tasks.values():
+            task["cachingOptions"] = {**(task.get("cachingOptions") or {}), "enableCache": False}
+    return changed
+
+
+def pipeline_name(run: Mapping[str, Any]) -> str:
+    """Return the name of a run's pipeline, from its JSON; empty if it lacks the pipeline."""
+    spec = run.get("pipeline_spec")
+    if isinstance(spec, Mapping):
+        spec = spec.get("pipeline_spec", spec)
+    info = spec.get("pipelineInfo") if isinstance(spec, Mapping) else None
+    return str(info.get("name") or "") if isinstance(info, Mapping) else ""
+
+
+def _objects(page: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the JSON objects in a list of an answer."""
+    found = page.get(name)
+    return (item for item in (found if isinstance(found, list) else ()) if isinstance(item, Mapping))
+
+
+def _described(run: RunSummary) -> str:
+    when = f" of {moment(run.created)}" if run.created else ""
+    return f"{printable(run.name)!r} ({run.run_id}{when})"

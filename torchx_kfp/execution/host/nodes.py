@@ -1,0 +1,97 @@
+"""The nodes of a run's workflow: what stands between the answers of a host and the events of stages.
+
+A source of nodes (see ``manifest``) makes ``Nodes`` from an answer, and ``stages`` derives events from them. Another
+API of KFP is another source: one more module that returns ``Nodes``.
+
+A node's name is the path to it: ``W(0).root(0).inner(0).sleeper(0).executor(0)`` in the workflow ``W``. The number in
+parentheses counts attempts: a node that may be retried has one node below it for each attempt, with the same name and a
+number, and everything else is below the attempts. KFP 2.17 lets Argo retry all nodes, earlier versions only some.
+
+- A stage ``train`` is a pod ``train-driver`` and then a node ``train`` with the pod ``executor``, which is skipped if
+  the driver found the outputs in the cache.
+- A nested pipeline or a branch ``inner`` is a pod ``inner-driver`` and then a node ``inner`` around its tasks. It is
+  skipped if the driver found that the condition is false.
+- A loop ``loop`` is a node around the pod ``iteration-driver`` and a group ``iteration-iterations``; in this,
+  ``iteration-iterations(2:2)`` has ``iteration-item-driver`` and ``iteration-item`` around the tasks.
+- An exit task ``bye`` is inside of ``task.onExit``, where ``task`` is a task before it.
+- Importers, and tasks that make or delete volume claims, are one pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx_kfp.execution.runs.vocabulary import State
+
+
+@dataclass(slots=True)
+class Node:
+    """A node: times are in seconds since the epoch, None if it has not started or ended.
+
+    A pod that waits for its start is queued, and ``message`` says what it waits for. ``pod`` is the pod's name, and
+    ``decisions`` are outputs of drivers.
+    """
+
+    name: str
+    state: State
+    start: float | None = None
+    end: float | None = None
+    message: str = ""
+    exit_code: int | None = None
+    pod: str = ""
+    decisions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it runs or has run."""
+        return self.state in (State.RUNNING, State.SUCCEEDED, State.FAILED)
+
+
+class Nodes:
+    """The nodes of a workflow, by their names. Each is made from its record when it is first asked for."""
+
+    def __init__(
+        self,
+        workflow: str,
+        records: Mapping[str, Any],
+        read: Callable[[Any], Node],
+        *,
+        message: str = "",
+        before: Nodes | None = None,
+    ) -> None:
+        """Take the records.
+
+        Args:
+            workflow: the workflow's name; empty without one.
+            records: what the source knows of each node, by the node's name.
+            read: makes a node from a record.
+            message: why the workflow failed, if it is known.
+            before: nodes of an earlier answer. Those whose records are the same are kept.
+        """
+        self.workflow = workflow
+        self.message = message
+        self._records = records
+        self._read = read
+        self._made: dict[str, Node] = {}
+        if before is not None:
+            old = before._records
+            self._made = {name: node for name, node in before._made.items() if records.get(name) == old[name]}
+
+    def get(self, name: str) -> Node | None:
+        """Return the node with this name, if there is one."""
+        if name not in self._records:
+            return None
+        node = self._made.get(name)
+        if node is None:
+            node = self._made[name] = self._read(self._records[name])
+        return node
+
+    def attempts(self, name: str) -> list[Node]:
+        """Return the attempts of a node: the node itself, if it is not one that may be retried."""
+        found: list[Node] = []
+        while (node := self.get(f"{name}({len(found)})")) is not None:
+            found.append(node)
+        whole = None if found else self.get(name)
+        return found if whole is None else [whole]

@@ -1,0 +1,113 @@
+"""How stages, and groups of tasks, have ended."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from torchx_kfp.common.text import clean
+from torchx_kfp.execution.host.nodes import Node
+from torchx_kfp.execution.host.states import Progress
+from torchx_kfp.execution.runs import reasons
+from torchx_kfp.execution.runs.reasons import TaskOutcome
+from torchx_kfp.execution.runs.result import StageResult, describe_exit
+from torchx_kfp.execution.runs.vocabulary import State
+
+#: The end of Argo's message about a container that has failed.
+_EXIT = re.compile(r"(?:main: )?(?P<what>.*?) ?\(exit code (?P<code>\d{1,9})\)")
+#: The kubelet's reason while it waits to pull an image again, before it says why.
+_BACK_OFF = re.compile(r'ImagePullBackOff: Back-off pulling image "[^"]*": (?=ErrImagePull: )')
+#: KFP's launcher ends with 1 whatever the exit code of the stage's own process is.
+_OF_LAUNCHER = "of KFP's launcher"
+_STATUS = re.compile(r"exit status (\d{1,3})")
+#: The reasons of stages about whose end KFP says nothing.
+_NO_END = "was running when KFP last reported it"
+NO_START = "was not run, as far as KFP has reported it"
+
+
+def end_of_stage(
+    progress: Progress, node: Node | None, last: Node | None, *, is_cached: bool
+) -> tuple[State | None, str, float | None]:
+    """Return a stage's state, the reason and the time of its end; no state if it has not ended.
+
+    Args:
+        progress: how far the run is.
+        node: the node around the stage's pods.
+        last: the last of them that has begun.
+        is_cached: whether none was needed.
+    """
+    if last is not None and last.state is State.SUCCEEDED:
+        return State.SUCCEEDED, "", last.end or (node.end if node is not None else None)
+    if is_cached:
+        return State.CACHED, "", node.end or node.start if node is not None else None
+    if node is not None and node.state is State.SUCCEEDED:
+        return State.SUCCEEDED, "", node.end
+    if node is not None and node.state is State.FAILED:
+        failed = last if last is not None and last.state is State.FAILED else node
+        if progress.is_canceled(failed.end):
+            return State.CANCELED, reasons.ended_with_the_run(), failed.end or node.end
+        return State.FAILED, exit_of(failed)[1], failed.end or node.end
+    return _end_with_run(progress, last) if progress.is_over else (None, "", None)
+
+
+def _end_with_run(progress: Progress, last: Node | None) -> tuple[State, str, float | None]:
+    """Return the same for a stage of which KFP has not reported an end although the run is over."""
+    time, canceled = progress.last.ended_at, progress.last.canceled_at is not None
+    if progress.last.state is State.SUCCEEDED:
+        return State.SUCCEEDED, "", time
+    if last is not None and last.state is State.FAILED and not progress.is_canceled(last.end):
+        if not canceled:
+            return State.FAILED, exit_of(last)[1], last.end
+        return State.CANCELED, reasons.canceled_while_waiting(reasons.RUN_WAS_ENDED, exit_of(last)[1]), time
+    if canceled:
+        if last is None:
+            return State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time
+        return State.CANCELED, reasons.ended_with_the_run(), last.end or time
+    return (State.NOT_RUN, NO_START, time) if last is None else (State.INTERRUPTED, _NO_END, time)
+
+
+def together(ends: list[TaskOutcome], failed: list[str], time: float) -> TaskOutcome:
+    """Return the end of a group of tasks that have all ended; ``failed`` are the failed stages in it."""
+    time = max((end.time for end in ends), default=time)
+    states = {end.state for end in ends}
+    if not states & {State.FAILED, State.CANCELED, State.NOT_RUN, State.INTERRUPTED}:
+        return TaskOutcome(state=State.SUCCEEDED, time=time)
+    if any(end.state is State.FAILED and not end.is_canceled for end in ends):
+        return TaskOutcome(state=State.FAILED, time=time, failed=failed)
+    if any(end.is_canceled for end in ends):
+        return TaskOutcome(state=State.FAILED, time=time, is_canceled=True)
+    # It may have failed, or its end was not reported.
+    return TaskOutcome(state=State.INTERRUPTED, time=time)
+
+
+def exit_of(node: Node, *, is_driver: bool = False) -> tuple[int | None, str]:
+    """Return the exit code of a failed pod, if it is known, and the reason of the failure."""
+    found = _EXIT.fullmatch(node.message)
+    code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
+    if not code:
+        return None, f"failed: {node.message}" if node.message else "failed"
+    of = [_OF_LAUNCHER] if code == 1 and not is_driver else []
+    what = [found["what"]] if found and found["what"] not in ("", "Error") else []
+    notes = f" ({', '.join(of + what)})" if of or what else ""
+    return code, f"{describe_exit(code)}{notes}"
+
+
+def ends_with_launcher(result: StageResult) -> bool:
+    """Tell whether all that is known of a failure is that KFP's launcher has failed."""
+    return result.state is State.FAILED and result.reason == f"{describe_exit(1)} ({_OF_LAUNCHER})"
+
+
+def explained(result: StageResult, said: str) -> StageResult:
+    """Return a result with what KFP's launcher has said about its failure, if it has."""
+    if not said:
+        return result
+    if status := _STATUS.fullmatch(said):
+        code = int(status[1])
+        return replace(result, exit_code=code, reason=describe_exit(code))
+    return replace(result, reason=f"failed in KFP's launcher: {said}")
+
+
+def pending_reason(pod: Node) -> str:
+    """Return what a pod waits for that cannot start yet; empty for the usual steps of a start."""
+    reason = clean(_BACK_OFF.sub("", pod.message)).partition(". preemption: ")[0].rstrip(".")
+    return reason if ": " in reason else ""

@@ -1,0 +1,429 @@
+"""A run on a KFP host, read repeatedly while it is in progress, as ``runs.history.RunReader`` reads a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from torchx_kfp.errors import (
+    HostError,
+    HostNotFoundError,
+    HostRefusedError,
+    HostUnreachableError,
+    PipelineFileError,
+    UnknownRunError,
+)
+from torchx_kfp.execution.host.answers import refuse_run_id
+from torchx_kfp.execution.host.connection import V2BETA1, Connection
+from torchx_kfp.execution.host.host_runs import Host
+from torchx_kfp.execution.host.manifest import ManifestSource
+from torchx_kfp.execution.host.nodes import Nodes
+from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
+from torchx_kfp.execution.host.pod_logs import LOGS_AT_ONCE, StageLogs
+from torchx_kfp.execution.host.results import ResultReader, Sought, read_log
+from torchx_kfp.execution.host.states import read_progress, run_state, seconds
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
+from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.source import RunRecord, attend
+from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.watch import Lines, Terminal, Watch
+from torchx_kfp.tracking.recorder import is_run_id
+
+#: The message of KFP's launcher if the stage's image lacks the program of an engine's launcher.
+_NO_PYTHON = 'exec: "python3": executable file not found in $PATH'
+#: The most failed stages whose logs are searched for the reason.
+_MOST_EXPLAINED = 20
+
+
+@dataclass(frozen=True)
+class PollPolicy:
+    """How often a run is polled. Times are in seconds.
+
+    The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
+    changes. It is longer if the polls of a large run would otherwise take more than ``share`` of a core; ``credit`` is
+    the CPU time that may be spent ahead. A host that reports errors, or refuses the credentials, is asked again for
+    ``patience``: its database may restart, and a token may be renewed too late.
+    """
+
+    shortest: float = 1.0
+    longest: float = 10.0
+    factor: float = 1.4
+    share: float = 0.05
+    credit: float = 1.0
+    patience: float = 60.0
+    sleep: Callable[[float], object] = time.sleep
+
+
+DEFAULT_POLICY = PollPolicy()
+
+
+class PollTimer:
+    """The waits between the polls of one run."""
+
+    def __init__(self, policy: PollPolicy) -> None:
+        self._policy = policy
+        self._next = policy.shortest
+        #: The CPU time that is left; below 0, it has to be waited for.
+        self._left = policy.credit
+
+    def wait(self, *, changed: bool, cost: float, longest: float | None = None) -> None:
+        """Wait until the next poll.
+
+        Args:
+            changed: whether the last poll has found something new.
+            cost: the CPU time that it took.
+            longest: how long to wait at most.
+        """
+        policy = self._policy
+        if changed:
+            self._next = policy.shortest
+        self._left -= cost
+        pause = max(self._next, -self._left / policy.share)
+        if longest is not None:
+            pause = min(pause, longest)
+        policy.sleep(pause)
+        self._left = min(self._left + pause * policy.share, policy.credit)
+        self._next = min(self._next * policy.factor, policy.longest)
+
+
+class HostRun:
+    """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        run_id: str,
+        *,
+        policy: PollPolicy = DEFAULT_POLICY,
+        say: Callable[[str], object] | None = None,
+        reads: Literal["all", "run ids", "none"] = "all",
+        named: Collection[str] = (),
+        raw_logs: bool = False,
+    ) -> None:
+        """Name the run. Nothing is asked yet.
+
+        Args:
+            connection: the host.
+            run_id: the run's id: see ``Host.find``.
+            policy: how often ``follow`` asks.
+            say: gets sentences about a host that does not answer, and about logs that cannot be read. By default, they
+                are written to stderr.
+            reads: whether to read the results of stages, or to find their run ids only.
+            named: the tracker bases that the user has named for this run, besides the setting: see ``ResultReader``.
+            raw_logs: whether logs keep the lines that KFP's launcher prints.
+        """
+        self.run_id = run_id
+        self.link = connection.link(run_id)
+        self._connection = connection
+        self._policy = policy
+        self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
+        bases = {connection.settings.tracker_base, *named}
+        self._reads = reads
+        self._results = ResultReader(bases, run_ids_only=reads == "run ids")
+        self._nodes = ManifestSource(connection, run_id)
+        self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)
+        self._observer = Observer(self.link)
+        self._events: list[Event] = []
+        self._run = RunState()
+        self._has_outline = False
+        self._last: RunRecord | None = None
+        #: Since when the host does not answer, and the CPU time that the last look has taken.
+        self._lost_at: float | None = None
+        self._cost = 0.0
+        #: The last answer of the host, as JSON of v2beta1.
+        self.answer: Mapping[str, Any] = {}
+        #: The pipeline of a run that names an uploaded one; None before the host has been asked.
+        self._uploaded: Mapping[str, Any] | None = None
+        #: Why the pipeline cannot be read, as a sentence.
+        self._problem = ""
+        #: The log files of the last attempts, by stage.
+        self._log_files: dict[str, Path] = {}
+        #: When each pod of a retried run has started last, by its name.
+        self._starts: dict[str, float] = {}
+        #: How many more failures are looked up in logs.
+        self._most_explained = _MOST_EXPLAINED
+
+    def __repr__(self) -> str:
+        return f"<HostRun {self.run_id} on {self._connection.name}>"
+
+    def read(self) -> RunRecord:
+        """Ask the host once, and return the run as it is now: the same object as before, if nothing has changed.
+
+        Raises:
+            UnknownRunError: the host has no such run.
+            HostNotFoundError: it had, but the run has been deleted.
+            HostError: the host does not answer, or reports an error.
+        """
+        self.answer = run = self._with_pipeline(self._ask())
+        events = self._completed(self._observer.observe(run, self._read_nodes()))
+        self._fold(events)
+        is_running = not run_state(run).is_over
+        sentences = (self._observer.problem, self._problem, self._nodes.problem, *self._results.problems)
+        problems = tuple(filter(None, sentences))
+        last = self._last
+        if last is None or events or is_running != last.is_running or problems != last.corrupt:
+            self._last = self._record(run, is_running, problems)
+        assert self._last is not None
+        return self._last
+
+    def follow(self, timeout: float | None = None) -> Iterator[RunRecord]:
+        """Yield the run as it is now, and again whenever that has changed, until it has ended.
+
+        A host that does not answer is asked again for as long as it takes.
+
+        Args:
+            timeout: seconds until the run must have ended.
+
+        Raises:
+            TimeoutError: the run did not end in time. It keeps running.
+            HostError: see ``look``.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        seen: RunRecord | None = None
+        timer = PollTimer(self._policy)
+        while True:
+            began = time.thread_time()
+            record = self.look()
+            changed = record is not seen
+            if changed:
+                seen = record
+                yield record
+            if not record.is_running:
+                return
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(
+                    f"The run {self.run_id} has not ended within {timeout:g} s. It keeps running: .wait() waits again, "
+                    "and .terminate() ends it."
+                )
+            timer.wait(changed=changed, cost=time.thread_time() - began, longest=left)
+
+    def look(self) -> RunRecord:
+        """Ask the host as ``read`` does, but return the run as it was before if the host does not answer for a moment.
+
+        Raises:
+            HostError: see ``read``. A host that has never answered is not waited for. One that reports errors, or
+                refuses the credentials, is asked again for some time; so are settings that are wrong for a moment,
+                such as a file in which a token is being renewed.
+        """
+        began = time.thread_time()
+        try:
+            record = self.read()
+        except HostError as error:
+            if self._last is None or isinstance(error, HostNotFoundError | HostRefusedError):
+                raise
+            now = time.monotonic()
+            if self._lost_at is None:
+                self._lost_at = now
+                self._say(f"{self._connection.name} cannot be asked about the run: trying again. ({error})")
+            elif not isinstance(error, HostUnreachableError) and now - self._lost_at >= self._policy.patience:
+                raise
+            return self._last
+        finally:
+            self._cost = time.thread_time() - began
+        if self._lost_at is not None:
+            self._say(f"{self._connection.name} answers again.")
+            self._lost_at = None
+        return record
+
+    @property
+    def interval(self) -> float:
+        """The seconds between two requests for a run in progress; more for a large run."""
+        return max(self._policy.shortest, self._cost / self._policy.share)
+
+    def wait(self, watch: Watch | None = None, timeout: float | None = None) -> RunResult:
+        """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
+
+        Args:
+            watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
+            timeout: seconds to wait at most.
+
+        Raises:
+            TimeoutError: the run did not end in time. It keeps running.
+            HostError: see ``follow``.
+        """
+        return attend(self, watch if watch is not None else Lines(), self.follow(timeout)).run.result()
+
+    def fetch(self, stages: Collection[str]) -> bool:
+        """Update the log files of the named stages; return False if one cannot be read.
+
+        The reason is printed once.
+        """
+        record = self._last or self.read()
+        wanted, has_all = [], True
+        for name in stages:
+            attempts = record.run.attempts.get(name, [])
+            # A retry of the run gives the new pod the name of the failed one, whose log is lost then.
+            last = {started.pod_name: started for started in attempts}
+            for started in last.values():
+                if started.log_file is None:
+                    has_all = False
+                    why = "it has no pod yet."
+                    if self._nodes.problem:
+                        look = f" Look at {self.link}." if self.link else ""
+                        why = f"the host does not say in which pod it runs.{look}"
+                    self._logs.say_once(name, f"The log of {name} cannot be read: {why}")
+                else:
+                    is_over = started is not attempts[-1] or record.run.has_ended(name) or not record.is_running
+                    wanted.append((name, started.pod_name, started.log_file, is_over))
+        return self._logs.fetch_all(wanted) and has_all
+
+    def terminate(self) -> None:
+        """Ask the host to end the run. The errors are those of ``Host.terminate``."""
+        Host(self._connection).terminate(self.run_id)
+
+    def close(self) -> None:
+        """Remove the log files."""
+        self._logs.close()
+
+    # The host's answers
+
+    def _ask(self) -> dict[str, Any]:
+        path = f"{V2BETA1}/runs/{quote(self.run_id, safe='')}"
+        try:
+            answer = self._connection.get(path)
+        except HostNotFoundError as error:
+            if self._last is None:
+                raise UnknownRunError(
+                    f"There is no run {self.run_id!r} on {self._connection.name}. ({error})"
+                ) from None
+            raise HostNotFoundError(
+                f"The run {self.run_id} has been deleted on {self._connection.name} in the meantime. ({error})"
+            ) from None
+        refuse_run_id(answer.get("run_id"), f"GET {self._connection.name}{path}", self.run_id)
+        return answer
+
+    def _with_pipeline(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Return the run with its pipeline, even if it only refers to one that was uploaded."""
+        reference = run.get("pipeline_version_reference")
+        if run.get("pipeline_spec") or self._observer.pipeline is not None or not isinstance(reference, Mapping):
+            return run
+        if self._uploaded is None:
+            self._uploaded = {}
+            ids = [quote(str(reference.get(name)), safe="") for name in ("pipeline_id", "pipeline_version_id")]
+            try:
+                version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
+            except HostUnreachableError:
+                self._uploaded = None
+                raise
+            except HostError as error:
+                self._problem = f"The pipeline of this run cannot be read, nor its stages: {error}"
+            else:
+                spec = version.get("pipeline_spec")
+                self._uploaded = spec if isinstance(spec, Mapping) else {}
+        return {**run, "pipeline_spec": self._uploaded} if self._uploaded else run
+
+    def _read_nodes(self) -> Nodes | None:
+        try:
+            return self._nodes.read()
+        except HostNotFoundError:
+            self._ask()  # which says so if the run has been deleted
+            raise
+
+    # Events
+
+    def _completed(self, events: list[Event]) -> list[Event]:
+        """Return the events with log files and results."""
+        events = [self._with_log_file(event) for event in events]
+        ended = [
+            event.result
+            for event in events
+            if isinstance(event, StageFinished) and event.result.run_id and event.result.tracker_base
+        ]
+        if not ended or self._reads == "none":
+            return [self._completed_one(event, {}) for event in events]
+        by_base: dict[str, list[Sought]] = {}
+        with ThreadPoolExecutor(LOGS_AT_ONCE) as pool:
+            for result, sought in zip(ended, pool.map(self._sought, ended), strict=True):
+                by_base.setdefault(result.tracker_base or "", []).append(sought)
+        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for base, wanted in by_base.items():
+            found |= self._results.read(base, wanted)
+        return [self._completed_one(event, found) for event in events]
+
+    def _with_log_file(self, event: Event) -> Event:
+        if isinstance(event, StageStarted) and event.pod_name:
+            # A pod of a run that KFP has retried may have the name of an earlier one.
+            if len(read_progress(self.answer).periods) > 1:
+                self._starts[event.pod_name] = event.time
+            log_file = self._log_files[event.name] = self._logs.add(event.name)
+            return dataclasses.replace(event, log_file=log_file)
+        if isinstance(event, StageFinished) and event.result.pod_name:
+            result = event.result
+            # The host names the pod in it.
+            run_id = result.run_id if is_run_id(result.run_id or "", self.run_id) else None
+            result = dataclasses.replace(result, log_file=self._log_files.get(result.name), run_id=run_id)
+            return dataclasses.replace(event, result=result)
+        return event
+
+    def _sought(self, result: StageResult) -> Sought:
+        """Return what is known of a stage's run id. Only its log says which attempt in its pod was the last one."""
+        sought = Sought(result.run_id or "", self._starts.get(result.pod_name))
+        follows = self._observer.is_distributed(result.name) and (result.attempts > 1 or sought.since is not None)
+        if result.log_file is None or not (follows or self._observer.restarts(result.name)):
+            return sought
+        self._logs.fetch(result.name, result.pod_name, result.log_file, is_over=True)
+        try:
+            with result.log_file.open("rb") as log:
+                return read_log(sought, log)
+        except OSError:  # it could not be read from the host
+            return sought
+
+    def _completed_one(self, event: Event, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Event:
+        if isinstance(event, StageFinished) and event.result.pod_name:
+            result = event.result
+            run_id, results = found.get(result.run_id or "", (result.run_id, result.results))
+            result = dataclasses.replace(result, results=results, run_id=run_id)
+            return dataclasses.replace(event, result=self._explained(result))
+        return event
+
+    def _explained(self, result: StageResult) -> StageResult:
+        """Return a result with what only the log says: the application's own exit code, or why it has not run."""
+        if result.log_file is None or self._most_explained <= 0 or not ends_with_launcher(result):
+            return result
+        self._most_explained -= 1
+        self._logs.fetch(result.name, result.pod_name, result.log_file, is_over=True)
+        said = self._logs.launcher_error(result.log_file)
+        if said == _NO_PYTHON and self._observer.is_distributed(result.name):
+            said += ". The launcher of the stage's replicas needs python3 in the stage's image"
+        return explained(result, said)
+
+    def _fold(self, events: list[Event]) -> None:
+        self._events += events
+        if self._observer.pipeline is not None and not self._has_outline:
+            self._has_outline = True
+            self._run = RunState(outline(self._observer.pipeline))
+            events = self._events
+        for event in events:
+            self._run.on_event(event)
+
+    def _record(self, run: Mapping[str, Any], is_running: bool, problems: tuple[str, ...]) -> RunRecord:
+        first = next((event for event in self._events if isinstance(event, RunStarted)), None)
+        return RunRecord(
+            run_id=self.run_id,
+            pipeline=first.pipeline if first else "",
+            created=seconds(run.get("created_at")) or (first.time if first else 0.0),
+            events=tuple(self._events),
+            run=self._run,
+            is_running=is_running,
+            load=self._load,
+            link=self.link,
+            name=str(run.get("display_name") or ""),
+            arguments=first.arguments if first else {},
+            corrupt=problems,
+        )
+
+    def _load(self) -> Pipeline:
+        if self._observer.pipeline is None:
+            why = self._observer.problem or self._problem or "The host does not tell it."
+            raise PipelineFileError(f"There is no pipeline for the run {self.run_id}. {why}")
+        return self._observer.pipeline

@@ -1,0 +1,436 @@
+"""The settings of the connection to a KFP host, and the options of a submission: the lists that all forms of them have.
+
+Settings come from flags, the environment and a settings file, in this order.
+
+Where none of them names a host, the connection is that of ``kfp.Client()`` without one: inside a cluster the service of
+KFP, otherwise the proxy of the Kubernetes API server that the kubeconfig names.
+"""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import functools
+import ipaddress
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from torchx_kfp.common.text import did_you_mean, joined, listed, printable, shown
+from torchx_kfp.errors import HostSettingsError
+
+#: The environment variable of each setting begins with this: ``TORCHX_KFP_HOST``.
+PREFIX = "TORCHX_KFP_"
+#: Names the settings file.
+CONFIG = "TORCHX_KFP_CONFIG"
+#: The section of the settings file.
+SECTION = "kfp"
+#: Two ways to say the same: if one place gives either, the other one is not taken from the next place.
+_EITHER = ({"existing_token", "token_file"}, {"host", "kube_context"})
+_BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
+#: ``host``, ``host:8080/pipeline`` and the like; ``localhost:8080`` is not a URL with the scheme ``localhost``.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+#: Kubeflow's dashboard shows KFP's UI in a frame at this path; the API is at the path of the frame's content.
+_FRAME = re.compile(r"^/_(/pipeline)(?:/.*)?$")
+#: The parts that may follow in a URL copied from a browser or from a request.
+_BELOW = re.compile(r"/(?:apis(?:/.*)?|index\.html)$")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the connection.
+
+    Attributes:
+        help: what it is, as the help text of its flag.
+        more: what the docs say about it besides.
+        metavar: its value in help texts, which leave out a flag without one. A FILE is relative to the settings file.
+        of_client: the variable of kfp.Client, where it has one.
+        kind: ``host`` if it belongs to one host: it is taken from the place that names it, or from one that names none;
+            ``credential`` for one of these that proves who sends a request; ``runs`` if it is not about the connection.
+        secret: whether messages and commands to copy never show it.
+    """
+
+    help: str
+    more: str = ""
+    metavar: str | None = None
+    of_client: str = ""
+    kind: str = ""
+    secret: bool = False
+
+
+def _setting(about: str, more: str = "", *, default: str | bool = "", **facts: Any) -> Any:
+    setting = Setting(about, more, **facts)
+    return field(default=default, repr=not setting.secret, metadata={"setting": setting})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a connection, under the names that they have in ``kfp.Client``; empty if they are not given.
+
+    Flags, variables, the settings file and the docs have all settings of this list, and nothing else.
+    """
+
+    host: str = _setting(
+        "The KFP host, such as https://kfp.example.com.",
+        "It is the URL with which you open KFP's UI, such as `https://kubeflow.example.com/pipeline`. A URL that is "
+        "copied from the UI works.",
+        metavar="URL",
+        of_client="KF_PIPELINES_ENDPOINT",
+    )
+    kube_context: str = _setting(
+        "Without --host: reach KFP through the API server of this context of the kubeconfig.", metavar="NAME"
+    )
+    namespace: str = _setting(
+        "The namespace of the runs, on a host that has several users.", "It is that of your profile.", metavar="NAME"
+    )
+    token_file: str = _setting(
+        "A file with the token for the host; it is read again for each request.", metavar="FILE", kind="credential"
+    )
+    existing_token: str = _setting(
+        "The token itself.", "It is sent as `Authorization: Bearer`.", metavar="TOKEN", kind="credential", secret=True
+    )
+    cookies: str = _setting(
+        "The cookies of a browser that is signed in, such as 'authservice_session=...'.",
+        metavar="TEXT",
+        kind="credential",
+        secret=True,
+    )
+    ssl_ca_cert: str = _setting(
+        "The certificate of the authority that signed the host's.", "In PEM format.", metavar="FILE", kind="host"
+    )
+    verify_ssl: bool = _setting(
+        "Do not check the host's certificate.", "As a setting: `false`.", default=True, metavar="", kind="host"
+    )
+    ui_host: str = _setting(
+        "The URL of the UI for links to runs, if it is not the host.", of_client="KF_PIPELINES_UI_ENDPOINT", kind="host"
+    )
+    client_id: str = _setting(
+        "The client ID of Google's Identity-Aware Proxy (IAP) before the host.",
+        of_client="KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
+        kind="credential",
+    )
+    other_client_id: str = _setting(
+        "The ID of an OAuth client for a person who signs in to IAP.",
+        of_client="KF_PIPELINES_APP_OAUTH2_CLIENT_ID",
+        kind="credential",
+    )
+    other_client_secret: str = _setting(
+        "The secret of that client.", of_client="KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET", kind="credential", secret=True
+    )
+    service_namespace: str = _setting("The namespace in which KFP itself is installed.", default="kubeflow")
+    proxy: str = _setting("The URL of an HTTP proxy on the way to the host.", secret=True)
+    experiment: str = _setting(
+        "The experiment of runs that are submitted without one.",
+        of_client="KF_PIPELINES_DEFAULT_EXPERIMENT_NAME",
+        kind="runs",
+    )
+    tracker_base: str = _setting(
+        "The tracker base of runs that are submitted without one, in place of the pipeline's default.",
+        "If it is not in an object store, naming it here also lets this machine read the results of other runs there.",
+        kind="runs",
+    )
+    #: Where each setting was given: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    #: Sentences for the user, such as one about a file with a token that others can read.
+    warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    _again: Callable[[], Settings] | None = field(default=None, repr=False, compare=False)
+
+    def read_again(self) -> Settings:
+        """Return the settings as they are now in the environment and the settings file."""
+        return self._again() if self._again else self
+
+    def source(self, name: str) -> str:
+        """Return where a setting was given, for messages."""
+        return self.sources.get(name, name)
+
+
+#: All settings, by name.
+SETTINGS: dict[str, Setting] = {
+    item.name: item.metadata["setting"] for item in dataclasses.fields(Settings) if item.metadata
+}
+#: Those that each command for runs on a host takes as flags.
+FLAGS = {name: setting for name, setting in SETTINGS.items() if setting.kind != "runs"}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The options of a run that is submitted. The host decides those that are empty.
+
+    The options of ``torchx-kfp submit`` and of TorchX's scheduler are made from this list, and ``submit`` has them as
+    keywords. ``more`` is the help text of the scheduler, if it is another one.
+    """
+
+    name: str = _setting("The run's name in KFP's UI.  [default: pipeline and time]", metavar="NAME")
+    experiment: str = _setting("The run's experiment; created if there is none.", metavar="NAME")
+    service_account: str = _setting("The Kubernetes service account of the stages.", metavar="NAME")
+    pipeline_root: str = _setting("Where KFP stores the artifacts of the run.", metavar="URL")
+    #: False to run all stages, even those in nested pipelines and loops, whatever the pipeline says.
+    cache: bool = _setting(
+        "Run every stage, even if an earlier run has its outputs.",
+        "Whether KFP may take the outputs of an earlier run that did the same work.",
+        default=True,
+        metavar="",
+    )
+
+
+#: All options of a submission, by name.
+SUBMISSION: dict[str, Setting] = {item.name: item.metadata["setting"] for item in dataclasses.fields(Submission)}
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The settings that one place gives, and how messages name each."""
+
+    name: str
+    values: Mapping[str, str | bool]
+    sources: Mapping[str, str]
+
+
+def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings from flags, the environment and the settings file.
+
+    Credentials are sent only to the host for which they are given: a token in the settings file is not used for another
+    host in a flag.
+
+    Args:
+        flags: values by the names of the settings; None and empty ones count as not given.
+        environ: the environment.
+
+    Raises:
+        HostSettingsError: a setting is unknown or wrong, or the settings file cannot be read.
+    """
+    flags = dict(flags or {})
+    if unknown := sorted(set(flags) - set(SETTINGS)):
+        raise HostSettingsError(f"There is no setting {unknown[0]!r}.{did_you_mean(unknown[0], SETTINGS)}")
+    warnings: list[str] = []
+    file = _file(environ, warnings)
+    values, sources = _merged([_flags(flags), _environment(environ), *([file] if file else [])], warnings)
+    for name in ("host", "ui_host"):
+        if name in values:
+            values[name] = host_address(str(values[name]), sources[name])
+    again = functools.partial(read_settings, flags, environ)
+    # The values have the types of the fields, by which they were read.
+    return Settings(**values, sources=sources, warnings=tuple(warnings), _again=again)  # type: ignore[arg-type]
+
+
+def config_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the settings file, whether or not it exists."""
+    if given := environ.get(CONFIG):
+        return Path(given).expanduser()
+    folder = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    return Path(folder, "torchx-kfp", "config.ini")
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def flag(name: str) -> str:
+    """Return the command line's flag of a setting."""
+    return {"verify_ssl": "--no-verify-ssl", "cache": "--no-cache"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _merged(places: list[_Given], warnings: list[str]) -> tuple[dict[str, str | bool], dict[str, str]]:
+    """Return the value of each setting from the first place that gives it, and its source."""
+    values: dict[str, str | bool] = {}
+    sources: dict[str, str] = {}
+    closed: set[str] = set()
+    for place in places:
+        given = dict(place.values)
+        other = values.get("host") or values.get("kube_context")
+        if other and "host" in given and not _same_host(given["host"], other):
+            if any(SETTINGS[name].kind == "credential" for name in given):
+                warnings.append(
+                    f"The credentials of {place.name} are for {_shown(given['host'])}, so they are not sent to "
+                    f"{_shown(other)} of {sources.get('host') or sources['kube_context']}."
+                )
+            given = {name: value for name, value in given.items() if SETTINGS[name].kind not in ("host", "credential")}
+        for name, value in given.items():
+            if name not in values and name not in closed:
+                values[name] = value
+                sources[name] = place.sources[name]
+        for either in _EITHER:
+            if either & set(given):
+                closed |= either
+    return values, sources
+
+
+def _shown(address: str | bool) -> str:
+    return printable(without_password(str(address)))
+
+
+def _same_host(one: str | bool, other: str | bool) -> bool:
+    try:
+        return host_address(str(one)) == host_address(str(other))
+    except HostSettingsError:
+        return False
+
+
+def _flags(flags: Mapping[str, Any]) -> _Given:
+    values = {
+        name: _value(name, value, flag(name)) if isinstance(value, str) else value
+        for name, value in flags.items()
+        if value not in (None, "")
+    }
+    return _Given("the flags", values, {name: flag(name) for name in values})
+
+
+def _environment(environ: Mapping[str, str]) -> _Given:
+    values, sources = {}, {}
+    for name, setting in SETTINGS.items():
+        for named in (variable(name), setting.of_client):
+            if name not in values and environ.get(named):
+                values[name] = _value(name, environ[named], named)
+                sources[name] = named
+    return _Given("the environment", values, sources)
+
+
+def _file(environ: Mapping[str, str], warnings: list[str]) -> _Given | None:
+    path = config_file(environ)
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    try:
+        text = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if environ.get(CONFIG):
+            raise HostSettingsError(f"{CONFIG} names the settings file {str(path)!r}, which does not exist.") from None
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise HostSettingsError(f"The settings file {str(path)!r} cannot be read: {why}.") from None
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        what = ", ".join(_problems(error)) or type(error).__name__
+        raise HostSettingsError(
+            f"The settings file {str(path)!r} is not valid: {what}. Write a line [{SECTION}], and "
+            "below it lines such as: host = https://kfp.example.com"
+        ) from None
+    for section in parser.sections():
+        if section != SECTION:
+            raise HostSettingsError(
+                f"The settings file {str(path)!r} has the unknown section [{section}]. Its settings are in [{SECTION}]."
+            )
+    items = {name: value.strip() for name, value in (parser[SECTION].items() if SECTION in parser else ())}
+    for name in items:
+        if name not in SETTINGS:
+            raise HostSettingsError(
+                f"The settings file {str(path)!r} has the unknown setting {shown(name)}.{did_you_mean(name, SETTINGS)} "
+                f"It may have: {listed(SETTINGS, len(SETTINGS))}."
+            )
+    values: dict[str, str | bool] = {}
+    for name, value in items.items():
+        if value:
+            values[name] = _value(name, value, f"{name} in {path}", path.parent)
+    if (secrets := [name for name in values if SETTINGS[name].secret]) and mode & (stat.S_IRGRP | stat.S_IROTH):
+        warnings.append(
+            f"Other users of this machine can read {path}, which has {joined(secrets)}. Run: chmod 600 {path}"
+        )
+    return _Given(str(path), values, {name: f"{name} in {path}" for name in values})
+
+
+def _problems(error: configparser.Error) -> Iterator[str]:
+    """Describe what is wrong with a settings file by numbers of lines: the lines themselves may have a secret."""
+    if isinstance(error, configparser.DuplicateOptionError):
+        yield f"line {error.lineno} has the setting {error.option!r} again"
+    elif isinstance(error, configparser.DuplicateSectionError):
+        yield f"line {error.lineno} has the section [{error.section}] again"
+    elif isinstance(error, configparser.MissingSectionHeaderError):
+        yield f"line {error.lineno} is not in a section"
+    elif isinstance(error, configparser.ParsingError):
+        yield from (f"line {number} is not a setting" for number, _ in error.errors)
+
+
+def _value(name: str, text: str, source: str, folder: Path = Path()) -> str | bool:
+    text = text.strip()
+    if name == "verify_ssl":
+        if text.lower() not in _BOOLEANS:
+            raise HostSettingsError(f"{source} is {shown(text)}, but must be true or false.")
+        return _BOOLEANS[text.lower()]
+    if SETTINGS[name].metavar == "FILE":
+        return str(folder / Path(text).expanduser())
+    if SETTINGS[name].secret:
+        refuse_in_header(text, source)
+    return text
+
+
+def refuse_in_header(text: str, source: str) -> None:
+    """Raise HostSettingsError if a request cannot carry this text, such as a token copied with an invisible space."""
+    for place, character in enumerate(text, 1):
+        if not " " <= character <= "~":
+            raise HostSettingsError(
+                f"{source} contains {character!a} as its character {place}, which a request cannot carry. Give it in "
+                "one line, as it was issued."
+            )
+
+
+def host_address(text: str, source: str = "the host") -> str:
+    """Return the URL below which a host has its API, without a slash at its end.
+
+    Args:
+        text: a URL or the name of a host. The rest of a URL that was copied from KFP's UI is ignored. Without a scheme,
+            it is http for this machine and for services of a cluster, and https otherwise.
+        source: what gives the host, for messages.
+
+    Raises:
+        HostSettingsError: it is not the address of a host.
+    """
+    given = text.strip()
+    scheme = _SCHEME.match(given)
+    if scheme and scheme[1].lower() not in ("http", "https"):
+        raise HostSettingsError(
+            f"{source} is {shown(without_password(text))}, but a KFP host has a URL that begins with https:// or http://."
+        )
+    try:
+        parts = urlsplit(given if scheme else f"//{given}")
+        name, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise _not_a_host(text, source, str(error)) from None
+    if not name or re.search(r"[\s\\]", given):
+        raise _not_a_host(text, source, "there is no host in it" if not name else "it contains a space or a backslash")
+    if parts.username is not None or parts.password is not None:
+        raise HostSettingsError(
+            f"{source} contains a user or a password before {name!r}, which KFP does not use. Remove it, and give "
+            "credentials as a token (existing_token, token_file) or as cookies."
+        )
+    protocol = scheme[1].lower() if scheme else "http" if is_near(name) else "https"
+    path = _BELOW.sub("", parts.path.rstrip("/")).rstrip("/")
+    frame = _FRAME.match(path)
+    return f"{protocol}://{parts.netloc}{frame[1] if frame else path}"
+
+
+def without_password(text: str) -> str:
+    """Return the text of a URL, which may be wrong, without what may be a user and a password in it."""
+    return f"...{text[text.rindex('@') :]}" if "@" in text else text
+
+
+def is_this_machine(name: str) -> bool:
+    """Tell whether a host's name means the machine that uses it."""
+    name = name.strip("[]").lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def is_near(name: str) -> bool:
+    """Tell whether a host's name is that of this machine or of a service in a cluster: they rarely have TLS."""
+    return is_this_machine(name) or name.lower().rstrip(".").endswith((".svc", ".svc.cluster.local"))
+
+
+def _not_a_host(text: str, source: str, why: str) -> HostSettingsError:
+    # The error may quote a part of the password.
+    reason = "something like a user or a password stands before the host" if "@" in text else why
+    return HostSettingsError(
+        f"{source} is {shown(without_password(text))}, which is not the address of a KFP host: {reason}. Give the URL "
+        "with which you open KFP's UI, such as https://kfp.example.com or http://localhost:8080."
+    )

@@ -1,0 +1,447 @@
+"""Derive stage events from the nodes of a KFP run: those that a local run of the same pipeline would have.
+
+Stages have the same names, states and reasons as in a local run. A stage without nodes has not begun, or never will: it
+is decided by the tasks before it, as the local runner does, and at the end of the run or of the pipeline around it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torchx_kfp.common.text import clean, listed
+from torchx_kfp.execution.host.nodes import Node, Nodes
+from torchx_kfp.execution.host.outcomes import NO_START, end_of_stage, exit_of, pending_reason, together
+from torchx_kfp.execution.host.states import Progress
+from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline, Task, volume_task
+from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, StageNames, walk, without_indices
+from torchx_kfp.execution.runs import reasons
+from torchx_kfp.execution.runs.events import (
+    Event,
+    LoopStarted,
+    PipelineRetried,
+    StageFinished,
+    StagePending,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+)
+from torchx_kfp.execution.runs.reasons import TaskOutcome
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.vocabulary import State
+
+
+@dataclass(frozen=True)
+class StageEvent:
+    """An event, and ``key``, which is the same whenever it is found again.
+
+    ``round`` counts, for each nested pipeline around the stage, how often it was tried again: a stage has one end in
+    each round. Later rounds are larger. ``content`` is what may change while the key remains.
+    """
+
+    event: Event
+    key: Hashable
+    stage: str = ""
+    round: tuple[int, ...] = ()
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class DagNode:
+    """A DAG while its nodes are read: their names begin with ``base``, and nothing more begins if it is closed."""
+
+    names: StageNames
+    base: str
+    round: tuple[int, ...]
+    is_closed: bool = False
+
+
+class StageReader:
+    """Reads all nodes of a run once."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tracked: Mapping[str, KnownStage],
+        items: Mapping[str, int],
+        nodes: Nodes,
+        progress: Progress,
+    ) -> None:
+        """Take what is known of the run.
+
+        Args:
+            pipeline: its pipeline.
+            tracked: the tracked stages, by their names without indices.
+            items: how many items loops have, as far as that is known before they begin.
+            nodes: the nodes of its workflow.
+            progress: how far it is. If it is over, each stage has an end.
+        """
+        self._pipeline, self._tracked, self._items = pipeline, tracked, items
+        self._nodes = nodes
+        self._progress = progress
+        self._events: list[StageEvent] = []
+        self._clocks: dict[str, float] = {}
+        self._attempts: Counter[str] = Counter()
+
+    def read(self) -> list[StageEvent]:
+        """Return the events of all stages so far, in the order of their times."""
+        workflow, root = self._nodes.workflow, self._pipeline.root
+        rounds = [
+            (body.name, (first, second), body.state.is_over)
+            for first, whole in enumerate(self._nodes.attempts(workflow) if workflow else ())
+            for second, body in enumerate(self._nodes.attempts(f"{whole.name}.root"))
+        ]
+        for base, round_, is_closed in rounds or [("", (0, 0), False)]:
+            self._dag(root, DagNode(StageNames(), base, round_, is_closed or self._progress.is_over))
+        if not rounds:
+            self._pending_group(root, StageNames(), f"{workflow}(0).root-driver", (0, 0))
+        # The sort keeps the order of events with equal times.
+        return sorted(self._events, key=lambda one: one.event.time)
+
+    # DAGs
+
+    def _dag(self, component: Component, scope: DagNode) -> TaskOutcome:
+        """Read the tasks of a DAG."""
+        dag = component.as_dag()
+        ends: dict[str, TaskOutcome] = {}
+        for task in dag.ordered:
+            ends[task.name] = self._task(task, ends, scope, dag)
+        if scope.is_closed:
+            for task in dag.ordered:
+                if ends[task.name].state is None:
+                    ends[task.name] = self._settle(task, ends, scope, dag)
+        if any(end.state is None for end in ends.values()):
+            return TaskOutcome()
+        counted = [end for name, end in ends.items() if not reasons.is_ignored(dag.tasks[name], end.state)]
+        failed = [name for end in ends.values() if end.state is State.FAILED for name in end.failed or [end.name]]
+        return together(counted, failed, max((end.time for end in ends.values()), default=self._progress.started_at))
+
+    def _task(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagNode, dag: Dag) -> TaskOutcome:
+        component = self._pipeline.component_of(task)
+        for base in () if dag.hook_before(task) else self._bases(task, scope):
+            if self._has_begun(task, base):
+                inner = DagNode(scope.names, base, scope.round, scope.is_closed)
+                if component.dag is None:
+                    return self._stage(task, component, inner)
+                return self._loop(task, component, inner) if task.loop else self._group(task, component, inner)
+        return self._not_begun(task, ends, scope, dag)
+
+    def _bases(self, task: Task, scope: DagNode) -> list[str]:
+        """Return the names of nodes around the task: an exit task is a hook of each task before it."""
+        if not task.runs_always or not task.depends_on:
+            return [scope.base]
+        hooks = [f"{scope.base}.{upstream}.onExit" for upstream in task.depends_on]
+        return [attempts[-1].name for hook in hooks if (attempts := self._nodes.attempts(hook))]
+
+    def _has_begun(self, task: Task, base: str) -> bool:
+        name = f"{base}.{task.name}"
+        first = self._nodes.get(f"{name}-driver") or self._nodes.get(name)
+        return first is not None and first.state not in (State.SKIPPED, State.NOT_RUN)
+
+    def _not_begun(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagNode, dag: Dag) -> TaskOutcome:
+        """Decide on a task without nodes."""
+        before = [ends[name] for name in task.depends_on]
+        state, reason = reasons.after_upstream(dag, task, before)
+        if state.is_pending:
+            return TaskOutcome()
+        return self._pass_over(task, scope, state, reason, max(end.time for end in before))
+
+    def _settle(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagNode, dag: Dag) -> TaskOutcome:
+        """Decide on a task that has not begun in a scope in which nothing more begins."""
+        if not task.runs_always and (end := self._not_begun(task, ends, scope, dag)).state:
+            return end
+        time = self._progress.last.ended_at or max([*(end.time for end in ends.values()), self._progress.started_at])
+        if self._progress.last.canceled_at is not None:
+            return self._drop(task, scope, time)
+        failed = next((end for end in ends.values() if end.state is State.FAILED), None)
+        if failed is None and not self._progress.is_over:
+            return TaskOutcome()  # a later answer may tell
+        why = reasons.not_run(reasons.ends_the_run((failed.failed or [failed.name])[0])) if failed else NO_START
+        return self._pass_over(task, scope, State.NOT_RUN, why, time)
+
+    def _drop(self, task: Task, scope: DagNode, time: float) -> TaskOutcome:
+        """Report that the task does not run because the run was canceled."""
+        return self._pass_over(task, scope, State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time)
+
+    def _pass_over(self, task: Task, scope: DagNode, state: State, reason: str, time: float) -> TaskOutcome:
+        """Report that a task and all stages inside it do not run."""
+        component = self._pipeline.component_of(task)
+        if component.dag is None:
+            names = [(scope.names.of(task.name), task.name)]
+        else:
+            names = [(place.name, place.task.name) for place in self._inside(component, scope.names.inside(task))]
+        for name, of in names:
+            self._finish(StageResult(name, of, state, reason=reason), scope, time)
+        group = names[0][0] if task.is_group and names else scope.names.of(task.name)
+        is_canceled = reason == reasons.not_run(reasons.RUN_WAS_ENDED)
+        return TaskOutcome(group, state, is_canceled, time)
+
+    # Groups of tasks
+
+    def _group(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
+        """Read a nested pipeline or a branch."""
+        name = f"{scope.base}.{task.name}"
+        driver, node = self._nodes.get(f"{name}-driver"), self._nodes.get(name)
+        if driver is not None and driver.state is State.FAILED:
+            return self._unprepared(task, driver, scope)
+        if node is None:
+            self._pending_group(component, scope.names.inside(task), f"{name}-driver", scope.round)
+        if node is None or node.state is State.NOT_RUN:
+            return TaskOutcome()
+        if node.state is State.SKIPPED:
+            return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
+        end = TaskOutcome()
+        bodies = self._nodes.attempts(name)
+        for index, body in enumerate(bodies):
+            is_closed = scope.is_closed or body.state.is_over or index + 1 < len(bodies)
+            inner = DagNode(scope.names.inside(task), body.name, (*scope.round, index), is_closed)
+            end = self._dag(component, inner)
+            if index + 1 < len(bodies) and not task.is_group:
+                stage = scope.names.of(task.name)
+                delay = max(0.0, self._time(bodies[index + 1].start, end.time) - end.time)
+                retried = PipelineRetried(stage, index + 1, reasons.failed_in(end.failed), delay, time=end.time)
+                self._events.append(StageEvent(retried, ("again", stage, scope.round, index + 1)))
+        return self._group_end(task, component, node, end, scope)
+
+    def _group_end(self, task: Task, component: Component, node: Node, end: TaskOutcome, scope: DagNode) -> TaskOutcome:
+        state = node.state if node.state in (State.SUCCEEDED, State.FAILED) else end.state if scope.is_closed else None
+        if state is None:
+            return TaskOutcome()
+        end.state, end.name, end.time = state, scope.names.of(task.name), self._time(node.end, end.time)
+        if end.is_canceled and state is not State.SUCCEEDED:
+            end.state = State.CANCELED
+        if task.is_group:
+            first = next((place.name for place in self._inside(component, scope.names.inside(task))), end.name)
+            end.name = listed(end.failed, reasons.MOST_NAMED) or first
+        else:
+            end.failed = []
+        return end
+
+    def _loop(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
+        node = self._nodes.get(f"{scope.base}.{task.name}")
+        if node is None:
+            return TaskOutcome()
+        end = TaskOutcome()
+        bodies = self._nodes.attempts(node.name)
+        for index, body in enumerate(bodies):
+            is_closed = scope.is_closed or body.state.is_over
+            inner = DagNode(scope.names, body.name, (*scope.round, index), is_closed)
+            end = self._iterations(task, component, inner)
+        if end.state in (State.SKIPPED, State.NOT_RUN):
+            return end
+        return self._group_end(task, component, node, end, scope)
+
+    def _iterations(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
+        """Read the iterations of a loop; ``scope`` is the loop's own node."""
+        driver = self._nodes.get(f"{scope.base}.iteration-driver")
+        group = self._nodes.get(f"{scope.base}.iteration-iterations")
+        if driver is not None and driver.state is State.FAILED:
+            return self._unprepared(task, driver, scope)
+        is_empty = group is not None and group.state is State.SKIPPED and task.condition is None
+        if group is not None and group.state is State.SKIPPED and not is_empty:
+            return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(group.start))
+        items: list[Node] = []
+        while (item := self._nodes.get(f"{scope.base}.iteration-iterations({len(items)}:{len(items)})")) is not None:
+            items.append(item)
+        count = 0 if is_empty else self._count(task, driver, len(items), scope)
+        if group is None or count is None:
+            return TaskOutcome()
+        names = [
+            without_indices(place.name)
+            for place in self._inside(component, scope.names.inside(task))
+            if not place.looped
+        ]
+        time = self._time(group.start)
+        name = scope.names.of(task.name)
+        loop = LoopStarted(name, count, tuple(names), time=time)
+        self._events.append(StageEvent(loop, ("loop", name, scope.round, count)))
+        ends = [self._iteration(task, component, scope, index, item) for index, item in enumerate(items)]
+        if scope.is_closed:
+            ends += [self._missing(task, component, scope, index, ends) for index in range(len(items), count)]
+        if len(ends) < count or any(end.state is None for end in ends):
+            return TaskOutcome()
+        failed = [name for end in ends for name in end.failed]
+        return together(ends, failed, time)
+
+    def _count(self, task: Task, driver: Node | None, seen: int, scope: DagNode) -> int | None:
+        """Return the number of iterations, as far as it is known; None if it is not."""
+        found = driver.decisions.get("iteration-count", "") if driver is not None else ""
+        known = self._items.get(without_indices(scope.names.of(task.name)))
+        if found.isdecimal() and len(found) < 10:
+            known = int(found)
+        if known is None:
+            return seen or (0 if scope.is_closed and not self._progress.is_over else None)
+        return max(known, seen)
+
+    def _iteration(self, task: Task, component: Component, scope: DagNode, index: int, item: Node) -> TaskOutcome:
+        names, end = scope.names.inside_iteration(index), TaskOutcome()
+        for first, whole in enumerate(self._nodes.attempts(item.name)):
+            name = f"{whole.name}.iteration-item"
+            driver = self._nodes.get(f"{name}-driver")
+            here = DagNode(names, whole.name, (*scope.round, first), scope.is_closed or whole.state.is_over)
+            if driver is not None and driver.state is State.FAILED:
+                end = self._unprepared(task, driver, here)
+                continue
+            bodies = self._nodes.attempts(name)
+            if not bodies or bodies[-1].state in (State.SKIPPED, State.NOT_RUN):
+                end = self._missing(task, component, here, index, ()) if here.is_closed else TaskOutcome()
+                continue
+            for second, body in enumerate(bodies):
+                is_closed = here.is_closed or body.state.is_over
+                end = self._dag(component, DagNode(names, body.name, (*here.round, second), is_closed))
+        return end
+
+    def _missing(
+        self, task: Task, component: Component, scope: DagNode, index: int, ends: Iterable[TaskOutcome]
+    ) -> TaskOutcome:
+        """Report that an iteration will not begin any more."""
+        names = scope.names if scope.names.indices[-1:] == (index,) else scope.names.inside_iteration(index)
+        failed = next((name for end in ends for name in end.failed), "")
+        is_canceled = self._progress.last.canceled_at is not None
+        if not (is_canceled or failed or self._progress.is_over):
+            return TaskOutcome()  # a later answer may tell
+        if is_canceled:
+            reason = reasons.not_run(reasons.RUN_WAS_ENDED)
+        else:
+            reason = reasons.not_run(reasons.ends_the_run(failed)) if failed else NO_START
+        time = self._time(self._progress.last.ended_at)
+        for place in self._inside(component, names):
+            self._finish(StageResult(place.name, place.task.name, State.NOT_RUN, reason=reason), scope, time)
+        return TaskOutcome(scope.names.of(task.name), State.NOT_RUN, is_canceled, time)
+
+    def _unprepared(self, task: Task, driver: Node, scope: DagNode) -> TaskOutcome:
+        """Report that KFP's driver has failed before a task."""
+        time = self._time(driver.end, driver.start)
+        if self._progress.is_canceled(driver.end):
+            return self._drop(task, scope, time)
+        name = scope.names.of(task.name)
+        reason = f"could not be prepared: KFP's driver {exit_of(driver, is_driver=True)[1]}"
+        self._finish(StageResult(name, task.name, State.FAILED, reason=clean(reason)), scope, time)
+        return TaskOutcome(name, State.FAILED, time=time)
+
+    # Stages
+
+    def _stage(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
+        name, path = scope.names.of(task.name), f"{scope.base}.{task.name}"
+        driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
+        if component.importer is not None or volume_task(component):
+            return self._pod_of_kfp(task, node, scope)
+        first = driver or node
+        assert first is not None
+        self._report(name, StageWaiting(name, task.name, time=self._time(first.start)), "waiting", scope)
+        if driver is not None and driver.state is State.FAILED:
+            return self._unprepared(task, driver, scope)
+        if node is not None and node.state is State.SKIPPED:
+            return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
+        bodies = self._nodes.attempts(path)
+        pods = [pod for body in bodies for pod in self._nodes.attempts(f"{body.name}.executor")]
+        if not pods and driver is None:
+            pods = bodies  # a version of KFP without drivers of their own
+        starting = [*self._nodes.attempts(f"{path}-driver")[-1:], *pods[-1:]]
+        is_skipped = bool(pods) and pods[-1].state is State.SKIPPED
+        pods = [pod for pod in pods if pod.state is not State.SKIPPED]
+        begun = [pod for pod in pods if pod.has_begun]
+        base = self._attempts[name]
+        self._attempts[name] += len(begun)
+        self._report_attempts(task, begun, base, scope, is_over=node is not None and node.state.is_over)
+        self._pending(name, task.name, starting, scope.round)
+        last = begun[-1] if begun else None
+        is_cached = last is None and (is_skipped or (not pods and node is not None and node.state is State.SUCCEEDED))
+        state, reason, end = end_of_stage(self._progress, node, last, is_cached=is_cached)
+        if state is None:
+            return TaskOutcome()
+        exit_code = exit_of(last)[0] if last is not None and state is State.FAILED else None
+        if last is not None and last.state is State.SUCCEEDED:
+            exit_code = 0
+        pod = last.pod if last is not None else ""
+        tracked = self._tracked.get(without_indices(name)) if pod else None
+        started = begun[0].start if begun else None
+        time = self._time(end, started)
+        result = StageResult(
+            name,
+            task.name,
+            state,
+            exit_code=exit_code,
+            reason=clean(reason),
+            duration=max(0.0, time - started) if started is not None else 0.0,
+            attempts=base + len(begun),
+            pod_name=pod,
+            run_id=f"{self._progress.run_id}/{tracked.facts.stage}/{pod}" if tracked else None,
+            tracker_base=tracked.tracker_base if tracked else None,
+            started_at=started,
+        )
+        self._finish(result, scope, time)
+        is_canceled = state is State.CANCELED or (
+            state is State.NOT_RUN and self._progress.last.canceled_at is not None
+        )
+        return TaskOutcome(name, state, is_canceled, time)
+
+    def _report_attempts(self, task: Task, pods: list[Node], base: int, scope: DagNode, *, is_over: bool) -> None:
+        name, period = scope.names.of(task.name), self._progress.last
+        is_over = is_over or period.state.is_over or period.canceled_at is not None
+        for index, pod in enumerate(pods):
+            number = base + index + 1
+            started = StageStarted(name, pod.pod, number, task.name, time=self._time(pod.start))
+            self._report(name, started, ("started", number), scope)
+            if pod.state is not State.FAILED:
+                continue
+            following = pods[index + 1] if index + 1 < len(pods) else None
+            end = self._time(pod.end, pod.start)
+            if following is not None:
+                delay = max(0.0, self._time(following.start, end) - end)
+            elif task.retry is not None and index < task.retry.count and not is_over:
+                delay = task.retry.delay(index + 1)
+            else:
+                continue
+            retried = StageRetried(name, number, clean(exit_of(pod)[1]), delay, time=end)
+            self._report(name, retried, ("retried", number), scope)
+
+    def _pod_of_kfp(self, task: Task, node: Node | None, scope: DagNode) -> TaskOutcome:
+        """Read a task that KFP does by itself: an import, or a volume claim that is made or deleted."""
+        name = scope.names.of(task.name)
+        if node is None:
+            return TaskOutcome()
+        self._pending(name, task.name, self._nodes.attempts(node.name)[-1:], scope.round)
+        time = self._time(node.end, node.start)
+        state, reason = node.state, ""
+        if state is State.FAILED:
+            if self._progress.is_canceled(node.end):
+                return self._drop(task, scope, time)
+            reason = exit_of(node)[1]
+        elif state is not State.SUCCEEDED:
+            if self._progress.last.state is not State.SUCCEEDED:
+                return TaskOutcome()
+            state = State.SUCCEEDED
+        self._finish(StageResult(name, task.name, state, reason=clean(reason), started_at=node.start), scope, time)
+        return TaskOutcome(name, state, time=time)
+
+    def _pending(self, name: str, task: str, pods: Iterable[Node], round_: tuple[int, ...]) -> None:
+        """Report what the first of these pods that has not begun waits for."""
+        if pod := next((pod for pod in pods if pod.state is State.QUEUED and pod.pod), None):
+            reason = pending_reason(pod)
+            event = StagePending(name, task, reason, time=self._time(pod.start))
+            self._events.append(StageEvent(event, ("pending", pod.name), name, round_, reason))
+
+    def _pending_group(self, component: Component, names: StageNames, driver: str, round_: tuple[int, ...]) -> None:
+        """Report what KFP's driver of a group waits for, at the first stage of the group."""
+        if first := next(self._inside(component, names), None):
+            self._pending(first.name, first.task.name, self._nodes.attempts(driver)[-1:], round_)
+
+    # Helpers
+
+    def _time(self, *times: float | None) -> float:
+        return next((time for time in times if time is not None), self._progress.started_at)
+
+    def _inside(self, component: Component, names: StageNames) -> Iterator[ScopedTask]:
+        return (place for place in walk(self._pipeline, component, names) if place.is_stage)
+
+    def _finish(self, result: StageResult, scope: DagNode, time: float) -> None:
+        self._report(result.name, StageFinished(result, time=time), "finished", scope)
+
+    def _report(self, stage: str, event: Event, what: Hashable, scope: DagNode) -> None:
+        # Clocks of pods and of KFP differ: an event of a stage is not older than the one before it.
+        time = self._clocks[stage] = max(event.time, self._clocks.get(stage, event.time))
+        event = dataclasses.replace(event, time=time) if time > event.time else event
+        self._events.append(StageEvent(event, (what, stage, scope.round), stage, scope.round))

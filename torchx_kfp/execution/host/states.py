@@ -1,0 +1,150 @@
+"""Translate the states and times of KFP's API."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.runs.vocabulary import State
+
+_STATES = {
+    "PENDING": State.QUEUED,
+    "RUNNING": State.RUNNING,
+    "CANCELING": State.RUNNING,
+    "PAUSED": State.RUNNING,
+    "SUCCEEDED": State.SUCCEEDED,
+    "SKIPPED": State.SUCCEEDED,
+    "FAILED": State.FAILED,
+    "CANCELED": State.CANCELED,
+}
+_CANCELING = "CANCELING"
+_ENDS = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
+
+
+@dataclass(frozen=True)
+class Period:
+    """A period in which KFP worked on a run; each retry of the run begins another one.
+
+    Times are in seconds since the epoch: ``canceled_at`` is None unless somebody has terminated the run, ``ended_at``
+    is None while the period goes on.
+    """
+
+    state: State
+    started_at: float
+    canceled_at: float | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: its periods, of which the last one says what the run does now."""
+
+    run_id: str
+    periods: tuple[Period, ...]
+
+    @property
+    def last(self) -> Period:
+        """The last period."""
+        return self.periods[-1]
+
+    @property
+    def started_at(self) -> float:
+        """The start of the run, in seconds since the epoch."""
+        return self.periods[0].started_at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self.last.state.is_over
+
+    def period_at(self, time: float) -> int:
+        """Return the index of the period to which a time of a node belongs.
+
+        A node's time is from another clock than the times of periods, so a retry counts from the middle of the time in
+        which the run was over.
+        """
+        ends = zip(self.periods, self.periods[1:], strict=False)
+        return sum(time > ((before.ended_at or after.started_at) + after.started_at) / 2 for before, after in ends)
+
+    def is_canceled(self, end: float | None) -> bool:
+        """Tell whether a node that failed at this time, if it is known, did so because the run was canceled."""
+        period = self.last if end is None else self.periods[self.period_at(end)]
+        canceled = period.canceled_at
+        return canceled is not None and (end is None or end >= canceled)
+
+
+def read_progress(run: Mapping[str, Any]) -> Progress:
+    """Return how far a run is, from its JSON in v2beta1."""
+    found = run.get("state_history")
+    history = [
+        (text(item.get("state")), when)
+        for item in map(mapping, found if isinstance(found, list) else ())
+        if (when := seconds(item.get("update_time"))) is not None
+    ]
+    # A run that is tried again runs after its end.
+    parts: list[list[tuple[str, float]]] = [[]]
+    for word, when in history:
+        if parts[-1] and parts[-1][-1][0] in _ENDS and word not in _ENDS:
+            parts.append([])
+        parts[-1].append((word, when))
+    periods = [_period(part) for part in parts]
+    if created := seconds(run.get("created_at")):
+        periods[0] = replace(periods[0], started_at=created)
+    state, last = run_state(run), periods[-1]
+    latest = history[-1][1] if history else last.started_at
+    canceled = (
+        latest if last.canceled_at is None and (state is State.CANCELED or _is_canceled(run)) else last.canceled_at
+    )
+    ended = max(seconds(run.get("finished_at")) or last.ended_at or latest, last.started_at)
+    is_over = state.is_over
+    periods[-1] = Period(state if is_over else State.RUNNING, last.started_at, canceled, ended if is_over else None)
+    return Progress(text(run.get("run_id")), tuple(periods))
+
+
+def _period(history: list[tuple[str, float]]) -> Period:
+    """Return a period, from the part of the history in which it is."""
+    started = history[0][1] if history else 0.0
+    canceled = next((when for word, when in reversed(history) if word == _CANCELING), None)
+    if not history or history[-1][0] not in _ENDS:
+        return Period(State.RUNNING, started, canceled)
+    word, ended = history[-1]
+    # KFP ends a canceled run as FAILED.
+    state = State.CANCELED if canceled is not None and _STATES[word] is State.FAILED else _STATES[word]
+    return Period(state, started, canceled, ended)
+
+
+def run_state(run: Mapping[str, Any]) -> State:
+    """Return the state of a run, from its JSON in v2beta1; a run that KFP has not begun is queued.
+
+    KFP ends a canceled run as FAILED: the history of its states tells.
+    """
+    state = _STATES.get(str(run.get("state") or ""), State.QUEUED)
+    if state is State.FAILED and _is_canceled(run):
+        return State.CANCELED
+    return state
+
+
+def _is_canceled(run: Mapping[str, Any]) -> bool:
+    """Tell whether somebody has terminated a run, and nobody has tried it again since."""
+    history = run.get("state_history")
+    states = [mapping(item).get("state") for item in (history if isinstance(history, list) else [])]
+    before_the_end = [state for state in (*states, run.get("state")) if state not in _ENDS]
+    return before_the_end[-1:] == [_CANCELING]
+
+
+def seconds(moment: object) -> float | None:
+    """Return a time of the API in seconds since the epoch; None for the epoch and the year 1, which mean none."""
+    if not isinstance(moment, str):
+        return None
+    try:
+        # Python 3.10 reads neither Z nor nanoseconds.
+        whole, _, rest = moment.removesuffix("Z").partition(".")
+        when = datetime.datetime.fromisoformat(whole)
+        fraction = float(f"0.{rest}") if rest.isdigit() else 0.0
+        found = when.replace(tzinfo=when.tzinfo or datetime.timezone.utc).timestamp() + fraction
+    except (ValueError, OverflowError):
+        return None
+    return found if found > 0 else None

@@ -1,0 +1,223 @@
+"""Submit runs to a KFP host from Python, after a check of what KFP would refuse or change, and attach to them."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+from urllib.parse import urlsplit
+
+from torchx_kfp.common.text import shown
+from torchx_kfp.execution.host.connection import Connection
+from torchx_kfp.execution.host.host_runs import Host as Host
+from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
+from torchx_kfp.execution.host.run import HostRun as HostRun
+from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings
+from torchx_kfp.execution.model import checks
+from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
+
+if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
+    from typing_extensions import Unpack
+
+#: The mounts of stages whose files stay when the pod ends.
+_LASTING = ("pvcMount",)
+#: Settings of the platform spec through which a pod may get variables that the pipeline does not name.
+_HIDDEN_VARIABLES = ("secretAsEnv", "configMapAsEnv")
+#: Variables that name the server of S3: those of its clients, and fsspec's.
+_ENDPOINT = re.compile(r"AWS_ENDPOINT_URL(?:_S3)?|FSSPEC_S3A?_ENDPOINT_URL", re.IGNORECASE)
+_S3 = ("s3", "s3a")
+_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_WAY_OUT = (
+    "Give a tracker base that pods and this machine reach, such as s3://bucket/results, or mount a volume claim at "
+    "this path in each stage (kubernetes.mount_pvc)"
+)
+
+
+class HostKeywords(TypedDict, total=False):
+    """The settings of the connection: see ``settings.Settings``. None leaves one to the environment and the file."""
+
+    host: str | None
+    ui_host: str | None
+    namespace: str | None
+    service_namespace: str | None
+    existing_token: str | None
+    token_file: str | None
+    cookies: str | None
+    client_id: str | None
+    other_client_id: str | None
+    other_client_secret: str | None
+    ssl_ca_cert: str | None
+    verify_ssl: bool | None
+    kube_context: str | None
+    proxy: str | None
+
+
+def submit(
+    pipeline: PipelineLike,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    name: str = "",
+    experiment: str = "",
+    service_account: str = "",
+    pipeline_root: str = "",
+    cache: bool = True,
+    **settings: Unpack[HostKeywords],
+) -> HostRun:
+    """Start a run on a KFP host.
+
+    Args:
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        arguments: values of the pipeline's parameters.
+        name: the run's name in KFP's UI; by default, that of the pipeline with the date.
+        experiment: the name of its experiment, which is created if it does not exist.
+        service_account: the Kubernetes service account of the stages.
+        pipeline_root: where KFP stores the run's artifacts.
+        cache: False to run all stages, whatever the pipeline says.
+        settings: the connection, such as ``host="https://kfp.example.com"``: see ``HostKeywords``.
+
+    Returns:
+        The run, which continues on the host; ``.wait()`` returns its result.
+
+    Raises:
+        PipelineFileError: the file is not a compiled pipeline.
+        UnsupportedPipelineError: the pipeline would fail on KFP, or its pods cannot reach the tracker base.
+        ArgumentError: the arguments do not fit the pipeline's parameters.
+        HostError: there is no host, it does not answer, or it refuses the run.
+    """
+    submission = Submission(name, experiment, service_account, pipeline_root, cache)
+    loaded = load_pipeline(pipeline)
+    values = complete_arguments(loaded, arguments or {})
+    refuse_submission(loaded, check_submission(loaded, values))
+    host = _connect(settings)
+    return HostRun(host.connection, host.submit(loaded, arguments, submission), named=known_bases(loaded, values))
+
+
+def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
+    """Return a run on a KFP host.
+
+    Args:
+        run: its id, at least 4 characters of its beginning, its name in KFP's UI, the URL of its page there, or
+            ``latest``.
+        settings: the connection, as for ``submit``.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        HostError: there is no host, or it does not answer.
+    """
+    host = _connect(settings)
+    return HostRun(host.connection, host.find(run))
+
+
+def _connect(settings: HostKeywords) -> Host:
+    found = read_settings(settings)
+    for sentence in found.warnings:
+        warnings.warn(sentence, stacklevel=3)  # where the user has called submit or attach
+    return Host(Connection(found))
+
+
+def check_submission(
+    pipeline: Pipeline, arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+) -> list[Finding]:
+    """Return all findings about a run of the pipeline on KFP.
+
+    Args:
+        pipeline: the pipeline.
+        arguments: the values of all its parameters.
+        environ: the environment of this process.
+    """
+    found: list[Finding] = []
+    with reading(f"The pipeline {pipeline.name!r}"):
+        found += checks.of_pipeline(pipeline)
+        for place in walk(pipeline):
+            found += checks.of_task(pipeline, place)
+        found += checks.of_arguments(arguments)
+        found += checks.of_replicas(pipeline, arguments)
+        for base, stages in known_bases(pipeline, arguments).items():
+            said = f"has the tracker base {shown(base)}, "
+            for stage in stages:
+                found += [
+                    Finding(kind, f"task {stage.place.path!r}", f"{said}{text}")
+                    for kind, text in _of_base(base, stage, environ)
+                ]
+    return merge(found)
+
+
+def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
+    """Raise UnsupportedPipelineError if there are findings with which the run would surely fail."""
+    failing = [finding for finding in findings if finding.kind is Kind.FAILS]
+    refuse(pipeline.name, failing, "nothing was submitted")
+
+
+def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+    scheme = _PROTOCOL.match(base)
+    protocol_name = scheme[1].lower() if scheme else ""
+    if protocol_name in ("", "file", "local"):
+        path = base[scheme.end() :] if scheme else re.sub(r"^(?:file|local):", "", base)
+        if not path.startswith("/"):
+            yield (
+                Kind.FAILS,
+                f"which is a path below the directory in which a pod's program starts, and is lost with the pod. "
+                f"{_WAY_OUT}",
+            )
+        elif not _is_mounted(path, stage.place.component):
+            yield Kind.FAILS, f"which is a directory of the pod, and is lost with it: no volume is there. {_WAY_OUT}"
+    elif protocol_name == "memory":
+        yield Kind.FAILS, f"which is in the memory of each process. {_WAY_OUT}"
+    elif protocol_name in _S3:
+        yield from _of_endpoint(stage, environ)
+    elif is_this_machine(_host_of(base)):
+        yield (
+            Kind.FAILS,
+            f"which means the pod itself there, not this machine. Give the address that the server has in the cluster, "
+            f"such as {protocol_name}://service.namespace/...",
+        )
+
+
+def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+    """Yield what is wrong with the server of S3 that a stage uses."""
+    own = [(name, value) for name, value in stage.variables if _ENDPOINT.fullmatch(name)]
+    for name, value in own:
+        if is_this_machine(_host_of(value)):
+            yield (
+                Kind.FAILS,
+                f"and its variable {name} is {shown(value)}, which means the pod itself there, not this machine. Give "
+                "the address that the server has in the cluster, such as http://minio-service.kubeflow:9000",
+            )
+    if own or any(stage.place.component.platform.get(setting) for setting in _HIDDEN_VARIABLES):
+        return
+    for name, value in environ.items():
+        if _ENDPOINT.fullmatch(name) and is_this_machine(_host_of(value)):
+            yield (
+                Kind.MAY_FAIL,
+                f"and {name}={value} here sends S3 to this machine; the stage has no such variable, and looks for the "
+                "bucket at AWS. Give its AppDef the server's address in the cluster with env= or secrets=, such as "
+                "http://minio-service.kubeflow:9000",
+            )
+            return
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_mounted(path: str, component: Component) -> bool:
+    """Tell whether a stage has a volume at a path or above it that lasts; for a distributed one, each replica."""
+    mounts = [mount.get("mountPath", "") for key in _LASTING for mount in component.platform.get(key) or ()]
+    if roles := component.facts.replica_roles:
+        return all(_is_below(path, [*mounts, *role.mounts]) for role in roles)
+    return _is_below(path, mounts)
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    whole = posixpath.normpath(path)
+    return any(f"{whole}/".startswith(f"{posixpath.normpath(folder).rstrip('/')}/") for folder in folders if folder)

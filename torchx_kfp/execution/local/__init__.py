@@ -1,0 +1,1 @@
+"""The local runner: ``torchx_kfp.local`` is its public side."""

@@ -1,0 +1,376 @@
+"""One attempt at a stage, from its command and environment to its outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, POD_NAME, WORKSPACES
+from torchx_kfp.contract.specification import ReplicaCount
+from torchx_kfp.errors import TrackerError, explain
+from torchx_kfp.execution.local.cache import cache_key
+from torchx_kfp.execution.local.code_files import CodeFiles, TooManyFiles
+from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
+from torchx_kfp.execution.local.executors.executor import (
+    MADE,
+    NO_CONTAINERS,
+    AttemptPlan,
+    Containers,
+    Executor,
+    RunningStage,
+    StartError,
+)
+from torchx_kfp.execution.local.executors.process import RUN_MARK, ProcessExecutor, stage_mark
+from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, given_values, secret_variables
+from torchx_kfp.execution.local.kubernetes import field_values, time_limit
+from torchx_kfp.execution.local.log_pump import Log, LogPump
+from torchx_kfp.execution.local.packages import InstallError, activate, local_state, provide_environment
+from torchx_kfp.execution.local.run_options import RunOptions
+from torchx_kfp.execution.local.transfer import (
+    UnavailableError,
+    copy_here,
+    describe_missing,
+    read_outputs,
+    read_run_id,
+    registered_files,
+    with_copies,
+)
+from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in, parameters_of
+from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
+from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, parse_command
+from torchx_kfp.execution.runs.result import StageResult, last_lines
+from torchx_kfp.tracking.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The facts that all stages of a run share; ``constants`` are the values of placeholders."""
+
+    run_id: str
+    folder: Path
+    environ: Mapping[str, str]
+    constants: Mapping[str, str]
+    options: RunOptions
+    given: GivenKeys = field(default_factory=GivenKeys)
+    #: The stages that run in containers, and what runs them.
+    containers: Containers = NO_CONTAINERS
+    executor: Executor = field(default_factory=ProcessExecutor)
+
+
+def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPlan:
+    """Plan an attempt at a stage, without writing to the disk; ``placed`` adds its container, if it needs one.
+
+    Raises:
+        ValueError: an input cannot be passed to the stage.
+    """
+    component, container = run.component, run.component.container
+    assert container is not None
+    folder = context.folder / pod_name
+    made = folder / MADE
+    inputs = with_defaults(component, run.inputs)
+    takes_all = parse_command(container.words) is not None
+    values, copies = with_copies(inputs, container.words, folder / "inputs", takes_all=takes_all)
+    facts = Facts(
+        parameters=values,
+        workspace=context.constants["workspace_path"],
+        unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(values),
+        output_files={name: str(made / "outputs" / name) for name in component.outputs},
+        output_artifacts={
+            name: Artifact(name, kind, str(made / "artifacts" / name))
+            for name, kind in component.artifact_outputs.items()
+        },
+        executor_output=str(made / "executor_output.json"),
+    )
+    image = resolve_text(container.image, facts)
+    command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
+    python = parse_command([*command, *args])
+    variables = {
+        **secret_variables(component.platform, context.environ),
+        **dict(container.env),
+        **given_values(component, context.given, run.dag.inputs),
+    }
+    fields = field_values(component, context.run_id, pod_name, str(uuid.uuid4()))
+    pod = {**variables, **fields, PIPELINE_RUN: context.run_id, POD_NAME: pod_name}
+    if run.name in context.containers:
+        environ = {IMAGE: image, **pod}
+    else:
+        mark = stage_mark(context.environ, context.run_id, pod_name)
+        marks = {RUN_MARK: mark, **({} if python is None else {RUNTIME_MARK: "true"})}
+        environ = {**context.environ, **pod, **marks, WORKSPACES: str(folder)}
+    return AttemptPlan(
+        stage=run.name,
+        task=run.task.name,
+        pod_name=pod_name,
+        folder=folder,
+        directory=Path(context.options.directory),
+        component=component,
+        inputs=inputs,
+        facts=facts,
+        image=image,
+        command=command,
+        args=args,
+        variables=variables,
+        environ=environ,
+        copies=copies,
+        python=python,
+    )
+
+
+def placed(plan: AttemptPlan, run: TaskRun, context: RunContext) -> AttemptPlan:
+    """Return the plan with its container, if it needs one; folders for the results that it records are created.
+
+    Raises:
+        ValueError: the stage needs something that a container cannot be given.
+    """
+    if plan.stage not in context.containers:
+        return plan
+    files = given_files(plan.component, context.given, run.dag.inputs)
+    return dataclasses.replace(plan, container=context.containers.place(plan, files))
+
+
+def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext, code: CodeFiles) -> str:
+    """Return the key of the stage in the cache; empty if the stage must not be taken from the cache.
+
+    It is empty if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses the
+    workspace (which differs in each run), and if there is more code than can be checked.
+    """
+    if not run.task.caches or run.task.runs_always or _uses_workspace(plan):
+        return ""
+    surroundings: list[Any]
+    if plan.stage in context.containers:
+        mounts = sorted(map(str, context.containers.mounts))
+        files = given_files(plan.component, context.given, run.dag.inputs)
+        surroundings = ["container", context.executor.image_id(plan.image), mounts, files]
+    else:
+        installed = [local_state(install) for install in plan.python.installs] if plan.python is not None else []
+        try:
+            stamps = code.of(decode(plan.words).words, plan.environ.get("PYTHONPATH", ""))
+        except TooManyFiles:
+            return ""
+        surroundings = ["process", context.options.directory, sys.prefix, sys.version, stamps, installed]
+    return cache_key(run.task, plan.component, plan.inputs, environ=plan.variables, surroundings=surroundings)
+
+
+def _uses_workspace(plan: AttemptPlan) -> bool:
+    container, facts = plan.component.container, plan.facts
+    assert container is not None
+    paths = [item.path for value in facts.input_artifacts.values() for item in artifacts_in(value)]
+    texts = (*container.words, *map(str, parameters_of(plan.inputs).values()), *paths)
+    return any(path in text for path in (WORKSPACE, facts.workspace) for text in texts)
+
+
+# Seconds to wait for more output after its last known writer has ended.
+_OUTPUT_PATIENCE = 2.0
+
+
+class AttemptThread(threading.Thread):
+    """An attempt that runs in its own thread and can be ended from outside."""
+
+    def __init__(
+        self,
+        plan: AttemptPlan,
+        executor: Executor,
+        pump: LogPump,
+        on_message: Callable[[AttemptThread, StageResult | ReplicaCount], None],
+        grace: float = 0.0,
+    ) -> None:
+        """Prepare the attempt.
+
+        Args:
+            plan: its plan.
+            executor: what runs it.
+            pump: reads its output.
+            on_message: is called from its threads with its result, and with each number of running replicas.
+            grace: the seconds from the end of its time limit until it is killed.
+        """
+        super().__init__(name=plan.pod_name, daemon=True)
+        self.plan = plan
+        self._grace = grace
+        self._executor = executor
+        self._pump = pump
+        self._on_message = on_message
+        self._lock = threading.Lock()
+        self._running: RunningStage | None = None
+        #: Whether it was asked to end.
+        self._is_ending = False
+
+    def terminate(self, grace: float) -> None:
+        """Ask the stage to end within ``grace`` seconds, or prevent its start."""
+        with self._lock:
+            self._is_ending = True
+            if self._running is not None:
+                self._running.terminate(grace)
+
+    def kill(self) -> None:
+        """Kill the stage, or prevent its start."""
+        with self._lock:
+            self._is_ending = True
+            if self._running is not None:
+                self._running.kill()
+
+    def run(self) -> None:
+        """Run the attempt to its end, and report its result."""
+        try:
+            result = self._recorded(self._execute())
+        except OSError as error:
+            result = self.plan.result(reason=f"could not be run: {explain(error)}")
+        except Exception as error:  # an exception would end the thread, and the run would wait forever
+            result = self.plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
+        self._on_message(self, result)
+
+    def _on_lines(self, lines: Sequence[str]) -> None:
+        for count in filter(None, map(ReplicaCount.parse, lines)):
+            self._on_message(self, count)
+
+    def _recorded(self, result: StageResult) -> StageResult:
+        """Return the result with the results that the stage recorded, even if it failed."""
+        plan = self.plan
+        run_id, base = read_run_id(plan), plan.tracker_base
+        if run_id is None or base is None:
+            return result
+        result = dataclasses.replace(result, run_id=run_id)
+        with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
+            # The runner may be in another directory than the stage.
+            recorder = Recorder.open(base, plan.directory)
+            result = dataclasses.replace(result, results=recorder.get(run_id))
+            if result.exit_code:
+                reason = describe_missing(plan, recorder, run_id, result.results or {}) or result.reason
+                return dataclasses.replace(result, reason=reason)
+            files = registered_files(plan, recorder.artifacts(run_id))
+            result = dataclasses.replace(result, files=files, undelivered=recorder.undelivered(run_id))
+        return result
+
+    def _execute(self) -> StageResult:
+        plan, facts = self.plan, self.plan.facts
+        source = plan.python.source if plan.python is not None and plan.container is None else None
+        files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
+        # A runner that was killed before it recorded this attempt may have left its folder.
+        shutil.rmtree(plan.folder, ignore_errors=True)
+        for path in (str(plan.log_file), *files, *([] if source is None else [str(plan.source_file)])):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            self._copy_inputs()
+            if source is not None:
+                plan.source_file.write_text(source, encoding="utf-8", newline="")
+            with self._secret_files():
+                code, failure = self._run_to_end(self._executor, dataclasses.replace(plan, environ=self._environ()))
+        except (StartError, InstallError) as error:
+            return plan.result(error.exit_code, str(error))
+        except UnavailableError as error:
+            return plan.result(None, str(error))
+        if failure:
+            return plan.result(code, failure)
+        try:
+            outputs, artifacts = read_outputs(plan)
+            return plan.result(code, outputs=outputs, artifacts=artifacts)
+        except ValueError as error:
+            return plan.result(code, str(error))
+
+    @contextlib.contextmanager
+    def _secret_files(self) -> Iterator[None]:
+        """Write the files of a container's secrets, and remove them when the container has ended."""
+        files = self.plan.container.files if self.plan.container is not None else {}
+        try:
+            for folder, contents in files.items():
+                os.makedirs(folder)
+                for name, text in contents.items():
+                    Path(folder, name).write_text(text, encoding="utf-8", newline="")
+            yield
+        finally:
+            for folder in files:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _copy_inputs(self) -> None:
+        for url, path in self.plan.copies.items():
+            if self._is_ending:
+                return
+            own = str(self.plan.folder)
+            root = own if path.startswith(os.path.join(own, "")) else self.plan.facts.workspace
+            try:
+                copy_here(url, path, root, str(self.plan.folder / "inputs"))
+            except UnavailableError as error:
+                if self.plan.python is None:
+                    raise
+                # A Python component may need only the URI; if it opens the file, it fails by itself.
+                with self.plan.log_file.open("a", encoding="utf-8") as log:
+                    log.write(f"This stage {error}\n")
+
+    def _environ(self) -> Mapping[str, str]:
+        """Install the packages that the stage asks for, and return its environment variables."""
+        environ, python = self.plan.environ, self.plan.python
+        if python is None or self.plan.container is not None:
+            return environ
+        folder = provide_environment(python.installs, environ, self._run_command, lambda: self._is_ending)
+        return environ if folder is None else activate(folder, environ)
+
+    def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Run another command for the stage, as a process that writes into the stage's log."""
+        plan = dataclasses.replace(self.plan, command=command, args=(), python=None, environ=environ)
+        return self._run_to_end(ProcessExecutor(), plan)[0]
+
+    def _run_to_end(self, executor: Executor, plan: AttemptPlan) -> tuple[int, str]:
+        """Run a plan to its end, and return the exit code and, if it failed, the reason."""
+        with self._lock:
+            if self._is_ending:
+                raise StartError("was not started: the run was ended")
+            self._running = running = executor.start(plan)
+        on_lines = self._on_lines if plan.component.facts.replica_roles else None
+        log = Log(running.pipe, plan.log_file, plan.stage, on_lines)
+        self._pump.add(log)
+        seconds = time_limit(plan.component.platform)
+        limit = TimeLimit(running, seconds, self._grace)
+        try:
+            with limit:
+                code = running.wait(log.closed)
+        finally:
+            if not log.closed.wait(_OUTPUT_PATIENCE):
+                # A process that has left the session and cleared its environment may hold the pipe open.
+                self._pump.drop(log)
+                log.closed.wait()
+        if limit.is_over:
+            return code, f"was ended: its time limit of {seconds:g} s is over"
+        if code == 0:
+            return code, ""
+        reason = running.describe(code, "".join(last_lines(plan.log_file, 1)))
+        return code, f"{reason} ({log.problem})" if log.problem else reason
+
+
+class TimeLimit:
+    """A time limit for an attempt: it is asked to end, and killed ``grace`` seconds later."""
+
+    def __init__(self, running: RunningStage, seconds: float | None, grace: float) -> None:
+        """Prepare the limit; ``seconds`` is None if there is none."""
+        self.is_over = False
+        self._running = running
+        self._grace = grace
+        self._timer = None if seconds is None else _timer(seconds, self._end)
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._timer = _timer(self._grace, self._running.kill)
+        self._timer.start()
+        self._running.terminate(self._grace)
+
+
+def _timer(seconds: float, action: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), action)
+    timer.daemon = True
+    return timer

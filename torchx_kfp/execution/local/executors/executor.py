@@ -1,0 +1,328 @@
+"""The plan of an attempt at a stage, with its container if it has one, and the interface of what executes it."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchx_kfp.common.text import did_you_mean, listed
+from torchx_kfp.contract.command import decode
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local.executors.mounts import (
+    Mount,
+    artifact_mounts,
+    combine,
+    copied_mounts,
+    holds,
+    source_of,
+    tracker_bases,
+)
+from torchx_kfp.execution.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
+from torchx_kfp.execution.pipeline.artifacts import parameters_of
+from torchx_kfp.execution.pipeline.placeholders import NO_LIMITS, Facts, Limits, read_limits
+from torchx_kfp.execution.pipeline.python_components import PythonComponent
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline
+from torchx_kfp.execution.pipeline.walk import walk, without_indices
+from torchx_kfp.execution.runs.journal import LOG_FILE
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.tracking.recorder import written_folders
+
+#: The folder of an attempt to which its stage writes its outputs.
+MADE = "made"
+_NO_MODULE = re.compile(r"\bNo module named '?([\w.]+)'?\)?$")
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """The parts of a plan that only a container needs: its mounts, and settings of its pod."""
+
+    mounts: Sequence[Mount] = ()
+    #: Folders in memory: their paths in the container, and their sizes in bytes (None for no limit).
+    memory_folders: Mapping[str, int | None] = field(default_factory=dict)
+    #: Folders to create on this machine that the container's user, whoever that is, must be able to write to. Each is
+    #: mapped to the folder beneath which it is opened: only the runner can have made links in that folder's path.
+    shared_folders: Mapping[str, str] = field(default_factory=dict)
+    #: Files that exist only while the container runs: names and contents, by the folder's path on this machine.
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    limits: Limits = NO_LIMITS
+    shared_memory: int | None = None
+    user: str | None = None
+    #: Kubernetes's image pull policy; empty if the pipeline sets none.
+    pull: str = ""
+
+    def mount_of(self, path: str) -> tuple[Mount, str] | None:
+        """Return the mount that shows a path of the container, and the path on this machine."""
+        path = os.path.normpath(path)
+        shown = [(mount, source) for mount in self.mounts if (source := source_of(path, mount)) is not None]
+        return max(shown, key=lambda found: len(found[0].target), default=None)
+
+
+@dataclass(frozen=True)
+class AttemptPlan:
+    """An attempt at a stage, as far as it is known before it starts."""
+
+    stage: str
+    task: str
+    pod_name: str
+    folder: Path
+    #: The working directory of a process.
+    directory: Path
+    component: Component
+    #: The values of all inputs, including artifacts.
+    inputs: Mapping[str, Any]
+    #: The values of the command's placeholders, and the command: for a container, ``command`` replaces the image's
+    #: ENTRYPOINT, ``args`` its CMD.
+    facts: Facts
+    image: str
+    command: Sequence[str]
+    args: Sequence[str]
+    #: The variables that the pipeline sets, or the user sets for it.
+    variables: Mapping[str, str]
+    #: All variables. A container's include variables of this machine only where the pipeline takes them from a secret
+    #: or a config map.
+    environ: Mapping[str, str]
+    #: The paths of the stage's copies of files on other storage, by their URLs.
+    copies: Mapping[str, str] = field(default_factory=dict)
+    #: The Python component that the command runs, if it does.
+    python: PythonComponent | None = None
+    #: The container, when it is going to be started; None for a process.
+    container: ContainerPlan | None = None
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / LOG_FILE
+
+    @property
+    def words(self) -> list[str]:
+        return [*self.command, *self.args]
+
+    @property
+    def process_command(self) -> list[str]:
+        """The command of a process. In an image, KFP's own command of a Python component works as it is."""
+        return self.words if self.python is None else self.python.command(str(self.source_file), self.copies)
+
+    @property
+    def source_file(self) -> Path:
+        """The file for the source of a Python component.
+
+        It is not in a temporary folder, so that the path in a traceback exists, and debuggers find it.
+        """
+        return self.folder / "program" / "ephemeral_component.py"
+
+    @property
+    def tracker_base(self) -> str | None:
+        """The tracker base that the command of a tracked stage sets."""
+        return decode(self.words).tracker_base
+
+    @property
+    def made(self) -> str:
+        """The folder for the stage's outputs, which is the only one that a container may write to."""
+        return str(self.folder / MADE)
+
+    @property
+    def root(self) -> str | None:
+        """The folder that must contain all files of the stage; None if it runs with the runner's own rights."""
+        return self.made if self.container is not None else None
+
+    def result(self, exit_code: int | None = None, reason: str = "", **facts: Any) -> StageResult:
+        """Return the result of the attempt, which has failed if there is a reason."""
+        return StageResult(
+            name=self.stage,
+            task=self.task,
+            state=State.FAILED if reason else State.SUCCEEDED,
+            exit_code=exit_code,
+            reason=reason,
+            pod_name=self.pod_name,
+            log_file=self.log_file,
+            tracker_base=self.tracker_base,
+            inputs=parameters_of(self.inputs),
+            **facts,
+        )
+
+
+class StartError(Exception):
+    """An attempt could not be started, or was lost; ``exit_code`` is the one that a shell would report, if any."""
+
+    def __init__(self, reason: str, exit_code: int | None = None) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+class RunningStage(Protocol):
+    """An attempt that was started. Its output is read from ``pipe``, which the reader closes."""
+
+    pipe: int
+
+    def wait(self, output_closed: threading.Event) -> int:
+        """Wait for its end, and return its exit code, negative for a signal.
+
+        Args:
+            output_closed: an event that is set when the output has been read to its end.
+
+        Raises:
+            StartError: it could not be started after all, or was lost.
+        """
+
+    def terminate(self, grace: float) -> None:
+        """Ask it to end within ``grace`` seconds, and return at once."""
+
+    def kill(self) -> None:
+        """Kill it, and return at once."""
+
+    def describe(self, code: int, last_line: str) -> str:
+        """Describe how an attempt with this exit code, and this last line of its log, ended."""
+
+
+def missing_module(last_line: str) -> str | None:
+    """Return the Python module that a program did not find, if the last line of its log says so."""
+    found = _NO_MODULE.search(last_line)
+    return found[1] if found else None
+
+
+class Executor(Protocol):
+    """A way to run attempts. Its methods are called from many threads."""
+
+    def start(self, attempt: AttemptPlan) -> RunningStage:
+        """Start an attempt and return at once: slow work belongs in ``RunningStage.wait``.
+
+        Raises:
+            StartError: it cannot be started.
+        """
+
+    def image_id(self, image: str) -> str:
+        """Return an id of the image as it is now; empty if it is missing, or images are not used."""
+
+
+@dataclass(frozen=True)
+class Containers:
+    """The stages that run in containers, by their names without loop indices, and the settings that they share."""
+
+    names: frozenset[str] = frozenset()
+    mounts: tuple[Mount, ...] = ()
+    #: Paths of this machine that the user has named as arguments: a pipeline cannot open any others.
+    named: frozenset[str] = frozenset()
+    #: Whether the engine can give GPUs to containers.
+    has_gpus: bool = False
+
+    def __contains__(self, stage: str) -> bool:
+        return without_indices(stage) in self.names
+
+    def place(self, plan: AttemptPlan, files: Mapping[str, Mapping[str, str]]) -> ContainerPlan:
+        """Return the container of an attempt.
+
+        Args:
+            plan: the attempt, whose folder is inside the run's folder.
+            files: secrets and config maps that the stage mounts as files: names and contents, by the folder's path.
+
+        Raises:
+            ValueError: the stage needs something that a container cannot be given.
+        """
+        container, platform, facts, folder = plan.component.container, plan.component.platform, plan.facts, plan.folder
+        assert container is not None
+        bases = tracker_bases(plan.words, facts.parameters, self.named, self.mounts)
+        runs = str(folder.parent.parent)
+        for base in bases:
+            if holds(base, runs):
+                raise ValueError(f"records results at {base}, which contains {_keeps_runs(runs)}")
+        made, inputs = plan.made, str(folder / "inputs")
+        volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
+        secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
+        has_inputs = any(path.startswith(os.path.join(inputs, "")) for path in plan.copies.values())
+        workspace = facts.workspace
+        has_workspace = os.path.isdir(workspace)
+        mounts = [
+            *([Mount(workspace, workspace)] if has_workspace else ()),
+            *artifact_mounts(facts.parameters, self.named, self.mounts, workspace),
+            *([Mount(inputs, inputs, read_only=True)] if has_inputs else ()),
+            *copied_mounts(plan.copies),
+            *(Mount(base, base) for base in bases),
+            Mount(made, made),
+            *(Mount(source, target) for source, target in volumes.items()),
+            *(Mount(source, target, read_only=True) for source, target in secrets.items()),
+            *self.mounts,
+        ]
+        # The paths in the container at which mounts would show the folder of runs.
+        hidden = [
+            os.path.normpath(
+                os.path.join(mount.target, os.path.relpath(os.path.realpath(runs), os.path.realpath(mount.source)))
+            )
+            for mount in self.mounts
+            if holds(mount.source, runs)
+        ]
+        return ContainerPlan(
+            mounts=combine(mounts),
+            memory_folders={**memory_folders(platform), **dict.fromkeys(hidden)},
+            shared_folders={
+                **{path: str(folder) for path in (made, f"{made}/outputs", f"{made}/artifacts", *volumes)},
+                **({workspace: workspace} if has_workspace else {}),
+                **{str(path): base for base in bases for path in written_folders(Path(base), folder.parent.name)},
+            },
+            files={source: files[target] for source, target in secrets.items()},
+            limits=read_limits(container.resources, facts),
+            shared_memory=shared_memory(platform),
+            user=pod_user(platform),
+            pull=str(platform.get("imagePullPolicy") or ""),
+        )
+
+
+def verify_private(containers: Containers, runs: str, workspace: str | None) -> None:
+    """Raise ArgumentError if containers could write to the folder of runs: a resumed run trusts its files.
+
+    Args:
+        containers: the run's containers.
+        runs: the folder of runs.
+        workspace: the run's workspace, if it has one.
+    """
+    if not containers.names:
+        return
+    for mount in containers.mounts:
+        if not mount.read_only and holds(mount.source, runs):
+            raise ArgumentError(
+                f"The mount {str(mount)!r} contains {_keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
+            )
+    if workspace is not None and holds(workspace, runs):
+        raise ArgumentError(f"The workspace {workspace!r} contains {_keeps_runs(runs)}.")
+
+
+def _keeps_runs(runs: str) -> str:
+    return f"the folder of runs ({runs}). Containers must not write there: keep runs elsewhere (--output-dir)"
+
+
+#: For runs in which no stage runs in a container.
+NO_CONTAINERS = Containers()
+
+
+def choose_containers(
+    pipeline: Pipeline, docker: bool | Collection[str], mounts: Iterable[Mount] = (), named: Iterable[str] = ()
+) -> Containers:
+    """Return the stages that run in containers.
+
+    Args:
+        pipeline: the pipeline.
+        docker: True for all stages, or the names of some: a task's name (``train``) selects it in every nested
+            pipeline, a path (``inner/train``) in one of them.
+        mounts: folders and files of this machine that their containers see.
+        named: other paths of this machine that the user has named.
+
+    Raises:
+        ArgumentError: there is no stage with such a name.
+    """
+    known = [task.name for task in walk(pipeline) if task.component.container is not None]
+    if isinstance(docker, bool):
+        return Containers(frozenset(known if docker else ()), tuple(mounts), frozenset(named))
+    chosen: set[str] = set()
+    for wanted in docker:
+        found = [name for name in known if name == wanted or name.rpartition("/")[2] == wanted]
+        if not found:
+            raise ArgumentError(
+                f"There is no stage {wanted!r} in {pipeline.name!r} to run in a container."
+                f"{did_you_mean(wanted, known)} Name one without the indices of loops: {listed(known)}."
+            )
+        chosen.update(found)
+    return Containers(frozenset(chosen), tuple(mounts), frozenset(named))

@@ -1,0 +1,213 @@
+"""Kubernetes secrets and config maps: those that the user provides, and the stages that use them.
+
+A stage gets their keys as variables or as files. The user provides a folder, a file of variables, or a manifest.
+Variables may also be set in the environment of the run.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchx_kfp.common.text import did_you_mean, joined
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.spec import Component
+
+_MANIFESTS = (".yaml", ".yml", ".json")
+_MANIFEST_KINDS = ("Secret", "ConfigMap")
+
+#: Settings of the platform spec that mount a secret or config map as files.
+FILES = ("secretAsVolume", "configMapAsVolume")
+#: Settings that turn one into variables, with its name in messages and the option that provides it.
+VARIABLES = {"secretAsEnv": ("secret", "--secret"), "configMapAsEnv": ("config map", "--config-map")}
+_KINDS = {"secret": "secret", "configMap": "config map"}
+
+#: The keys and values of secrets, or of config maps, by the names of these.
+Given = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class GivenKeys:
+    """The secrets and config maps that the user provides."""
+
+    secrets: Given = field(default_factory=dict)
+    config_maps: Given = field(default_factory=dict)
+
+    def of(self, setting: str) -> Given:
+        """Return the secrets or config maps from which a setting of the platform spec takes its values."""
+        return self.secrets if setting.startswith("secret") else self.config_maps
+
+
+def parse_given(words: Iterable[str], option: str) -> dict[str, dict[str, str]]:
+    """Read secrets or config maps from words ``NAME=PATH`` of a command line.
+
+    Args:
+        words: the words; ``read_keys`` describes a ``PATH``.
+        option: the option's name, for messages.
+
+    Raises:
+        ArgumentError: a word has another form, or its file cannot be used.
+    """
+    given: dict[str, dict[str, str]] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not equals or not name or not path:
+            raise ArgumentError(f"{option} {word!r} is not NAME=PATH. Write, for example, {option} s3=s3.env.")
+        if name in given:
+            raise ArgumentError(f"{option} {name}=... is given twice. Give each name once.")
+        given[name] = read_keys(Path(path), option)
+    return given
+
+
+def read_keys(path: Path, option: str = "a secret") -> dict[str, str]:
+    """Read keys from a folder (a file for each), a file of lines ``KEY=VALUE``, or a Kubernetes manifest.
+
+    Raises:
+        ArgumentError: it is none of these, or cannot be read.
+    """
+    try:
+        if path.is_dir():
+            # A folder that Kubernetes has mounted also contains files that are not keys, such as ..data.
+            files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+            return {file.name: file.read_text(encoding="utf-8") for file in files}
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ArgumentError(
+            f"{option}: {str(path)!r} cannot be read: {reason}. Give a folder with a file for each key, a file of "
+            "lines KEY=VALUE, or a manifest (*.yaml)."
+        ) from None
+    return _manifest(path, text, option) if path.suffix in _MANIFESTS else _lines(path, text, option)
+
+
+def _lines(path: Path, text: str, option: str) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        word = line.strip().removeprefix("export ")
+        if not word or word.startswith("#"):
+            continue
+        key, equals, value = word.partition("=")
+        if not equals:
+            # The message does not show the line, which may be a secret.
+            raise ArgumentError(f"{option}: line {number} of {str(path)!r} is not KEY=VALUE.")
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        keys[key.strip()] = value[1:-1] if quoted else value
+    return keys
+
+
+def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
+    try:
+        manifest: Any = yaml.safe_load(text)
+        if manifest["kind"] not in _MANIFEST_KINDS:
+            raise ValueError(f"its kind is {manifest['kind']}")
+        data = manifest.get("data") or {}
+        if manifest["kind"] == "Secret":
+            data = {key: base64.b64decode(value).decode() for key, value in data.items()}
+        keys = {**data, **(manifest.get("stringData") or {})}
+        return {str(key): str(value) for key, value in keys.items()}
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = "" if isinstance(error, yaml.YAMLError) else f" ({error})"
+        raise ArgumentError(
+            f"{option}: {str(path)!r} is not a manifest of a Secret or ConfigMap{reason}. Take the output of "
+            "`kubectl get secret NAME -o yaml`."
+        ) from None
+
+
+def verify_given(
+    components: Iterable[Component], given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
+) -> None:
+    """Raise ArgumentError if no stage uses a secret or config map that was given, or if it lacks a key that is used."""
+    taken: dict[str, set[str]] = {"secret": set(), "configMap": set()}
+    for component in components:
+        for setting in (*VARIABLES, *FILES):
+            kind = "secret" if setting.startswith("secret") else "configMap"
+            for item in component.platform.get(setting) or ():
+                name = name_of(item, inputs)
+                taken[kind].add(name)
+                keys = given.of(setting).get(name)
+                wanted = [key for variable, key in _variables(item) if variable not in environ]
+                missing = [key for key in wanted if keys is not None and key not in keys]
+                if missing and not item.get("optional"):
+                    raise ArgumentError(
+                        f"The {_KINDS[kind]} {name!r} that was given lacks {joined(missing)}; it has: "
+                        f"{', '.join(sorted(keys or ())) or 'nothing'}."
+                    )
+    for kind, there in taken.items():
+        for name in given.of(kind):
+            # A name may be an input that is known only when the pipeline runs.
+            if name not in there and "" not in there:
+                names = ", ".join(sorted(there)) or "none"
+                raise ArgumentError(
+                    f"No stage uses the {_KINDS[kind]} {name!r}.{did_you_mean(name, there)} The stages use: {names}."
+                )
+
+
+def secret_variables(platform: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this environment that the stage would get from secrets and config maps."""
+    items = [item for key in VARIABLES for item in platform.get(key) or ()]
+    return {name: environ[name] for item in items for name, _ in _variables(item) if name in environ}
+
+
+def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that the stage gets from secrets and config maps that the user provides.
+
+    ``inputs`` are those of the scope: the name of a secret may be one of them.
+    """
+    values: dict[str, str] = {}
+    for setting in VARIABLES:
+        for item in component.platform.get(setting) or ():
+            keys = given.of(setting).get(name_of(item, inputs), {})
+            values |= {variable: keys[key] for variable, key in _variables(item) if key in keys}
+    return values
+
+
+def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    """Return the given secrets and config maps that the stage gets as files, by their paths."""
+    return {
+        os.path.normpath(mount.get("mountPath", "")): given.of(key)[name]
+        for key in FILES
+        for mount in component.platform.get(key) or ()
+        if (name := name_of(mount, inputs)) in given.of(key)
+    }
+
+
+def missing_variables(
+    component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Describe the variables that the component needs from secrets and config maps that were not given."""
+    there = {*environ, *given_values(component, given, inputs)}
+    for setting, (what, option) in VARIABLES.items():
+        for item in component.platform.get(setting) or ():
+            missing = [(variable, key) for variable, key in _variables(item) if variable not in there]
+            if missing and not item.get("optional"):
+                name = name_of(item, inputs)
+                variables, keys = (" and ".join(map(str, words)) for words in zip(*missing, strict=True))
+                yield (
+                    f"the {what} {name!r} (set {variables}, or give {option} {name or 'NAME'}=FILE with the "
+                    f"key{'s' if len(missing) > 1 else ''} {keys})"
+                )
+
+
+def _variables(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the variables that a stage gets from a secret or config map, each with its key."""
+    return [(pair["envVar"], pair.get("secretKey") or pair.get("configMapKey")) for pair in item.get("keyToEnv") or ()]
+
+
+def name_of(item: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """Return the name of a secret, config map or volume: a constant, or an input of the scope."""
+    for key in ("secretName", "configMapName", "constant", "volumeName"):
+        if item.get(key):
+            return str(item[key])
+    for key in ("secretNameParameter", "configMapNameParameter", "pvcNameParameter"):
+        source = item.get(key) or {}
+        if "constant" in (source.get("runtimeValue") or {}):
+            return str(source["runtimeValue"]["constant"])
+        if name := source.get("componentInputParameter"):
+            return str(inputs.get(name, ""))
+    return ""

@@ -1,0 +1,258 @@
+"""Kubernetes settings other than secrets, and their effect on this machine.
+
+Field paths become environment variables with this run's values. Time limits are applied; in containers, so are users,
+image pull policies and shared memory. A run lists the settings that are not applied. Unknown settings are rejected.
+
+A process finds a volume if a folder with its mount path exists. A container gets new folders for empty directories and
+temporary volumes; for any other volume, it needs a mount from the user. Volume claims are neither created nor deleted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torchx_kfp.contract.protocol import OF_LAUNCHERS, RUN_ID_LABEL
+from torchx_kfp.contract.specification import ReplicaRole
+from torchx_kfp.execution.local.given_keys import FILES, VARIABLES, GivenKeys, given_files, name_of
+from torchx_kfp.execution.pipeline.placeholders import parse_quantity
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline, volume_task
+from torchx_kfp.execution.pipeline.walk import safe_name
+
+#: Settings of the platform spec that mount a volume, and the volume's name in messages.
+VOLUMES = {
+    "pvcMount": "the volume claim",
+    "secretAsVolume": "the secret",
+    "configMapAsVolume": "the config map",
+    "emptyDirMounts": "an empty directory",
+    "genericEphemeralVolume": "a temporary volume",
+}
+#: Volumes for which containers get a new folder.
+_TEMPORARY = ("emptyDirMounts", "genericEphemeralVolume")
+_SHM = "/dev/shm"
+
+
+def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+    """Return the only output of a task that would create a volume claim: the claim's name."""
+    suffix = inputs.get("pvc_name_suffix") or ""
+    name = inputs.get("pvc_name") or f"{run_id}{suffix}"
+    return dict.fromkeys(component.outputs, name)
+
+
+def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
+    """Return the mount paths of volumes that are empty at first, by the volumes' names."""
+    volumes = [volume for key in _TEMPORARY for volume in platform.get(key) or () if not _is_memory(volume)]
+    return {
+        safe_name(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])
+        for index, volume in enumerate(volumes)
+    }
+
+
+def memory_folders(platform: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the sizes in bytes of empty directories in memory, by their mount paths; None for no limit."""
+    return {
+        path: math.ceil(parse_quantity(volume["sizeLimit"])) if volume.get("sizeLimit") else None
+        for volume in platform.get("emptyDirMounts") or ()
+        if _is_memory(volume) and (path := os.path.normpath(volume["mountPath"])) != _SHM
+    }
+
+
+def shared_memory(platform: Mapping[str, Any]) -> int | None:
+    """Return the size of ``/dev/shm`` in bytes; None if the pipeline does not set it."""
+    volumes = platform.get("emptyDirMounts") or ()
+    sizes = [volume.get("sizeLimit") for volume in volumes if os.path.normpath(volume["mountPath"]) == _SHM]
+    if shared := platform.get("enabledSharedMemory"):
+        sizes.append(shared.get("size"))
+    if not sizes:
+        return None
+    # Kubernetes rejects a pod with two volumes at one path, so there is only one size here. Without a size, it uses
+    # half of the node's memory.
+    size = sizes[-1]
+    return math.ceil(parse_quantity(size)) if size else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def missing_folders(component: Component, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Describe the volumes that a process does not find, because there is no directory at their mount paths."""
+    for key, mount in _mounts(component):
+        path = mount.get("mountPath", "")
+        if not os.path.isdir(path):
+            yield f"{_volume(key, mount, inputs)} (make the directory {path}, or use --docker)"
+
+
+def missing_mounts(
+    component: Component, given: GivenKeys, inputs: Mapping[str, Any], mounted: Collection[str]
+) -> Iterator[str]:
+    """Describe the volumes that a container does not find because the user mounts nothing at their paths.
+
+    ``mounted`` are the paths at which the user mounts something.
+    """
+    files = given_files(component, given, inputs)
+    for key, mount in _mounts(component):
+        path = os.path.normpath(mount.get("mountPath", ""))
+        if key not in _TEMPORARY and path not in mounted and path not in files:
+            option = "--config-map" if key == "configMapAsVolume" else "--secret"
+            give = f", or give {option} {name_of(mount, inputs) or 'NAME'}=FILE" if key in FILES else ""
+            yield f"{_volume(key, mount, inputs)} (give --mount FOLDER:{path}{give})"
+
+
+def _mounts(component: Component) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for key in VOLUMES:
+        for mount in component.platform.get(key) or ():
+            if not mount.get("optional"):
+                yield key, mount
+
+
+def _volume(key: str, mount: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    name = name_of(mount, inputs)
+    return f"{VOLUMES[key]} {name!r}" if name else VOLUMES[key]
+
+
+def _is_memory(volume: Mapping[str, Any]) -> bool:
+    return volume.get("medium") == "Memory"
+
+
+_POD_METADATA = "podMetadata"
+#: Prefixes of the labels that TorchX's Kubernetes scheduler and this project use to describe a pod.
+_OWN_LABELS = ("app.kubernetes.io/", "torchx.pytorch.org/")
+_NOT_APPLIED = {
+    "enabledSharedMemory": "shared memory sizes",
+    "imagePullPolicy": "image pull policies",
+    "imagePullSecret": "image pull secrets",
+    "nodeAffinity": "node affinities",
+    "nodeSelector": "node selectors",
+    "podAffinity": "pod affinities",
+    _POD_METADATA: "pod labels and annotations",
+    "securityContext": "security contexts",
+    "tolerations": "tolerations",
+}
+_PIPELINE_NOT_APPLIED = {
+    "mutexName": "the pipeline's mutex",
+    "resourceTtl": "the time for which a finished run is kept",
+    "resourceTtlOnCompletion": "the time for which a finished run is kept",
+    "resourceTtlOnFailure": "the time for which a finished run is kept",
+    "resourceTtlOnSuccess": "the time for which a finished run is kept",
+    "semaphoreKey": "the pipeline's semaphore",
+}
+# Settings that are applied.
+_WORKSPACE = "workspace"
+_TIME_LIMIT = "activeDeadlineSeconds"
+_FIELDS = "fieldPathAsEnv"
+#: Settings that are applied in containers only.
+_OF_CONTAINERS = ("enabledSharedMemory", "imagePullPolicy", "securityContext")
+#: Settings in the spec of a replica's pod.
+_OF_REPLICAS = {
+    "affinity": "affinities",
+    "nodeSelector": "node selectors",
+    "priorityClassName": "priority classes",
+    "tolerations": "tolerations",
+}
+#: All settings of components and of pipelines that this version knows; others are rejected.
+KNOWN = {_FIELDS, _TIME_LIMIT, *_NOT_APPLIED, *VOLUMES, *VARIABLES}
+KNOWN_OF_PIPELINES = {_WORKSPACE, _TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
+
+
+def time_limit(platform: Mapping[str, Any]) -> float | None:
+    """Return the seconds that a pod (``kubernetes.set_timeout``) or a run may take; None if there is no limit."""
+    # An int64 is text in protobuf's JSON; 0 means no limit.
+    return float(platform.get(_TIME_LIMIT) or 0) or None
+
+
+def has_workspace(pipeline: Pipeline) -> bool:
+    """Tell whether the pipeline has a folder that its stages share."""
+    return _WORKSPACE in pipeline.platform
+
+
+def pod_user(platform: Mapping[str, Any]) -> str | None:
+    """Return the user, and group, that the container must run as; None for the image's user."""
+    context = platform.get("securityContext") or {}
+    user, group = context.get("runAsUser"), context.get("runAsGroup")
+    if user is None:
+        return None
+    return str(user) if group is None else f"{user}:{group}"
+
+
+def field_values(component: Component, run_id: str, pod_name: str, pod_uid: str) -> dict[str, str]:
+    """Return the environment variables that the stage gets from fields of its pod."""
+    values = _fields(run_id, pod_name, pod_uid)
+    items = component.platform.get(_FIELDS) or ()
+    return {item["name"]: values[item["fieldPath"]] for item in items if item["fieldPath"] in values}
+
+
+def _fields(run_id: str = "", pod_name: str = "", pod_uid: str = "") -> dict[str, str]:
+    return {
+        RUN_ID_LABEL: run_id,
+        "metadata.name": pod_name,
+        "metadata.uid": pod_uid,
+        "spec.nodeName": socket.gethostname(),
+        "status.hostIP": "127.0.0.1",
+        "status.podIP": "127.0.0.1",
+    }
+
+
+def not_applied(component: Component, *, in_container: bool = False, has_gpus: bool = False) -> list[str]:
+    """Return the kinds of settings of a component that have no effect on a process, or on a container.
+
+    ``has_gpus`` tells whether containers can be given GPUs.
+    """
+    applied = _OF_CONTAINERS if in_container else ()
+    kinds = [text for key, text in _NOT_APPLIED.items() if key not in applied and _is_set(component, key)]
+    resources = component.container.resources if component.container is not None else {}
+    if in_container and resources.get("accelerator") and not has_gpus:
+        kinds.append("accelerator limits")
+    if resources and not in_container:
+        kinds.append("cpu, memory and accelerator limits")
+    kinds += [
+        f"the variable {item['name']} (from the pod's {item['fieldPath']})"
+        for item in component.platform.get(_FIELDS) or ()
+        if item["fieldPath"] not in _fields() and item["name"] not in OF_LAUNCHERS
+    ]
+    for role in component.facts.replica_roles:
+        kinds += _of_replicas(role)
+    if component.facts.specification is not None:
+        kinds += [f"the engine's {option}" for option in component.facts.specification.engine_options]
+    if component.container is not None and component.container.has_lifecycle:
+        kinds.append("container life cycle hooks")
+    if volume_task(component):
+        kinds.append("creating and deleting volume claims")
+    return kinds
+
+
+def pipeline_not_applied(platform: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of settings of the pipeline itself that have no effect on this machine."""
+    return [text for key, text in _PIPELINE_NOT_APPLIED.items() if platform.get(key)]
+
+
+def refusals(component: Component) -> Iterator[str]:
+    """Describe settings of the component that this version does not know."""
+    for key in component.platform:
+        if key not in KNOWN:
+            yield f"has the Kubernetes setting {key!r}, which this version does not know. Run it on KFP"
+
+
+def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
+    """Describe settings of the pipeline itself that this version does not know."""
+    for key in platform:
+        if key not in KNOWN_OF_PIPELINES:
+            yield f"has the setting {key!r}, which this version does not know. Run the pipeline on KFP"
+
+
+def _is_set(component: Component, key: str) -> bool:
+    """Tell whether the pipeline's author has set it: every stage of an AppDef has labels that do not count."""
+    setting = component.platform.get(key)
+    if key != _POD_METADATA or not setting:
+        return bool(setting)
+    labels = setting.get("labels") or {}
+    return bool(setting.get("annotations")) or any(not label.startswith(_OWN_LABELS) for label in labels)
+
+
+def _of_replicas(role: ReplicaRole) -> list[str]:
+    kinds = [text for key, text in _OF_REPLICAS.items() if role.pod.get(key)]
+    if role.pod["containers"][0].get("resources"):
+        kinds.append("cpu, memory and accelerator limits")
+    if role.mounts:
+        kinds.append(f"the mounts of replicas ({', '.join(role.mounts)})")
+    fields = [(one["name"], one.get("valueFrom", {}).get("fieldRef")) for one in role.variables]
+    return kinds + [f"the variable {name} (from the pod's {field['fieldPath']})" for name, field in fields if field]

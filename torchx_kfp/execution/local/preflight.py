@@ -1,0 +1,205 @@
+"""Problems of a run, here and on KFP's backend (``model``), that are found before anything is started."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.common.text import joined
+from torchx_kfp.contract.specification import ReplicaRole
+from torchx_kfp.errors import MissingCredentialsError, TrackerError
+from torchx_kfp.execution.local import kubernetes
+from torchx_kfp.execution.local.executors.executor import NO_CONTAINERS, Containers
+from torchx_kfp.execution.local.given_keys import FILES, VARIABLES, GivenKeys, missing_variables
+from torchx_kfp.execution.model import checks as backend
+from torchx_kfp.execution.model.findings import REFUSED, Finding, Kind, merge, refuse
+from torchx_kfp.execution.pipeline.conditions import is_field_selector
+from torchx_kfp.execution.pipeline.load import reading
+from torchx_kfp.execution.pipeline.python_components import (
+    find_containerized,
+    names_executor,
+    parse_command,
+)
+from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, volume_task
+from torchx_kfp.execution.pipeline.values import TYPE_NAMES
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, walk
+from torchx_kfp.tracking.recorder import Recorder
+
+_ON_KFP = "Run the pipeline on KFP"
+# Types of inputs that KFP itself fills in: the final status of another task, and this task's Kubernetes settings.
+_STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
+
+# The placeholder for an input, and how messages show it.
+_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(.*?)'\]\}\}")
+_NAME = r"{\1}"
+# The characters that the name of an input or output may have, since a file's name may have 255 bytes.
+_LONGEST_NAME = 100
+
+
+def check_pipeline(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
+    """Return all findings about a pipeline.
+
+    Args:
+        pipeline: the pipeline.
+        containers: the stages that run in containers; the others are processes.
+    """
+    found: list[Finding] = []
+    with reading(f"The pipeline {pipeline.name!r}"):
+        found += backend.of_pipeline(pipeline)
+        refused = kubernetes.pipeline_refusals(pipeline.platform)
+        found += [Finding(Kind.NOT_HERE, "the pipeline", text) for text in refused]
+        for scoped in walk(pipeline):
+            found += backend.of_task(pipeline, scoped)
+            problems = _task_problems(scoped, scoped.name in containers)
+            found += [Finding(Kind.NOT_HERE, f"task {scoped.path!r}", text) for text in problems]
+    return merge(found)
+
+
+def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the arguments of a run that is started without any."""
+    return {name: item.default for name, item in pipeline.root.inputs.items() if item.has_default}
+
+
+def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
+    """Return the findings about a pipeline that can run here. The arguments are those of ``check_pipeline``.
+
+    Raises:
+        UnsupportedPipelineError: the pipeline cannot run on this machine, or fails on KFP's backend.
+    """
+    found = check_pipeline(pipeline, containers)
+    refuse(pipeline.name, [finding for finding in found if finding.kind in REFUSED])
+    return found
+
+
+def find_not_applied(
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any] | None = None,
+    given: GivenKeys | None = None,
+    containers: Containers = NO_CONTAINERS,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[str, ...]:
+    """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine."""
+    arguments, given = arguments or {}, given or GivenKeys()
+    mounted = [mount.target for mount in containers.mounts]
+    with reading(f"The pipeline {pipeline.name!r}"):
+        kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
+        for scoped in walk(pipeline):
+            component = scoped.component
+            kinds.update(missing_variables(component, given, arguments, environ))
+            if scoped.name in containers:
+                kinds.update(kubernetes.not_applied(component, in_container=True, has_gpus=containers.has_gpus))
+                kinds.update(kubernetes.missing_mounts(component, given, arguments, mounted))
+            else:
+                kinds.update(kubernetes.not_applied(component))
+                kinds.update(kubernetes.missing_folders(component, arguments))
+        return tuple(sorted(kinds))
+
+
+def _task_problems(scoped: ScopedTask, in_container: bool) -> Iterator[str]:
+    task, component = scoped.task, scoped.component
+    if component.kind not in ("dag", "container", "importer"):
+        yield f"has an executor of the kind {component.kind!r}. {_ON_KFP}"
+        return
+    unknown = [name for name, source in task.artifacts.items() if isinstance(source, Other)]
+    if unknown:
+        yield f"takes an artifact that does not come from a task ({joined(unknown)}). {_ON_KFP}"
+    for name, source in task.inputs.items():
+        if isinstance(source, Other):
+            yield f"takes {source.kind} as its input {name!r}. {_ON_KFP}"
+        elif isinstance(source, (FromInput, FromTask)) and source.selector and not is_field_selector(source.selector):
+            yield f"has the expression {source.selector!r} for its input {name!r}. {_ON_KFP}"
+    for parameter in component.inputs.values():
+        if parameter.type not in (*TYPE_NAMES, *_STRUCTS) and not isinstance(task.inputs.get(parameter.name), Other):
+            yield f"has the input {parameter.name!r} of the type {parameter.type}. {_ON_KFP}"
+    if task.loop is not None and component.dag is None:
+        yield f"is a loop that does not contain a pipeline. {_ON_KFP}"
+    if task.loop is not None and task.loop.raw is None and task.loop.from_input is None:
+        yield f"loops over items that come from neither a constant nor an input. {_ON_KFP}"
+    if component.container is not None:
+        yield from _container_problems(component, in_container)
+        yield from kubernetes.refusals(component)
+
+
+def _container_problems(component: Component, in_container: bool) -> Iterator[str]:
+    container = component.container
+    assert container is not None
+    words = container.words
+    if in_container:
+        yield from _image_problems(container.image, component.facts.replica_roles)
+    elif python := parse_command(words):
+        if python.source is None and find_containerized(python.function, Path()) is None:
+            yield (
+                f"is a Python component whose code is in its image {container.image!r} (target_image) and not in this "
+                f"folder: there is no kfp_config.ini that says where the function {python.function!r} is. Start the "
+                "run in the folder from which 'kfp component build' has built the image, or run the task in the image "
+                "(--docker)"
+            )
+    elif names_executor(words):
+        yield (
+            f"is a Python component (dsl.component) in an unknown form. {_ON_KFP}, or compile it with kfp 2.14 or newer"
+        )
+    elif not container.command and not volume_task(component):
+        yield (
+            f"has no command, so it runs the default command of the image {container.image!r}, and images are not used "
+            "here. Give the component a command, or run the stage in its image (--docker)"
+        )
+    names = [("output", name) for name in (*component.outputs, *component.artifact_outputs)]
+    for what, name in [*names, *(("input", name) for name in component.artifact_inputs)]:
+        # The name is also that of a file in the stage's folder.
+        if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name) > _LONGEST_NAME:
+            yield f"has the {what} {name!r}, which cannot be the name of a file. Rename the {what}"
+
+
+def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
+    """Describe a distributed stage whose replicas cannot share a container."""
+    # An image with placeholders is that of the first role: the image of a launcher cannot have them.
+    launcher = [("its launcher", image)] if roles and "{{$" not in image else []
+    images = [*launcher, *((f"the role {role.name!r}", role.image) for role in roles)]
+    if len({image for _, image in images}) > 1:
+        # The launcher's is named only if it differs.
+        different = images[1:] if launcher and image == roles[0].image else images
+        named = ", ".join(f"{who} in '{_INPUT.sub(_NAME, image)}'" for who, image in different)
+        yield (
+            f"runs {named}, but on this machine one container runs all replicas of a stage. Run the stage as processes "
+            "(without --docker), or use one image for all of them"
+        )
+
+
+def check_bases(
+    pipeline: Pipeline, arguments: Mapping[str, Any], directory: str, containers: Containers = NO_CONTAINERS
+) -> None:
+    """Write a small file to each tracker base that is already known, read it, and remove it.
+
+    Args:
+        pipeline: the pipeline that is going to run.
+        arguments: the values of all its parameters.
+        directory: the directory in which its stages run.
+        containers: its containers. A base inside a mount whose path differs here is not checked.
+
+    If this process has no credentials for a base, it is left to stages that may have their own: those in containers,
+    and those whose AppDef sets variables or takes secrets.
+
+    Raises:
+        MissingCredentialsError: neither this process nor a stage has credentials for a base.
+        TrackerError: a base cannot be written or read. A file that cannot be removed is not an error.
+    """
+    for base, stages in known_bases(pipeline, arguments).items():
+        mounts = containers.mounts
+        if any(f"{base}/".startswith(f"{mount.target}/") and mount.source != mount.target for mount in mounts):
+            continue
+        try:
+            Recorder.open(base, directory).verify_writable()
+        except MissingCredentialsError:
+            # A stage may get what this process does not have: variables, secrets or config maps.
+            if not any(
+                stage.place.name in containers
+                or stage.variables
+                or any(stage.place.component.platform.get(setting) for setting in (*VARIABLES, *FILES))
+                for stage in stages
+            ):
+                raise
+        except TrackerError as error:
+            raise type(error)(f"No result could be recorded under the tracker base {base!r}: {error}") from error

@@ -1,0 +1,210 @@
+"""The options of a run: their types, their checks, and how they are stored for a run that is resumed.
+
+To add an option, add it with its type to one of the keyword classes, and with its default to ``RunOptions``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from torchx_kfp.common.text import did_you_mean, did_you_mean_path, shown
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local.executors.mounts import Mount, parse_mount
+from torchx_kfp.execution.pipeline.conditions import LONGEST
+from torchx_kfp.execution.runs.events import verify_fields
+from torchx_kfp.execution.runs.source import RunRecord
+
+#: Seconds from asking a stage to end (SIGTERM) to killing it (SIGKILL).
+GRACE = 10.0
+#: The number of items that all loops of a run may have together: each is kept in memory.
+MAX_ITEMS = 10_000
+
+
+def default_parallelism() -> int:
+    """Return how many stages run at once by default: two for each CPU that this process may use, at least four.
+
+    Stages wait for files and for each other's results much of the time. Limit those that use every CPU by themselves,
+    such as training, with ``parallelism``.
+    """
+    return max(4, 2 * len(os.sched_getaffinity(0)))
+
+
+class ResumeKeywords(TypedDict, total=False):
+    """The options that may change when a run is resumed: see ``RunOptions``. None keeps the value or default."""
+
+    parallelism: int | None
+    cache: bool | None
+    grace: float | None
+    timeout: float | None
+    fail_fast: bool | None
+    max_items: int | None
+    condition_time: float | None
+
+
+#: The options that ``run.json`` stores under the names that they had before.
+_STORED = {"kfp_workspace": "workspace"}
+
+
+class RunKeywords(ResumeKeywords, total=False):
+    """The options of a run: see ``RunOptions``. None means the default."""
+
+    docker: bool | Collection[str] | None
+    mounts: Sequence[str | Mount] | None
+    directory: str | os.PathLike[str] | None
+    kfp_workspace: str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of a run.
+
+    Attributes:
+        parallelism: how many stages run at once. Default: ``default_parallelism()``.
+        cache: whether tasks that KFP would cache reuse outputs of earlier runs in the same output folder (see
+            ``cache``).
+        grace: seconds that processes have to end after a signal before they are killed.
+        timeout: seconds after which the run is ended, and fails. Default: the pipeline's own limit, if any.
+        fail_fast: whether the first failure of a stage ends the run; exit tasks and tasks that ignore failures still
+            run.
+        max_items: how many items all loops of the run may have together.
+        condition_time: seconds that the evaluation of a condition may take.
+        docker: the stages that run in their images with Docker or Podman: True for all of them, or the names of some
+            (``train``, ``inner/train``).
+        mounts: folders and files of this machine that those containers see, as ``SRC[:DST][:ro]``. They always see
+            their own outputs, the outputs of other stages that they read, and paths that are arguments (such as a
+            tracker base).
+        directory: the folder in which stages run and find their scripts. Default: the current directory.
+        kfp_workspace: the folder that stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
+        python_path: PYTHONPATH at the start of the run; not a keyword.
+        named: the paths of this machine that the run's arguments name; not a keyword.
+    """
+
+    parallelism: int = field(default_factory=default_parallelism)
+    cache: bool = True
+    grace: float = GRACE
+    timeout: float | None = None
+    fail_fast: bool = False
+    max_items: int = MAX_ITEMS
+    condition_time: float = LONGEST
+    docker: bool | tuple[str, ...] = False
+    mounts: tuple[Mount, ...] = ()
+    directory: str = field(default_factory=os.getcwd)
+    kfp_workspace: str = ""
+    python_path: str = field(default_factory=lambda: os.environ.get("PYTHONPATH", ""))
+    named: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ArgumentError for a value that has the wrong type or makes no sense."""
+        _verify_count("parallelism", self.parallelism)
+        _verify_count("max_items", self.max_items)
+        _verify_seconds("grace", self.grace, may_be_zero=True)
+        _verify_seconds("condition_time", self.condition_time)
+        if self.timeout is not None:
+            _verify_seconds("timeout", self.timeout)
+        if self.mounts and not self.docker:
+            raise ArgumentError(
+                "Mounts are for stages in containers, and there are none: processes see all of this machine. Add "
+                "--docker (docker=True), or remove the mounts."
+            )
+
+    @classmethod
+    def of(cls, keywords: RunKeywords, named: Sequence[str] = ()) -> RunOptions:
+        """Return the options for these keywords.
+
+        Args:
+            keywords: the keywords of ``run``.
+            named: paths of this machine that the run's arguments name.
+
+        Raises:
+            ArgumentError: an option has the wrong type, or makes no sense.
+            TypeError: there is no such option.
+        """
+        given = _known(keywords, RunKeywords)
+        for name in ("directory", "kfp_workspace"):
+            if given.get(name) == "":
+                given[name] = os.curdir
+        directory = given.get("directory") or os.curdir
+        if not os.path.isdir(directory):
+            raise ArgumentError(
+                f"directory must be a folder, in which stages run, but is {str(directory)!r}."
+                f"{did_you_mean_path(directory)}"
+            )
+        return cls(**_converted(given), named=tuple(named))
+
+    @classmethod
+    def of_record(cls, record: RunRecord) -> RunOptions:
+        """Return the options that a run had; options that may change and that it does not record have their defaults.
+
+        Raises:
+            ArgumentError: the run's folder does not record an option that may not change.
+        """
+        names = {_STORED.get(item.name, item.name): item.name for item in dataclasses.fields(cls)}
+        for name in sorted(names.keys() - ResumeKeywords.__annotations__.keys() - record.options.keys()):
+            raise ArgumentError(
+                f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} does not record its option "
+                f"{name!r}. Start a new run."
+            )
+        try:
+            options = cls(**_converted({names[name]: value for name, value in record.options.items() if name in names}))
+            verify_fields(options)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} records other options than a run "
+                f"has ({error}). Start a new run."
+            ) from None
+        return options
+
+    def resumed(self, keywords: ResumeKeywords) -> RunOptions:
+        """Return these options, changed by the keywords of ``resume``. Raises the same exceptions as ``of``."""
+        return dataclasses.replace(self, **_converted(_known(keywords, ResumeKeywords)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the options as ``run.json`` stores them for ``of_record``."""
+        options = {_STORED.get(name, name): value for name, value in vars(self).items()}
+        return {**options, "mounts": [str(mount) for mount in self.mounts]}
+
+    def workspace_of(self, folder: str | os.PathLike[str]) -> str:
+        """Return the workspace of the run in this folder."""
+        return self.kfp_workspace or os.path.join(folder, "workspace")
+
+
+def _known(keywords: Any, kind: type[Any]) -> dict[str, Any]:
+    for name in keywords.keys() - kind.__annotations__.keys():
+        raise TypeError(f"There is no option {name!r}.{did_you_mean(name, kind.__annotations__)}")
+    return dict(keywords)
+
+
+def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options, converted to the types of ``RunOptions``."""
+    options = {name: value for name, value in given.items() if value is not None}
+    for name in ("directory", "kfp_workspace"):
+        if options.get(name):
+            options[name] = os.path.abspath(options[name])
+    if (docker := options.get("docker")) is not None and not isinstance(docker, bool):
+        if isinstance(docker, (str, bytes)) or not isinstance(docker, Collection):
+            raise ArgumentError(f"docker must be True, or a list of stages' names, but is {docker!r}.")
+        options["docker"] = tuple(docker)
+    if (mounts := options.get("mounts")) is not None:
+        if isinstance(mounts, (str, bytes)) or not isinstance(mounts, Sequence):
+            raise ArgumentError(f"mounts must be a list such as ['/data:/data:ro'], but is {mounts!r}.")
+        options["mounts"] = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
+    if "named" in options:
+        options["named"] = tuple(options["named"])
+    return options
+
+
+def _verify_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{name} must be an int, 1 or more, but is {shown(value)}.")
+
+
+def _verify_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
+    is_time = isinstance(value, (int, float)) and 0 <= value <= threading.TIMEOUT_MAX
+    if not is_time or (value == 0 and not may_be_zero):
+        least = "0 or more" if may_be_zero else "more than 0"
+        raise ArgumentError(f"{name} must be a number of seconds, {least}, but is {shown(value)}.")

@@ -1,0 +1,291 @@
+"""``run`` and ``resume``, which run a compiled pipeline on this machine, with stages as processes or in containers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchx_kfp.common.text import shown
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local.attempt import RunContext
+from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
+from torchx_kfp.execution.local.cache import Cache, Memory
+from torchx_kfp.execution.local.dag_scheduler import Interrupted, Scheduler
+from torchx_kfp.execution.local.executors.docker import connect
+from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
+from torchx_kfp.execution.local.executors.executor import Containers, choose_containers, verify_private
+from torchx_kfp.execution.local.executors.mounts import named_paths
+from torchx_kfp.execution.local.executors.process import ProcessExecutor, kill_marked, stage_environment
+from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
+from torchx_kfp.execution.local.kubernetes import has_workspace
+from torchx_kfp.execution.local.log_pump import LogPump
+from torchx_kfp.execution.local.preflight import check_bases, check_supported, find_not_applied
+from torchx_kfp.execution.local.run_options import ResumeKeywords, RunKeywords, RunOptions
+from torchx_kfp.execution.model.checks import of_arguments
+from torchx_kfp.execution.model.findings import Finding
+from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.pipeline.walk import make_run_name
+from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.journal import Journal
+from torchx_kfp.execution.runs.result import RunResult
+from torchx_kfp.execution.runs.source import RunRecord
+from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.watch import Lines, Watch, awaitable_processes, ending_signals, raise_for_signal
+
+if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
+    from typing_extensions import Unpack
+
+
+def run(
+    pipeline: PipelineLike,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    output_dir: str | os.PathLike[str] | None = None,
+    watch: Watch | None = None,
+    secrets: Given | None = None,
+    config_maps: Given | None = None,
+    **options: Unpack[RunKeywords],
+) -> RunResult:
+    """Run a compiled pipeline on this machine.
+
+    Each stage is a process in the current environment, where ``python`` is the running interpreter, or a container.
+    If a stage fails, the stages that depend on it do not run; the others finish. A signal (Ctrl-C) ends all processes.
+    Each event is recorded in the run's folder at once, from which ``resume`` continues.
+
+    Args:
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        arguments: values of the pipeline's parameters.
+        output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
+        watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
+        secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
+        config_maps: keys and values of config maps, likewise.
+        options: how to run the pipeline, such as ``parallelism=2``: see ``RunOptions``.
+
+    Returns:
+        How the run and its stages ended, even if stages failed: see ``RunResult.raise_for_failure``.
+
+    Raises:
+        PipelineFileError: the file is not a compiled pipeline.
+        UnsupportedPipelineError: the pipeline cannot run on this machine; nothing was started.
+        ArgumentError: the arguments do not fit the pipeline's parameters, or an option is wrong; nothing was started.
+        ContainerEngineError: stages must run in containers, and no engine answers; nothing was started.
+        TrackerError: a tracker base cannot be written; nothing was started.
+        KeyboardInterrupt: SIGINT ended the run.
+        SystemExit: SIGTERM or SIGHUP ended the run; the code is 143 or 129.
+    """
+    _verify(arguments, output_dir)
+    chosen = RunOptions.of(options, named_paths(arguments or {}))
+    loaded = load_pipeline(pipeline)
+    containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
+    found = check_supported(loaded, containers)
+    given = GivenKeys(secrets or {}, config_maps or {})
+    with reading(f"The pipeline {loaded.name!r}"):
+        values = complete_arguments(loaded, arguments or {})
+        verify_given(loaded.components.values(), given, values, os.environ)
+    found += of_arguments(values)
+    check_bases(loaded, values, chosen.directory, containers)
+    run_id = make_run_name(loaded.name)
+    folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
+    verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
+    watch = watch if watch is not None else Lines()
+    with _docker(containers, run_id) as docker:
+        _make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+        if docker is not None and docker.remaps_users:
+            folder.chmod(0o711)
+        with Journal.create(
+            folder,
+            run_id=run_id,
+            pipeline=loaded.name,
+            text=loaded.text,
+            arguments=values,
+            options=chosen.as_json(),
+            warn=watch.on_warning,
+        ) as journal:
+            context = _context(folder, chosen, given, containers, docker)
+            return _execute(loaded, values, found, context, journal, watch)
+
+
+def resume(
+    folder: str | os.PathLike[str],
+    *,
+    watch: Watch | None = None,
+    secrets: Given | None = None,
+    config_maps: Given | None = None,
+    **options: Unpack[ResumeKeywords],
+) -> RunResult:
+    """Resume a run that failed, was ended, or was killed; stages that succeeded do not run again.
+
+    The exception is a stage whose inputs have changed since, such as an exit task. The run keeps its arguments and
+    options, and stages run in the same directory. Processes that a killed runner has left are ended first.
+
+    Args:
+        folder: the run's folder: see ``history.find_run``.
+        watch: as in ``run``; it also gets the events of stages that do not run again.
+        secrets: as in ``run``: they are not stored.
+        config_maps: as in ``run``.
+        options: options of ``run`` to change: see ``ResumeKeywords``. A ``timeout`` counts from now on.
+
+    Raises:
+        ArgumentError: there is no such run, it still runs, or it has succeeded.
+        Others: as ``run``.
+    """
+    path = Path(folder).absolute()
+    read_run(path)  # raises if it is not a run's folder
+    watch = watch if watch is not None else Lines()
+    with Journal.reopen(path, watch.on_warning) as journal:
+        # Read it again: another process may have gone on with the run before it was locked.
+        record = read_run(path)
+        if record.state is State.SUCCEEDED:
+            raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
+        loaded = record.load()
+        chosen = RunOptions.of_record(record).resumed(options)
+        containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
+        found = check_supported(loaded, containers)
+        if not os.path.isdir(chosen.directory):
+            raise ArgumentError(
+                f"The run {record.run_id} was run in the directory {chosen.directory!r}, which is gone. Create it "
+                "again, or start a new run."
+            )
+        check_bases(loaded, record.arguments, chosen.directory, containers)
+        with _docker(containers, record.run_id) as docker:
+            # A runner that was killed may have left processes.
+            kill_marked(record.run_id)
+            if docker is not None:
+                docker.remove_left()
+            given = GivenKeys(secrets or {}, config_maps or {})
+            context = _context(path, chosen, given, containers, docker, record.created)
+            return _execute(loaded, dict(record.arguments), found, context, journal, watch, record)
+
+
+def _verify(arguments: Any, output_dir: Any) -> None:
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise ArgumentError(
+            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, but is {shown(arguments)}."
+        )
+    if output_dir is not None and not isinstance(output_dir, (str, os.PathLike)):
+        raise ArgumentError(f"output_dir must be the path of a folder, but is {shown(output_dir)}.")
+
+
+def _context(
+    folder: Path,
+    options: RunOptions,
+    given: GivenKeys,
+    containers: Containers,
+    docker: DockerExecutor | None,
+    created: float | None = None,
+) -> RunContext:
+    """Return the facts that all stages of the run in this folder share; ``created`` is None if it begins now."""
+    run_id = folder.name
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if options.python_path:
+        environ["PYTHONPATH"] = options.python_path
+    return RunContext(
+        run_id=run_id,
+        folder=folder,
+        environ=stage_environment(folder, run_id, environ),
+        constants={
+            "pipeline_job_name": run_id,
+            "pipeline_job_resource_name": run_id,
+            "pipeline_job_uuid": run_id,
+            "pipeline_job_create_time_utc": moment,
+            "pipeline_job_schedule_time_utc": moment,
+            "workspace_path": options.workspace_of(folder),
+        },
+        options=options,
+        given=given,
+        containers=dataclasses.replace(containers, has_gpus=docker is not None and docker.has_gpus),
+        executor=docker or ProcessExecutor(),
+    )
+
+
+def _execute(
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any],
+    findings: Sequence[Finding],
+    context: RunContext,
+    journal: Journal,
+    watch: Watch,
+    earlier: RunRecord | None = None,
+) -> RunResult:
+    """Run the pipeline in the journal's folder; ``earlier`` is the run so far if it is resumed."""
+    run_id, folder = context.run_id, context.folder
+    if has_workspace(pipeline):
+        _make_folder(Path(context.constants["workspace_path"]), "workspace", "--kfp-workspace")
+    state = RunState(outline(pipeline))
+    for event in earlier.events if earlier else ():
+        state.on_event(event)
+
+    def listener(event: Event) -> None:
+        # Record the event first: whoever gets it will find it in the folder.
+        journal.write(event)
+        state.on_event(event)
+        watch.on_event(event)
+
+    cache = Cache(folder.parent / CACHE_FOLDER) if context.options.cache else None
+    memory = Memory(run_id, earlier.run.ends if earlier else {}, cache, context.options.directory)
+    not_applied = find_not_applied(pipeline, arguments, context.given, context.containers)
+    started = time.monotonic()
+    with LogPump(watch) as pump:
+        scheduler = Scheduler(pipeline, context, pump, listener, memory, earlier.run.attempts if earlier else {})
+        with awaitable_processes(), ending_signals(scheduler.interrupt):
+            try:
+                listener(
+                    RunStarted(
+                        pipeline=pipeline.name,
+                        run_id=run_id,
+                        folder=folder,
+                        not_applied=not_applied,
+                        arguments=arguments,
+                        resumed=earlier is not None,
+                        differs=tuple(map(str, findings)),
+                    )
+                )
+                root = scheduler.run(arguments)
+            except Interrupted as interrupted:
+                name = signal.Signals(interrupted.number).name
+                listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started, reason=name))
+                raise_for_signal(interrupted.number)
+            finally:
+                # The end of a stage ends the processes that it started; this finds any that were started later.
+                kill_marked(run_id)
+    if pump.error is not None:
+        raise pump.error
+    outputs = root.outputs()
+    artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
+    end, seconds = State.FAILED if root.failed else State.SUCCEEDED, time.monotonic() - started
+    listener(RunFinished(run_id, end, seconds, parameters_of(outputs), artifacts, scheduler.reason))
+    return state.result()
+
+
+@contextlib.contextmanager
+def _docker(containers: Containers, run_id: str) -> Iterator[DockerExecutor | None]:
+    """Connect to the engine if the run has containers, and remove them at the end."""
+    if not containers.names:
+        yield None
+        return
+    with contextlib.closing(DockerExecutor(connect(), run_id)) as docker:
+        yield docker
+
+
+def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=exist_ok)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            f"The run's folder {str(folder)!r} cannot be created: {reason}. Name another place for it ({argument}, or "
+            f"{option} on the command line)."
+        ) from None

@@ -1,0 +1,268 @@
+"""The files of an attempt at a stage: copies of artifacts that it takes, and the outputs that it leaves.
+
+A stage in a container may have left any kind of file. Its outputs are only read beneath the one folder that its
+container could write to (see ``safe_files``), and its artifacts must be there or on other storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchx_kfp.common import safe_files
+from torchx_kfp.contract.carried.publisher import missing, output_text
+from torchx_kfp.errors import explain
+from torchx_kfp.execution.pipeline.artifacts import (
+    Artifact,
+    ArtifactList,
+    artifacts_in,
+    check_places,
+    is_artifact,
+    is_remote,
+    read_report,
+)
+from torchx_kfp.execution.pipeline.values import TYPE_NAMES, convert, from_output
+from torchx_kfp.tracking.recorder import Artifact as Registered
+from torchx_kfp.tracking.recorder import Recorder
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.local.executors.executor import AttemptPlan
+
+
+class UnavailableError(Exception):
+    """A file on other storage cannot be copied."""
+
+
+_PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
+
+
+def with_copies(
+    inputs: Mapping[str, Any], words: Sequence[str], folder: Path, *, takes_all: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the inputs, with local paths for files on other storage, and these paths by the files' URLs.
+
+    Args:
+        inputs: parameters and artifacts.
+        words: the command, whose placeholders show which files it takes.
+        folder: the folder for the copies.
+        takes_all: whether the stage may take files without placeholders, as Python components do.
+    """
+    taken = {match.group(2) for word in words for match in _PATH.finditer(word)}
+    copies: dict[str, str] = {}
+    changed: dict[str, Any] = {}
+    for name, value in inputs.items():
+        if not is_artifact(value) or not (takes_all or name in taken):
+            continue
+        made = []
+        for index, artifact in enumerate(artifacts_in(value)):
+            if not artifact.custom_path and not artifact.is_here:
+                file = os.path.basename(artifact.uri.rstrip("/"))
+                place = folder / name / str(index) / (file if file.strip(".") else "file")
+                artifact = dataclasses.replace(artifact, custom_path=str(place))
+            made.append(artifact)
+        copies |= {artifact.uri: artifact.custom_path for artifact in made if artifact.custom_path}
+        changed[name] = ArtifactList(made) if isinstance(value, ArtifactList) else made[0]
+    return {**inputs, **changed}, copies
+
+
+def copy_here(url: str, path: str, root: str, folder: str) -> None:
+    """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do so at once.
+
+    Args:
+        url: the URL of the file.
+        path: the path of the copy.
+        root: the folder that must contain the copy; stages may write there as well.
+        folder: a folder of this stage only, for incomplete copies.
+
+    Raises:
+        UnavailableError: it cannot be copied.
+    """
+    import fsspec
+
+    name = f".{secrets.token_hex(8)}"
+    try:
+        if safe_files.exists(path, root):
+            return
+        store, source = fsspec.core.url_to_fs(url)
+        temporary = os.path.join(folder, name)
+        _download(store, source, temporary)
+        try:
+            partial = os.path.join(os.path.dirname(path), name)
+            safe_files.copy(temporary, partial, target_root=root)
+            safe_files.rename(partial, path, root)
+        finally:
+            if os.path.isdir(temporary):
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                Path(temporary).unlink(missing_ok=True)
+    except Exception as error:  # each file system has its own errors
+        text = f"{type(error).__name__}: {error}"
+        raise UnavailableError(f"takes the file of an artifact that cannot be copied here from {url}: {text}") from None
+
+
+def _download(store: Any, source: str, path: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if not store.isdir(source):
+        store.get_file(source, path)
+        return
+    os.makedirs(path, exist_ok=True)
+    for file in store.find(source):
+        # An object's name may contain anything.
+        target = os.path.normpath(os.path.join(path, file[len(source.rstrip("/")) :].lstrip("/")))
+        if not target.startswith(os.path.join(path, "")):
+            raise ValueError(f"the name of {file} leads out of its folder")
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        store.get_file(file, target)
+
+
+#: The largest output parameter, and the largest report, in bytes. KFP's database accepts less.
+_LONGEST_OUTPUT = 16 << 20
+_LONGEST_REPORT = 64 << 20
+
+
+def read_run_id(attempt: AttemptPlan) -> str | None:
+    """Return the run id of a tracked stage, which exists even if the stage failed afterwards."""
+    path = attempt.facts.output_files.get("run_id")
+    if path is None or attempt.tracker_base is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return safe_files.read_text(path, attempt.root, limit=_LONGEST_OUTPUT) or None
+    return None
+
+
+def read_outputs(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]]:
+    """Return the stage's output parameters, and its artifacts in their final places.
+
+    Raises:
+        ValueError: something is missing, has the wrong type, or is not a file; the message continues a sentence that
+            begins with the stage's name.
+    """
+    report, declared = attempt.facts.executor_output, attempt.facts.output_artifacts
+    try:
+        text = safe_files.read_text(report, attempt.root, limit=_LONGEST_REPORT)
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError) as error:
+        raise ValueError(f"left its report {report} unreadable: {error}") from None
+    try:
+        reported, artifacts = read_report(text, declared)
+        check_places(artifacts, declared)
+    except ValueError as error:
+        raise ValueError(f"wrote a report that {error}: {report}") from None
+    outputs = {name: _read_output(attempt, name, type_, reported) for name, type_ in attempt.component.outputs.items()}
+    return outputs, {name: _store(attempt, artifact) for name, artifact in artifacts.items()}
+
+
+def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[str, Any]) -> Any:
+    if name in reported:
+        return convert(reported[name], type_)
+    path = attempt.facts.output_files[name]
+    try:
+        text = safe_files.read_text(path, attempt.root, limit=_LONGEST_OUTPUT)
+    except FileNotFoundError:
+        if attempt.python is not None:
+            raise ValueError(
+                f"did not give its output {name!r} a value: the function {attempt.python.function!r} returned None, "
+                f"and the file {path} is missing"
+            ) from None
+        raise ValueError(
+            f"did not write its output {name!r}: the file {path} is missing, though the process ended with exit code 0"
+        ) from None
+    except UnicodeDecodeError:
+        raise ValueError(f"wrote its output {name!r} in an encoding other than UTF-8: {path}") from None
+    except OSError as error:
+        raise ValueError(f"left its output {name!r} unreadable: {error}") from None
+    try:
+        return from_output(text, type_)
+    except ValueError as error:
+        raise ValueError(f"wrote something into its output {name!r} that {error}") from None
+
+
+def _store(attempt: AttemptPlan, artifact: Artifact) -> Artifact:
+    """Copy a file from the artifact's custom path to its final place, as KFP's launcher uploads it."""
+    stored = dataclasses.replace(artifact, custom_path="")
+    if not stored.is_here:
+        if attempt.container is not None and not is_remote(stored.uri):
+            raise ValueError(f"reported the artifact {artifact.name!r} at {stored.uri}, which is not object storage")
+        return stored
+    root = attempt.root
+    try:
+        if artifact.custom_path:
+            _copy_custom(attempt, artifact.custom_path, stored.path)
+        safe_files.verify_tree(stored.path, root)
+        if root is None and stored.path.startswith(os.path.join(attempt.made, "")):
+            safe_files.verify_content(stored.path)
+    except OSError as error:
+        raise ValueError(f"left the artifact {artifact.name!r} unusable: {explain(error)}") from None
+    return stored
+
+
+def _copy_custom(attempt: AttemptPlan, path: str, target: str) -> None:
+    if attempt.container is None:
+        with contextlib.suppress(FileNotFoundError):
+            safe_files.copy(path, target)
+        return
+    found = attempt.container.mount_of(path)
+    if found is None:
+        raise safe_files.UnfitFileError(
+            f"{path} is gone with the container. Write to the artifact's own path, or to a folder that is mounted"
+        )
+    mount, source = found
+    with contextlib.suppress(FileNotFoundError):
+        safe_files.copy(source, target, source_root=mount.source, target_root=attempt.root)
+
+
+def registered_files(attempt: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
+    """Return the paths on this machine of the files and folders that the stage has registered, if they exist."""
+    paths = [artifact.path.removeprefix("file://") for artifact in registered.values()]
+    if attempt.container is not None:
+        mounted = map(attempt.container.mount_of, paths)
+        paths = [found[1] for found in mounted if found is not None]
+    return tuple(path for path in paths if os.path.isabs(path) and os.path.exists(path))
+
+
+def describe_missing(attempt: AttemptPlan, recorder: Recorder, run_id: str, results: Mapping[str, Any]) -> str:
+    """Describe the declared results that a stage did not record, or that KFP cannot pass on.
+
+    They made it fail after its application succeeded.
+
+    Return an empty text if the application itself failed: the stage's publisher writes its report only after the
+    application has succeeded.
+
+    Args:
+        attempt: the attempt, which has ended.
+        recorder: the records of the stage's tracker base.
+        run_id: the stage's run id.
+        results: the results that it has recorded.
+
+    Raises:
+        TrackerError: the store failed.
+    """
+    if not os.path.isfile(attempt.facts.executor_output):
+        return ""
+    sentences = []
+    outputs, files = attempt.component.outputs, attempt.facts.output_files
+    absent = {name: kind for name, kind in outputs.items() if not os.path.exists(files[name])}
+    recorded: dict[str, Any] = {}
+    if "LIST" in absent.values() or "STRUCT" in absent.values():
+        recorded |= recorder.metadata(run_id)
+    recorded |= results
+    for name, kind in absent.items():
+        try:
+            output_text(TYPE_NAMES.get(kind, kind), name, recorded)
+        except ValueError as error:
+            sentences.append(str(error))
+    lost = [name for name, artifact in attempt.facts.output_artifacts.items() if not os.path.exists(artifact.path)]
+    registered = recorder.artifacts(run_id) if lost else {}
+    sentences += [missing("artifact", name, registered) for name in lost]
+    text = ""
+    for sentence in sentences:
+        text += f"{' It ' if text.endswith('?') else '. It ' if text else ''}{sentence}"
+    return text

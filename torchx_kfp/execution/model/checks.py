@@ -1,0 +1,382 @@
+"""Find what fails or differs on KFP's backend, judging by KFP 2.17.0 and its source.
+
+The pipelines of ``tests/execution/local/corpus`` were run on that version; ``docs/why/differences.md`` has a table of
+the differences.
+
+One of them is text that Argo and the kubelet change on its way to a stage. Everything that a stage is given is text of
+its pod: its command and variables, and its inputs, which KFP's launcher gets as an argument. Argo fills in its own
+variables, and the kubelet expands the container's (``expand`` does so byte for byte as
+``k8s.io/kubernetes/third_party/forked/golang/expansion``): ``$(NAME)`` becomes the variable's value, or stays as it is
+if there is no such variable; ``$$`` becomes ``$``. The kubelet scans bytes, and treats the byte after any other ``$``
+as a character: if a character that is not ASCII follows, its first byte becomes the character with that number (seen on
+a cluster: ``$é`` arrives as ``$Ã`` and a stray byte).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchx_kfp.common.text import joined
+from torchx_kfp.contract.inputs import REWRITTEN_AFTER_DOLLAR, large_character
+from torchx_kfp.execution.model.distributed import of_launcher
+from torchx_kfp.execution.model.findings import Finding, Kind
+from torchx_kfp.execution.pipeline.conditions import compares_types, verify_condition
+from torchx_kfp.execution.pipeline.placeholders import Facts, read_limits, unknown_placeholders
+from torchx_kfp.execution.pipeline.spec import CHANNEL, Component, Constant, FromInput, FromTask, Pipeline, Task
+from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
+
+#: The part of a stage's memory limit that KFP's launcher needs, in bytes.
+_LAUNCHER = 64 * 10**6
+_CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
+_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\[(['\"])(.+?)\1\]\}\}")
+#: Facts about the run that KFP fills in as a task's constant input.
+_FACT = re.compile(r"\{\{\$\.(?:pipeline_\w+)\}\}")
+_UNKNOWN_FACT = "{{$.pipeline_root}}"
+_UTF8 = (
+    "which KFP's database rejects ('Incorrect string value': its connection is MySQL's utf8). Use other characters, or "
+    "escapes that the application decodes"
+)
+_REWRITTEN = re.compile(rb"\$(?:\$|\(([^)]*)\)|([\x80-\xff]))")
+#: Variables that KFP, Argo and Kubernetes set in each container; only the cluster knows their values.
+_SET = re.compile(r"KFP_POD_(?:NAME|UID)|(?:ARGO|KUBERNETES)_[A-Z0-9_]+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)(?:_\w+)?")
+_ARGO = r"\{\{=.*?\}\}|\{\{\s*(?:workflow|pod|node|inputs|outputs|tasks|steps|item|retries)\b.*?\}\}"
+_CHANGED = re.compile(rf"{_ARGO}|\$(?:\((?P<name>[^)]*)\)|{REWRITTEN_AFTER_DOLLAR})", re.DOTALL)
+#: Characters of context that are shown around a change.
+_AROUND = 12
+
+
+def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
+    """Yield the findings about the pipeline as a whole."""
+    if names := [name for name in pipeline.root.artifact_inputs if name not in pipeline.root.optional_artifacts]:
+        yield Finding(
+            Kind.FAILS,
+            "the pipeline",
+            f"takes an artifact ({joined(names)}), which cannot be passed to a run. Import it by its URI "
+            "(dsl.importer), or use the pipeline inside another one",
+        )
+
+
+def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the findings about the arguments of a run."""
+    for name, value in arguments.items():
+        place, text = f"the argument {name!r}", _as_text(value)
+        if large := large_character(text):
+            yield Finding(Kind.MAY_FAIL, place, f"contains {large}, {_UTF8}")
+        if change := find_change(text):
+            yield Finding(Kind.CHANGED, place, f"contains {change[0]!r}, which {_arrives(change[1])}")
+
+
+def of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the findings about arguments of a run that are numbers of replicas, for stages that surely run."""
+    for place in walk(pipeline):
+        if place.inside is not None or place.task.condition or place.looped:
+            continue
+        for role in place.component.facts.replica_roles:
+            name = _INPUT.fullmatch(role.count)
+            source = place.task.inputs.get(name[2]) if name else None
+            if not isinstance(source, FromInput) or source.selector:
+                continue
+            value = arguments.get(source.name)
+            if isinstance(value, int | float) and not role.least <= value <= role.most:
+                text = (
+                    f"has {value} replicas of the role {role.name!r}, but must have {role.least} to {role.most}. Give "
+                    f"another {source.name!r}"
+                )
+                yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
+
+
+def of_task(pipeline: Pipeline, place: ScopedTask) -> Iterator[Finding]:
+    """Yield the findings about a task."""
+    task, component = place.task, place.component
+    for kind, text in (
+        *_inputs(pipeline, place),
+        *_loop(task),
+        *_hook(place),
+        *(_condition(task.condition) if task.condition else ()),
+        *(_container(task, component) if component.container else ()),
+        *of_launcher(component),
+    ):
+        yield Finding(kind, f"task {place.path!r}", text)
+    if task.retry is not None:
+        text = (
+            "is retried here when its application fails, but not on a standard installation of KFP 2.17: the "
+            "controller's templateDefaults set the retry policy OnError. A cluster's administrator can remove "
+            "templateDefaults.retryStrategy from the ConfigMap workflow-controller-configmap"
+        )
+        yield Finding(Kind.CHANGED, f"task {place.path!r}", text)
+    optional = [name for name in task.artifacts if name in component.optional_artifacts]
+    if optional and component.dag is None:
+        text = (
+            f"is given an artifact for the optional input {joined(optional)}, and stages with such an input failed on "
+            "KFP 2.17. Make the input required, in a separate component if necessary"
+        )
+        yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
+
+
+def _inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
+    task, nested = place.task, place.component.dag is not None
+    for name, source in task.inputs.items():
+        if isinstance(source, FromInput) and not place.has_input(source.name):
+            yield (
+                Kind.FAILS,
+                f"takes {source.name!r}, which does not exist in the task's scope: KFP's compiler has lost it, as it "
+                "does with loop items and their fields inside text, lists and dicts. Pass the loop item as a separate "
+                "argument, and build the text in the component",
+            )
+        elif isinstance(source, Constant):
+            yield from _constant(name, source.value, nested)
+    for name, source in (*task.inputs.items(), *task.artifacts.items()):
+        if isinstance(source, FromTask):
+            yield from _collected(pipeline, place.scope, name, source.task, source.output)
+
+
+def _constant(name: str, value: Any, nested: bool) -> Iterator[tuple[Kind, str]]:
+    text = _as_text(value)
+    yield from _channels_left(text)
+    if nested and (found := _INPUT.search(text)):
+        channel = found.group(2).removeprefix(CHANNEL)
+        yield (
+            Kind.FAILS,
+            f"passes a nested pipeline the input {name!r} as text that contains {channel!r}, which arrives as "
+            f"{found.group()}. Pass the value as a separate argument, and build the text in the nested pipeline",
+        )
+    if text != value or not _FACT.fullmatch(text):
+        for fact in dict.fromkeys(_FACT.findall(text)):
+            yield (
+                Kind.CHANGED,
+                f"has {fact} inside the text of its input {name!r}, where KFP does not fill it in. Pass it as a "
+                "separate argument",
+            )
+    elif text == _UNKNOWN_FACT:
+        yield Kind.CHANGED, f"has {text} as its input {name!r}, which KFP's backend does not fill in. Pass the location"
+    yield from _text(f"its input {name!r}", text, {})
+
+
+def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
+    if task.loop is None:
+        return
+    if task.loop.from_input in task.artifacts:
+        yield (
+            Kind.FAILS,
+            "loops over artifacts, which KFP's backend rejects ('artifact iterator not implemented'). Loop over a list "
+            "of names or locations, and have each stage find its own artifact",
+        )
+    sources = [source for source in task.inputs.values() if isinstance(source, FromInput | FromTask)]
+    if selectors := [source.selector for source in sources if source.selector]:
+        yield (
+            Kind.FAILS,
+            f"loops over {selectors[0]} of another loop's item, and KFP's driver fails on each iteration. "
+            "Have a stage return the list, and loop over its output",
+        )
+    if task.loop.raw is not None:
+        yield from _channels_left(task.loop.raw)
+        yield from _text("its items", task.loop.raw, {})
+
+
+def _collected(
+    pipeline: Pipeline, scope: Component, name: str, task_name: str, output: str, *, in_loop: bool = False
+) -> Iterator[tuple[Kind, str]]:
+    """Follow an input through nested pipelines, branches and loops to the stage that produces it."""
+    task = scope.as_dag().tasks[task_name]
+    component = pipeline.component_of(task)
+    if component.dag is None:
+        return
+    selector = component.dag.outputs.get(output) or component.dag.artifacts.get(output)
+    if selector is None:
+        return
+    if in_loop and task.condition is not None:
+        yield (
+            Kind.MAY_FAIL,
+            f"collects {name!r} from a dsl.If inside a loop, and KFP's driver fails if an iteration has skipped the "
+            "branch. Collect from a stage that runs in each iteration",
+        )
+        return
+    in_loop = in_loop or task.loop is not None
+    if in_loop and len(selector.sources) > 1:
+        yield (
+            Kind.FAILS,
+            f"collects {name!r} from branches (dsl.OneOf) inside a loop, and KFP's driver fails if iterations take "
+            "different branches. End each iteration with a stage that takes the dsl.OneOf, and collect from that stage",
+        )
+        return
+    for inner, inner_output in selector.sources:
+        yield from _collected(pipeline, component, name, inner, inner_output, in_loop=in_loop)
+
+
+def _hook(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
+    """Find tasks that run even after failures: KFP runs them as exit hooks of the tasks before them."""
+    tasks = place.scope.as_dag().tasks
+    if waited := [name for name in place.task.depends_on if tasks[name].runs_always]:
+        yield (
+            Kind.MAY_FAIL,
+            f"waits for {joined(waited)}, which ignores a failure: KFP runs that task as an exit hook, and no task can "
+            "wait for a hook. Put both into one stage, or remove ignore_upstream_failure",
+        )
+    if not place.task.runs_always:
+        return
+    for upstream in place.task.depends_on:
+        rivals = [name for name, other in tasks.items() if other.runs_always and upstream in other.depends_on]
+        if max(rivals) != place.task.name:
+            yield (
+                Kind.CHANGED,
+                f"ignores a failure of {upstream!r}, as {joined(sorted(set(rivals) - {place.task.name}))} does: "
+                f"KFP runs only {max(rivals)!r}. Have one task for each task that may fail",
+            )
+    if len(place.task.depends_on) > 1:
+        yield (
+            Kind.CHANGED,
+            f"ignores failures of {joined(place.task.depends_on)}: KFP runs it after each of them, but it runs only "
+            "once here. Make it wait for one of them",
+        )
+
+
+def _condition(condition: str) -> Iterator[tuple[Kind, str]]:
+    try:
+        verify_condition(condition)
+    except ValueError as error:
+        if compares_types(condition):
+            text = (
+                f"has the condition {condition!r}, which compares values of different types, so KFP has put one of "
+                "them in quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str with "
+                "a str"
+            )
+        else:
+            text = (
+                f"has the condition {condition!r}, which {error}. KFP compiles a string with a quote or a "
+                "backslash wrongly: compare with a string that has neither"
+            )
+        yield Kind.FAILS, text
+
+
+def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
+    container = component.container
+    assert container is not None
+    variables = variables_of(component)
+    for text in (*container.command, *container.args):
+        if '{"Concat":' in text and text.startswith(('{"Concat":', '{"IfPresent":')):
+            yield (
+                Kind.FAILS,
+                "contains dsl.ConcatPlaceholder, which KFP's backend passes on as JSON. Write one text that contains "
+                'the inputs, such as f"--name={name}"',
+            )
+        for placeholder in unknown_placeholders(text):
+            yield (
+                Kind.CHANGED,
+                f"contains {placeholder}, which KFP's backend does not replace in a command. Facts about the run work "
+                "as a task's argument; an artifact's metadata and the report's path are in the executor input, {{$}}",
+            )
+        yield from _channels_left(text)
+        yield from _text("its command", text, variables)
+    for name, text in container.env:
+        yield from _channels_left(text)
+        yield from _text(f"its variable {name}", text, variables)
+    for text in container.args:
+        unset = [found.group(2) for found in _INPUT.finditer(text) if found.group(2) not in task.inputs]
+        if unset and not text.startswith('{"IfPresent":'):
+            yield (
+                Kind.MAY_FAIL,
+                f"is not given the input {unset[0]!r}, which its args contain: KFP 2.17's driver does not find a value "
+                "for it, even if it has a default. Pass the value",
+            )
+    try:
+        memory = read_limits(container.resources, Facts()).memory
+    except ValueError:  # the limit is known only when the pipeline runs
+        memory = None
+    if memory is not None and memory < _LAUNCHER and "RESOURCES" not in component.handed_on:
+        yield (
+            Kind.MAY_FAIL,
+            f"may use {memory / 10**6:g} MB of memory, including that of KFP's launcher: a stage with 32 MB was killed "
+            f"before it began. Give it at least {_LAUNCHER // 10**6} MB",
+        )
+
+
+def _text(what: str, text: str, variables: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+    if change := find_change(text, variables):
+        yield Kind.CHANGED, f"has {change[0]!r} in {what}, which {_arrives(change[1])}"
+    if large := large_character(text):
+        yield Kind.MAY_FAIL, f"has {large} in {what}, {_UTF8}"
+
+
+def _arrives(text: str) -> str:
+    return (
+        f"arrives as {text!r}: Argo and the kubelet expand the text of a stage. Write it in another way (task_from_app "
+        "encodes an AppDef's own arguments and variables), or have the application read it from a file"
+    )
+
+
+def _channels_left(text: str) -> Iterator[tuple[Kind, str]]:
+    """Find channels that KFP's compiler has left in a text, as it does in variables and loop items."""
+    if match := _CHANNEL.search(text):
+        producer, name = match.groups()
+        channel = f"{producer}.{name}" if producer else name
+        yield (
+            Kind.FAILS,
+            f"contains the channel {channel!r} as text that KFP has not filled in. Pass it as a separate argument",
+        )
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def expand(text: str, environ: Mapping[str, str]) -> bytes:
+    """Return a word of a command as the container gets it.
+
+    Args:
+        text: the word in the pod's specification.
+        environ: the container's variables.
+    """
+
+    def replace(found: re.Match[bytes]) -> bytes:
+        name, byte = found.groups()
+        if byte is not None:
+            return b"$" + chr(byte[0]).encode()
+        if name is None:
+            return b"$"
+        value = environ.get(name.decode())
+        return found.group() if value is None else value.encode()
+
+    return _REWRITTEN.sub(replace, text.encode())
+
+
+def variables_of(component: Component) -> dict[str, str]:
+    """Return the variables of the component's container; values that only the cluster knows are in ``<>``."""
+    values = dict(component.container.env) if component.container is not None else {}
+    for setting in ("secretAsEnv", "configMapAsEnv"):
+        for item in component.platform.get(setting) or ():
+            values |= {pair["envVar"]: f"<{pair['envVar']}>" for pair in item.get("keyToEnv") or ()}
+    for item in component.platform.get("fieldPathAsEnv") or ():
+        values[item["name"]] = f"<{item['fieldPath']}>"
+    return values
+
+
+def find_change(text: str, variables: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """Return the first piece of a text that is changed, with some context, and the text that arrives in its place.
+
+    Args:
+        text: the text in the pipeline.
+        variables: the container's variables, besides those that every container has.
+    """
+    if "$" not in text and "{{" not in text:
+        return None
+    known = variables or {}
+    for found in _CHANGED.finditer(text):
+        if _arriving(found, known) != found.group():
+            start, end = max(0, found.start() - _AROUND), found.end() + _AROUND
+            piece = text[start:end]
+            arriving = _CHANGED.sub(lambda part: _arriving(part, known), piece)
+            before, after = "…" if start else "", "…" if end < len(text) else ""
+            return f"{before}{piece}{after}", f"{before}{arriving}{after}"
+    return None
+
+
+def _arriving(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    piece, name = found.group(), found["name"]
+    if piece.startswith("{{"):
+        return f"<{piece[2:-2].strip()}>"
+    if name is not None and name not in variables and _SET.fullmatch(name):
+        return f"<{name}>"
+    return expand(piece, variables).decode("utf-8", "replace")

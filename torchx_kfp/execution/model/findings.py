@@ -1,0 +1,73 @@
+"""The findings of a check: each is one fact about a pipeline, with the way out.
+
+``run`` rejects a pipeline with findings that are ``REFUSED``, and shows the others. ``compile`` shows the findings
+about KFP's backend, and ``check`` shows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from torchx_kfp.common.text import listed
+from torchx_kfp.errors import UnsupportedPipelineError
+
+
+class Kind(Enum):
+    """The meaning of a finding; the value is its wording."""
+
+    FAILS = "fails on KFP"
+    MAY_FAIL = "may fail on KFP"
+    CHANGED = "differs on KFP"
+    NOT_HERE = "cannot run on this machine"
+
+
+#: Findings of these kinds prevent a run.
+REFUSED = (Kind.FAILS, Kind.NOT_HERE)
+#: The number of further places that a finding names.
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about a pipeline.
+
+    Attributes:
+        kind: what it means.
+        place: the subject of the sentence: ``task 'inner/train'``, ``the argument 'text'``.
+        text: the rest of it, and the way out.
+        others: further places for which it is true.
+    """
+
+    kind: Kind
+    place: str
+    text: str
+    others: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        others = listed((place.removeprefix("task ") for place in self.others), _SHOWN)
+        return f"{self.place} {f'(and {others}) ' if others else ''}{self.text}."
+
+
+def merge(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings, with those that differ only in their places merged into one."""
+    places: dict[tuple[Kind, str], dict[str, None]] = {}
+    for finding in findings:
+        places.setdefault((finding.kind, finding.text), {})[finding.place] = None
+    return [Finding(kind, place, text, tuple(others)) for (kind, text), (place, *others) in places.items()]
+
+
+def about_backends(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that do not depend on this machine."""
+    return [finding for finding in findings if finding.kind is not Kind.NOT_HERE]
+
+
+def refuse(name: str, findings: Iterable[Finding], consequence: str = "nothing was started") -> None:
+    """Raise UnsupportedPipelineError for the pipeline with this name if there are any findings."""
+    found = list(findings)
+    if found:
+        why = " and ".join(kind.value for kind in Kind if any(finding.kind is kind for finding in found))
+        raise UnsupportedPipelineError(
+            f"The pipeline {name!r} {why}, so {consequence}:\n" + "\n".join(f"- {finding}" for finding in found)
+        )

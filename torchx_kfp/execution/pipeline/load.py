@@ -1,0 +1,326 @@
+"""Load a compiled pipeline from a YAML file, or from a pipeline function, which is compiled first."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Union
+
+import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
+
+from torchx_kfp.common.safe_files import open_regular
+from torchx_kfp.common.sdk import quick_sdk
+from torchx_kfp.common.text import did_you_mean_path, shown
+from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.execution.pipeline.reader import TaskCycleError, read_pipeline
+from torchx_kfp.execution.pipeline.shape import MalformedError
+from torchx_kfp.execution.pipeline.spec import Pipeline
+
+PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
+
+#: The usual suffixes of compiled pipelines, for suggestions.
+SUFFIXES = (".yaml", ".yml", ".json")
+
+#: The limits of a file: its bytes, the levels of nested lists and dicts, and the number of values. A pipeline that KFP
+#: accepts has at most 1.5 MB, and some twenty levels.
+_LONGEST = 16 << 20
+_DEEPEST = 100
+_LARGEST = 1_000_000
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TOO_DEEP = f"it contains lists or dicts that are nested more than {_DEEPEST} levels deep"
+
+
+def load_pipeline(pipeline: PipelineLike) -> Pipeline:
+    """Return the pipeline in a compiled file, or of a pipeline function.
+
+    Args:
+        pipeline: the path of a compiled pipeline, a function decorated with ``dsl.pipeline``, or a loaded pipeline.
+
+    Raises:
+        PipelineFileError: there is no such file, or it is not a compiled KFP v2 pipeline.
+    """
+    if isinstance(pipeline, Pipeline):
+        return pipeline
+    if isinstance(pipeline, (str, os.PathLike)):
+        return _load_file(Path(pipeline))
+    from kfp import dsl
+    from kfp.dsl.base_component import BaseComponent
+
+    if isinstance(pipeline, BaseComponent):
+        return compile_function(pipeline)
+    if not callable(pipeline):
+        raise PipelineFileError(
+            f"{pipeline!r} is not a pipeline: pass the path of a compiled pipeline, or a function decorated with "
+            "kfp.dsl.pipeline."
+        )
+    if is_torchx_component(pipeline):
+        name = pipeline.__name__
+        raise PipelineFileError(f"{name!r} is a TorchX component, not a pipeline. {in_a_pipeline(name)}")
+    with quick_sdk():
+        return compile_function(dsl.pipeline(pipeline))
+
+
+def load_recorded(path: Path, root: Path) -> Pipeline:
+    """Return the pipeline in a file that must be inside of a folder. The errors are those of ``load_pipeline``."""
+    return _load_file(path, root)
+
+
+def is_torchx_component(function: object) -> bool:
+    """Tell whether a function says that it returns an AppDef."""
+    returns = getattr(function, "__annotations__", {}).get("return")
+    return callable(function) and str(getattr(returns, "__name__", returns)).rpartition(".")[2] == "AppDef"
+
+
+def in_a_pipeline(component: str) -> str:
+    """Say how to run a TorchX component."""
+    return (
+        f"A TorchX component runs as a stage of a pipeline: write a function with @kfp.dsl.pipeline, and in it "
+        f"task_from_app({component}(...)), or component_from_function({component}) for arguments that are channels."
+    )
+
+
+def compile_function(function: Any, name: str = "") -> Pipeline:
+    """Compile a pipeline function. The ``text`` of the returned pipeline is the YAML.
+
+    Args:
+        function: a function decorated with ``dsl.pipeline``.
+        name: its name in messages; if empty, its own name.
+
+    Raises:
+        PipelineFileError: KFP compiles it to text that is not YAML.
+    """
+    from kfp import compiler
+
+    with quick_sdk(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pipeline.yaml")
+        compiler.Compiler().compile(function, str(path))
+        text = path.read_text(encoding="utf-8")
+    try:
+        documents = _documents(text, is_compiled=True)
+    except yaml.YAMLError as error:
+        raise PipelineFileError(
+            f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
+            f"and descriptions into comments, which a line break would end: remove line breaks from them. ({error})"
+        ) from None
+    return pipeline_from_documents(documents, name or function.name, text, kind="pipeline")
+
+
+def _load_file(path: Path, root: Path | None = None) -> Pipeline:
+    try:
+        # A file that the user names may be a pipe, such as that of <(command).
+        with path.open("rb") if root is None else open(open_regular(str(path), str(root)), "rb") as file:
+            data = file.read(_LONGEST + 1)
+        if len(data) > _LONGEST:
+            raise PipelineFileError(
+                f"The file {str(path)!r} is not a compiled pipeline: it is larger than {_LONGEST >> 20} MiB."
+            )
+        text = data.decode("utf-8")
+    except FileNotFoundError:
+        raise PipelineFileError(
+            f"There is no file {str(path)!r}.{did_you_mean_path(path, SUFFIXES)} Give the path of a compiled pipeline, "
+            "such as one that kfp.compiler.Compiler().compile(...) wrote."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineFileError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
+    return pipeline_from_text(text, str(path))
+
+
+def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
+    """Return the pipeline in the text of a compiled file.
+
+    Args:
+        text: the text.
+        name: the name of the file in messages.
+
+    Raises:
+        PipelineFileError: it is not a compiled KFP v2 pipeline.
+    """
+    try:
+        documents = _documents(text)
+    except _TooMuch as error:
+        raise PipelineFileError(f"The file {name!r} is not a compiled pipeline: {error}.") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
+        # PyYAML does not catch Python's exceptions about malformed dates, numbers and keys.
+        raise PipelineFileError(f"The file {name!r} is not valid YAML: {error}") from None
+    return pipeline_from_documents(documents, name, text)
+
+
+def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
+    """Parse YAML or JSON. Text that KFP has just compiled does not need limits, and is read faster without them."""
+    # JSON is not quite YAML: PyYAML reads the number 1e-05 as text.
+    if text.lstrip().startswith("{"):
+        try:
+            document = json.loads(text)
+        except RecursionError:
+            raise _TooMuch(_TOO_DEEP) from None
+        except ValueError:
+            pass
+        else:
+            verify_depth(document)
+            return [document]
+    return [
+        document
+        for document in yaml.load_all(text, Loader=_FastLoader if is_compiled else _Loader)
+        if document is not None
+    ]
+
+
+def verify_depth(value: Any, deepest: int = _DEEPEST) -> None:
+    """Raise ValueError if a value has lists or dicts that are nested more deeply."""
+    level = [value]
+    for _ in range(deepest):
+        inner = (list(item.values()) if isinstance(item, dict) else item for item in level)
+        level = [part for items in inner if isinstance(items, list) for part in items if isinstance(part, (dict, list))]
+        if not level:
+            return
+    raise _TooMuch(_TOO_DEEP)
+
+
+class _TooMuch(ValueError):
+    """A file contains more than any pipeline; the message follows "is not a compiled pipeline:"."""
+
+
+# libyaml's parser is many times as fast, but PyYAML may have been built without it. libyaml's loader composes nodes in
+# C, where it cannot be limited or interrupted.
+_parser: Any = getattr(getattr(yaml, "cyaml", None), "CParser", None)
+_Bases: Any = (yaml.SafeLoader,) if _parser is None else (Composer, _parser, SafeConstructor, Resolver)
+
+
+class _Loader(*_Bases):  # type: ignore[misc]
+    """Composes YAML nodes, and raises _TooMuch if they are nested too deeply, or too many once aliases are expanded."""
+
+    def __init__(self, stream: str) -> None:
+        for base in _Bases:
+            base.__init__(self, *([stream] if base in (_parser, yaml.SafeLoader) else []))
+        self._depth = self._total = 0
+        #: The sizes of complete nodes that have an anchor.
+        self._sizes: dict[str, int] = {}
+
+    def compose_document(self) -> Any:
+        self._sizes = {}
+        return super().compose_document()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        before = self._total
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in self.anchors and event.anchor not in self._sizes:
+                raise _TooMuch(f"the alias *{event.anchor} is inside the value that it names")
+            self._total += self._sizes.get(str(event.anchor), 1)
+        else:
+            self._total += 1
+            self._depth += 1
+        if self._depth > _DEEPEST:
+            raise _TooMuch(_TOO_DEEP)
+        if self._total > _LARGEST:
+            raise _TooMuch(f"with its aliases expanded, it has more than {_LARGEST:,} values")
+        node = super().compose_node(parent, index)
+        if not isinstance(event, yaml.AliasEvent):
+            self._depth -= 1
+            if event.anchor is not None:
+                self._sizes[event.anchor] = self._total - before
+        return node
+
+
+def pipeline_from_documents(
+    documents: list[Any], path: str, text: str | None = None, *, kind: str = "file"
+) -> Pipeline:
+    """Return the pipeline in these YAML documents: the PipelineSpec, and the platform spec, if any.
+
+    Args:
+        documents: the file's documents.
+        path: the file's path, for messages.
+        text: the file's text, if there is a file.
+        kind: what has that path, or that name, for messages.
+
+    Raises:
+        PipelineFileError: they are not a compiled KFP v2 pipeline.
+    """
+    mappings = _mappings(documents)
+    specs = [document for document in mappings if _is_spec(document)]
+    if len(specs) != 1:
+        raise PipelineFileError(f"The {kind} {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
+    with reading(f"The {kind} {path!r}"):
+        platforms: dict[str, Any] = {}
+        for document in mappings:
+            found = document.get("platforms", {})
+            if not isinstance(found, dict):
+                raise MalformedError(f"platforms is {shown(found)}, but must be an object")
+            platforms.update(found)
+        pipeline = read_pipeline(specs[0], platforms.get("kubernetes", {}))
+    return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
+
+
+def read_specs(text: str, *, is_compiled: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the documents of a pipeline's text as KFP's API takes them: the PipelineSpec, and the platform spec or {}.
+
+    Text that KFP has just compiled (``is_compiled``) is read faster.
+    """
+    mappings = _mappings(_documents(text, is_compiled=is_compiled))
+    spec = next(document for document in mappings if _is_spec(document))
+    platform: dict[str, Any] = {}
+    for document in mappings:
+        if document is not spec:
+            platform.update(document)
+    return spec, platform
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise PipelineFileError, in which the pipeline has this name, if its parts do not have KFP's form."""
+    try:
+        yield
+    except TorchxKfpError:
+        raise
+    except TaskCycleError as error:
+        raise PipelineFileError(
+            f"{what} cannot run: {error}. Remove one of the dependencies: an .after(), a stage in reads, or an output "
+            "that is passed on."
+        ) from None
+    except (MalformedError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
+        raise PipelineFileError(
+            f"{what} is a damaged KFP v2 pipeline ({why}). Compile it again instead of editing it."
+        ) from error
+
+
+def _mappings(documents: list[Any]) -> list[dict[str, Any]]:
+    """Return the documents that are mappings. A Kubernetes manifest of a pipeline has two of them."""
+    found = []
+    for document in documents:
+        content = document.get("spec") if isinstance(document, dict) else None
+        if isinstance(content, dict) and document.get("kind") == "PipelineVersion":
+            parts = [content.get("pipelineSpec"), content.get("platformSpec")]
+            found += [part for part in parts if isinstance(part, dict)] or [document]
+        elif isinstance(document, dict):
+            found.append(document)
+    return found
+
+
+def _is_spec(document: dict[str, Any]) -> bool:
+    return "root" in document and "pipelineInfo" in document
+
+
+def _what_it_is(documents: list[dict[str, Any]]) -> str:
+    kinds = [str(document["kind"]) for document in documents if "kind" in document]
+    if "Workflow" in kinds:
+        return "it is an Argo workflow, compiled by KFP v1. Compile the pipeline again with kfp 2."
+    if kinds:
+        names = ", ".join(kinds)
+        return f"it is a Kubernetes manifest ({names}). Compile the pipeline without Kubernetes manifest format."
+    if any("implementation" in document for document in documents):
+        return "it is a component of KFP v1. Use kfp 2 to compile a pipeline that uses it."
+    keys = [repr(key) for key in sorted({str(key) for document in documents for key in document})[:8]]
+    found = f"{', '.join(keys)}, but not both" if keys else "no mapping with"
+    return (
+        f"it has {found} pipelineInfo and root at its top level. Compile a pipeline with "
+        "kfp.compiler.Compiler().compile(...), and give that file."
+    )

@@ -1,0 +1,293 @@
+"""Read KFP's intermediate representation (PipelineSpec) into plain data: see ``spec``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from torchx_kfp.execution.pipeline.shape import MalformedError, verify_platform, verify_spec
+from torchx_kfp.execution.pipeline.spec import (
+    ArtifactType,
+    Component,
+    Constant,
+    Container,
+    Dag,
+    FinalStatus,
+    FromInput,
+    FromTask,
+    Importer,
+    Loop,
+    Origin,
+    Other,
+    Parameter,
+    Pipeline,
+    Retry,
+    Selector,
+    Task,
+)
+
+# The levels of nested pipelines that a pipeline may have, and the tasks in all of them.
+_DEEPEST = 50
+_MOST_TASKS = 100_000
+# The trigger strategy of tasks that run even after failures.
+_ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+class TaskCycleError(MalformedError):
+    """Tasks wait for each other, as KFP's SDK lets them."""
+
+
+def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
+    """Read the pipeline in a PipelineSpec and the Kubernetes part of its platform spec.
+
+    Raises:
+        MalformedError: it does not have the structure of one.
+        KeyError, ValueError: a part is missing, or has the wrong text.
+    """
+    verify_spec(spec)
+    verify_platform(platform)
+    executors = spec.get("deploymentSpec", {}).get("executors", {})
+    settings = platform.get("deploymentSpec", {}).get("executors", {})
+    components = {
+        name: _component(name, component, executors, settings) for name, component in spec.get("components", {}).items()
+    }
+    if "root" in components:
+        raise MalformedError("a component has the name 'root', which is that of the pipeline itself")
+    root = _component("root", spec["root"], executors, settings)
+    if root.dag is None:
+        raise MalformedError("its root has no tasks")
+    pipeline = Pipeline(
+        name=str(spec["pipelineInfo"]["name"]),
+        root=root,
+        components=components,
+        platform=platform.get("pipelineConfig") or spec.get("pipelineConfig", {}),
+    )
+    _verify(pipeline)
+    return pipeline
+
+
+def _component(name: str, spec: dict[str, Any], executors: dict[str, Any], settings: dict[str, Any]) -> Component:
+    inputs = spec.get("inputDefinitions", {})
+    outputs = spec.get("outputDefinitions", {})
+    dag = container = importer = None
+    platform: dict[str, Any] = {}
+    if "dag" in spec:
+        kind, dag = "dag", _dag(spec["dag"])
+    else:
+        label = spec["executorLabel"]
+        if label not in executors:
+            raise MalformedError(f"{name} names the executor {label!r}, which is missing")
+        executor = executors[label]
+        kind = next(iter(executor), "empty")
+        platform = settings.get(label) or {}
+        if kind == "container":
+            container = _container(executor["container"])
+        elif kind == "importer":
+            importer = _importer(executor["importer"])
+    return Component(
+        name=name,
+        kind=kind,
+        inputs={key: _parameter(key, value) for key, value in inputs.get("parameters", {}).items()},
+        outputs={key: value["parameterType"] for key, value in outputs.get("parameters", {}).items()},
+        artifact_inputs=tuple(inputs.get("artifacts", ())),
+        optional_artifacts=frozenset(
+            key for key, value in inputs.get("artifacts", {}).items() if value.get("isOptional")
+        ),
+        artifact_outputs={
+            key: _schema(value.get("artifactType", {}), is_list=bool(value.get("isArtifactList")))
+            for key, value in outputs.get("artifacts", {}).items()
+        },
+        dag=dag,
+        container=container,
+        importer=importer,
+        handed_on=frozenset(
+            item["field"] for item in spec.get("taskConfigPassthroughs", ()) if not item.get("applyToTask")
+        ),
+        platform=platform,
+    )
+
+
+def _schema(spec: dict[str, Any], *, is_list: bool = False) -> ArtifactType:
+    return ArtifactType(
+        title=str(spec.get("schemaTitle", "system.Artifact")),
+        version=str(spec.get("schemaVersion", "")),
+        is_list=is_list,
+    )
+
+
+def _importer(spec: dict[str, Any]) -> Importer:
+    uri = spec["artifactUri"]
+    return Importer(
+        uri=FromInput(uri["runtimeParameter"]) if "runtimeParameter" in uri else Constant(uri["constant"]),
+        type=_schema(spec.get("typeSchema", {})),
+        metadata=spec.get("metadata", {}),
+        to_workspace=bool(spec.get("downloadToWorkspace")),
+    )
+
+
+def _parameter(name: str, spec: dict[str, Any]) -> Parameter:
+    return Parameter(
+        name=name,
+        type=spec["parameterType"],
+        optional=bool(spec.get("isOptional")),
+        has_default="defaultValue" in spec,
+        default=spec.get("defaultValue"),
+        literals=tuple(spec.get("literals", ())),
+    )
+
+
+def _container(spec: dict[str, Any]) -> Container:
+    return Container(
+        image=str(spec.get("image", "")),
+        command=tuple(str(word) for word in spec.get("command", ())),
+        args=tuple(str(word) for word in spec.get("args", ())),
+        env=tuple((str(item["name"]), str(item.get("value", ""))) for item in spec.get("env", ())),
+        resources=spec.get("resources", {}),
+        has_lifecycle=bool(spec.get("lifecycle")),
+    )
+
+
+def _dag(spec: dict[str, Any]) -> Dag:
+    tasks = {name: _task(name, task) for name, task in spec.get("tasks", {}).items()}
+    outputs = spec.get("outputs", {})
+    return Dag(
+        tasks=tasks,
+        outputs={name: _selector(output) for name, output in outputs.get("parameters", {}).items()},
+        artifacts={
+            name: Selector(
+                tuple(
+                    (selector["producerSubtask"], selector["outputArtifactKey"])
+                    for selector in output["artifactSelectors"]
+                )
+            )
+            for name, output in outputs.get("artifacts", {}).items()
+        },
+    )
+
+
+def _selector(spec: dict[str, Any]) -> Selector:
+    if "valueFromOneof" in spec:
+        selectors = spec["valueFromOneof"]["parameterSelectors"]
+    else:
+        selectors = [spec["valueFromParameter"]]
+    return Selector(tuple((selector["producerSubtask"], selector["outputParameterKey"]) for selector in selectors))
+
+
+def _task(name: str, spec: dict[str, Any]) -> Task:
+    inputs = spec.get("inputs", {})
+    sources = {key: _source(value) for key, value in inputs.get("parameters", {}).items()}
+    artifacts = {key: _source(value, "Artifact") for key, value in inputs.get("artifacts", {}).items()}
+    depends_on = list(spec.get("dependentTasks", ()))
+    depends_on += [
+        source.task
+        for source in (*sources.values(), *artifacts.values())
+        if isinstance(source, (FromTask, FinalStatus))
+    ]
+    caching = spec.get("cachingOptions", {})
+    trigger = spec.get("triggerPolicy", {})
+    return Task(
+        name=name,
+        display_name=str(spec.get("taskInfo", {}).get("name") or name),
+        component=spec["componentRef"]["name"],
+        inputs=sources,
+        depends_on=tuple(dict.fromkeys(depends_on)),
+        condition=trigger.get("condition", "") or None,
+        runs_always=trigger.get("strategy") == _ALWAYS,
+        loop=_loop(spec),
+        retry=_retry(spec.get("retryPolicy")),
+        artifacts=artifacts,
+        caches=bool(caching.get("enableCache")),
+        cache_key=caching.get("cacheKey", ""),
+    )
+
+
+def _source(spec: dict[str, Any], kind: str = "Parameter") -> Origin:
+    """Return the source of a parameter or an artifact, which have the same fields with different names."""
+    selector = spec.get("parameterExpressionSelector") or ""
+    if "constant" in spec.get("runtimeValue", {}):
+        return Constant(spec["runtimeValue"]["constant"])
+    if f"componentInput{kind}" in spec:
+        return FromInput(spec[f"componentInput{kind}"], selector)
+    if f"taskOutput{kind}" in spec:
+        output = spec[f"taskOutput{kind}"]
+        return FromTask(output["producerTask"], output[f"output{kind}Key"], selector)
+    if "taskFinalStatus" in spec:
+        return FinalStatus(spec["taskFinalStatus"]["producerTask"])
+    return Other(next(iter(spec), "empty"))
+
+
+def _loop(spec: dict[str, Any]) -> Loop | None:
+    iterator = spec.get("parameterIterator") or spec.get("artifactIterator")
+    if not iterator:
+        return None
+    items = iterator["items"]
+    return Loop(
+        item_input=iterator["itemInput"],
+        raw=items.get("raw"),
+        from_input=items.get("inputParameter") or items.get("inputArtifact"),
+        parallelism=int(spec.get("iteratorPolicy", {}).get("parallelismLimit") or 0),
+    )
+
+
+def _retry(spec: dict[str, Any] | None) -> Retry | None:
+    if not spec or not int(spec.get("maxRetryCount") or 0):
+        return None
+    return Retry(
+        count=int(spec["maxRetryCount"]),
+        backoff=_seconds(spec.get("backoffDuration", "0s")),
+        factor=float(spec.get("backoffFactor", 2.0)),
+        backoff_max=_seconds(spec.get("backoffMaxDuration", "3600s")),
+    )
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds in protobuf's JSON form of a duration: ``"1.5s"``."""
+    match = re.fullmatch(r"([0-9.]+)s", text)
+    if match is None:
+        raise MalformedError(f"{text!r} is not a duration in seconds")
+    return float(match.group(1))
+
+
+def _verify(pipeline: Pipeline) -> None:
+    """Verify that all names in the file refer to something, and that nothing waits for itself."""
+    uses: dict[str, set[str]] = {}
+    for component in (pipeline.root, *pipeline.components.values()):
+        dag = component.dag
+        if dag is None:
+            continue
+        for task in dag.tasks.values():
+            if task.component not in pipeline.components:
+                raise MalformedError(f"the task {task.name!r} names the component {task.component!r}, which is missing")
+            for upstream in task.depends_on:
+                if upstream not in dag.tasks:
+                    raise MalformedError(f"the task {task.name!r} waits for {upstream!r}, which is missing")
+        for name, selector in (*dag.outputs.items(), *dag.artifacts.items()):
+            for producer, _ in selector.sources:
+                if producer not in dag.tasks:
+                    raise MalformedError(f"the output {name!r} comes from the task {producer!r}, which is missing")
+        uses[component.name] = {task.component for task in dag.tasks.values()}
+        _refuse_circle({task.name: task.depends_on for task in dag.tasks.values()}, "tasks")
+    _refuse_circle(uses, "components")
+    # A few nested pipelines can have billions of tasks if each contains the next one twice.
+    components = {**pipeline.components, pipeline.root.name: pipeline.root}
+    depths: dict[str, int] = {}
+    tasks: dict[str, int] = {}
+    for name in TopologicalSorter(uses).static_order():
+        dag = components[name].dag
+        inner = [task.component for task in dag.tasks.values()] if dag is not None else []
+        depths[name] = 1 + max((depths[used] for used in inner), default=0)
+        tasks[name] = 1 + sum(tasks[used] for used in inner)
+        if depths[name] > _DEEPEST:
+            raise MalformedError(f"its pipelines are nested more than {_DEEPEST} levels deep")
+        if tasks[name] > _MOST_TASKS:
+            raise MalformedError(f"it has more than {_MOST_TASKS:,} tasks, including those of nested pipelines")
+
+
+def _refuse_circle(graph: Mapping[str, Any], what: str) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        kind = TaskCycleError if what == "tasks" else MalformedError
+        raise kind(f"these {what} wait for each other: {' -> '.join(reversed(error.args[1]))}") from None

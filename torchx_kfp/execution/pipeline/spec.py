@@ -1,0 +1,264 @@
+"""The compiled pipeline as plain data: the parts of KFP's PipelineSpec that are needed to run it.
+
+Everything that KFP nests (a nested pipeline, a branch of ``dsl.If``, a loop) is a component with a DAG, so one kind of
+scope is enough for all of them. It includes parts that cannot run on this machine; ``local.preflight`` rejects them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from typing import Any, TypeAlias
+
+from torchx_kfp.contract.command import StageFacts, decode
+
+#: Begins the name of an input that KFP's compiler makes for a channel.
+CHANNEL = "pipelinechannel--"
+# KFP's names for the groups around the branches of a dsl.If, and around the tasks of a dsl.ExitHandler.
+_GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An input parameter of a component. ``type`` is KFP's name: STRING, NUMBER_INTEGER, ..."""
+
+    name: str
+    type: str
+    optional: bool = False
+    has_default: bool = False
+    default: Any = None
+    literals: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArtifactType:
+    """The type of an artifact, such as ``system.Model``, or of a list of artifacts."""
+
+    title: str
+    version: str = ""
+    is_list: bool = False
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An input that is fixed in the pipeline; its text may contain placeholders for the task's other inputs."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class FromInput:
+    """An input that is taken from an input of the task's scope."""
+
+    name: str
+    selector: str = ""
+
+
+@dataclass(frozen=True)
+class FromTask:
+    """An input that is taken from the output of another task in the scope."""
+
+    task: str
+    output: str
+    selector: str = ""
+
+
+@dataclass(frozen=True)
+class FinalStatus:
+    """An input that tells how another task in the scope has ended (``dsl.PipelineTaskFinalStatus``)."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Other:
+    """An input of a kind that cannot run here; ``kind`` is its key in the file."""
+
+    kind: str
+
+
+Origin: TypeAlias = Constant | FromInput | FromTask | FinalStatus | Other
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``dsl.ParallelFor``: the items are ``raw`` (JSON text), or the task's input with the name ``from_input``.
+
+    That input is a parameter, or a list of artifacts.
+    """
+
+    item_input: str
+    raw: str | None
+    from_input: str | None
+    parallelism: int = 0
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The retry policy of a task: how often it is retried, and after how many seconds."""
+
+    count: int
+    backoff: float = 0.0
+    factor: float = 2.0
+    backoff_max: float = 3600.0
+
+    def delay(self, retry: int) -> float:
+        """Return the seconds before retry number ``retry``, counted from 1."""
+        try:
+            return min(self.backoff * self.factor ** (retry - 1), self.backoff_max)
+        except OverflowError:
+            return self.backoff_max
+
+
+@dataclass(frozen=True)
+class Task:
+    """One node of a DAG."""
+
+    name: str
+    display_name: str
+    component: str
+    inputs: Mapping[str, Origin] = field(default_factory=dict)
+    depends_on: tuple[str, ...] = ()
+    condition: str | None = None
+    #: Whether it runs even after failures: true for exit tasks, and with ``ignore_upstream_failure``.
+    runs_always: bool = False
+    loop: Loop | None = None
+    retry: Retry | None = None
+    #: Where its input artifacts come from.
+    artifacts: Mapping[str, Origin] = field(default_factory=dict)
+    #: Whether outputs of an earlier run may be reused, and the key that the author has chosen for them, if any.
+    caches: bool = False
+    cache_key: str = ""
+
+    @property
+    def is_group(self) -> bool:
+        """Whether KFP made the task for a loop, a condition or an exit handler; a nested pipeline is not a group."""
+        return self.loop is not None or self.condition is not None or _GROUPS.fullmatch(self.name) is not None
+
+
+@dataclass(frozen=True)
+class Selector:
+    """An output of a DAG: the first of these (task, output) pairs that has run."""
+
+    sources: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Dag:
+    """Tasks, and where the outputs of their scope (parameters and artifacts) come from."""
+
+    tasks: Mapping[str, Task]
+    outputs: Mapping[str, Selector] = field(default_factory=dict)
+    artifacts: Mapping[str, Selector] = field(default_factory=dict)
+
+    @functools.cached_property
+    def ordered(self) -> list[Task]:
+        """The tasks, each after those that it depends on."""
+        graph = TopologicalSorter({task.name: task.depends_on for task in self.tasks.values()})
+        return [self.tasks[name] for name in graph.static_order()]
+
+    def hook_before(self, task: Task) -> str | None:
+        """Return the task that KFP runs in place of this one; None if it runs this one.
+
+        A task that runs even if its upstream tasks have failed is an exit hook of each of them. Each task has only one
+        hook: the one whose name sorts last.
+        """
+        if not task.runs_always or not task.depends_on:
+            return None
+        always = sorted(name for name, other in self.tasks.items() if other.runs_always)
+        hooks = {upstream: name for name in always for upstream in self.tasks[name].depends_on}
+        mine = [hooks[upstream] for upstream in task.depends_on]
+        return None if task.name in mine else mine[0]
+
+
+@dataclass(frozen=True)
+class Container:
+    """The command of a stage. The image is not used if the stage runs as a process."""
+
+    image: str
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    #: Requests and limits, as in the file: see ``placeholders.read_limits``.
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    has_lifecycle: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command and its arguments, with placeholders."""
+        return (*self.command, *self.args)
+
+
+@dataclass(frozen=True)
+class Importer:
+    """``dsl.importer``: an artifact that exists already, at a URI that is a constant or an input of the task."""
+
+    uri: Constant | FromInput
+    type: ArtifactType
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    to_workspace: bool = False
+
+
+@dataclass(frozen=True)
+class Component:
+    """A template for tasks: a ``dag``, a ``container``, an ``importer``, or none if ``kind`` is something else."""
+
+    name: str
+    kind: str
+    inputs: Mapping[str, Parameter] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    artifact_inputs: tuple[str, ...] = ()
+    optional_artifacts: frozenset[str] = frozenset()
+    artifact_outputs: Mapping[str, ArtifactType] = field(default_factory=dict)
+    dag: Dag | None = None
+    container: Container | None = None
+    importer: Importer | None = None
+    #: The kinds of settings on a task that the component gets instead of its pod (``dsl.TaskConfig``).
+    handed_on: frozenset[str] = frozenset()
+    #: The executor's part of the Kubernetes platform spec, as in the file.
+    platform: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def facts(self) -> StageFacts:
+        """The facts in the command of its container, as far as they are known without the inputs."""
+        return decode(self.container.words if self.container is not None else ())
+
+    def as_dag(self) -> Dag:
+        """Return the component's DAG.
+
+        Raises:
+            TypeError: it does not have one.
+        """
+        if self.dag is None:
+            raise TypeError(f"the component {self.name} has no tasks")
+        return self.dag
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A compiled pipeline. ``platform`` is the pipeline's own part of the Kubernetes platform spec."""
+
+    name: str
+    root: Component
+    components: Mapping[str, Component]
+    platform: Mapping[str, Any] = field(default_factory=dict)
+    #: The text of the compiled file.
+    text: str = field(default="", repr=False, compare=False)
+
+    def component_of(self, task: Task) -> Component:
+        return self.components[task.component]
+
+
+# Their images, which do not exist.
+_MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
+
+
+def volume_task(component: Component) -> str | None:
+    """Return what a task does to a volume claim instead of running: ``makes``, ``deletes``, or None."""
+    image = component.container.image if component.container is not None else ""
+    if image.startswith(_MAKES_VOLUME):
+        return "makes"
+    return "deletes" if image.startswith(_DELETES_VOLUME) else None

@@ -1,0 +1,233 @@
+"""The tasks of a compiled pipeline: the names of their stages, the walk over all of them, and their known inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.contract.command import StageFacts, decode
+from torchx_kfp.contract.protocol import TRACKER_BASE
+from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_value
+from torchx_kfp.execution.pipeline.spec import Component, Constant, Container, FromInput, Pipeline, Task
+
+# A name is one part of a path and of a tracker's key. A part may have 255 bytes, and numbers are added to it later.
+_LONGEST = 200
+_INDICES = re.compile(r"\[[\d,]+\]")
+#: The name that means the newest run.
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class StageNames:
+    """Names of the stages in one scope: the nested pipelines around it, and the indices of the loops around it.
+
+    Branches and exit handlers are not part of a name.
+    """
+
+    pipelines: tuple[str, ...] = ()
+    indices: tuple[int, ...] = ()
+
+    def of(self, task: str) -> str:
+        """Return the name of a task's stage: ``inner/train[2,0]``."""
+        return "/".join((*self.pipelines, self._indexed(task)))
+
+    def inside(self, task: Task) -> StageNames:
+        """Return the names inside a task of this scope; each iteration of a loop adds its index to them."""
+        return self if task.is_group else StageNames((*self.pipelines, self._indexed(task.name)))
+
+    def inside_iteration(self, index: int) -> StageNames:
+        """Return the names inside one iteration of a loop."""
+        return StageNames(self.pipelines, (*self.indices, index))
+
+    def _indexed(self, task: str) -> str:
+        return f"{task}[{','.join(map(str, self.indices))}]" if self.indices else task
+
+
+@dataclass(frozen=True)
+class ScopedTask:
+    """A task with its path and its scope in a pipeline.
+
+    Attributes:
+        path: the names of the tasks that lead to it, including groups: ``condition-1/train``.
+        name: the name of its stages, without the indices of the loops that the walk has entered.
+        task: the task.
+        component: the component that it runs.
+        scope: the component whose DAG contains it.
+        inside: the loop, branch or nested pipeline around it; None in the scope that the walk began with.
+        looped: whether it is a loop, or in one that the walk has entered. Such a task may run several times, or never.
+    """
+
+    path: str
+    name: str
+    task: Task
+    component: Component
+    scope: Component
+    inside: ScopedTask | None = None
+    looped: bool = False
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether it is a single stage rather than a group of tasks."""
+        return self.component.dag is None
+
+    def has_input(self, name: str) -> bool:
+        """Tell whether the scope has an input with this name, so that the task can take it."""
+        around = self.inside
+        if around is None:
+            return name in self.scope.inputs
+        loop = around.task.loop
+        return name in around.component.inputs or name in around.task.inputs or (loop and loop.item_input) == name
+
+
+def walk(pipeline: Pipeline, scope: Component | None = None, names: StageNames | None = None) -> Iterator[ScopedTask]:
+    """Yield every task of the pipeline in an order in which they could run, each group before the tasks inside.
+
+    Args:
+        pipeline: the pipeline.
+        scope: the component to begin with, if not the root.
+        names: the names of the stages in that scope.
+    """
+    return _walk(pipeline, scope or pipeline.root, names or StageNames(), None)
+
+
+def _walk(pipeline: Pipeline, scope: Component, names: StageNames, inside: ScopedTask | None) -> Iterator[ScopedTask]:
+    for task in scope.as_dag().ordered:
+        component = pipeline.component_of(task)
+        path = f"{inside.path}/{task.name}" if inside is not None else task.name
+        looped = task.loop is not None or (inside is not None and inside.looped)
+        place = ScopedTask(path, names.of(task.name), task, component, scope, inside, looped)
+        yield place
+        if component.dag is not None:
+            yield from _walk(pipeline, component, names.inside(task), place)
+
+
+def make_run_name(pipeline: str) -> str:
+    """Make a run id: ``<pipeline>-<date>-<time>-<6 hexadecimal digits>``."""
+    return f"{safe_name(pipeline)[:_LONGEST]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def safe_name(text: str) -> str:
+    """Return the text with only those characters that every tracker key and file name may have: A-Z a-z 0-9 . -"""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"
+
+
+def matching_names(name: str, known: Sequence[str]) -> list[str]:
+    """Return the names that a user may mean: the name itself, else those that begin with it, else that end with it."""
+    if name in known or not name:
+        return [name] if name else []
+    return [found for found in known if found.startswith(name)] or [found for found in known if found.endswith(name)]
+
+
+def without_indices(stage: str) -> str:
+    """Return the name without loop indices: ``inner/train`` for ``inner[2]/train[2,0]``."""
+    return _INDICES.sub("", stage)
+
+
+def indices_of(stage: str) -> tuple[int, ...]:
+    """Return the loop indices in a name: 2, 0 for ``train[2,0]``."""
+    return tuple(int(number) for group in _INDICES.findall(stage) for number in group[1:-1].split(","))
+
+
+def is_execution(name: str, stage: str) -> bool:
+    """Tell whether a name is the stage's, possibly with more indices: ``train[1,0]`` is an execution of ``train``."""
+    parts, of = name.split("/"), stage.split("/")
+    return len(parts) == len(of) and all(
+        without_indices(part) == without_indices(other)
+        and indices_of(part)[: len(indices_of(other))] == indices_of(other)
+        for part, other in zip(parts, of, strict=True)
+    )
+
+
+class PodNames:
+    """Makes names for pods (``KFP_POD_NAME``) that are readable, and unique within the run."""
+
+    def __init__(self, taken: Mapping[str, str] | None = None) -> None:
+        """Begin with the names that are already taken, and their stages."""
+        self._stages = {pod_name.rpartition("-")[0]: stage for pod_name, stage in (taken or {}).items()}
+
+    def make(self, stage: str, attempt: int) -> str:
+        """Make a name: ``train-2-0`` for the first attempt (counted from 1) at ``train[2]``."""
+        return f"{self._stage_part(stage)}-{attempt - 1}"
+
+    def _stage_part(self, stage: str) -> str:
+        name = safe_name(stage)
+        # train[2] and train-2 would share a name: the second one gets a hash, as long names do.
+        while len(name) > _LONGEST or self._stages.setdefault(name, stage) != stage:
+            digest = hashlib.sha256(f"{stage} {name}".encode()).hexdigest()[:8]
+            name = f"{safe_name(stage)[: _LONGEST - 9]}-{digest}"
+        return name
+
+
+def known_inputs(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[tuple[ScopedTask, Mapping[str, Any]]]:
+    """Yield every task of the pipeline with its known inputs; ``arguments`` has the values of all parameters."""
+    inputs: dict[str, Mapping[str, Any]] = {}
+    for place in walk(pipeline):
+        around = arguments if place.inside is None else inputs[place.inside.path]
+        known = {name: input.default for name, input in place.component.inputs.items() if input.has_default}
+        constants = {}
+        for name, source in place.task.inputs.items():
+            known.pop(name, None)
+            if isinstance(source, Constant):
+                constants[name] = source.value
+            elif isinstance(source, FromInput) and not source.selector and source.name in around:
+                known[name] = around[source.name]
+        # A constant's text may contain placeholders for the other inputs.
+        facts = Facts(parameters=dict(known))
+        inputs[place.path] = {**known, **{name: resolve_value(value, facts) for name, value in constants.items()}}
+        yield place, inputs[place.path]
+
+
+@dataclass(frozen=True)
+class KnownStage:
+    """A task that runs a container, its known inputs, and what its command says with these filled in."""
+
+    place: ScopedTask
+    inputs: Mapping[str, Any]
+    container: Container
+    facts: StageFacts
+
+    @property
+    def tracker_base(self) -> str | None:
+        """The tracker base of a tracked stage; None if it is not known."""
+        base = self.facts.tracker_base
+        return base if base and "{{$" not in base else None
+
+    @property
+    def restarts(self) -> bool:
+        """Whether its own program starts the application again if it fails."""
+        return self.facts.retries > 0 or bool(self.facts.specification and self.facts.specification.retries)
+
+    @property
+    def variables(self) -> list[tuple[str, str]]:
+        """The application's variables that the container and its command set."""
+        of_command = self.facts.variables.items()
+        return [*self.container.env, *((name, value) for name, value in of_command if name != TRACKER_BASE)]
+
+
+def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[KnownStage]:
+    """Yield every task that runs a container; ``arguments`` has the values of all parameters."""
+    for place, inputs in known_inputs(pipeline, arguments):
+        container = place.component.container
+        if container is not None:
+            words = resolve_command(container.words, Facts(parameters=inputs))
+            yield KnownStage(place, inputs, container, decode(words))
+
+
+def tracked_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, KnownStage]:
+    """Return the tracked stages by their names without indices; ``arguments`` has the values of all parameters."""
+    stages = known_stages(pipeline, arguments)
+    return {each.place.name: each for each in stages if each.facts.stage and "{{$" not in each.facts.stage}
+
+
+def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[KnownStage]]:
+    """Return the tracker bases that depend only on parameters and constants, with the stages that use them."""
+    bases: dict[str, list[KnownStage]] = {}
+    for stage in known_stages(pipeline, arguments):
+        if stage.tracker_base is not None:
+            bases.setdefault(stage.tracker_base, []).append(stage)
+    return bases

@@ -1,0 +1,133 @@
+"""Draw the timeline: a row for each task, with the bars of its stages' attempts packed into lanes."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torchx_kfp.common.text import duration
+from torchx_kfp.execution.report.graph import summary
+from torchx_kfp.execution.report.model import RunView, StageView
+from torchx_kfp.execution.runs.state import Session
+from torchx_kfp.execution.runs.vocabulary import State
+
+#: The wanted number of ticks, and the steps between ticks that are easy to read.
+_TICKS = 8
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
+_LONG_STEPS = tuple(hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 48, 120, 240, 720))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An attempt, or the wait before one. ``left`` and ``width`` are percentages of the timeline."""
+
+    state: State
+    title: str
+    lane: int
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class TimelineRow:
+    """A task. ``lanes`` is the largest number of its stages that ran at once."""
+
+    path: str
+    state: State | None
+    note: str
+    lanes: int
+    bars: list[Bar]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A drawn timeline. ``ticks`` are (percent, label); ``resumed`` are the run's resumes, in percent."""
+
+    rows: list[TimelineRow]
+    ticks: list[tuple[float, str]]
+    resumed: list[float]
+
+    @property
+    def has_waits(self) -> bool:
+        return any(bar.state is State.QUEUED for row in self.rows for bar in row.bars)
+
+
+def draw_timeline(run: RunView) -> Timeline:
+    """Draw the run's timeline, without the time between its sessions."""
+    clock = _Clock(run.sessions)
+    rows = [_row(path, stages, clock, run.sessions[-1].end) for path, stages in run.tasks.items()]
+    steps, total = (*_STEPS, *_LONG_STEPS), clock.total
+    step = next((step for step in steps if total / step <= _TICKS), math.ceil(total / _TICKS / 86400) * 86400)
+    return Timeline(
+        rows=sorted(
+            (row for row in rows if row.bars),
+            key=lambda row: min(bar.left for bar in row.bars if bar.state is not State.QUEUED),
+        ),
+        ticks=[(100 * count * step / total, _label(count * step, step)) for count in range(int(total / step) + 1)],
+        resumed=[clock.percent(session.start) for session in run.sessions[1:]],
+    )
+
+
+class _Clock:
+    """Maps times to places on the timeline, which has no gaps between sessions."""
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        self._sessions = sessions
+        self.total = max(sum(session.end - session.start for session in sessions), 1e-3)
+
+    def percent(self, when: float) -> float:
+        passed = sum(min(max(when - it.start, 0.0), it.end - it.start) for it in self._sessions)
+        return 100 * passed / self.total
+
+    def session_end(self, when: float) -> float:
+        """Return the end of the session that contains this time."""
+        return next((it.end for it in self._sessions if it.start <= when <= it.end), when)
+
+
+def _row(path: str, stages: list[StageView], clock: _Clock, now: float) -> TimelineRow:
+    bars: list[Bar] = []
+    free: list[tuple[float, int]] = []  # (when it is free, lane)
+    lanes = 0
+    for stage in sorted(stages, key=lambda stage: stage.attempts[0].start if stage.attempts else math.inf):
+        if not stage.attempts:
+            continue
+        start = stage.attempts[0].start
+        if free and free[0][0] <= start:
+            lane = heapq.heappop(free)[1]
+        else:
+            lane, lanes = lanes, lanes + 1
+        drawn = list(_bars(stage, lane, clock, len(stages) == 1))
+        bars += drawn
+        end = stage.attempts[-1].end
+        heapq.heappush(free, (now if end is None else end, lane))
+    state, note = summary(stages)
+    return TimelineRow(path, state, note, lanes, bars)
+
+
+def _bars(stage: StageView, lane: int, clock: _Clock, alone: bool) -> Iterable[Bar]:
+    if alone and stage.queued_at is not None and stage.queued_at < stage.attempts[0].start:
+        left, right = clock.percent(stage.queued_at), clock.percent(stage.attempts[0].start)
+        if right - left > 0.3:
+            waited = duration(stage.attempts[0].start - stage.queued_at)
+            yield Bar(State.QUEUED, f"{stage.name}: waited {waited} for its turn", lane, left, right - left)
+    for attempt in stage.attempts:
+        end = attempt.end if attempt.end is not None else clock.session_end(attempt.start)
+        left, right = clock.percent(attempt.start), clock.percent(end)
+        which = f", attempt {attempt.number}" if len(stage.attempts) > 1 else ""
+        took = f", {duration(end - attempt.start)}"
+        title = f"{stage.name}{which}: {attempt.state}{took}"
+        yield Bar(attempt.state, title, lane, left, max(right - left, 0.0))
+
+
+def _label(value: float, step: float) -> str:
+    if value == 0:
+        return "0"
+    if step < 60 and value < 60:
+        return f"{round(value, 3):g}s"
+    if value < 3600:
+        rest = f" {round(value % 60):02}s" if step < 60 else ""
+        return f"{int(value / 60)}m{rest}"
+    rest = f" {int(value % 3600 / 60):02}m" if step < 3600 else ""
+    return f"{int(value / 3600)}h{rest}" if value < 2 * 86400 or rest else f"{value / 86400:g}d"

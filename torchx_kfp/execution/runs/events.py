@@ -1,0 +1,335 @@
+"""The events of a run, and their form as JSON objects, one on each line.
+
+``torchx-kfp run --json`` prints this form and a run's folder keeps it (see ``journal``). ``encode`` and ``decode`` are
+inverses of each other. Readers must ignore fields and events that they do not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import time
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from torchx_kfp.common.text import shown
+from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
+from torchx_kfp.execution.pipeline.spec import ArtifactType
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.vocabulary import State
+
+#: The version of the form. It increases by one with each change that readers of the old form would misread.
+VERSION = 1
+#: The reason of a ``RunEnding`` on a KFP host, where no second signal ends a run at once.
+CANCELED_ON_KFP = "Canceled on KFP"
+#: Seconds that an application has after SIGTERM there: 0.2-1.0 s were seen.
+KFP_GRACE = 1.0
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The first event of a run, and the first of each time that it is resumed, or retried on KFP.
+
+    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``not_applied``
+    lists settings of the pipeline that have no effect on this machine, ``arguments`` has the values of all parameters,
+    and ``differs`` lists, in sentences, where KFP's backend would behave differently. ``time`` is in seconds since the
+    epoch, here and below.
+    """
+
+    pipeline: str
+    run_id: str
+    folder: Path | None = None
+    not_applied: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    resumed: bool = False
+    time: float = field(default_factory=time.time)
+    differs: tuple[str, ...] = ()
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class LoopStarted:
+    """A loop knows its number of iterations; each has these stages (named without indices). Some may begin later."""
+
+    name: str
+    iterations: int
+    stages: tuple[str, ...]
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageWaiting:
+    """A stage knows its inputs and waits for its turn."""
+
+    name: str
+    task: str
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StagePending:
+    """The pod of a stage exists and cannot start yet, or its reason has changed; the reason is empty once it is gone.
+
+    ``reason`` is what Kubernetes says: ``Unschedulable: 0/1 nodes are available: 1 Insufficient cpu``.
+    """
+
+    name: str
+    task: str
+    reason: str
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageStarted:
+    """A stage's process has started; ``attempt`` counts from 1, and ``inputs`` are its parameters."""
+
+    name: str
+    pod_name: str
+    attempt: int
+    task: str = ""
+    log_file: Path | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageReplicas:
+    """The number of running replicas of a distributed stage has changed; ``total`` is how many it has."""
+
+    name: str
+    running: int
+    total: int
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageRetried:
+    """An attempt has failed; the next one follows after ``delay`` seconds."""
+
+    name: str
+    attempt: int
+    reason: str
+    delay: float
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class PipelineRetried:
+    """A nested pipeline has failed; all of its stages run again after ``delay`` seconds."""
+
+    name: str
+    attempt: int
+    reason: str
+    delay: float
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageFinished:
+    """A stage has ended or will not run; it is ``kept`` if it had succeeded before the run was resumed."""
+
+    result: StageResult
+    kept: bool = False
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class RunEnding:
+    """The run is being ended; its running stages have ``grace`` seconds to end by themselves.
+
+    ``reason`` is the name of a signal, or a clause such as ``The time limit of 60 s is over`` or ``train failed``.
+    """
+
+    reason: str
+    grace: float
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    """The last event of a run; killed runs lack it. ``duration`` is in seconds since the run was started or resumed."""
+
+    run_id: str
+    state: State
+    duration: float
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
+    #: Why the run ended, unless a stage failed: the name of a signal, or a clause about the time limit.
+    reason: str = ""
+    time: float = field(default_factory=time.time)
+
+
+Event: TypeAlias = (
+    RunStarted
+    | LoopStarted
+    | StageWaiting
+    | StagePending
+    | StageStarted
+    | StageReplicas
+    | StageRetried
+    | PipelineRetried
+    | StageFinished
+    | RunEnding
+    | RunFinished
+)
+Listener: TypeAlias = Callable[[Event], None]
+
+#: All events by their names in JSON: ``stage_started`` is StageStarted.
+NAMES: dict[str, type[Any]] = {
+    re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in get_args(Event)
+}
+_PATHS = {"folder", "log_file"}
+# JSON lacks some numbers: {"number": "NaN"} stands for one, and {"object": {...}} holds an object that looks like this.
+_NUMBER, _PLAIN = "number", "object"
+_CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+#: Limits of times and durations in seconds, which dates have as well, and of counts, which JSON has exactly.
+_MOST_SECONDS, _MOST = 1e11, 2**53
+#: The types of a dataclass's fields.
+_hints = functools.cache(get_type_hints)
+
+
+def encode(event: Event) -> dict[str, Any]:
+    """Return the event as a JSON object: ``{"event": "stage_started", "time": ..., "name": "train[2]", ...}``."""
+    name = next(name for name, kind in NAMES.items() if type(event) is kind)
+    content = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
+    when = content.pop("time")
+    if isinstance(event, StageFinished):
+        result = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
+        content = {**result, "kept": event.kept}
+    if isinstance(event, RunStarted):
+        content["version"] = VERSION
+    return {"event": name, "time": when, **{key: _encode(key, value) for key, value in content.items()}}
+
+
+def decode(content: Mapping[str, Any]) -> Event | None:
+    """Return the event that ``encode`` made the object from; None if this version does not know it.
+
+    Raises:
+        ValueError: the object is not an event.
+    """
+    try:
+        kind = NAMES.get(content["event"])
+        if kind is None:
+            return None
+        if kind is StageFinished:
+            result = StageResult(**_fields(StageResult, content))
+            event: Event = StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
+        else:
+            event = kind(**_fields(kind, content))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is not an event of a run ({type(error).__name__}: {error})") from None
+    try:
+        verify_fields(event)
+    except ValueError as error:
+        raise ValueError(f"it is not an event of a run: {error}") from None
+    return event
+
+
+def _encode(key: str, value: Any) -> Any:
+    if key in _PATHS:
+        return None if value is None else str(value)
+    if key == "state":
+        return str(value)
+    if key == "artifacts":
+        return {
+            name: [_encode_artifact(item) for item in made] if isinstance(made, list) else _encode_artifact(made)
+            for name, made in value.items()
+        }
+    if key == "results" and value is not None:
+        return {name: _encode_number(item) for name, item in value.items()}
+    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+
+
+def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in dataclasses.fields(kind)}
+    return {key: _decode(key, value) for key, value in content.items() if key in names}
+
+
+def _decode(key: str, value: Any) -> Any:
+    if key in _PATHS:
+        return None if value is None else Path(value)
+    if key == "state":
+        return State(value)
+    if key == "artifacts":
+        return {
+            name: ArtifactList(map(_decode_artifact, made)) if isinstance(made, list) else _decode_artifact(made)
+            for name, made in value.items()
+        }
+    if key == "results" and value is not None:
+        return {name: _decode_number(item) for name, item in value.items()}
+    return tuple(value) if key in ("not_applied", "differs", "stages", "files") else value
+
+
+def _encode_artifact(artifact: Artifact) -> dict[str, Any]:
+    kind = {"type": artifact.type.title, "version": artifact.type.version}
+    content = {"name": artifact.name, **kind, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
+    return {**content, "custom_path": artifact.custom_path} if artifact.custom_path else content
+
+
+def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
+    kind = ArtifactType(content["type"], content["version"])
+    return Artifact(content["name"], kind, content["uri"], content["metadata"], content.get("custom_path", ""))
+
+
+def _encode_number(value: Any) -> Any:
+    # JSON lacks these numbers. As text, they could not be distinguished from results that are text.
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_NUMBER: next(name for name, number in _CONSTANTS.items() if str(number) == str(value))}
+    if isinstance(value, Mapping):
+        content = {key: _encode_number(item) for key, item in value.items()}
+        return {_PLAIN: content} if set(content) in ({_NUMBER}, {_PLAIN}) else content
+    return [_encode_number(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _decode_number(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_NUMBER}:
+            return _CONSTANTS[value[_NUMBER]]
+        content = value[_PLAIN] if set(value) == {_PLAIN} else value
+        return {key: _decode_number(item) for key, item in content.items()}
+    return [_decode_number(item) for item in value] if isinstance(value, list) else value
+
+
+def verify_fields(value: Any) -> None:
+    """Verify that the fields of a dataclass have the types of their annotations, and sensible numbers.
+
+    Raises:
+        ValueError: a field does not; the message continues a sentence that begins with the dataclass.
+    """
+    kind: Any = type(value)
+    hints = _hints(kind)
+    for item in dataclasses.fields(value):
+        given = getattr(value, item.name)
+        if not _fits(given, hints[item.name]):
+            raise ValueError(f"its {item.name!r} is {shown(given)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in args)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, args[0]) for item in value)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
+    if origin is not None and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and _fits(item, args[1]) for key, item in value.items()
+        )
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST_SECONDS
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
+    if not isinstance(value, hint):
+        return False
+    if dataclasses.is_dataclass(value):
+        verify_fields(value)
+    return True

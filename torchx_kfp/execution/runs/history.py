@@ -1,0 +1,326 @@
+"""Read runs from their folders, during the run and afterwards: the other side of ``journal``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.common.safe_files import open_regular, read_bytes
+from torchx_kfp.common.text import did_you_mean, did_you_mean_path, listed, shown
+from torchx_kfp.errors import ArgumentError, UnknownRunError, explain
+from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
+from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
+from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
+from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOG_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
+from torchx_kfp.execution.runs.source import RunRecord
+from torchx_kfp.execution.runs.state import RunState
+
+#: The largest ``run.json``, in bytes. Arguments that KFP accepts have at most 1.5 MB.
+_LONGEST_REQUEST = 16 << 20
+#: How many bytes are read at once. A line that is longer is not read: no process writes such a line.
+_PIECE = 64 << 20
+#: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
+_DEEPEST = 200
+
+
+@dataclass(frozen=True)
+class _RunFile:
+    """The records in ``run.json``."""
+
+    version: Any = VERSION
+    run_id: str = ""
+    pipeline: str = ""
+    created: float | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FileTail:
+    """Reads the lines that another process has added to a file since the last call. The file may not exist yet."""
+
+    def __init__(self, path: Path, root: Path | None = None) -> None:
+        """Begin at the first line; links below the ``root`` are not followed: by default, as in ``open_log``."""
+        self.path = path
+        self._root = str(path.parent.parent if root is None else root)
+        self._offset = 0
+
+    def read_new(self, *, is_whole: bool = False) -> list[bytes]:
+        """Return the new lines, without their line breaks.
+
+        Args:
+            is_whole: whether nothing more will be added: what follows the last line break is a line, then.
+
+        Raises:
+            OSError: it is not a regular file, or cannot be read.
+        """
+        lines: list[bytes] = []
+        try:
+            with open(open_regular(str(self.path), self._root), "rb") as file:
+                file.seek(self._offset)
+                rest = b""
+                while data := file.read(_PIECE):
+                    *new, rest = (rest + data).split(b"\n")
+                    lines += new
+                    if len(rest) >= _PIECE:
+                        break
+        except FileNotFoundError:
+            return []
+        self._offset += sum(map(len, lines)) + len(lines)
+        if is_whole and rest:
+            lines.append(rest)
+            self._offset += len(rest)
+        return lines
+
+
+class EventReader:
+    """Reads the events of a run in order, and later those that have been added since."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = FileTail(folder / EVENTS_FILE, folder)
+        self._lines = 0
+        self._suspects: list[str] = []
+        #: Sentences about lines that are not events, except at the end, where a killed process leaves such lines.
+        self.corrupt: list[str] = []
+
+    def read_new(self) -> list[Event]:
+        """Return the events of the whole lines that have been written since the last call."""
+        return [event for line in self._file.read_new() if (event := self._decode(line)) is not None]
+
+    def _decode(self, line: bytes) -> Event | None:
+        self._lines += 1
+        try:
+            content = json.loads(line)
+            verify_depth(content, _DEEPEST)
+            event = decode(content)
+        except (ValueError, RecursionError) as error:
+            self._suspects.append(f"Line {self._lines} of {self._file.path} is ignored: {error}.")
+            return None
+        self.corrupt += self._suspects
+        self._suspects.clear()
+        return event
+
+
+class RunReader:
+    """Reads the folder of a run, again and again while it runs."""
+
+    #: Seconds between two looks at a run in progress.
+    interval = 0.1
+
+    def __init__(self, folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> None:
+        """Open the folder. The arguments and errors are those of ``read_run``."""
+        self.folder = folder = Path(folder)
+        if not is_run(folder):
+            raise ArgumentError(f"{str(folder)!r} is not the folder of a run: the file {EVENTS_FILE} is missing.")
+        self._corrupt: list[str] = []
+        self._request = _read_request(folder, self._corrupt)
+        if self._request.version != VERSION:
+            raise ArgumentError(
+                f"The run in {str(folder)!r} was made by another version of torchx-kfp: it has format version "
+                f"{shown(self._request.version)}, and this version reads {VERSION}. Use the version that made it."
+            )
+        self._reader = EventReader(folder)
+        self._events: list[Event] = []
+        self._run = RunState(stages, _last_output)
+        self._last: RunRecord | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._request.run_id or self.folder.name
+
+    def read(self) -> RunRecord:
+        """Return the run as it is recorded now: the same object as before, if nothing has changed."""
+        # Check this first: if the process ends right afterwards, its last events are read below.
+        alive = is_running(self.folder)
+        try:
+            new = self._reader.read_new()
+        except OSError as error:
+            raise ArgumentError(f"The run in {str(self.folder)!r} is unreadable: {explain(error)}.") from None
+        if self._last is None or new or alive != self._last.is_running:
+            for event in new:
+                event = self._relocated(event)
+                self._events.append(event)
+                self._run.on_event(event)
+            if not alive:
+                self._run.lose()
+            self._last = self._record(alive)
+        return self._last
+
+    look = read
+
+    def follow(self) -> Iterator[RunRecord]:
+        """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended."""
+        last = None
+        while True:
+            record = self.read()
+            if record is not last:
+                last = record
+                yield record
+            if not record.is_running:
+                return
+            time.sleep(self.interval)
+
+    def fetch(self, stages: Collection[str]) -> bool:
+        """Return True: the log files are those that the stages write."""
+        return True
+
+    def _record(self, alive: bool) -> RunRecord:
+        first = next((event for event in self._events if isinstance(event, RunStarted)), None)
+        return RunRecord(
+            folder=self.folder,
+            load=partial(load_recorded, self.folder / PIPELINE_FILE, self.folder),
+            run_id=self.run_id,
+            pipeline=self._request.pipeline or (first.pipeline if first else ""),
+            created=created(self.folder, self._request),
+            events=tuple(self._events),
+            run=self._run,
+            is_running=alive,
+            arguments=self._request.arguments or (first.arguments if first else {}),
+            options=self._request.options,
+            corrupt=(*self._corrupt, *self._reader.corrupt),
+        )
+
+    def _relocated(self, event: Event) -> Event:
+        """Return the event with current paths: the folder may have been moved, even to another machine."""
+        if isinstance(event, RunStarted) and event.folder is not None:
+            event = dataclasses.replace(event, folder=self.folder.absolute())
+        elif isinstance(event, StageStarted):
+            event = dataclasses.replace(event, log_file=self._place_now(event.log_file))
+        elif isinstance(event, StageFinished):
+            place = self._place_now(event.result.log_file, event.result.cached_from)
+            event = dataclasses.replace(event, result=dataclasses.replace(event.result, log_file=place))
+        return event
+
+    def _place_now(self, log: Path | None, cached_from: str = "") -> Path | None:
+        """Return the path of a log in this folder, or in that of the run that a stage was cached from.
+
+        The rest of the recorded path does not count: the events of somebody else could name any file.
+        """
+        if log is None or log.name != LOG_FILE or not is_name(log.parent.name):
+            return None
+        folder = self.folder.absolute()
+        if cached_from:
+            folder = folder.parent / cached_from
+            if not is_name(cached_from) or (folder.exists() and not is_run(folder)):
+                return None
+        return folder / log.parent.name / LOG_FILE
+
+
+def _last_output(attempt: StageStarted) -> float:
+    """Return the time at which the attempt last printed something."""
+    try:
+        return attempt.log_file.stat().st_mtime if attempt.log_file is not None else 0.0
+    except OSError:
+        return 0.0
+
+
+def read_run(folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> RunRecord:
+    """Read a run from its folder. The run may still be running.
+
+    Args:
+        folder: the run's folder.
+        stages: the stages of its pipeline, if they are known (see ``state.outline``).
+
+    Raises:
+        ArgumentError: the folder is not that of a run, or another version of torchx-kfp made it.
+    """
+    return RunReader(folder, stages).read()
+
+
+def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
+    """Return the folders of all runs in an output folder, the newest first.
+
+    Raises:
+        ArgumentError: ``output_dir`` is not a folder.
+    """
+    try:
+        folders = [path for path in Path(output_dir).iterdir() if path.name[0] != "." and is_run(path)]
+    except OSError as error:
+        raise ArgumentError(
+            f"There are no runs in {str(output_dir)!r}: {error.strerror}."
+            f"{did_you_mean_path(output_dir) or ' Give the --output-dir of the runs.'}"
+        ) from None
+    return sorted(folders, key=lambda folder: (created(folder), folder.name), reverse=True)
+
+
+def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        output_dir: the folder that contains the runs.
+        name: the run's id, the beginning or the end of it if no other run id has the same, ``latest``, or the path of
+            the run's folder.
+
+    Raises:
+        UnknownRunError: no run has this name, or several do.
+    """
+    if os.sep in name and is_run(Path(name)):
+        return Path(name)
+    folders = {folder.name: folder for folder in find_runs(output_dir)}
+    if not folders:
+        raise UnknownRunError(f"There are no runs in {str(output_dir)!r}. Give the --output-dir of the runs.")
+    if name in folders:
+        return folders[name]
+    if name == LATEST:
+        return next(iter(folders.values()))
+    found = matching_names(name, list(folders))
+    if len(found) == 1:
+        return folders[found[0]]
+    if found:
+        raise UnknownRunError(
+            f"{name!r} matches {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the run id."
+        )
+    raise UnknownRunError(
+        f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, [LATEST, *folders])} "
+        f"Its runs, the newest first: {listed(folders)}."
+    )
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder is that of a run, even if the run cannot be read."""
+    try:
+        names = set(os.listdir(folder))
+    except PermissionError:
+        return True  # it may be one, and reading it says why not
+    except (OSError, ValueError):  # a word of a command line may have any characters
+        return False
+    return EVENTS_FILE in names or REQUEST_FILE in names
+
+
+def is_name(text: str) -> bool:
+    """Tell whether text can be the name of a file or folder in another folder."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can have
+        return False
+    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
+
+
+def _read_request(folder: Path, corrupt: list[str]) -> _RunFile:
+    """Return the content of ``run.json``. If it cannot be read, return nothing and add a sentence to ``corrupt``."""
+    path = folder / REQUEST_FILE
+    try:
+        content = json.loads(read_bytes(str(path), str(folder), limit=_LONGEST_REQUEST))
+        if not isinstance(content, dict):
+            raise ValueError("it does not contain a JSON object")
+        verify_depth(content, _DEEPEST)
+        names = {item.name for item in dataclasses.fields(_RunFile)}
+        request = _RunFile(**{name: value for name, value in content.items() if name in names})
+        verify_fields(request)
+    except (OSError, ValueError, RecursionError) as error:
+        corrupt.append(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
+        return _RunFile()
+    return request
+
+
+def created(folder: Path, request: _RunFile | None = None) -> float:
+    """Return the time at which the run in the folder was started, in seconds since the epoch."""
+    when = (request or _read_request(folder, [])).created
+    return folder.stat().st_mtime if when is None else float(when)

@@ -1,0 +1,273 @@
+"""Record a run in its folder: the process that runs it, its options, and its events.
+
+Besides the folders of stages, it contains:
+
+- ``pipeline.yaml``: the compiled pipeline.
+- ``run.json``: the arguments and options of the run.
+- ``events.jsonl``: the run's events, one on each line, written as they happen.
+- ``lock``: locked (``flock``) by the process that runs the pipeline for as long as that process lives; it contains the
+  process's id.
+
+However the process ends, the folder shows how far the run came (see ``history``), and the run can be resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torchx_kfp.common.files import write_file
+from torchx_kfp.common.safe_files import open_regular, read_bytes
+from torchx_kfp.errors import ArgumentError, explain
+from torchx_kfp.execution.runs.events import Event, decode, encode
+
+#: The version of ``run.json``. It increases by one with each change that readers of the old form would misread.
+VERSION = 1
+
+PIPELINE_FILE = "pipeline.yaml"
+REQUEST_FILE = "run.json"
+EVENTS_FILE = "events.jsonl"
+LOCK_FILE = "lock"
+#: The log in the folder of each attempt at a stage.
+LOG_FILE = "log.txt"
+
+# Seconds for which the lock is tried: a process that checks whether it is taken holds it for an instant.
+_LOCK_PATIENCE = 1.0
+
+
+class Journal:
+    """Records a run's events. The run's folder belongs to this process until the journal is closed.
+
+    A full or failing disk does not end the run. The journal warns once, and drops the events that it cannot write.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        """Make a journal that is not open yet; use ``create`` or ``reopen``."""
+        self.folder = folder
+        self._warn = warn
+        self._warned = False
+        self._lock: int | None = None
+        self._events: int | None = None
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        *,
+        run_id: str,
+        pipeline: str,
+        text: str,
+        arguments: Mapping[str, Any],
+        options: Mapping[str, Any],
+        warn: Callable[[str], None],
+    ) -> Journal:
+        """Open the journal of a new run.
+
+        Args:
+            folder: the run's folder, which must exist and which no other process uses.
+            run_id: the run's id.
+            pipeline: the pipeline's name.
+            text: the compiled pipeline.
+            arguments: the values of all parameters.
+            options: the options that the run keeps when it is resumed.
+            warn: takes a sentence, once, if the run cannot be recorded.
+
+        Raises:
+            ArgumentError: the disk is full, or the folder is not writable; the folder is removed.
+        """
+        journal = cls(folder, warn)
+        request = {
+            "version": VERSION,
+            "run_id": run_id,
+            "pipeline": pipeline,
+            "created": time.time(),
+            "arguments": dict(arguments),
+            "options": dict(options),
+        }
+        # Each step may fail by itself: a file system without locks can still store files.
+        with journal._recording():
+            journal._take_lock()
+        try:
+            with journal._recording(OSError):
+                write_file(bytes(folder / PIPELINE_FILE), text.encode(), durable=False)
+                write_file(bytes(folder / REQUEST_FILE), f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
+        except OSError as error:
+            journal.close()
+            shutil.rmtree(folder, ignore_errors=True)  # without these files, the run could not be resumed
+            raise ArgumentError(
+                f"The run cannot be recorded in {str(folder)!r}: {explain(error)}. Make room, or name another place "
+                "for it (output_dir, or --output-dir on the command line)."
+            ) from None
+        with journal._recording():
+            journal._open_events()
+        return journal
+
+    @classmethod
+    def reopen(cls, folder: Path, warn: Callable[[str], None]) -> Journal:
+        """Open the journal of a run that is resumed, and remove a line that the last process left unfinished.
+
+        Args:
+            folder: the run's folder.
+            warn: takes a sentence, once, if the run cannot be recorded.
+
+        Raises:
+            ArgumentError: the run is still running, or its folder is not writable.
+        """
+        journal = cls(folder, warn)
+        try:
+            journal._take_lock()
+            journal._open_events()
+            journal._repair()
+        except BlockingIOError:
+            journal.close()
+            pid = read_pid(folder)
+            raise ArgumentError(
+                f"The run {folder.name} is still running{f' (process {pid})' if pid else ''}. Wait until it ends, or "
+                f"end it with 'torchx-kfp cancel {folder.name}'."
+            ) from None
+        except OSError as error:
+            journal.close()
+            raise ArgumentError(f"The run in {str(folder)!r} cannot be resumed: {error}.") from None
+        return journal
+
+    def write(self, event: Event) -> None:
+        """Append the event. If the process is killed meanwhile, only this line is left unfinished."""
+        if self._events is None:
+            return
+        with self._recording():
+            line = json.dumps(encode(event)).encode() + b"\n"
+            size = os.fstat(self._events).st_size
+            written = 0
+            try:
+                # This is one write, unless the disk is nearly full.
+                while written < len(line):
+                    written += os.write(self._events, line[written:])
+            except OSError:
+                if written:
+                    os.ftruncate(self._events, size)
+                raise
+
+    def close(self) -> None:
+        """Release the run's folder."""
+        for descriptor in (self._events, self._lock):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._events = self._lock = None
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _recording(self, *raised: type[Exception]) -> Iterator[None]:
+        """Turn errors in the block, except for some, into one warning: the run is worth more than its record."""
+        try:
+            yield
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            if isinstance(error, raised):
+                raise
+            if not self._warned:
+                self._warned = True
+                reason = explain(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                self._warn(
+                    f"Some events of this run cannot be recorded in {self.folder}: {reason}. The run goes on, but it "
+                    "may look unfinished later, and stages without a record run again if it is resumed."
+                )
+
+    def _take_lock(self) -> None:
+        self._lock = self._open(LOCK_FILE, os.O_RDWR)
+        deadline = time.monotonic() + _LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.02)
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, f"{os.getpid()}\n".encode())
+
+    def _open_events(self) -> None:
+        # The file is also readable, because reopening looks for the last whole line.
+        self._events = self._open(EVENTS_FILE, os.O_RDWR | os.O_APPEND)
+
+    def _open(self, name: str, flags: int) -> int:
+        """Open a file of the folder, or create it. If the folder is somebody else's, it may be a link or a device."""
+        path = self.folder / name
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return descriptor
+
+    def _repair(self) -> None:
+        assert self._events is not None
+        with open(self._events, "rb", closefd=False) as file:
+            lines = file.read().splitlines(keepends=True)
+        while lines and not is_event(lines[-1]):
+            lines.pop()
+        os.ftruncate(self._events, sum(map(len, lines)))
+        if lines and not lines[-1].endswith(b"\n"):
+            os.write(self._events, b"\n")
+
+
+def is_event(line: bytes) -> bool:
+    """Return whether the line is a whole event, even one that this version does not know."""
+    try:
+        decode(json.loads(line))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a process is running the pipeline, on this machine or on another one that shares the folder."""
+    try:
+        descriptor = open_regular(str(folder / LOCK_FILE), str(folder))
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def read_pid(folder: Path) -> int | None:
+    """Return the id of the process that last ran the pipeline; None if none is recorded."""
+    try:
+        pid = int(read_bytes(str(folder / LOCK_FILE), str(folder), limit=32))
+    except (OSError, ValueError):
+        return None
+    # A signal to 0 or a negative number would reach several processes. Linux has no larger ids.
+    return pid if 0 < pid < 2**31 else None
+
+
+def is_runner(pid: int, folder: Path) -> bool:
+    """Return whether this process has the run's lock open. Otherwise, its id now belongs to another process."""
+    with contextlib.suppress(OSError):
+        lock = os.stat(folder / LOCK_FILE)
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), lock):
+                    return True
+    return False

@@ -1,0 +1,437 @@
+"""The state of a run, computed from its events; no other module interprets them.
+
+The live view, the final table, ``RunResult``, ``runs``, ``logs``, ``cancel`` and the report all read a ``RunState``. It
+draws nothing and reads no clock: it knows the times of the events, and those that its reader passes. Events can come
+from the local runner, from a run's folder, or from a backend that is polled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
+from torchx_kfp.execution.runs.events import (
+    Event,
+    LoopStarted,
+    PipelineRetried,
+    RunEnding,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StagePending,
+    StageReplicas,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+)
+from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.vocabulary import State
+
+#: A function that returns the time at which an attempt was last known to be alive, in seconds since the epoch; 0 if it
+#: is unknown.
+Signs = Callable[[StageStarted], float]
+
+
+def outline(pipeline: Pipeline) -> dict[str, bool]:
+    """Return the names of all stages, in an order in which they could run, and whether each is in a loop."""
+    return {place.name: place.looped for place in walk(pipeline) if place.is_stage}
+
+
+@dataclass
+class Attempt:
+    """One process of a stage. ``end`` is None while it runs, and if no runner saw it end."""
+
+    started: StageStarted
+    state: State = State.RUNNING
+    end: float | None = None
+    reason: str = ""
+    #: Whether an event may still tell its end.
+    is_open: bool = True
+
+    @property
+    def number(self) -> int:
+        """The attempt's number, from 1."""
+        return self.started.attempt
+
+    @property
+    def start(self) -> float:
+        """The time at which the attempt started, in seconds since the epoch."""
+        return self.started.time
+
+
+@dataclass
+class StageState:
+    """One stage; in a loop, in one of its iterations. Times are in seconds since the epoch.
+
+    Attributes:
+        name: the stage's name, unique in the run, such as ``inner/train[2,0]``.
+        task: the task's name.
+        state: the current state.
+        attempts: all attempts, including those before the run was resumed.
+        queued_at: the time at which the stage's inputs were known.
+        started_at: the time at which the first attempt since ``queued_at`` started.
+        ended_at: the time at which the stage ended.
+        reason: why the stage is retried or did not succeed, as a part of a sentence.
+        retry_at: the time at which the next attempt is due, if the stage is retried.
+        last_end: the result of the stage when it last ended; it may be running again.
+        replicas: how many replicas of a distributed stage run, and of how many; None if it has not said so.
+    """
+
+    name: str
+    task: str
+    state: State = State.WAITING
+    attempts: list[Attempt] = field(default_factory=list)
+    queued_at: float | None = None
+    started_at: float | None = None
+    ended_at: float = 0.0
+    reason: str = ""
+    retry_at: float = 0.0
+    last_end: StageResult | None = None
+    replicas: tuple[int, int] | None = None
+    #: Whether nothing has happened since ``last_end``.
+    _has_ended: bool = False
+    #: The number of the last session that had an event of the stage.
+    session: int = 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the stage's pod cannot start yet; ``reason`` says why."""
+        return self.state is State.QUEUED and bool(self.reason)
+
+    @property
+    def path(self) -> str:
+        """The name without the indices of loops."""
+        return without_indices(self.name)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The indices of loops in the name."""
+        return indices_of(self.name)
+
+    @property
+    def result(self) -> StageResult:
+        """The stage's result, as far as it is known while the stage has not ended."""
+        if self.last_end is not None and self.last_end.state is self.state:
+            return self.last_end
+        last = self.attempts[-1].started if self.attempts else None
+        return StageResult(
+            self.name,
+            self.task,
+            self.state,
+            reason=self.reason,
+            attempts=last.attempt if last else 0,
+            pod_name=last.pod_name if last else "",
+            log_file=last.log_file if last else None,
+            inputs=last.inputs if last else {},
+            started_at=self.started_at,
+            replicas=self.replicas[1] if self.replicas else None,
+        )
+
+    def start(self, event: StageStarted) -> None:
+        """Add an attempt."""
+        if self.started_at is None or self._has_ended:
+            self.started_at = event.time
+        self.attempts.append(Attempt(event))
+        self._has_ended, self.reason, self.replicas = False, "", None
+
+    def end_attempt(self, state: State, end: float | None, reason: str = "") -> None:
+        """End the last attempt, if it is still open."""
+        if self.attempts and self.attempts[-1].is_open:
+            last = self.attempts[-1]
+            last.state, last.end, last.reason, last.is_open = state, end, reason, end is None
+
+    def queue(self, when: float) -> None:
+        """Record the time at which the inputs were known; the next attempt begins a new series."""
+        self.queued_at, self.started_at, self._has_ended, self.reason = when, None, False, ""
+
+    def retry(self, reason: str, when: float) -> None:
+        """Record the reason for another attempt, and the time at which it is due."""
+        self.reason, self.retry_at, self._has_ended = reason, when, False
+
+    def finish(self, result: StageResult, when: float) -> None:
+        """Record the stage's result and the time at which it ended."""
+        self.end_attempt(result.state, when, result.reason)
+        self.task, self.last_end, self.ended_at, self._has_ended = result.task, result, when, True
+        self.reason = result.reason
+
+    def abandoned(self, state: State) -> State:
+        """Return the stage's state after the end of the run: ``state`` if the stage was running."""
+        if self.state.is_over:
+            return self.state
+        if self._has_ended and self.last_end is not None:
+            return self.last_end.state
+        return state if self.attempts else State.NOT_RUN
+
+
+@dataclass
+class TaskState:
+    """The stages of one task: several in a loop, and none until their inputs are known."""
+
+    path: str
+    looped: bool = False
+    stages: dict[str, StageState] = field(default_factory=dict)
+    #: The active and the failed stages, each with the latest last.
+    active: dict[str, StageState] = field(default_factory=dict)
+    failed: dict[str, StageState] = field(default_factory=dict)
+    started_at: float | None = None
+    ended_at: float = 0.0
+    #: The number of stages that the loops that have begun will have.
+    expected: int = 0
+    _counts: Counter[State] = field(default_factory=Counter)
+
+    def move(self, stage: StageState, state: State) -> None:
+        """Put a stage into a state; the stage may have ended before."""
+        if stage.name in self.stages:
+            self._counts[stage.state] -= 1
+        self.stages[stage.name] = stage
+        self._counts[state] += 1
+        stage.state = state
+        for those, belongs in ((self.active, state.is_active), (self.failed, state is State.FAILED)):
+            those.pop(stage.name, None)
+            if belongs:
+                those[stage.name] = stage
+
+    def counts(self, unheard: State | None) -> Mapping[State, int]:
+        """Return the number of stages in each state; stages without an event count as ``unheard``."""
+        if unheard is None:
+            return +self._counts
+        missing = max(0, self.expected - len(self.stages)) if self.stages or self.expected else 1
+        return self._counts + Counter({unheard: missing})
+
+
+@dataclass
+class Session:
+    """A period in which a runner worked on the run. Each resume begins another one."""
+
+    start: float
+    end: float
+    #: The duration that the runner has measured.
+    seconds: float | None = None
+
+    @property
+    def duration(self) -> float:
+        """The session's length in seconds."""
+        return max(0.0, self.end - self.start) if self.seconds is None else self.seconds
+
+
+class RunState:
+    """The state of a run, as far as it is known from its events."""
+
+    def __init__(self, stages: Mapping[str, bool] | None = None, signs: Signs | None = None) -> None:
+        """Begin with a run without events.
+
+        Args:
+            stages: the pipeline's stages, if they are known (see ``outline``).
+            signs: returns the time at which an attempt was last alive; it dates the end of a session whose runner was
+                killed.
+        """
+        #: The starts of the run and of its last session, and the events of that session's end.
+        self.first: RunStarted | None = None
+        self.started: RunStarted | None = None
+        self.ending: RunEnding | None = None
+        self.finished: RunFinished | None = None
+        self.sessions: list[Session] = []
+        self.tasks: dict[str, TaskState] = {}
+        self._signs: Signs = signs or (lambda started: 0.0)
+        self._loops: dict[str, int] = {}
+        self._heard: dict[str, StageState] = {}
+        self._is_lost = False
+        for name, looped in (stages or {}).items():
+            self.tasks[name] = TaskState(name, looped)
+
+    def on_event(self, event: Event) -> None:
+        """Update the state with the next event of the run."""
+        for view in ("tasks_by_stage", "ends", "attempts"):
+            vars(self).pop(view, None)
+        if isinstance(event, RunStarted):
+            self._start(event)
+        elif not self.sessions:
+            self.sessions.append(Session(event.time, event.time))
+        self.sessions[-1].end = max(event.time, self.sessions[-1].start)
+        if isinstance(event, LoopStarted):
+            # A loop begins again if the nested pipeline around it is retried.
+            more = event.iterations - self._loops.get(event.name, 0)
+            self._loops[event.name] = event.iterations
+            for name in event.stages:
+                task = self.task_of(name)
+                task.expected += more
+                task.looped = True
+        elif isinstance(event, StageWaiting):
+            self._move(event.name, event.task, State.QUEUED).queue(event.time)
+        elif isinstance(event, StagePending):
+            self._move(event.name, event.task, State.QUEUED).reason = event.reason
+        elif isinstance(event, StageStarted):
+            self._move(event.name, event.task, State.RUNNING).start(event)
+            task = self.task_of(event.name)
+            task.started_at = event.time if task.started_at is None else task.started_at
+        elif isinstance(event, StageReplicas):
+            self._move(event.name, "", State.RUNNING).replicas = event.running, event.total
+        elif isinstance(event, StageRetried):
+            stage = self._move(event.name, "", State.RETRYING)
+            stage.end_attempt(State.FAILED, event.time, event.reason)
+            stage.retry(event.reason, event.time + event.delay)
+        elif isinstance(event, PipelineRetried):
+            for stage in self._heard.values():
+                if stage.state is State.FAILED and stage.name.startswith(f"{event.name}/"):
+                    self._move(stage.name, "", State.RETRYING).retry(stage.reason, event.time + event.delay)
+        elif isinstance(event, StageFinished):
+            result = event.result
+            self._move(result.name, result.task, result.state).finish(result, event.time)
+            self.task_of(result.name).ended_at = event.time
+        elif isinstance(event, RunEnding):
+            self.ending = event
+        elif isinstance(event, RunFinished):
+            self.finished, self._is_lost = event, False
+            self.sessions[-1].seconds = event.duration
+            self._settle(State.CANCELED if event.state is State.CANCELED else State.INTERRUPTED)
+
+    def lose(self) -> None:
+        """Record that no process runs the pipeline any more: unfinished stages were interrupted."""
+        if self.finished is not None or self._is_lost:
+            return
+        self._is_lost = True
+        if self.sessions:
+            last = self.sessions[-1]
+            open_ = [stage.attempts[-1] for stage in self._heard.values() if stage.state.is_active and stage.attempts]
+            signs = (self._signs(attempt.started) for attempt in open_ if attempt.end is None)
+            last.end = max(last.end, *signs, 0.0)
+        self._settle(State.INTERRUPTED)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.first.run_id if self.first else ""
+
+    @property
+    def state(self) -> State:
+        """The state of the run itself."""
+        if self.finished is not None:
+            return self.finished.state
+        return State.INTERRUPTED if self._is_lost else State.RUNNING
+
+    @property
+    def stages(self) -> list[StageState]:
+        """The stages in the order of the pipeline and of its loops, including stages without an event so far."""
+        # In a session that has reached the run's end, each stage has an event.
+        complete = self.finished is not None and self.finished.state is not State.CANCELED
+        found = []
+        for task in self.tasks.values():
+            heard = [stage for stage in task.stages.values() if stage.session == len(self.sessions) or not complete]
+            found += sorted(heard, key=lambda stage: (stage.indices, stage.name))
+            if not task.stages and not task.expected and self._unheard is not None:
+                found.append(StageState(task.path, task.path.rpartition("/")[2], self._unheard))
+        return found
+
+    # Readers look these up for each stage. Only events change them.
+
+    @cached_property
+    def tasks_by_stage(self) -> dict[str, str]:
+        """The task of each stage that has had an event, by the stage's name."""
+        return {stage.name: stage.task for stage in self._heard.values()}
+
+    @cached_property
+    def ends(self) -> dict[str, StageResult]:
+        """The last result of each stage, by name; it may be older than the last resume."""
+        return {stage.name: stage.last_end for stage in self._heard.values() if stage.last_end is not None}
+
+    @cached_property
+    def attempts(self) -> dict[str, list[StageStarted]]:
+        """The starts of all attempts, by the stage's name, in the order of the stages' first events."""
+        return {
+            stage.name: [attempt.started for attempt in stage.attempts]
+            for stage in self._heard.values()
+            if stage.attempts
+        }
+
+    @property
+    def active(self) -> list[str]:
+        """The names of the active stages."""
+        return [stage.name for stage in self.stages if stage.state.is_active]
+
+    def counts(self, tasks: Iterable[TaskState] | None = None) -> dict[State, int]:
+        """Return the number of stages in each state, the worst state first, in the run or in some of its tasks."""
+        total: Counter[State] = Counter()
+        for task in self.tasks.values() if tasks is None else tasks:
+            total.update(task.counts(self._unheard))
+        return {state: total[state] for state in State if total[state]}
+
+    def duration(self, now: float | None = None) -> float:
+        """Return the seconds for which a runner has worked on the run; the time before a resume does not count.
+
+        Args:
+            now: the current time, in seconds since the epoch; without it, an unfinished run counts up to its last
+                event.
+        """
+        total = sum(session.duration for session in self.sessions)
+        if self.state is State.RUNNING and self.sessions and now is not None:
+            total += max(0.0, now - self.sessions[-1].end)
+        return total
+
+    def has_ended(self, name: str) -> bool:
+        """Return whether the stage has ended for good in this session of the run."""
+        stage = self._heard.get(name)
+        return self.state.is_over or (stage is not None and stage.state.is_over and stage.session == len(self.sessions))
+
+    def task_of(self, stage: str) -> TaskState:
+        """Return the task that the stage belongs to."""
+        path = without_indices(stage)
+        task = self.tasks.get(path)
+        if task is None:
+            task = self.tasks[path] = TaskState(path)
+        return task
+
+    def result(self) -> RunResult:
+        """Return the run's result, as ``torchx_kfp.local.run`` returns it."""
+        finished = self.finished
+        return RunResult(
+            pipeline=self.first.pipeline if self.first else "",
+            run_id=self.run_id,
+            state=self.state,
+            folder=self.started.folder if self.started else None,
+            link=self.started.link if self.started else "",
+            duration=self.duration(),
+            stages=tuple(stage.result for stage in self.stages),
+            outputs=finished.outputs if finished else {},
+            artifacts=finished.artifacts if finished else {},
+            reason=finished.reason if finished else "",
+        )
+
+    @property
+    def _unheard(self) -> State | None:
+        """The state of stages without an event; None if there are no such stages."""
+        if self.state is State.INTERRUPTED:
+            return State.NOT_RUN
+        # A run that has ended has an event of each stage: a loop without items has no stages.
+        return None if self.state.is_over else State.WAITING
+
+    def _start(self, event: RunStarted) -> None:
+        if self.sessions:
+            self.lose()  # unless it has ended
+            for stage in self._heard.values():
+                for attempt in stage.attempts:
+                    attempt.is_open = False
+                if not stage.state.is_success:
+                    self.task_of(stage.name).move(stage, State.WAITING)
+        self.first = self.first or event
+        self.started, self.ending, self.finished, self._is_lost = event, None, None, False
+        self.sessions.append(Session(event.time, event.time))
+
+    def _settle(self, state: State) -> None:
+        for stage in self._heard.values():
+            if not stage.state.is_over:
+                self.task_of(stage.name).move(stage, stage.abandoned(state))
+                stage.end_attempt(state, None)
+
+    def _move(self, name: str, task: str, state: State) -> StageState:
+        of = self.task_of(name)
+        of.looped |= name != of.path
+        stage = self._heard.get(name)
+        if stage is None:
+            stage = self._heard[name] = StageState(name, task or of.path.rpartition("/")[2])
+        stage.session = len(self.sessions)
+        of.move(stage, state)
+        return stage

@@ -1,0 +1,161 @@
+"""The optimizer ``ax``: Bayesian optimization by Ax, between the rounds of a search in a pipeline.
+
+The stage that asks loads Ax's client from the state of the round before, tells it how the trials ended, and asks it for
+the next ones. The state grows with the trials: 20 kB at first, 100 kB after ten of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchx_kfp.contract.carried.asking import number_of_digits
+from torchx_kfp.hpo.ax.library import (
+    ChoiceParameterConfig,
+    Client,
+    MaxParallelismReachedException,
+    OptimizationComplete,
+    RangeParameterConfig,
+)
+
+_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+def ask(
+    definition: Mapping[str, Any], told: Sequence[Mapping[str, Any]], state: Any, number: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the parameters of the next trials, and the next state.
+
+    Args:
+        definition: the search's: see ``torchx_kfp.tracking.searches``.
+        told: the trials so far, in the order in which they were asked for.
+        state: what the call for the round before has returned; None at first.
+        number: the number of trials. Ax may have fewer: the whole space has been tried, for example.
+    """
+    if state is None:
+        state = {"numbers": [], "told": 0}
+        client = _new_client(definition, number)
+    else:
+        client = Client._from_json_snapshot(state["client"])
+    numbers = _tell(client, definition, told, state["told"], state["numbers"])
+    # A loaded client has no seed. With the same one in each round, trials that differ only by chance would be the same.
+    client._random_seed = _seed(definition, len(told))
+    asked = _next_trials(client, min(number, _count_untried(definition, told)))
+    spaces = definition["parameters"]
+    trials = [{name: _value(space, its.get(name)) for name, space in spaces.items()} for its in asked.values()]
+    return trials, {"client": client._to_json_snapshot(), "numbers": [*numbers, *asked], "told": len(told)}
+
+
+def _tell(
+    client: Client,
+    definition: Mapping[str, Any],
+    told: Sequence[Mapping[str, Any]],
+    before: int,
+    numbers: Sequence[int],
+) -> list[int]:
+    """Tell Ax how trials have ended, and return its number of each trial.
+
+    Args:
+        client: Ax's client.
+        definition: the search's.
+        told: all trials.
+        before: the number of trials that the client knows.
+        numbers: Ax's numbers of the trials for which it was asked.
+    """
+    numbers = list(numbers)
+    for place, trial in enumerate(told[before:], before):
+        if place == len(numbers):  # Ax had none for that round, and the search drew one
+            free = {name: _kind(space) for name, space in definition["parameters"].items() if not _is_fixed(space)}
+            numbers.append(client.attach_trial({name: kind(trial["parameters"][name]) for name, kind in free.items()}))
+        if trial["failed"]:
+            client.mark_trial_failed(numbers[place])
+        else:
+            results = [trial["results"][name] for name in definition["objectives"]]
+            client.complete_trial(numbers[place], {_metric(goal): value for goal, value in enumerate(results)})
+    return numbers
+
+
+def _seed(definition: Mapping[str, Any], offset: int = 0) -> int | None:
+    """Return the seed in the range that NumPy takes."""
+    return None if definition["seed"] is None else (definition["seed"] + offset) % 2**32
+
+
+def _new_client(definition: Mapping[str, Any], number: int) -> Client:
+    client = Client()
+    spaces = definition["parameters"]
+    client.configure_experiment(
+        [_config(name, space) for name, space in spaces.items() if not _is_fixed(space)], name="search"
+    )
+    goals = enumerate(definition["objectives"].values())
+    client.configure_optimization(
+        ", ".join(f"-{_metric(place)}" if goal == "minimize" else _metric(place) for place, goal in goals)
+    )
+    # The trials of a round run at once, so the first round is spread over the space as a whole.
+    client.configure_generation_strategy(
+        initialization_budget=max(5, number),
+        initialization_random_seed=_seed(definition),
+        allow_exceeding_initialization_budget=True,
+    )
+    return client
+
+
+def _count_untried(definition: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of points that no trial has had. Asked for more, Ax searches for a minute, and returns none."""
+    size = 1
+    for space in definition["parameters"].values():
+        if space["type"] == "float":
+            return sys.maxsize
+        size *= len(space["values"]) if "values" in space else space["bounds"][1] - space["bounds"][0] + 1
+    return size - len({tuple(trial["parameters"].items()) for trial in told})
+
+
+def _next_trials(client: Client, number: int) -> dict[int, dict[str, Any]]:
+    """Ask for trials until there are enough: Ax returns only those of one of its methods at a time."""
+    asked: dict[int, dict[str, Any]] = {}
+    while len(asked) < number:
+        try:
+            found = client.get_next_trials(number - len(asked))
+        except (OptimizationComplete, MaxParallelismReachedException):
+            break
+        if not found:
+            break
+        asked.update(found)
+    return asked
+
+
+def _config(name: str, space: Mapping[str, Any]) -> RangeParameterConfig | ChoiceParameterConfig:
+    if "values" not in space:
+        scaling = "log" if space["log"] else "linear"
+        return RangeParameterConfig(name, tuple(space["bounds"]), space["type"], scaling=scaling)
+    kind = _kind(space)
+    values = [kind(value) for value in space["values"]]
+    return ChoiceParameterConfig(name, values, _TYPES[kind], is_ordered=kind in (int, float))
+
+
+def _kind(space: Mapping[str, Any]) -> type[Any]:
+    """Return the type of a parameter's values for Ax. Whole numbers among others are floats."""
+    kinds = {type(value) for value in space.get("values", space.get("bounds"))}
+    return kinds.pop() if len(kinds) == 1 else float
+
+
+def _is_fixed(space: Mapping[str, Any]) -> bool:
+    """Tell whether a parameter has one value only, which Ax does not take for a choice."""
+    return len(space.get("values", "12")) == 1
+
+
+def _metric(place: int) -> str:
+    """Return Ax's name for an objective: Ax reads names as a formula, in which ``val/loss`` is a quotient."""
+    return f"objective_{place}"
+
+
+def _value(space: Mapping[str, Any], value: Any) -> Any:
+    """Return a parameter's value as it is passed on: a short number is the same text on each engine."""
+    if _is_fixed(space):
+        return space["values"][0]
+    if "values" in space:
+        return next(each for each in space["values"] if each == value)
+    low, high = space["bounds"]
+    if space["type"] == "int":
+        return int(value)
+    return max(low, min(high, float(f"{value:.{number_of_digits(low, high)}g}")))

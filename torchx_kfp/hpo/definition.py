@@ -1,0 +1,234 @@
+"""Plan a search: its arguments, checked, become the definition that all its stages share."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.authoring.naming import output_name
+from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.contract.carried import asking, publisher
+from torchx_kfp.contract.inputs import find_rewritten, large_character
+from torchx_kfp.errors import SearchError
+from torchx_kfp.hpo.spaces import Choice, Range, Space
+
+#: The run id of the best trial, and the trials that no other one beats in every objective.
+TRIAL, FRONT = "trial", "front"
+#: The list that drives a round's loop.
+TRIALS = "trials"
+
+#: Names that KFP's loop items and mappings have.
+_ITEM = frozenset((*publisher.ATTRIBUTES, "get", "items", "keys", "values"))
+_OUTPUTS = frozenset(("run_id", "metrics", "mlpipeline_ui_metadata", "Output", "exit_code", TRIAL, FRONT))
+#: The bytes that a text may have, as in other results.
+_LONGEST_TEXT = 1024
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options that the stages of a search share.
+
+    Attributes:
+        name: the search's name.
+        definition: see ``torchx_kfp.tracking.searches``.
+        fields: the names of the objectives in ``front``.
+        results: the results of the last stage, by name.
+        cached: whether the same search always asks for the same trials.
+    """
+
+    name: str
+    definition: Mapping[str, Any]
+    fields: Mapping[str, str]
+    results: Mapping[str, type[Any]]
+    cached: bool
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the parameters."""
+        return list(self.definition["parameters"])
+
+
+def plan_search(
+    name: str,
+    parameters: object,
+    minimize: object,
+    maximize: object,
+    rounds: int | None,
+    trials: int | None,
+    optimizer: object,
+    seed: object,
+) -> Plan:
+    """Check the arguments of a search: see ``search``."""
+    spaces = _read_parameters(parameters)
+    objectives = _read_objectives(minimize, maximize)
+    fields = {objective: output_name(objective) for objective in objectives}
+    for objective, field in fields.items():
+        if field in (*spaces, *_OUTPUTS) or list(fields.values()).count(field) > 1:
+            raise SearchError(
+                f"The objective {objective!r} would be the output {field!r}, which the search already has for a "
+                "parameter, another objective or itself. Record it under another name."
+            )
+    kind = _read_optimizer(optimizer)
+    for what, value in (("rounds", rounds), ("trials", trials)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise SearchError(f"{what} is {value!r}. Give a whole number, 1 or more.")
+    if seed is not None and type(seed) is not int:
+        raise SearchError(f"seed is {seed!r}. Give a whole number, or leave it out for other trials each time.")
+    definition: dict[str, Any] = {
+        "parameters": {name: space.definition for name, space in spaces.items()},
+        "objectives": objectives,
+        "rounds": rounds,
+        "trials": trials,
+        "optimizer": kind,
+        "seed": seed,
+    }
+    definition |= _plan_grid(spaces, definition) if kind == "grid" else _plan_rounds(spaces, definition)
+    _check_size(spaces, definition["trials"])
+    results = {name: space.output_type for name, space in spaces.items()}
+    results |= {**dict.fromkeys(objectives, float), TRIAL: str}
+    return Plan(
+        name,
+        definition,
+        fields,
+        {**results, FRONT: list} if len(objectives) > 1 else results,
+        cached=kind == "grid" or seed is not None,
+    )
+
+
+def _read_parameters(parameters: object) -> Mapping[str, Space]:
+    example = "{'lr': hpo.log(1e-4, 1.0), 'layers': hpo.int(1, 8)}"
+    if not isinstance(parameters, Mapping) or not parameters:
+        raise SearchError(f"parameters is {parameters!r}. Name at least one parameter: {example}.")
+    for name, space in parameters.items():
+        if not isinstance(name, str) or output_name(name) != name:
+            raise SearchError(
+                f"parameters has the name {name!r}. Use an identifier that is not a keyword and does not begin or end "
+                f"with '_': {example}."
+            )
+        if name in _ITEM | _OUTPUTS:
+            whose = "the search uses for another output" if name in _OUTPUTS else "KFP's loop items use themselves"
+            raise SearchError(
+                f"parameters has the name {name!r}, which {whose}. Rename it, for example to {f'trial_{name}'!r}."
+            )
+        if not isinstance(space, Range | Choice):
+            raise SearchError(f"parameters[{name!r}] is {space!r}. Write its range or its values: {example}.")
+        for value in space.values if isinstance(space, Choice) else ():
+            _check_text(name, value)
+    return dict(parameters)
+
+
+def _check_text(name: str, value: object) -> None:
+    """Reject text that would not arrive unchanged. It is in a list that only a run knows, so it cannot be escaped."""
+    if not isinstance(value, str):
+        return
+    found = find_rewritten(value) or large_character(value)
+    if found:
+        raise SearchError(
+            f"parameters[{name!r}] has {value!r}; KFP, Argo or the kubelet would change {found} in it. Choose between "
+            "names, and let the application look up what each stands for."
+        )
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise SearchError(
+            f"parameters[{name!r}] has {value!r}, which is not valid Unicode (a lone surrogate)."
+        ) from None
+    if "\0" in value or size > _LONGEST_TEXT:
+        raise SearchError(
+            f"parameters[{name!r}] has a text of {size:,} bytes or with a NUL character. Choose between names of up to "
+            f"{_LONGEST_TEXT:,} bytes."
+        )
+
+
+def _read_objectives(minimize: object, maximize: object) -> Mapping[str, str]:
+    objectives: dict[str, str] = {}
+    for direction, names in (("minimize", minimize), ("maximize", maximize)):
+        listed = [names] if isinstance(names, str) else names
+        if not isinstance(listed, Iterable):
+            raise SearchError(f"{direction} is {names!r}. Name a result of the trials: {direction}='loss'.")
+        for name in listed:
+            if not isinstance(name, str) or not output_name(name):
+                raise SearchError(f"{direction} has {name!r}. Name a result of the trials: {direction}='loss'.")
+            if name in objectives:
+                raise SearchError(
+                    f"The objective {name!r} is named twice. Name it once, to minimize or to maximize it."
+                )
+            objectives[name] = direction
+    if not objectives:
+        raise SearchError("The search has no objective. Name a result of the trials: minimize='loss'.")
+    return objectives
+
+
+def _read_optimizer(optimizer: object) -> str:
+    known = (*asking.OPTIMIZERS, "ax")
+    if isinstance(optimizer, str):
+        module, _, function = optimizer.partition(":")
+        if optimizer in known or all(part.isidentifier() for part in [*module.split("."), function]):
+            return optimizer
+    raise SearchError(
+        f"optimizer is {optimizer!r}.{did_you_mean(optimizer, known)} Write 'random', 'grid', 'ax', or "
+        "'module:function' for a function of your image."
+    )
+
+
+def _size(space: Space) -> float:
+    """Return the number of values; infinity for numbers between two bounds."""
+    if isinstance(space, Choice):
+        return len(space.values)
+    return space.high - space.low + 1 if space.kind == "int" else math.inf
+
+
+def _plan_rounds(spaces: Mapping[str, Space], definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the number of rounds and trials of a search other than a grid."""
+    optimizer, rounds, trials = definition["optimizer"], definition["rounds"], definition["trials"]
+    if rounds is None or trials is None:
+        missing = "rounds" if rounds is None else "trials"
+        raise SearchError(f"The search has no {missing}. Write rounds=3, trials=4 for 12 trials, 4 at a time.")
+    size = math.prod(_size(space) for space in spaces.values())
+    if optimizer == "random" and rounds * trials > size:
+        raise SearchError(
+            f"{rounds} rounds of {trials} trials are {rounds * trials:,} trials, but the parameters have only {size:,} "
+            "combinations. Try them all with optimizer='grid', or ask for fewer trials."
+        )
+    return {}
+
+
+def _plan_grid(spaces: Mapping[str, Space], definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the number of rounds and trials that try the whole grid, and nothing twice."""
+    for name, space in spaces.items():
+        if isinstance(space, Range) and space.kind == "float" and space.points is None:
+            raise SearchError(
+                f"parameters[{name!r}] is {space}, which a grid cannot try as a whole. Say how many of its values: "
+                f"hpo.{'log' if space.log else 'float'}({space.low!r}, {space.high!r}, points=5)."
+            )
+    if definition["seed"] is not None:
+        raise SearchError(f"seed is {definition['seed']!r}, but there is no chance in a grid. Leave it out.")
+    size = math.prod(len(asking.points(space)) for space in definition["parameters"].values())
+    rounds, trials = definition["rounds"], definition["trials"]
+    if rounds is None:
+        rounds = 1 if trials is None else math.ceil(size / trials)
+    if trials is None:
+        trials = math.ceil(size / rounds)
+    if rounds * trials < size:
+        raise SearchError(
+            f"{rounds} rounds of {trials} trials are {rounds * trials:,} trials, but the grid has {size:,} points. "
+            "Leave out rounds, or rounds and trials, to try them all; or ask for fewer points."
+        )
+    # A loop without iterations whose runs are collected fails on KFP.
+    return {"rounds": math.ceil(size / trials), "trials": trials}
+
+
+def _check_size(spaces: Mapping[str, Space], trials: int) -> None:
+    longest = {}
+    for name, space in spaces.items():
+        values = space.values if isinstance(space, Choice) else (space.low, space.high)
+        longest[name] = max(values, key=lambda value: len(json.dumps(value)))
+    size = trials * len(json.dumps(longest))
+    if size > publisher.LONGEST:
+        raise SearchError(
+            f"{trials} trials are a list of about {size:,} bytes; the limit is {publisher.LONGEST:,} bytes. Ask for "
+            "fewer trials in more rounds."
+        )

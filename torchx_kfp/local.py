@@ -1,0 +1,77 @@
+"""Run compiled KFP v2 pipelines on this machine, with stages as plain processes or in containers.
+
+from torchx_kfp.local import run
+
+result = run("pipeline.yaml", {"lr": 0.1})
+result.raise_for_failure()
+"""
+
+# ruff: noqa: E402 (the imports come after the check: they fail without the extra)
+from __future__ import annotations
+
+from torchx_kfp.common.extras import require
+
+require("pipelines", __name__)
+
+from torchx_kfp.execution.local.executors.docker import remove_containers
+from torchx_kfp.execution.local.executors.mounts import Mount
+from torchx_kfp.execution.local.preflight import check_supported
+from torchx_kfp.execution.local.run_options import ResumeKeywords, RunKeywords, RunOptions, default_parallelism
+from torchx_kfp.execution.local.runner import resume, run
+from torchx_kfp.execution.pipeline.artifacts import Artifact
+from torchx_kfp.execution.pipeline.load import load_pipeline
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import describe_parameters, parse_arguments
+from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs.events import (
+    Event,
+    LoopStarted,
+    PipelineRetried,
+    RunEnding,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StagePending,
+    StageReplicas,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+)
+from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.watch import Lines, Watch
+
+__all__ = [
+    "OUTPUT_DIR",
+    "Artifact",
+    "Event",
+    "Lines",
+    "LoopStarted",
+    "Mount",
+    "Pipeline",
+    "PipelineRetried",
+    "ResumeKeywords",
+    "RunEnding",
+    "RunFinished",
+    "RunKeywords",
+    "RunOptions",
+    "RunResult",
+    "RunStarted",
+    "StageFinished",
+    "StagePending",
+    "StageReplicas",
+    "StageResult",
+    "StageRetried",
+    "StageStarted",
+    "StageWaiting",
+    "State",
+    "Watch",
+    "check_supported",
+    "default_parallelism",
+    "describe_parameters",
+    "load_pipeline",
+    "parse_arguments",
+    "remove_containers",
+    "resume",
+    "run",
+]

@@ -1,1 +1,0 @@
-"""One attempt at a stage: its preparation, its execution, and its outputs."""

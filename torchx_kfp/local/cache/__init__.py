@@ -1,1 +1,0 @@
-"""Stages that need not run again: their keys, and the entries of earlier runs."""

@@ -1,1 +1,0 @@
-"""A pipeline's Kubernetes settings, and their effect on this machine."""

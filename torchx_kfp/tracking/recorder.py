@@ -1,0 +1,158 @@
+"""The tracker base for programs that run stages, or show runs: everything that is recorded there, and its layout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.tracking.disk import DiskStore
+from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
+from torchx_kfp.tracking.searches import SEARCH, Search, Trial
+from torchx_kfp.tracking.statements import (
+    ARTIFACTS,
+    FOLDERS,
+    METADATA,
+    UNDELIVERED,
+    Artifact,
+    Corrupt,
+    run_id_of,
+    stated_runs,
+)
+from torchx_kfp.tracking.steps import STEPS, Curve, History, Point
+from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, key_text, run_id_parts
+from torchx_kfp.tracking.tracker import FsspecResultTracker
+from torchx_kfp.tracking.workspaces import StoredWorkspace, read_workspace, store_workspace
+
+__all__ = ["Artifact", "Curve", "History", "Point", "Recorder", "Search", "Start", "Trial"]
+
+#: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
+_PROBE = f"{PRIVATE}/probe"
+
+
+class Recorder(FsspecResultTracker):
+    """A tracker of results that also has the other records of runs.
+
+    Methods that take several run ids fetch many at once, and leave out runs without such a record. ``corrupt`` is
+    called with the error for each file that cannot be understood; without it, the error is raised.
+    """
+
+    @classmethod
+    def open(cls, base: str, directory: str | os.PathLike[str] = "") -> Recorder:
+        """Open a tracker base for somebody who waits: calls are retried for a few seconds only.
+
+        Args:
+            base: the tracker base.
+            directory: the directory to which a relative base is relative, by default the current one.
+
+        Raises:
+            TrackerBaseError: the base cannot be used.
+        """
+        return cls(base if "://" in base else os.path.join(directory, base), patience=SHORT_PATIENCE)
+
+    @property
+    def folder(self) -> str | None:
+        """The directory of a local tracker base as an absolute path, and None for another store."""
+        return self.store.folder if isinstance(self.store, DiskStore) else None
+
+    def store_workspace(self, folder: str | os.PathLike[str], without: Iterable[str] = ()) -> StoredWorkspace:
+        """Store the files of a folder; see ``store_workspace``."""
+        return store_workspace(self.store, folder, without)
+
+    def read_workspace(self, digest: str) -> bytes:
+        """Return the archive of a workspace; see ``read_workspace``."""
+        return read_workspace(self.store, digest)
+
+    def run_ids(self) -> list[str]:
+        """Return the runs that have recorded anything besides results, sorted. ``keys`` are those with results."""
+        return stated_runs(self.store)
+
+    def artifacts(self, run_id: str) -> dict[str, Artifact]:
+        """Return the artifacts that a run has registered, by name."""
+        return ARTIFACTS.read(self.store, run_id)
+
+    def metadata(self, run_id: str) -> dict[str, object]:
+        """Return the metadata that a run has recorded, by name."""
+        return METADATA.read(self.store, run_id)
+
+    def search(self, run_id: str) -> Search | None:
+        """Return the search that a run belongs to, as far as it had come then."""
+        return SEARCH.read(self.store, run_id)
+
+    def sources(self, run_id: str) -> list[Source]:
+        """Return the runs and other things that a run was made from."""
+        return SOURCES.read(self.store, run_id)
+
+    def undelivered(self, run_id: str) -> dict[str, str]:
+        """Return the further trackers that lack records of a run, and the first error of each."""
+        return UNDELIVERED.read(self.store, run_id)
+
+    def artifacts_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Artifact]]:
+        """Return the artifacts of each run."""
+        return ARTIFACTS.read_many(self.store, run_ids)
+
+    def metadata_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
+        """Return the metadata of each run."""
+        return METADATA.read_many(self.store, run_ids)
+
+    def histories_of(self, run_ids: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, History]:
+        """Return the curves that each run has logged."""
+        return STEPS.read_many(self.store, run_ids, corrupt)
+
+    def searches_of(self, run_ids: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, Search | None]:
+        """Return the search that each run belongs to, as far as it had come then."""
+        return SEARCH.read_many(self.store, run_ids, corrupt)
+
+    def sources_of(
+        self, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
+    ) -> dict[str, list[Source]]:
+        """Return the sources of each run, by default of all runs."""
+        return SOURCES.read_many(self.store, run_ids, corrupt)
+
+    def starts_of(self, run_ids: Iterable[str]) -> dict[str, Start]:
+        """Return when and where each run started."""
+        return STARTS.read_many(self.store, run_ids, corrupt=lambda error: None)
+
+    def written(self, run: str) -> dict[str, float]:
+        """Return when the results of a pipeline run were written, in seconds since 1970, by run id."""
+        return {file.key: file.modified for file in self.store.files(run)}
+
+    def last_written(self) -> dict[str, float]:
+        """Return when each pipeline run recorded something last, in seconds since 1970."""
+        times: dict[str, float] = {}
+        for file in self.store.files():
+            names = file.key.split("/")
+            if names[0] == PRIVATE and len(names) < 4:
+                continue
+            run = (run_id_of(file.key) if names[0] == PRIVATE else file.key).partition("/")[0]
+            times[run] = max(times.get(run, 0.0), file.modified)
+        return times
+
+    def verify_writable(self) -> None:
+        """Write a small file, read it, and remove it.
+
+        Raises:
+            TrackerError: it cannot be written or read. A file that cannot be removed is not an error.
+        """
+        self.store.write(_PROBE, b"{}")
+        self.store.read(_PROBE)
+        with contextlib.suppress(TrackerError):
+            self.store.remove(_PROBE)
+
+
+def written_folders(base: Path, run: str) -> list[Path]:
+    """Return the folders below a local tracker base to which stages of a pipeline run write."""
+    return [base / run, *(base / PRIVATE / kind for kind in FOLDERS)]
+
+
+def is_run_id(text: str, run: str) -> bool:
+    """Return whether the text is the run id of a stage of a pipeline run, and can be a key."""
+    parts = run_id_parts(text)
+    if parts is None or parts[0] != run:
+        return False
+    try:
+        return bool(key_text(text))
+    except KeyRefusedError:
+        return False

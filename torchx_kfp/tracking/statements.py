@@ -1,0 +1,262 @@
+"""Statements about a run, each in its own file: the kinds of them, and those about artifacts and metadata.
+
+So the processes of a run can make statements at the same time without locks, and a statement is never half replaced.
+Files are named by the time, and the latest one counts. They are in a folder below the tracker base that keys of results
+cannot name and listings of results leave out::
+
+    <tracker base>/.torchx_kfp/<kind>/<run id>/<nanoseconds>-<random>
+
+To add a kind, define a ``StatementKind``, and add its folder to ``FOLDERS``. The programs that commands carry share the
+layout (``carried.shared``). ``torchx.tracker.AppRun`` reads and writes the same files (``backends.stage``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import unquote
+
+from torchx_kfp.common.safe_files import special_kind
+from torchx_kfp.common.text import shown
+from torchx_kfp.contract.carried.shared import folder_name, folder_of
+from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.tracking.store import PRIVATE, Store, key_text
+
+_logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+#: The folders of all kinds.
+FOLDERS = ("artifacts", "metadata", "search", "sources", "steps", "undelivered")
+
+#: A callable that gets the error for each file that does not contain a statement.
+Corrupt = Callable[[CorruptResultError], object]
+
+#: For up to this number of runs, the statements of each run are listed by themselves. For more, the kind is listed.
+_FEW_RUNS = 64
+
+_lock = threading.Lock()
+_last = 0
+
+
+@dataclass(frozen=True)
+class StatementKind(Generic[S, T]):
+    """One kind of statement.
+
+    Args:
+        folder: the name of its folder, one of ``FOLDERS``.
+        parse: turns the JSON object in a file into a statement. It may return None for an object that says nothing of
+            this kind. For a malformed object it raises an AttributeError, KeyError, OverflowError, TypeError or
+            ValueError.
+        join: combines all statements about a run, the oldest first, into one value.
+
+    Methods raise a CorruptResultError if a file does not contain a statement of this kind, and a TrackerError if the
+    store fails.
+    """
+
+    folder: str
+    parse: Callable[[Mapping[str, Any]], S | None]
+    join: Callable[[list[S]], T]
+
+    def add(self, store: Store, run_id: str, content: Mapping[str, object], what: str, name: str | None = None) -> None:
+        """Store a statement about a run.
+
+        Args:
+            store: the store of the tracker base.
+            run_id: the run.
+            content: the statement, in a form that JSON can represent.
+            what: describes the statement in errors.
+            name: the name of the file, by default the time. A second statement with the same name replaces the first.
+
+        Raises:
+            KeyRefusedError: the run id cannot be a key.
+            ResultRefusedError: JSON cannot represent the content. Nothing was written.
+        """
+        try:
+            text = json.dumps(content).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ResultRefusedError(
+                f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
+            ) from None
+        store.write(f"{self._folder_of(run_id)}/{name or time_name()}", text)
+
+    def read(self, store: Store, run_id: str) -> T:
+        """Return the joined statements about a run."""
+        found = self.read_many(store, [run_id])
+        return found[run_id] if run_id in found else self.join([])
+
+    def read_many(
+        self, store: Store, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
+    ) -> dict[str, T]:
+        """Return the joined statements about each of these runs, or about all runs. Runs without any are left out.
+
+        Args:
+            store: the store of the tracker base.
+            run_ids: the runs, by default all.
+            corrupt: called with the error, instead of raising it, for each file that does not contain a statement of
+                this kind. The file is then left out.
+        """
+        keys = self._keys(store, run_ids)
+        statements: dict[str, list[S]] = {}
+        for key, text in zip(keys, store.each(store.read, keys), strict=True):
+            if text is None:  # removed since it was listed
+                continue
+            try:
+                content = json.loads(text)
+                if not isinstance(content, dict):
+                    raise ValueError(f"{content!r} is not a JSON object")
+                statement = self.parse(content)
+            except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+                problem = CorruptResultError(
+                    f"{store.location(key)} does not hold {self.folder}: {error!r}. Something else wrote it. Remove it."
+                )
+                if corrupt is None:
+                    raise problem from None
+                corrupt(problem)
+                continue
+            if statement is not None:
+                statements.setdefault(run_id_of(key), []).append(statement)
+        return {run_id: self.join(its) for run_id, its in statements.items()}
+
+    def _keys(self, store: Store, run_ids: Iterable[str] | None) -> list[str]:
+        wanted = None if run_ids is None else list(dict.fromkeys(run_ids))
+        if wanted is not None and len(wanted) <= _FEW_RUNS:
+            return [key for found in store.each(store.keys, map(self._folder_of, wanted)) for key in found]
+        folders = None if wanted is None else {folder_name(run_id) for run_id in wanted}
+        keys = store.keys(f"{PRIVATE}/{self.folder}")
+        return [key for key in keys if folders is None or key.split("/")[2] in folders]
+
+    def _folder_of(self, run_id: str) -> str:
+        return folder_of(self.folder, key_text(run_id))
+
+
+def stated_runs(store: Store) -> list[str]:
+    """Return the runs that have any statements, sorted."""
+    found = store.each(store.names, [f"{PRIVATE}/{folder}" for folder in FOLDERS])
+    return sorted({unquote(name.rstrip("/")) for names in found for name in names})
+
+
+def run_id_of(key: str) -> str:
+    """Return the run id in the key of a statement."""
+    return unquote(key.split("/")[2])
+
+
+def time_name() -> str:
+    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back."""
+    global _last
+    with _lock:
+        _last = max(time.time_ns(), _last + 1)
+        return f"{_last:019}-{os.urandom(4).hex()}"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file or folder that a run has created.
+
+    Attributes:
+        name: the name with which the run registered it.
+        path: a local path or an fsspec URL. Empty if the artifact consists only of metadata.
+        metadata: anything that JSON can represent, by name.
+    """
+
+    name: str
+    path: str
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+
+def _join_artifacts(found: list[Artifact]) -> dict[str, Artifact]:
+    artifacts: dict[str, Artifact] = {}
+    for artifact in found:
+        artifacts.pop(artifact.name, None)  # the order is that of the artifacts that count
+        artifacts[artifact.name] = artifact
+    return artifacts
+
+
+#: The artifacts of a run by name. Of several with one name, the last one counts.
+ARTIFACTS = StatementKind(
+    "artifacts",
+    lambda content: Artifact(str(content["name"]), str(content["path"]), dict(content.get("metadata") or {})),
+    _join_artifacts,
+)
+#: The metadata of a run by name. Of several values with one name, the last one counts.
+METADATA: StatementKind[dict[str, object], dict[str, object]] = StatementKind(
+    "metadata",
+    lambda content: dict(content["metadata"]),
+    lambda found: {name: value for metadata in found for name, value in metadata.items()},
+)
+#: The further trackers that lack records of a run (see ``forwarding``), and the first error of each.
+UNDELIVERED: StatementKind[tuple[str, str], dict[str, str]] = StatementKind(
+    "undelivered",
+    lambda content: (str(content["tracker"]), str(content["error"])),
+    lambda found: dict(reversed(found)),
+)
+
+
+def add_metadata(store: Store, run_id: str, metadata: Mapping[str, object]) -> None:
+    """Record metadata of a run: hyperparameters, notes, anything that is not a result for other stages.
+
+    Raises:
+        ResultRefusedError: JSON cannot represent it. Nothing was written.
+    """
+    METADATA.add(store, run_id, {"metadata": dict(metadata)}, f"metadata of the run {run_id!r}")
+
+
+def add_artifact(
+    store: Store, run_id: str, name: str, path: str | os.PathLike[str], metadata: Mapping[str, object] | None
+) -> None:
+    """Register an artifact of a run.
+
+    If nothing exists at a local path yet, a warning is logged: the file may be created later, or by another process of
+    the stage.
+
+    Raises:
+        ResultRefusedError: the name or path is not text, the path leads to a FIFO, a socket or a device, or JSON cannot
+            represent the metadata. Nothing was written.
+    """
+    if not isinstance(name, str) or not name:
+        raise ResultRefusedError(f"An artifact's name is text, such as 'model'. Got: {shown(name)}.")
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise ResultRefusedError(
+            f"The path of the artifact {name!r} is text: a local path or an fsspec URL. Got: {shown(text)}."
+        )
+    _look_at(name, text)
+    content = {"name": name, "path": absolute(text), "metadata": None if metadata is None else dict(metadata)}
+    ARTIFACTS.add(store, run_id, content, f"metadata of the artifact {name!r}")
+
+
+def absolute(path: str) -> str:
+    """Return a local path as an absolute one, because readers may be in another folder. URLs stay as they are."""
+    return os.path.abspath(os.path.expanduser(path)) if path and "://" not in path else path
+
+
+def _look_at(name: str, path: str) -> None:
+    """Report a wrong local path at once: when the stage has ended, it is too late."""
+    path = path.removeprefix("file://")
+    place = absolute(path)
+    if not place or "://" in place:
+        return
+    try:
+        kind = special_kind(os.stat(place).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        from_here = "" if os.path.isabs(path) else f" (the current folder is {os.getcwd()})"
+        _logger.warning(
+            "The artifact %r is registered at %s, where nothing exists yet%s. Write it before the stage ends.",
+            name,
+            place,
+            from_here,
+        )
+    except (OSError, ValueError):  # there is no permission to look, or it is not a path on this system
+        return
+    else:
+        if kind:
+            raise ResultRefusedError(
+                f"The artifact {name!r} is at {place}, which is a {kind}. Register a file, a folder or a URL."
+            )
