@@ -21,6 +21,8 @@ from torchx_kfp.execution.host.settings import Settings
 
 PATH = "/apis/v2beta1/runs"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+#: The servers here end each connection: one that does not say so may be asked again before it has.
+EMPTY = b"Connection: close\r\nContent-Length: 0\r\n"
 ONCE = Patience(connect=2, read=2, whole=0.5, retries=0)
 
 
@@ -105,10 +107,10 @@ def test_an_answer_that_never_ends_is_left(answer: Callable[[socket.socket], obj
         (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", "unpacked"),
         (HEAD + b"Content-Encoding: gzip, gzip\r\nContent-Length: 2\r\n\r\n{}", "'gzip, gzip'"),
         (HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"{}" * 99, mtime=0)[:-9], "too early"),
-        (b"HTTP/1.1 302 x\r\nLocation: http://127.0.0.1:0/\r\n\r\n", ""),
-        (b"HTTP/1.1 302 x\r\nLocation: " + PATH.encode() + b"\r\nContent-Length: 0\r\n\r\n", "redirected"),
-        (b"HTTP/1.1 429 x\r\nRetry-After: " + b"9" * 5000 + b"\r\nContent-Length: 0\r\n\r\n", "429"),
-        (b"HTTP/1.1 429 x\r\nRetry-After: Sun, 99 Nov 99999999 99:99:99\r\nContent-Length: 0\r\n\r\n", "429"),
+        (b"HTTP/1.1 302 x\r\nConnection: close\r\nLocation: http://127.0.0.1:0/\r\n\r\n", ""),
+        (b"HTTP/1.1 302 x\r\n" + EMPTY + b"Location: " + PATH.encode() + b"\r\n\r\n", "redirected"),
+        (b"HTTP/1.1 429 x\r\n" + EMPTY + b"Retry-After: " + b"9" * 5000 + b"\r\n\r\n", "429"),
+        (b"HTTP/1.1 429 x\r\n" + EMPTY + b"Retry-After: Sun, 99 Nov 99999999 99:99:99\r\n\r\n", "429"),
     ],
 )
 def test_what_is_not_http_is_an_error_and_no_traceback(answer: bytes, fact: str) -> None:
