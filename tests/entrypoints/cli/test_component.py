@@ -111,9 +111,10 @@ def test_refused(call: Call, project: Path, words: list[str], facts: list[str]) 
 
 
 @pytest.mark.s3
-def test_a_component_on_a_host(project: Path, call: Call, s3_base: str) -> None:
+def test_a_component_on_a_host(project: Path, call: Call, s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", s3_base)
     with KfpHost(project / "host") as host:
-        words = ["--host", host.url, "--tracker-base", s3_base, "--result", "loss=float", "--watch", "--"]
+        words = ["--host", host.url, "--watch", "--"]
         done = call("submit", "comp.py:train", *words, "--lr", "0.25")
     assert done.returncode == 0, done.stderr
     assert ",0.25," in call("results", s3_base, "--format", "csv").stdout

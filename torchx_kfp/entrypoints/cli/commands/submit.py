@@ -21,7 +21,7 @@ from torchx_kfp.entrypoints.cli.flags import (
 )
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.host.settings import Submission
+from torchx_kfp.execution.host.settings import Submission, read_settings
 
 
 @click.command("submit", short_help="Run a pipeline on a KFP host.")
@@ -69,11 +69,14 @@ def submit_command(
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
-    pipeline = load_target(target, replace(component, tracker_base=tracker_base, has_workspace=workspace is not None))
+    usual = read_settings(flags).tracker_base or None
+    pipeline = load_target(
+        target, replace(component, tracker_base=tracker_base or usual, has_workspace=workspace is not None)
+    )
     arguments = parse_arguments(pipeline, split_words(words))
     host = connect(flags)
     if tracker_base is None and TRACKER_BASE in pipeline.root.inputs and TRACKER_BASE not in arguments:
-        tracker_base = host.connection.settings.tracker_base or None
+        tracker_base = usual
     tracker_base_of(pipeline, arguments, tracker_base, "s3://bucket/results, or another URL that the pods can write to")
     if tracker_base is not None:
         arguments[TRACKER_BASE] = tracker_base
