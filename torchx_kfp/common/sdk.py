@@ -95,10 +95,11 @@ def import_kfp() -> None:
     if found is None:
         return
     # kfp/__init__.py ends with `from kfp.client import Client`.
-    sys.modules[_CLIENT] = stand_in = ModuleType(_CLIENT)
-    stand_in.Client = None  # type: ignore[attr-defined]
+    stand_in: Any = ModuleType(_CLIENT)
+    stand_in.Client = None
+    sys.modules[_CLIENT] = stand_in
     try:
-        kfp = importlib.import_module("kfp")
+        kfp: Any = importlib.import_module("kfp")
     finally:
         del sys.modules[_CLIENT]
     for name in ("Client", "client"):
@@ -109,10 +110,10 @@ def import_kfp() -> None:
         if name not in ("Client", "client"):
             raise AttributeError(f"module 'kfp' has no attribute {name!r}")
         client = importlib.import_module(_CLIENT)
-        kfp.Client = client.Client  # type: ignore[attr-defined]
+        kfp.Client = client.Client
         return getattr(kfp, name)
 
-    kfp.__getattr__ = load  # type: ignore[method-assign]
+    kfp.__getattr__ = load
 
 
 # Conditions and loops on channels
@@ -134,14 +135,15 @@ class _Finder:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            load = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
                 _refuse_in(module)
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            loader.exec_module = exec_module
         return spec
 
 

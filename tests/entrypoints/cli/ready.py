@@ -330,7 +330,7 @@ def _python() -> None:
         runpy.run_module(given, run_name="__main__", alter_sys=True)
     elif option == "-c":
         sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(given, "<string>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102
+        exec(compile(given, "<string>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102 (python -c)
     else:
         raise ValueError(f"{option}: only -c and -m can be run here")
 

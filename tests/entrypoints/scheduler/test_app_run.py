@@ -81,7 +81,7 @@ def test_no_limits_are_none() -> None:
 
 
 def test_half_a_cpu_and_other_devices() -> None:
-    resource = specs.Resource(cpu=0.5, gpu=0, memMB=64, devices={"example.com/tpu": 2})  # type: ignore[arg-type] (TorchX takes any)
+    resource = specs.Resource(cpu=0.5, gpu=0, memMB=64, devices={"example.com/tpu": 2})
     [role] = described(app_of(resource=resource), Options())
     assert (role.resource.cpu, role.resource.memMB, role.resource.devices) == (0.5, 64, {"example.com/tpu": 2})
 
@@ -106,7 +106,7 @@ def test_the_roles_of_a_distributed_stage_come_back(base: str) -> None:
 
 def test_a_run_that_torchx_has_not_submitted_has_a_role_for_each_stage() -> None:
     @dsl.container_component
-    def show(text: str):  # type: ignore[no-untyped-def]
+    def show(text: str):
         return dsl.ContainerSpec(image="busybox", command=["echo"], args=[text, "--again", text])
 
     @dsl.pipeline(name="inner")

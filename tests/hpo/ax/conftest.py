@@ -17,7 +17,7 @@ if find_spec("ax") is not None:
     with warnings.catch_warnings():
         # Those of the libraries below Ax, such as PyTorch's, when they are imported.
         warnings.simplefilter("ignore")
-        import torchx_kfp.hpo.ax  # noqa: F401
+        import torchx_kfp.hpo.ax  # noqa: F401 (loads Ax once)
 elif os.environ.get("TORCHX_KFP_REQUIRE_AX") == "1":
     pytest.fail("TORCHX_KFP_REQUIRE_AX=1 asks for tests with Ax, and it is not installed.")
 
