@@ -55,7 +55,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests were skipped, why, and what runs them."""
+    """Say how many tests were skipped, why, and what runs them, and why tests had a second try."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"first try of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
     if lines := summary(terminalreporter.stats.get("skipped", ())):
         terminalreporter.section("skipped tests, by reason")
         terminalreporter.write_line("\n".join(lines))
