@@ -49,6 +49,8 @@ class Record:
     #: States and their times.
     history: list[tuple[str, float]] = field(default_factory=list)
     finished: float | None = None
+    #: Whether the host has lost the workflow's manifest.
+    manifest_is_gone: bool = False
     #: Whether the host is one of 2.14.
     is_old: bool = False
 

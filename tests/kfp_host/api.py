@@ -155,9 +155,14 @@ class Api:
 
     def _retry(self, run_id: str, **_: Any) -> Any:
         run = self._find(run_id)
+        # Refusals were not recorded; these are in the source of KFP's API server.
+        if run.record.manifest_is_gone:
+            cause = "Workflow manifest cannot be empty"
+            before = f"Failed to retry a run: BadRequestError: Failed to retry run {run_id} due to error fetching"
+            raise Refused(400, 3, f"{before} workflow manifest: Invalid input error: {cause}", cause)
         if run.describe()["state"] != "FAILED":
-            cause = "Workflow must be Failed/Error to retry"  # that of a run in another state was not recorded
-            raise Refused(400, 3, f"Failed to retry a run: {cause}", cause)
+            cause = f"Failed to retry run {run_id} as it does not allow retries: Workflow must be Failed/Error to retry"
+            raise Refused(500, 13, f"Failed to retry a run: InternalServerError: {cause}", "Internal Server Error")
         run.retry()
         return {}
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
+from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.ready import Ready
-from tests.execution.host.calling import ended, request
-from tests.execution.host.commands import Program
+from tests.execution.host.calling import ended, get, request, wait_until
+from tests.execution.host.commands import Program, rows
 from tests.facts import says
 from tests.kfp_host import KfpHost
 from torchx_kfp import task_from_app
@@ -23,6 +23,9 @@ from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.execution.pipeline.load import load_pipeline
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.host import attach
+from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Fails unless the file has been made; records what the arguments say, before and after that.
@@ -79,7 +82,9 @@ class Retried:
         (self.folder / "go").touch()
         for file in (self.base / run_id / "train").iterdir():
             os.utime(file, times=(0, file.stat().st_mtime - 10))  # on a cluster, it takes half a minute or more
-        assert request(self.host, "POST", f"{RUNS}/{run_id}:retry") == (200, {})
+        done = self.program("retry", run_id)
+        assert done.returncode == 0, done.stderr
+        assert re.search(says(f"KFP retries {run_id}", f"/#/runs/details/{run_id}", f"watch {run_id}"), done.stderr)
 
     def shown(self, *words: str) -> str:
         """Return what a command shows, which is not what the failed attempt has recorded."""
@@ -138,7 +143,62 @@ def test_only_failed_stages_run_again_in_pods_of_the_same_names(retried: Retried
     uids = {key.rpartition("_")[2] for key in keys}
     assert len(keys) == len(uids) == 2, "a pod has another UID"
     assert len({key.rpartition("_")[0] for key in keys}) == 1
-    assert request(retried.host, "POST", f"{RUNS}/{run_id}:retry")[0] == 400
+    assert request(retried.host, "POST", f"{RUNS}/{run_id}:retry")[0] == 500
+
+
+def test_a_retry_is_watched(retried: Retried) -> None:
+    run_id = retried.fail(chain(retried.folder, {"w": 2.5}))
+    run = attach(run_id, host=retried.host.url)
+    assert run.wait(Watch()).state is State.FAILED
+    result = run.retry().wait(Watch(), timeout=60)
+    assert (result.state, result["train"].state) == (State.FAILED, State.FAILED), "nothing has changed"
+    (retried.folder / "go").touch()
+    done = retried.program("retry", run_id, "--watch")
+    assert done.returncode == 0, done.stderr
+    assert [row[:2] for row in rows(done.stdout)] == [[name, "succeeded"] for name in ("first", "train", "read")]
+
+
+def test_a_run_that_cannot_be_retried_says_why(retried: Retried) -> None:
+    @dsl.pipeline(name="long")
+    def long(base: str):
+        task_from_app(app("sleep", "import time; time.sleep(300)"), tracker_base=base)
+
+    def refused(run: str, code: int, *facts: str) -> None:
+        done = retried.program("retry", run)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert re.search(says(*facts), done.stderr)
+        assert "Traceback" not in done.stderr
+
+    canceled = retried.submit(long)
+    wait_until(lambda: get(retried.host, f"{RUNS}/{canceled}")["state"] == "RUNNING")
+    refused(canceled, 2, f"The run {canceled} is running", "torchx-kfp cancel")
+    refused("latest", 2, "another user's", f"retry {canceled}")
+    assert retried.program("cancel", canceled).returncode == 0
+    assert request(retried.host, "POST", f"{RUNS}/{canceled}:archive")[0] == 200
+    refused(canceled, 2, "is archived", "Restore it in KFP's UI")
+    assert request(retried.host, "POST", f"{RUNS}/{canceled}:unarchive")[0] == 200
+    retried.host.runs[canceled].record.manifest_is_gone = True
+    refused(canceled, 2, "Workflow manifest cannot be empty")
+    retried.host.runs[canceled].record.manifest_is_gone = False
+    retried.program("retry", canceled)
+    wait_until(lambda: get(retried.host, f"{RUNS}/{canceled}")["state"] == "RUNNING")
+    retried.host.delete(canceled)
+    refused(canceled, 2, f"no run {canceled!r}", "not found")
+    (retried.folder / "go").touch()
+    succeeded = retried.submit(chain(retried.folder, {}))
+    ended(retried.host, succeeded)
+    refused(succeeded, 2, f"The run {succeeded} has succeeded", "nothing to retry")
+
+
+def test_a_run_on_this_machine_is_resumed(retried: Retried) -> None:
+    compiler.Compiler().compile(chain(retried.folder, {"w": 2.5}), str(retried.folder / "chain.yaml"))
+    failed = retried.program("run", "chain.yaml", "-p", f"base={retried.base}")
+    assert failed.returncode == 1, failed.stderr
+    (retried.folder / "go").touch()
+    done = retried.program("retry", "latest", "--output-dir", "local_outputs", TORCHX_KFP_HOST="")
+    assert done.returncode == 0, done.stderr
+    assert [row[:2] for row in rows(done.stdout)] == [[name, "succeeded"] for name in ("first", "train", "read")]
+    assert retried.program("runs", "--output-dir", "local_outputs").stdout.count("succeeded") == 1, "it is one run"
 
 
 def test_nobody_sees_what_the_failed_attempt_has_recorded(retried: Retried) -> None:

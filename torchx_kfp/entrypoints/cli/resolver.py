@@ -16,7 +16,7 @@ import click
 
 from torchx_kfp.common.text import UUID, did_you_mean_path, listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags
 from torchx_kfp.errors import ArgumentError, HostError, TrackerBaseError, UnknownRunError
 from torchx_kfp.execution.host.settings import FLAGS, flag, read_settings
@@ -253,6 +253,17 @@ def connect(flags: Flags, *, is_patient: bool = True) -> Host:
     for sentence in settings.warnings:
         print_message(sentence)
     return Host(Connection(settings, Patience() if is_patient else Patience(connect=2.0, read=5.0, retries=0)))
+
+
+def refuse_foreign_latest(command: str, run: str, source: HostRun, flags: Flags) -> None:
+    """Raise ArgumentError if a command that changes a run was given the latest one, and flags do not name its host."""
+    from torchx_kfp.execution.pipeline.walk import LATEST
+
+    if run == LATEST and not names_host(flags):
+        raise ArgumentError(
+            f"The latest run is on the KFP host, and may be another user's. If you mean it: "
+            f"{this_command(command, source.run_id, *host_words(flags))}"
+        )
 
 
 def host_words(flags: Flags) -> list[str]:

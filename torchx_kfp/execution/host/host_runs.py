@@ -1,4 +1,4 @@
-"""Runs on a KFP host: submit one, find it by a name, list all, and cancel one."""
+"""Runs on a KFP host: submit one, find it by a name, list all, cancel one, and retry one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from typing import Any
 from urllib.parse import quote
 
 from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
-from torchx_kfp.errors import HostAnswerLostError, HostError, HostNotFoundError, HostUnreachableError, UnknownRunError
+from torchx_kfp.errors import (
+    ArgumentError,
+    HostAnswerLostError,
+    HostError,
+    HostNotFoundError,
+    HostUnreachableError,
+    UnknownRunError,
+)
 from torchx_kfp.execution.host.answers import refuse_run_id
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
 from torchx_kfp.execution.host.settings import Submission
@@ -209,6 +216,32 @@ class Host:
         except HostNotFoundError as error:
             raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
 
+    def retry(self, run_id: str) -> None:
+        """Have KFP run again what failed in a run, in the same run. Stages that succeeded are kept.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            ArgumentError: the run cannot be retried: it succeeded, goes on, or is archived.
+            HostError: the host does not answer, or cannot retry the run, such as one whose workflow it has lost.
+        """
+        path = f"{_RUNS}/{quote(run_id, safe='')}"
+        try:
+            run = self.connection.get(path)
+        except HostNotFoundError as error:
+            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
+        refuse_run_id(run.get("run_id"), f"GET {self.connection.name}{path}", run_id)
+        state = run_state(run)
+        if not state.is_over:
+            raise ArgumentError(
+                f"The run {run_id} is {state}: KFP retries runs that have ended. `torchx-kfp cancel` ends it."
+            )
+        if state.is_success:
+            raise ArgumentError(f"The run {run_id} has {state}: there is nothing to retry.")
+        if _is_archived(run):
+            raise ArgumentError(f"The run {run_id} is archived. Restore it in KFP's UI before you retry it.")
+        # KFP refuses others itself, with its reason.
+        self.connection.post(f"{path}:retry")
+
     def _pages(self, limit: int | None, query: str) -> Iterator[RunSummary]:
         size = _PAGE if limit is None else min(limit, _PAGE)
         token = ""
@@ -238,7 +271,7 @@ class Host:
             created=seconds(run.get("created_at")) or 0.0,
             finished=seconds(run.get("finished_at")),
             link=self.connection.link(run_id),
-            is_archived=run.get("storage_state") == "ARCHIVED",
+            is_archived=_is_archived(run),
         )
 
     def _named(self, name: str) -> Sequence[RunSummary]:
@@ -290,6 +323,10 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
         for task in tasks.values():
             task["cachingOptions"] = {**(task.get("cachingOptions") or {}), "enableCache": False}
     return changed
+
+
+def _is_archived(run: Mapping[str, Any]) -> bool:
+    return run.get("storage_state") == "ARCHIVED"
 
 
 def pipeline_name(run: Mapping[str, Any]) -> str:

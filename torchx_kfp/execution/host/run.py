@@ -281,6 +281,14 @@ class HostRun:
         """Ask the host to end the run. The errors are those of ``Host.terminate``."""
         Host(self._connection).terminate(self.run_id)
 
+    def retry(self) -> HostRun:
+        """Have KFP run again what failed, in the same run, and return the run, for ``.wait()``.
+
+        Stages that succeeded are kept. The errors are those of ``Host.retry``.
+        """
+        Host(self._connection).retry(self.run_id)
+        return self
+
     def close(self) -> None:
         """Remove the log files."""
         self._logs.close()

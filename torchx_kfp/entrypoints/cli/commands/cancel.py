@@ -14,7 +14,7 @@ import click
 from torchx_kfp.common.text import listed
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_source, host_words, names_host
+from torchx_kfp.entrypoints.cli.resolver import find_source, host_words, refuse_foreign_latest
 from torchx_kfp.errors import ArgumentError, LocalRunError
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -39,18 +39,13 @@ def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
     the KFP host. The command waits until the run has ended. If the runner on this machine was killed, the command ends
     the stages that it left running.
     """
-    from torchx_kfp.execution.pipeline.walk import LATEST
     from torchx_kfp.execution.runs.history import RunReader
 
     source = find_source(run, output_dir, flags, results="none")
     if isinstance(source, RunReader):
         _cancel_here(source.folder)
-    elif run == LATEST and not names_host(flags):
-        raise ArgumentError(
-            f"The latest run is on the KFP host, and may be another user's. If you mean it: "
-            f"{this_command('cancel', source.run_id, *host_words(flags))}"
-        )
     else:
+        refuse_foreign_latest("cancel", run, source, flags)
         _cancel_there(source, host_words(flags))
 
 

@@ -1,0 +1,53 @@
+"""``torchx-kfp retry``: run again what failed in a run, on this machine or on a KFP host."""
+
+from __future__ import annotations
+
+import click
+
+from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option, view_options
+from torchx_kfp.entrypoints.cli.resolver import find_source, host_words, refuse_foreign_latest
+
+
+@click.command("retry", short_help="Run again what failed in a run.")
+@click.argument("run")
+@click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
+@output_dir_option
+@view_options
+@host_options
+@click.pass_context
+def retry_command(
+    context: click.Context,
+    run: str,
+    watch: bool,
+    output_dir: str,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+    flags: Flags,
+) -> None:
+    """Run again what failed in RUN, or was canceled, in the same run. Stages that succeeded are kept.
+
+    RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
+    the KFP host, also by its name. There, KFP starts the failed stages again, as "Retry" in its UI does; the pipeline
+    and its arguments stay as they are. A run on this machine is continued as with `torchx-kfp run --resume RUN`, and
+    shown until its end.
+    """
+    from torchx_kfp.entrypoints.cli.commands.run import run_command
+    from torchx_kfp.entrypoints.cli.display.summary import attach
+    from torchx_kfp.execution.runs.history import RunReader
+
+    source = find_source(run, output_dir, flags)
+    view = {"quiet": quiet, "verbose": verbose, "as_json": as_json}
+    if isinstance(source, RunReader):
+        folder = source.folder
+        context.invoke(run_command, resumed=folder.name, output_dir=str(folder.parent), **view)
+        return
+    words = host_words(flags)
+    refuse_foreign_latest("retry", run, source, flags)
+    source.retry()
+    if watch:
+        attach(source, words, **view)
+    elif not quiet:
+        print_message(f"KFP retries {source.run_id}: {source.link}".rstrip(": "))
+        print_message(f"To watch it: {this_command('watch', source.run_id, *words)}")
