@@ -29,7 +29,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     # The other wing runs, follows and reports any KFP pipeline.
     "execution.pipeline": {*_PLAIN, "common", "contract"},
     "execution.model": {*_PLAIN, "contract", "execution.pipeline"},
-    "execution.runs": {*_PLAIN, "contract", "execution.pipeline"},
+    "execution.runs": {*_PLAIN, *_SEAM, "execution.pipeline"},
     "execution.local": {*_PLAIN, *_SEAM, *(f"execution.{name}" for name in ("pipeline", "model", "runs"))},
     "execution.host": {*_PLAIN, *_SEAM, *(f"execution.{name}" for name in ("pipeline", "model", "runs"))},
     "execution.report": {*_PLAIN, *_SEAM, "execution.pipeline", "execution.runs"},

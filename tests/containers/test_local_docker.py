@@ -393,7 +393,8 @@ def test_code_travels_into_containers(execute: Callable[..., RunResult], tmp_pat
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "app.py").write_text("import os; print('unpacked', sorted(os.listdir()))")
     base = tmp_path / "results"
-    stored = Recorder.open(str(base)).store_workspace(tmp_path / "code")
+    packed = Recorder.open(str(base)).pack_workspace(tmp_path / "code")
+    assert packed.upload()
     app = AppDef("train", [Role("train", image=HOST_IMAGE, entrypoint="python3", args=["-m", "app"])])
     shell = AppDef("shell", [Role("shell", image=BUSYBOX_IMAGE, entrypoint="true")])
 
@@ -402,7 +403,7 @@ def test_code_travels_into_containers(execute: Callable[..., RunResult], tmp_pat
         task_from_app(app, tracker_base=tracker_base, workspace=workspace)
         task_from_app(shell, tracker_base=tracker_base, workspace=workspace)
 
-    arguments = {"tracker_base": str(base), "workspace": stored.url}
+    arguments = {"tracker_base": str(base), "workspace": packed.url}
     result = execute(pipeline, arguments, mounts=MOUNTS)
     train, shell_stage = (next(one for one in result.stages if one.task == name) for name in ("train", "shell"))
     assert train.log_file is not None

@@ -24,9 +24,9 @@ from torchx_kfp.tracking.statements import (
 from torchx_kfp.tracking.steps import STEPS, Curve, History, Point
 from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, key_text, run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker
-from torchx_kfp.tracking.workspaces import StoredWorkspace, read_workspace, store_workspace
+from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folder, read_workspace
 
-__all__ = ["Artifact", "Curve", "History", "Point", "Recorder", "Search", "Start", "Trial"]
+__all__ = ["Artifact", "Curve", "History", "PackedWorkspace", "Point", "Recorder", "Search", "Start", "Trial"]
 
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
@@ -57,9 +57,9 @@ class Recorder(FsspecResultTracker):
         """The directory of a local tracker base as an absolute path, and None for another store."""
         return self.store.folder if isinstance(self.store, DiskStore) else None
 
-    def store_workspace(self, folder: str | os.PathLike[str], without: Iterable[str] = ()) -> StoredWorkspace:
-        """Store the files of a folder; see ``store_workspace``."""
-        return store_workspace(self.store, folder, without)
+    def pack_workspace(self, folder: str | os.PathLike[str], without: Iterable[str] = ()) -> PackedWorkspace:
+        """Return the files of a folder, ready to be stored; see ``pack_folder``."""
+        return pack_folder(self.store, folder, without)
 
     def read_workspace(self, digest: str) -> bytes:
         """Return the archive of a workspace; see ``read_workspace``."""

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchx_kfp.common.archive import IGNORE_FILE, LARGEST, WorkspaceFile, list_workspace, pack_workspace
 from torchx_kfp.common.text import shown, size_text
@@ -17,19 +17,42 @@ from torchx_kfp.tracking.store import Store
 
 
 @dataclass(frozen=True)
-class StoredWorkspace:
-    """A stored folder: the URL and the size of its archive in bytes, its files, and whether it was uploaded now."""
+class PackedWorkspace:
+    """The files of a folder and their archive, which ``upload`` stores. ``entries`` are the files."""
 
-    url: str
-    size: int
+    store: Store
+    digest: str
+    archive: bytes = field(repr=False)
     entries: Sequence[WorkspaceFile]
-    is_new: bool
+
+    @property
+    def url(self) -> str:
+        """The URL that the archive has once it is stored."""
+        return f"{self.store.base.rstrip('/')}/{workspace_key(self.digest)}"
+
+    @property
+    def size(self) -> int:
+        """The bytes of the archive."""
+        return len(self.archive)
+
+    def upload(self) -> bool:
+        """Store the archive, and return True; False if it is there already, for which one request is sent.
+
+        Raises:
+            TrackerError: the store cannot be read or written.
+        """
+        key = workspace_key(self.digest)
+        # An archive of another size was damaged.
+        if any((file.key, file.size) == (key, self.size) for file in self.store.files(key.rpartition("/")[0])):
+            return False
+        self.store.write(key, self.archive)
+        return True
 
 
-def store_workspace(
+def pack_folder(
     store: Store, folder: str | os.PathLike[str], without: Iterable[str] = (), largest: int = LARGEST
-) -> StoredWorkspace:
-    """Pack a folder and store it. For an archive that is there already, one request is sent.
+) -> PackedWorkspace:
+    """Pack a folder, without a request to the store.
 
     Args:
         store: the store of the tracker base.
@@ -39,7 +62,6 @@ def store_workspace(
 
     Raises:
         WorkspaceError: the folder cannot travel; the message says why.
-        TrackerError: the store cannot be read or written.
     """
     base = [store.folder] if isinstance(store, DiskStore) else []
     entries = list_workspace(folder, [*base, *without])
@@ -53,13 +75,7 @@ def store_workspace(
         )
     out = io.BytesIO()
     digest = pack_workspace(folder, entries, out)
-    key, size = workspace_key(digest), out.tell()
-    place = key.rpartition("/")[0]
-    # An archive of another size was damaged.
-    is_new = not any((file.key, file.size) == (key, size) for file in store.files(place))
-    if is_new:
-        store.write(key, out.getvalue())
-    return StoredWorkspace(f"{store.base.rstrip('/')}/{key}", size, entries, is_new)
+    return PackedWorkspace(store, digest, out.getvalue(), entries)
 
 
 def read_workspace(store: Store, digest: str) -> bytes:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.entrypoints.cli.conftest import Call
 from tests.kfp_host import KfpHost
+from torchx_kfp.common.text import size_text
 
 PIPELINE = """\
 import sys
 
-from kfp import dsl
+from kfp import dsl, kubernetes
 from torchx.components import dist
 from torchx.specs import AppDef, Role
 
@@ -43,6 +45,12 @@ def searching(tracker_base: str, workspace: str = ""):
         lambda p: app("trial", f"{p.x}"), {"x": hpo.int(1, 9)}, maximize="value", rounds=1, trials=2, seed=1,
         tracker_base=tracker_base, workspace=workspace,
     )
+
+
+@dsl.pipeline(name="mounted")
+def mounted(tracker_base: str, workspace: str = ""):
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
+    kubernetes.mount_pvc(stages.task(app("first")), "claim", "/mnt")
 
 
 @dsl.pipeline(name="plain")
@@ -95,6 +103,33 @@ def test_stages_run_with_the_code(project: Path, call: Call) -> None:
     assert changed.stdout.count("cached") == 1
     assert "other    cached" in changed.stdout
     assert "exit_code=3" in changed.stdout
+
+
+def test_a_dry_run_shows_what_would_go(project: Path, call: Call) -> None:
+    (project / "code" / "größe 2.txt").write_text("x" * 1234)
+    words = ["pipe.py:one", "--tracker-base", "base", "--workspace", "code", "--dry-run"]
+    done = call("run", *words)
+    assert done.returncode == 0, done.stderr
+    listed = ["353  app.py", "1,234  größe 2.txt", "10  helper.py", "7  run.sh"]
+    assert [line.strip() for line in done.stdout.splitlines()] == listed
+    assert not (project / "base").exists()
+    assert not (project / "local_outputs").exists()
+    [found] = json.loads(call("run", *words, "--json").stdout).values()
+    assert found["files"]["größe 2.txt"] == 1234
+    assert f"4 files, 1.6 kB: {found['digest']}" in done.stderr
+    # It is what goes.
+    sent = call("run", *words[:-1])
+    assert f"Workspace code: 4 files, {size_text(found['size'])}, stored." in sent.stderr
+    assert (project / f"base/.torchx_kfp/workspaces/{found['digest']}.tar").stat().st_size == found["size"]
+
+
+def test_a_dry_run_of_a_submission_asks_nobody(project: Path, call: Call) -> None:
+    nowhere = ["--host", "http://127.0.0.1:1", "--workspace", "code"]
+    done = call("submit", "pipe.py:one", "--tracker-base", "s3://no-bucket/results", *nowhere, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "helper.py" in done.stdout
+    gone = call("submit", "pipe.py:mounted", "--tracker-base", "/mnt/gone", *nowhere)
+    assert (gone.returncode, "does not have that folder" in gone.stderr) == (2, True), gone.stderr
 
 
 def test_folders_that_runs_write_do_not_travel(project: Path, call: Call) -> None:
@@ -156,9 +191,10 @@ def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
         ),
         (["pipe.py:one", "--workspace", "none", "--tracker-base", "base"], ["'none'", "not a folder"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-p", "workspace=x"], ["given twice"]),
+        (["pipe.py:one", "--workspace", "code", "--dry-run", "--tracker-base", "base", "-p", "wrong=x"], ["'wrong'"]),
         (["--resume", "latest", "--workspace", "code"], ["--workspace", "--resume"]),
     ],
-    ids=["parameter", "folder", "twice", "resume"],
+    ids=["parameter", "folder", "twice", "dry-run", "resume"],
 )
 def test_refused(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
     done = call("run", *words)

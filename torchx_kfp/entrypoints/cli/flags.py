@@ -85,6 +85,11 @@ workspace_option: Decorator = click.option(
 )
 
 
+dry_run_option: Decorator = click.option(
+    "--dry-run", is_flag=True, help="Show what would be sent (--workspace), and start nothing."
+)
+
+
 def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of the connection to a KFP host, which the command takes as the argument ``flags``."""
 

@@ -24,12 +24,10 @@ from torchx_kfp import engines
 from torchx_kfp.common.sdk import import_kfp, name_of, quick_sdk
 from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, builtin_component, component_pipeline
-from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
+from torchx_kfp.entrypoints.cli.display.printing import this_command
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import SUFFIXES, is_torchx_component
-from torchx_kfp.execution.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:
     from torchx_kfp.local import Pipeline
@@ -138,42 +136,6 @@ def load_target(target: str, words: ComponentWords | None = None) -> Pipeline:
         return load_pipeline(load_pipeline_function(target, words))
     (words or ComponentWords()).refuse(target)
     return load_pipeline(target)
-
-
-def travel(
-    pipeline: Pipeline,
-    arguments: Mapping[str, Any],
-    folder: str,
-    tracker_base: str | None,
-    output_dir: str = OUTPUT_DIR,
-) -> dict[str, str]:
-    """Store the files of a workspace under the tracker base; return the argument that names it.
-
-    The folders that runs write to, the tracker base and ``output_dir``, do not travel.
-
-    Raises:
-        ArgumentError: the pipeline does not take a workspace, has two, or has no tracker base.
-        WorkspaceError: the folder cannot travel; the message says why.
-        TrackerError: the tracker base cannot be written.
-    """
-    from torchx_kfp.common.text import counted, size_text
-    from torchx_kfp.tracking.recorder import Recorder
-
-    if WORKSPACE not in pipeline.root.inputs:
-        raise ArgumentError(
-            f"--workspace needs a pipeline with the parameter {WORKSPACE!r}, which {pipeline.name!r} lacks. Give its "
-            f"function {WORKSPACE}: str = '', and its stages the option: Stages(..., {WORKSPACE}={WORKSPACE})."
-        )
-    if WORKSPACE in arguments:
-        raise ArgumentError(f"The workspace is given twice: --workspace {folder} and -p {WORKSPACE}=...")
-    if not tracker_base:
-        raise ArgumentError("A workspace is stored under the tracker base: give --tracker-base as well.")
-    stored = Recorder.open(tracker_base).store_workspace(folder, [output_dir])
-    print_message(
-        f"Workspace {folder}: {counted(len(stored.entries), 'file')}, {size_text(stored.size)}, "
-        f"{'stored' if stored.is_new else 'there already'}."
-    )
-    return {WORKSPACE: stored.url}
 
 
 def split_words(words: tuple[str, ...]) -> dict[str, str]:

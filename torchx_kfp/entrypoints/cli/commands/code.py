@@ -7,12 +7,12 @@ import os
 
 import click
 
-from torchx_kfp.common.text import counted, size_text
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest
-from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
+from torchx_kfp.entrypoints.cli.display.printing import print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import locate
+from torchx_kfp.entrypoints.cli.travel import print_files
 from torchx_kfp.errors import ArgumentError, WorkspaceError, explain
 
 
@@ -43,10 +43,7 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
         raise ArgumentError(f"{WORKSPACE}={url!r} of the run {found.run} does not name a stored workspace.")
     archive = io.BytesIO(Recorder.open(found.base).read_workspace(digest))
     if only_lists:
-        sizes = contents(archive)
-        for name, size in sizes.items():
-            print_text(f"{size:>10,}  {name}")
-        print_message(f"{counted(len(sizes), 'file')}, {size_text(sum(sizes.values()))}: {digest}")
+        print_files(contents(archive), digest)
         return
     folder = folder or f"code-{digest[:12]}"
     try:

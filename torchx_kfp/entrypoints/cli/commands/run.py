@@ -15,6 +15,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
 from torchx_kfp.entrypoints.cli.flags import (
     Duration,
+    dry_run_option,
     parameter_option,
     tracker_base_option,
     view_options,
@@ -55,6 +56,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 @parameter_option
 @tracker_base_option("DIR|URL")
 @workspace_option
+@dry_run_option
 @click.option(
     "--output-dir",
     metavar="DIR",
@@ -135,6 +137,7 @@ def run_command(
     words: tuple[str, ...],
     tracker_base: str | None,
     workspace: str | None,
+    dry_run: bool,
     output_dir: str | None,
     resumed: str | None,
     stages: tuple[str, ...],
@@ -153,9 +156,12 @@ def run_command(
     """
     from torchx_kfp.entrypoints.cli.display.summary import summarize
     from torchx_kfp.entrypoints.cli.display.views import view_of
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words, travel
+    from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words
+    from torchx_kfp.entrypoints.cli.travel import send, show_dry_run
     from torchx_kfp.execution.local.given_keys import parse_given
+    from torchx_kfp.execution.pipeline.values import complete_arguments
     from torchx_kfp.execution.runs.history import find_run, read_run
+    from torchx_kfp.execution.runs.packing import pack
     from torchx_kfp.execution.runs.state import RunState, outline
     from torchx_kfp.local import parse_arguments, resume, run
 
@@ -166,9 +172,14 @@ def run_command(
     options["fail_fast"] = options["fail_fast"] or None
     new = {name: options.pop(name) for name in ("directory", "kfp_workspace", "mounts")}
     if resumed is not None:
-        started_with = {"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace}
+        started_with: dict[str, object] = {
+            "FILE": target,
+            "-p": words,
+            "--tracker-base": tracker_base,
+            "--workspace": workspace,
+        }
         started_with |= {"--directory": new["directory"], "--kfp-workspace": new["kfp_workspace"]}
-        started_with |= {"--docker": stages, "--mount": new["mounts"]}
+        started_with |= {"--docker": stages, "--mount": new["mounts"], "--dry-run": dry_run}
         for name in filter(started_with.get, started_with):
             raise click.UsageError(
                 f"--resume does not accept {name}: the run keeps the one that it was started with. For another, start "
@@ -188,8 +199,15 @@ def run_command(
         if tracker_base is not None or not stages:
             # Containers get only folders that the user, not the pipeline, has named.
             arguments.update(base)
+        packed = None
         if workspace is not None:
-            arguments |= travel(pipeline, arguments, workspace, base.get(TRACKER_BASE), output_dir or OUTPUT_DIR)
+            packed = pack(pipeline, {**arguments, **base}, workspace, without=[output_dir or OUTPUT_DIR])
+        if dry_run:
+            complete_arguments(pipeline, arguments | base)
+            show_dry_run(packed, as_json=as_json)
+            return
+        if packed is not None:
+            arguments |= send(packed, str(workspace))
         # An option without a stage means all stages.
         docker = True if "" in stages else stages
         start = partial(run, pipeline, arguments, output_dir=output_dir, docker=docker, **new, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import click
@@ -12,6 +11,7 @@ from torchx_kfp.entrypoints.cli.component import ComponentWords, component_optio
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import (
     Flags,
+    dry_run_option,
     host_options,
     parameter_option,
     submission_options,
@@ -30,6 +30,7 @@ from torchx_kfp.execution.host.settings import Submission, read_settings
 @parameter_option
 @tracker_base_option("URL")
 @workspace_option
+@dry_run_option
 @submission_options
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
 @view_options
@@ -40,6 +41,7 @@ def submit_command(
     words: tuple[str, ...],
     tracker_base: str | None,
     workspace: str | None,
+    dry_run: bool,
     watch: bool,
     quiet: bool,
     verbose: bool,
@@ -60,12 +62,14 @@ def submit_command(
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words, tracker_base_of, travel
+    from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words, tracker_base_of
+    from torchx_kfp.entrypoints.cli.travel import send, show_dry_run
     from torchx_kfp.execution.host.run import HostRun
     from torchx_kfp.execution.host.submission import check_submission, refuse_submission
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
     from torchx_kfp.execution.pipeline.values import complete_arguments, parse_arguments
     from torchx_kfp.execution.pipeline.walk import known_bases
+    from torchx_kfp.execution.runs.packing import pack
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
@@ -86,14 +90,12 @@ def submit_command(
     refuse_submission(pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
-    if workspace is not None:
-        base = str(values.get(TRACKER_BASE))
-        if "://" not in base and not os.path.isdir(base):
-            raise ArgumentError(
-                f"The code cannot be stored under {base!r}: this machine does not have that folder of the pods. Use "
-                "storage that both reach, such as --tracker-base s3://bucket/results, or mount the folder here as well."
-            )
-        arguments |= travel(pipeline, arguments, workspace, values.get(TRACKER_BASE))
+    packed = None if workspace is None else pack(pipeline, arguments, workspace, for_pods=True)
+    if dry_run:
+        show_dry_run(packed, as_json=as_json)
+        return
+    if packed is not None:
+        arguments |= send(packed, str(workspace))
     run_id = host.submit(pipeline, arguments, submission)
     link = host.connection.link(run_id)
     if as_json and not watch:
