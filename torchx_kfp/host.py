@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING
 from torchx_kfp.common.extras import require
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.submission import Host, HostKeywords, HostRun, RunSummary, attach, submit
+    from torchx_kfp.execution.host.submission import (
+        Host,
+        HostKeywords,
+        HostRun,
+        RunFilter,
+        RunSummary,
+        attach,
+        connect,
+        submit,
+    )
 
-__all__ = ["Host", "HostKeywords", "HostRun", "RunSummary", "attach", "submit"]
+__all__ = ["Host", "HostKeywords", "HostRun", "RunFilter", "RunSummary", "attach", "connect", "submit"]
 
 
 def __getattr__(name: str) -> object:

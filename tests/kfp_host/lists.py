@@ -31,6 +31,14 @@ _NUMBERS = {
     8: "IN",
     9: "IS_SUBSTRING",
 }
+#: The fields by which lists can be filtered, as in the source of KFP's API server; others are errors.
+_FILTERED = {
+    "runs": {
+        *("run_id", "id", "display_name", "name", "created_at", "finished_at", "description", "scheduled_at"),
+        *("storage_state", "status", "namespace", "experiment_id", "state", "recurring_run_id", "pipeline_id"),
+    },
+    "experiments": {"experiment_id", "id", "display_name", "name", "created_at", "storage_state"},
+}
 #: Other names of fields.
 _FIELDS = {"name": "display_name", "id": "run_id", "status": "state"}
 
@@ -44,7 +52,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], key: s
         key: the field with an item's id, by which items with the same time are ordered.
         kind: the name of the list.
     """
-    kept = [item for item in items if _matches(item, query.get("filter", ""))]
+    kept = [item for item in items if _matches(item, query.get("filter", ""), kind)]
     field, _, order = (query.get("sort_by") or "created_at").partition(" ")
     field = _FIELDS.get(field, field)
     if (items and field not in items[0]) or order not in ("", "asc", "desc"):
@@ -73,11 +81,13 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], key: s
     return {name: value for name, value in answer.items() if value}
 
 
-def _matches(item: Mapping[str, Any], text: str) -> bool:
+def _matches(item: Mapping[str, Any], text: str, kind: str) -> bool:
     if not text:
         return True
     try:
         predicates = json.loads(text)["predicates"]
+        for key in {predicate["key"] for predicate in predicates} - _FILTERED[kind]:
+            raise Refused(400, 3, f"Failed to list: Invalid input error: no support for filtering on {key!r}")
         return all(_holds(item, predicate) for predicate in predicates)
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(400, 3, f"Failed to list: Invalid input error: Failed to parse the filter: {error!r}") from None
@@ -87,4 +97,7 @@ def _holds(item: Mapping[str, Any], predicate: Mapping[str, Any]) -> bool:
     field = _FIELDS.get(predicate["key"], predicate["key"])
     want = next(value for name, value in predicate.items() if name not in ("key", "operation"))
     operation = predicate["operation"]
-    return _COMPARED[_NUMBERS.get(operation, operation)](item.get(field, ""), want)
+    have = item.get(field, "")
+    if isinstance(have, str):  # the database does not distinguish cases
+        have, want = have.lower(), json.loads(json.dumps(want).lower())
+    return _COMPARED[_NUMBERS.get(operation, operation)](have, want)

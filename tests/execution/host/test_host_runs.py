@@ -24,6 +24,7 @@ from torchx_kfp.errors import (
 )
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host, without_cache
+from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Settings, Submission
 from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -396,7 +397,7 @@ def test_runs_with_missing_fields_and_archived_ones() -> None:
     with scripted(lambda request: Reply({"runs": runs})) as server:
         host = Host(Connection(Settings(host=server.url)))
         assert [run.run_id for run in host.list()] == [uuid(1), uuid(3)]
-        archived = [run for run in host.list(archived=True) if run.is_archived]
+        archived = [run for run in host.list(RunFilter(archived=None)) if run.is_archived]
         assert [(run.run_id, run.state) for run in archived] == [(uuid(2), State.CANCELED)]
 
 

@@ -144,6 +144,10 @@ class Connection:
         except HostAnswerLostError as error:
             raise HostAnswerLostError(f"{error} {if_lost}") from error.__cause__
 
+    def delete(self, path: str) -> None:
+        """Delete what is at a path. The errors are those of ``get``."""
+        self._request("DELETE", path, {})
+
     def content(self, path: str) -> bytes:
         """Return what is at a path that does not have JSON, such as a log. The errors are those of ``get``."""
         return self._request("GET", path, {}, is_text=True).body

@@ -24,8 +24,9 @@ from torchx_kfp.errors import (
     HostUnreachableError,
     UnknownRunError,
 )
-from torchx_kfp.execution.host.answers import refuse_run_id
+from torchx_kfp.execution.host.answers import refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
+from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.load import read_specs
@@ -52,6 +53,7 @@ _MOST_PAGES = 1000
 _NEWEST_FIRST = "created_at desc"
 #: A run of which nothing is said.
 DEFAULT = Submission()
+UNARCHIVED, ANY_RUN = RunFilter(), RunFilter(archived=None)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class RunSummary:
     """A run in a list of runs.
 
     Times are in seconds since the epoch; ``created`` is 0 if it is unknown, ``finished`` is None if the run
-    has not ended.
+    has not ended. ``schedule_id`` is the id of the schedule that made the run; empty if a person did.
     """
 
     run_id: str
@@ -70,6 +72,7 @@ class RunSummary:
     finished: float | None
     link: str
     is_archived: bool = False
+    schedule_id: str = ""
 
 
 class Host:
@@ -166,14 +169,14 @@ class Host:
         if found := _URL_OF_RUN.fullmatch(wanted.lower()):
             return found[1]
         if wanted == LATEST:
-            newest = next(self.list(limit=1, archived=True), None)
+            newest = next(self.list(ANY_RUN, limit=1), None)
             if newest is None:
                 raise UnknownRunError(f"{self.connection.name} has no runs{self._in_namespace()}.")
             return newest.run_id
         named: Sequence[RunSummary] = self._named(wanted)
         begins = bool(_BEGINNING.fullmatch(wanted.lower()))
         if not named:
-            recent = list(self.list(limit=_LOOKED_AT if begins else _PAGE, archived=True))
+            recent = list(self.list(ANY_RUN, limit=_LOOKED_AT if begins else _PAGE))
             named = [run for run in recent if run.run_id.startswith(wanted.lower())] if begins else []
             if not named:
                 names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
@@ -190,19 +193,37 @@ class Host:
             )
         return named[0].run_id
 
-    def list(self, *, limit: int | None = None, archived: bool = False, query: str = "") -> Iterator[RunSummary]:
-        """Yield the runs, the newest first, a page at a time.
+    def list(self, where: RunFilter = UNARCHIVED, *, limit: int | None = None) -> Iterator[RunSummary]:
+        """Yield runs, the newest first, a page at a time.
 
         Args:
+            where: which runs; by default, all that are not archived.
             limit: how many at most.
-            archived: whether to include those that have been archived.
-            query: a filter as JSON, as KFP's API takes it.
 
         Raises:
+            ArgumentError: there is no such experiment.
             HostError: the host does not answer.
         """
-        found = (run for run in self._pages(limit, query) if archived or not run.is_archived)
-        return itertools.islice(found, limit)
+        now = time.time()
+        experiment = self._known_experiment(where.experiment) if where.experiment else ""
+        found = self._filtered(limit, where.query(now), experiment)
+        return itertools.islice((run for run in found if _meets(run, where, now)), limit)
+
+    def archive(self, run_id: str) -> None:
+        """Archive a run: KFP's UI shows it in another list. The errors are those of ``terminate``."""
+        self._act(run_id, ":archive")
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run on the host, with its workflow, which ends it. Results under the tracker base are kept.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            HostError: the host does not answer.
+        """
+        try:
+            self.connection.delete(f"{_RUNS}/{quote(run_id, safe='')}")
+        except HostNotFoundError as error:
+            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
 
     def terminate(self, run_id: str) -> None:
         """Ask the host to end a run, which takes a moment.
@@ -211,10 +232,7 @@ class Host:
             UnknownRunError: there is no such run.
             HostError: the host does not answer, or the run has already ended.
         """
-        try:
-            self.connection.post(f"{_RUNS}/{quote(run_id, safe='')}:terminate")
-        except HostNotFoundError as error:
-            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
+        self._act(run_id, ":terminate")
 
     def retry(self, run_id: str) -> None:
         """Have KFP run again what failed in a run, in the same run. Stages that succeeded are kept.
@@ -242,7 +260,39 @@ class Host:
         # KFP refuses others itself, with its reason.
         self.connection.post(f"{path}:retry")
 
-    def _pages(self, limit: int | None, query: str) -> Iterator[RunSummary]:
+    def _act(self, run_id: str, verb: str) -> None:
+        try:
+            self.connection.post(f"{_RUNS}/{quote(run_id, safe='')}{verb}")
+        except HostNotFoundError as error:
+            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
+
+    def _filtered(self, limit: int | None, query: str, experiment: str) -> Iterator[RunSummary]:
+        """Yield the runs of a query; all runs if the host cannot filter them."""
+        pages = self._pages(limit, query, experiment)
+        try:
+            first = next(pages, None)
+        except HostUnreachableError:
+            raise
+        except HostError:
+            if not query:
+                raise
+            yield from self._pages(None, "", experiment)
+            return
+        if first is not None:
+            yield first
+            yield from pages
+
+    def _known_experiment(self, name: str) -> str:
+        if found := self._find_experiment(name):
+            return found
+        page = self.connection.get(_EXPERIMENTS, page_size=_PAGE, namespace=self.connection.namespace)
+        names = [str(each.get("display_name") or "") for each in _objects(page, "experiments")]
+        raise ArgumentError(
+            f"There is no experiment {name!r} on {self.connection.name}{self._in_namespace()}."
+            f"{did_you_mean(name, names)} Experiments: {listed(sorted(map(printable, names))) or 'none'}."
+        )
+
+    def _pages(self, limit: int | None, query: str, experiment: str = "") -> Iterator[RunSummary]:
         size = _PAGE if limit is None else min(limit, _PAGE)
         token = ""
         for _ in range(_MOST_PAGES):
@@ -252,7 +302,9 @@ class Host:
                 page_size=size,
                 sort_by=_NEWEST_FIRST,
                 filter=query,
-                namespace=self.connection.namespace,
+                experiment_id=experiment,
+                # An experiment has its own namespace.
+                namespace="" if experiment else self.connection.namespace,
             )
             runs = [run for run in _objects(page, "runs") if run.get("run_id")]
             yield from map(self._summary, runs)
@@ -272,6 +324,7 @@ class Host:
             finished=seconds(run.get("finished_at")),
             link=self.connection.link(run_id),
             is_archived=_is_archived(run),
+            schedule_id=text(run.get("recurring_run_id")),
         )
 
     def _named(self, name: str) -> Sequence[RunSummary]:
@@ -279,11 +332,11 @@ class Host:
         equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         try:
             # Hosts that ignore the filter send other runs, too.
-            found = list(self.list(limit=_PAGE, archived=True, query=json.dumps({"predicates": [equals]})))
+            found = list(itertools.islice(self._pages(_PAGE, json.dumps({"predicates": [equals]})), _PAGE))
         except HostUnreachableError:
             raise
         except HostError:
-            found = list(self.list(limit=_LOOKED_AT, archived=True))
+            found = list(self.list(ANY_RUN, limit=_LOOKED_AT))
         return [run for run in found if run.name == name]
 
     def _experiment_id(self, name: str) -> str:
@@ -323,6 +376,10 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
         for task in tasks.values():
             task["cachingOptions"] = {**(task.get("cachingOptions") or {}), "enableCache": False}
     return changed
+
+
+def _meets(run: RunSummary, where: RunFilter, now: float) -> bool:
+    return where.selects(run.state, run.name, run.created, now, archived=run.is_archived, schedule_id=run.schedule_id)
 
 
 def _is_archived(run: Mapping[str, Any]) -> bool:

@@ -127,6 +127,12 @@ def run_state(run: Mapping[str, Any]) -> State:
     return state
 
 
+def words_of(state: State) -> tuple[str, ...]:
+    """Return KFP's words for runs that may have a state. Canceled runs have ended as failed."""
+    words = tuple(word for word, meaning in _STATES.items() if meaning is state)
+    return (*words, "FAILED") if state is State.CANCELED else words
+
+
 def _is_canceled(run: Mapping[str, Any]) -> bool:
     """Tell whether somebody has terminated a run, and nobody has tried it again since."""
     history = run.get("state_history")

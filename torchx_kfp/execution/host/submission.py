@@ -15,6 +15,7 @@ from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host as Host
 from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
 from torchx_kfp.execution.host.run import HostRun as HostRun
+from torchx_kfp.execution.host.run_filter import RunFilter as RunFilter
 from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
@@ -115,10 +116,22 @@ def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
     return HostRun(host.connection, host.find(run))
 
 
+def connect(**settings: Unpack[HostKeywords]) -> Host:
+    """Return a KFP host, whose runs can be listed, found, archived and deleted. Nothing is asked yet.
+
+    Args:
+        settings: the connection, as for ``submit``.
+
+    Raises:
+        HostSettingsError: a setting is wrong.
+    """
+    return _connect(settings)
+
+
 def _connect(settings: HostKeywords) -> Host:
     found = read_settings(settings)
     for sentence in found.warnings:
-        warnings.warn(sentence, stacklevel=3)  # where the user has called submit or attach
+        warnings.warn(sentence, stacklevel=3)  # where the user has called a function of this module
     return Host(Connection(found))
 
 

@@ -73,6 +73,10 @@ class State(str, enum.Enum):
         return self._value_
 
 
+#: The states of runs; on a host, none is interrupted.
+RUN_STATES = (State.QUEUED, State.RUNNING, State.SUCCEEDED, State.FAILED, State.CANCELED, State.INTERRUPTED)
+
+
 def state_of_all(states: Iterable[State]) -> State:
     """Return the state that represents several: an active one if there is one, otherwise the worst."""
     return min(states, key=lambda state: (not state.is_active, state.rank))

@@ -1,7 +1,11 @@
-"""``torchx-kfp runs``: list the runs on this machine and on a KFP host. ``results`` lists those of a tracker."""
+"""``torchx-kfp runs``: list the runs on this machine and on a KFP host, and archive or delete those of a host.
+
+``results`` lists the runs of a tracker.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from torchx_kfp.common.text import duration, printable
+from torchx_kfp.common.text import counted, duration, printable
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, terminal_width
-from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option
+from torchx_kfp.entrypoints.cli.flags import Duration, Flags, format_option, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, names_host
 from torchx_kfp.errors import ArgumentError, HostError
-from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host, RunSummary
+    from torchx_kfp.execution.host.run_filter import RunFilter
     from torchx_kfp.execution.runs.source import RunRecord
 
 #: For no more running runs than this, the host is asked which stages cannot start.
@@ -26,32 +31,79 @@ _MOST_LOOKED_INTO = 8
 
 @click.command("runs", short_help="List runs, the newest first.")
 @click.option(
-    "--limit", metavar="N", type=click.IntRange(1), default=20, help="The number of runs of the host.  [default: 20]"
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1),
+    default=20,
+    help="The number of runs of the host that are listed.  [default: 20]",
 )
+@click.option("--all", "is_unlimited", is_flag=True, help="List all runs of the host.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice([str(state) for state in RUN_STATES]),
+    multiple=True,
+    help="Only runs in this state. May be given several times.",
+)
+@click.option("--name", metavar="TEXT", default="", help="Only runs with this text in their names.")
+@click.option("--experiment", metavar="NAME", default="", help="Only runs of this experiment of the host.")
+@click.option(
+    "--newer-than", metavar="AGE", type=Duration(), help="Only runs that began after this, such as 12h or 7d."
+)
+@click.option("--older-than", metavar="AGE", type=Duration(), help="Only runs that began before this.")
+@click.option(
+    "--archived", is_flag=True, help="Only runs of the host that are archived, which are not listed otherwise."
+)
+@click.option("--archive", "change", flag_value="archive", help="Archive the listed runs of the host.")
+@click.option("--delete", "change", flag_value="delete", help="Delete the listed runs of the host; results are kept.")
+@click.option("--yes", is_flag=True, help="Do not ask before runs are archived or deleted.")
 @output_dir_option
 @format_option("table", "json")
 @host_options
-def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
+def runs_command(
+    limit: int,
+    is_unlimited: bool,
+    change: str | None,
+    yes: bool,
+    output_dir: str,
+    form: str,
+    flags: Flags,
+    **words: Any,
+) -> None:
     """List the runs on this machine and on the configured KFP host, the newest first.
 
     With --host, only the runs on that host are listed, and with --output-dir, only those in that directory. The state
     of a run is running, succeeded, failed, canceled, or interrupted (its process on this machine was killed). A run
     that KFP has not begun is queued. A host that does not answer within some seconds is left out, with a message;
     without runs on this machine, that is an error.
+
+    With --archive or --delete, the listed runs of the host are archived or deleted, after a question. A run that is not
+    over is left out, unless --state asks for it. Results under the tracker base are kept: `torchx-kfp gc` removes them.
+
+    \b
+    torchx-kfp runs --host https://kfp.example.com --all \\
+        --state failed --older-than 30d --delete
     """
+    where = _filter(**words)
+    most = None if is_unlimited else limit
+    if change is not None:
+        _change(connect(flags), where, most, change, yes=yes, form=form)
+        return
+    if yes:
+        raise click.UsageError("--yes is for --archive and --delete.")
     given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     here: list[RunRecord] = []
     there: list[RunSummary] = []
     name, none_here, stuck = "", "", dict[str, dict[str, str]]()
     if names_host(flags):
         host = connect(flags)
-        name, there = host.connection.name, list(host.list(limit=limit))
+        name, there = host.connection.name, list(host.list(where, limit=most))
         stuck = _stuck(host, there)
     else:
-        name, there, failure = ("", [], None) if given else _runs_there(limit, flags)
+        name, there, failure = ("", [], None) if given else _runs_there(where, most, flags)
         none_here = f"There are no runs in {output_dir!r}."
         try:
-            here = _runs_here(output_dir)
+            here = _runs_here(output_dir, where)
         except ArgumentError as error:
             if not name and not failure:
                 raise
@@ -78,15 +130,57 @@ def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
             print_message(none_here)
 
 
-def _runs_there(limit: int, flags: Flags) -> tuple[str, list[RunSummary], HostError | None]:
+def _runs_there(where: RunFilter, limit: int | None, flags: Flags) -> tuple[str, list[RunSummary], HostError | None]:
     """Return the name and runs of the host that is set up, if one is, and why they cannot be read."""
     try:
-        if not is_host_set_up():
+        if not is_host_set_up() or where.states == (State.INTERRUPTED,):
             return "", [], None
         host = connect(flags, is_patient=False)
-        return host.connection.name, list(host.list(limit=limit)), None
+        return host.connection.name, list(host.list(where, limit=limit)), None
     except HostError as error:
         return "", [], error
+
+
+def _filter(states: tuple[str, ...], **of_filter: Any) -> RunFilter:
+    """Return the filter that the options describe."""
+    from torchx_kfp.execution.host.run_filter import RunFilter
+
+    return RunFilter(tuple(State(state) for state in states), **of_filter)
+
+
+def _change(host: Host, where: RunFilter, limit: int | None, change: str, *, yes: bool, form: str) -> None:
+    """Archive or delete the runs of a host that would be listed, as far as they are over."""
+    done = f"{change}d"
+    found = list(host.list(where, limit=limit))
+    if len(found) == limit:
+        print_message(f"There may be more than {counted(limit, 'run')}: --all takes all.")
+    runs = [run for run in found if run.state.is_over or run.state in where.states]
+    if left := len(found) - len(runs):
+        print_message(
+            f"Left out: {counted(left, 'run')} in progress. To include such runs, ask for them: "
+            f"--state {State.RUNNING} --state {State.QUEUED}."
+        )
+    if not runs:
+        print_message(f"There is nothing to {change} on {host.connection.name}.")
+        return
+    if form == "json":
+        print_json([_summary_as_json(run) for run in runs])
+    else:
+        _print_there(runs, above=f"On {host.connection.name}")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"Nothing was {done}: nobody can be asked. Give --yes.")
+        if not click.confirm(f"{change.capitalize()} {counted(len(runs), 'run')}?", err=True):
+            print_message(f"Nothing was {done}.")
+            raise click.exceptions.Exit(1)
+    number = 0
+    try:
+        for run in runs:
+            (host.archive if change == "archive" else host.delete)(run.run_id)
+            number += 1
+    finally:
+        # The message of an error, or of Ctrl-C, follows.
+        print_message(f"{done.capitalize()} {counted(number, 'run')} on {host.connection.name}.")
 
 
 def _stuck(host: Host, runs: Sequence[RunSummary]) -> dict[str, dict[str, str]]:
@@ -140,8 +234,8 @@ def _summary_as_json(run: RunSummary) -> dict[str, Any]:
     }
 
 
-def _runs_here(output_dir: str) -> list[RunRecord]:
-    """Return the runs on this machine; say what cannot be read.
+def _runs_here(output_dir: str, where: RunFilter) -> list[RunRecord]:
+    """Return the runs on this machine that a filter selects; say what cannot be read.
 
     Raises:
         ArgumentError: there is no such directory.
@@ -157,7 +251,10 @@ def _runs_here(output_dir: str) -> list[RunRecord]:
     for record in records:
         for sentence in record.corrupt:
             print_message(sentence)
-    return records
+    if where.experiment or where.archived:
+        return []  # only runs on a host have these
+    now = time.time()
+    return [record for record in records if where.selects(record.state, record.run_id, record.created, now)]
 
 
 def _done_and_failed(record: RunRecord) -> tuple[int, int]:

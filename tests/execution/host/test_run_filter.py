@@ -1,0 +1,132 @@
+"""Runs of a host are filtered, archived and deleted: by the command ``runs``, and from Python."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.cli.ready import Ready
+from tests.execution.host.calling import request
+from tests.execution.host.commands import Program, rows
+from tests.facts import says
+from tests.kfp_host import KfpHost
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.host import RunFilter, connect
+
+_DAY = 86400.0
+
+
+@pytest.fixture
+def program(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Program:
+    """The command line of a user of a host with five runs, a day old each: the first one is the oldest."""
+    for number, name in enumerate(("train-a", "train-b", "Train-C", "other", "going")):
+        run = kfp_host.make_run(1, name=name)
+        run.record.created = time.time() - (5 - number) * _DAY
+        if name == "going":
+            run.advance(started=1)
+        else:
+            run.finish(failed=name == "train-b")
+        if name == "other":
+            run.record.history.append(("CANCELING", time.time()))
+            run.terminate()
+    request(kfp_host, "POST", "/apis/v2beta1/experiments", {"display_name": "tries"})
+    experiments = request(kfp_host, "GET", "/apis/v2beta1/experiments")[1]["experiments"]
+    tries = next(each["experiment_id"] for each in experiments if each["display_name"] == "tries")
+    next(iter(kfp_host.runs.values())).record.experiment_id = tries
+    return Program(ready_program, tmp_path)
+
+
+def listed(program: Program, host: KfpHost, *words: str) -> list[str]:
+    done = program("runs", "--host", host.url, "--format", "json", *words)
+    assert done.returncode == 0, done.stderr
+    return [run["name"] for run in json.loads(done.stdout)]
+
+
+def left(host: KfpHost) -> set[str]:
+    return {run.record.display_name for run in host.runs.values()}
+
+
+def test_filters(kfp_host: KfpHost, program: Program) -> None:
+    found = {
+        ("--state", "succeeded"): ["Train-C", "train-a"],
+        ("--state", "failed", "--state", "canceled"): ["other", "train-b"],
+        ("--state", "canceled"): ["other"],
+        ("--state", "interrupted"): [],
+        ("--name", "train-"): ["Train-C", "train-b", "train-a"],
+        ("--older-than", "60h", "--newer-than", "108h"): ["Train-C", "train-b"],
+        ("--experiment", "tries"): ["train-a"],
+        ("--name", "TRAIN", "--state", "succeeded", "--limit", "1"): ["Train-C"],
+        ("--limit", "2"): ["going", "other"],
+        ("--all",): ["going", "other", "Train-C", "train-b", "train-a"],
+    }
+    asked = "--state", "canceled", "--name", "other", "--older-than", "1d"
+    assert listed(program, kfp_host, *asked) == ["other"]
+    [predicates] = [json.loads(each.query["filter"])["predicates"] for each in kfp_host.requests if each.query]
+    assert {each["key"] for each in predicates} == {"state", "display_name", "created_at"}, "the host does the work"
+    assert {words: listed(program, kfp_host, *words) for words in found} == found
+    kfp_host.fail(400, path="filter=", times=2)  # one that cannot filter, or only in part
+    assert listed(program, kfp_host, "--name", "train-b") == ["train-b"]
+    host = connect(host=kfp_host.url)
+    assert [run.name for run in host.list(RunFilter(states=["failed"], older_than=_DAY))] == ["train-b"]
+
+
+def test_what_cannot_be_filtered_by(kfp_host: KfpHost, program: Program) -> None:
+    for words, facts in {
+        ("--experiment", "trys"): ["no experiment 'trys'", "'tries'", "Default, tries"],
+        ("--state", "done"): ["done", "succeeded"],
+        ("--older-than", "long"): ["long"],
+        ("--yes",): ["--archive", "--delete"],
+        ("--delete", "--state", "failed"): ["Nothing was deleted", "--yes"],
+    }.items():
+        done = program("runs", "--host", kfp_host.url, *words)
+        assert done.returncode == 2
+        assert re.search(says(*facts), done.stderr)
+    assert len(left(kfp_host)) == 5
+    with pytest.raises(ArgumentError, match=says("'faild'", "'failed'")):
+        RunFilter(states=["faild"])
+
+
+def test_runs_are_archived_and_deleted(kfp_host: KfpHost, program: Program) -> None:
+    done = program("runs", "--host", kfp_host.url, "--all", "--archive", "--older-than", "84h", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert [row[1] for row in rows(done.stdout)] == ["train-b", "train-a"]
+    assert f"Archived 2 runs on {kfp_host.url}.\n" in done.stderr
+    assert listed(program, kfp_host) == ["going", "other", "Train-C"]
+    assert listed(program, kfp_host, "--archived") == ["train-b", "train-a"]
+    words = ("runs", "--host", kfp_host.url, "--delete", "--yes")
+    assert program(*words, "--archived").returncode == 0
+    assert left(kfp_host) == {"going", "other", "Train-C"}
+    done = program(*words, "--limit", "2")
+    assert re.search(
+        says("more than 2 runs", "--all", "Left out", "1 run", "--state running", "Deleted 1 run"), done.stderr
+    )
+    assert left(kfp_host) == {"going", "Train-C"}
+    assert program(*words, "--state", "failed").stderr == f"There is nothing to delete on {kfp_host.url}.\n"
+    assert program(*words, "--state", "running").returncode == 0
+    assert left(kfp_host) == {"Train-C"}
+
+
+def test_a_person_is_asked(kfp_host: KfpHost, program: Program) -> None:
+    words = ("runs", "--host", kfp_host.url, "--delete", "--state", "failed")
+    for answer, code, number in (("n", 1, 5), ("y", 0, 4)):
+        terminal = program.terminal(100, *words)
+        terminal.wait_for("Delete 1 run?")
+        terminal.send(f"{answer}\n".encode())
+        assert terminal.end() == code
+        assert len(left(kfp_host)) == number
+    assert "train-b" not in left(kfp_host)
+
+
+def test_an_error_says_how_far_it_went(kfp_host: KfpHost, program: Program) -> None:
+    [first] = [run_id for run_id, run in kfp_host.runs.items() if run.record.display_name == "train-a"]
+    kfp_host.fail(403, times=2, path=first)
+    done = program("runs", "--host", kfp_host.url, "--delete", "--name", "train", "--yes")
+    assert done.returncode == 1
+    assert re.search(says("Deleted 2 runs", "Error:", "403"), done.stderr)
+    assert left(kfp_host) == {"train-a", "other", "going"}
+    assert [run.state for run in connect(host=kfp_host.url).list(RunFilter(name="going"))] == [State.RUNNING]
