@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -254,6 +257,27 @@ def test_code_that_cannot_come_back(project: Path, call: Call) -> None:
     gone = call("code", "latest", "back")
     assert (gone.returncode, "not there any more" in gone.stderr) == (2, True), gone.stderr
     assert not (project / "back").exists()
+
+
+def test_archives_that_are_not_code_leave_nothing(project: Path, inside: Call) -> None:
+    """Somebody may have stored something else by hand: the digest is right, the content is not."""
+    member = tarfile.TarInfo("pipe")
+    member.type = tarfile.FIFOTYPE
+    special = io.BytesIO()
+    with tarfile.open(fileobj=special, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("before/app.py"))
+        archive.addfile(member)
+    (project / "empty").mkdir()
+    (project / "base/.torchx_kfp/workspaces").mkdir(parents=True)
+    for content, fact in [(b"no archive" * 100, "not an archive of code"), (special.getvalue(), "'pipe'")]:
+        place = project / f"base/.torchx_kfp/workspaces/{hashlib.sha256(content).hexdigest()}.tar"
+        place.write_bytes(content)
+        assert inside("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={place}").returncode == 1
+        for folder in ("back", "empty"):
+            done = inside("code", "latest", folder)
+            assert (done.returncode, fact in done.stderr) == (2, True), done.stderr
+        assert not (project / "back").exists()
+        assert list((project / "empty").iterdir()) == []
 
 
 def test_a_folder_that_only_pods_have(project: Path, call: Call) -> None:

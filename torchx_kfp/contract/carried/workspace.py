@@ -74,13 +74,6 @@ def unpack(file: Any, folder: str, /) -> None:
                 raise Refused(f"has a link to {target!r}")
 
 
-def contents(file: Any, /) -> dict[str, int]:
-    """Return the size of each file in the archive, in bytes; that of a link is 0."""
-    file.seek(0)
-    with tarfile.open(fileobj=file) as archive:
-        return {member.name: member.size for member in archive}
-
-
 def main(url: str, /, *words: str) -> None:
     """Unpack the workspace, and replace this process by the application."""
     try:

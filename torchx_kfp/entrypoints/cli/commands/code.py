@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import tarfile
 
 import click
 
@@ -28,7 +30,7 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     RUN is a run id, the beginning or end of one, or "latest"; a run that is not on this machine is looked for on the
     KFP host. DIR is new or empty; the default is code-DIGEST in the current directory.
     """
-    from torchx_kfp.contract.carried.workspace import Refused, contents, unpack
+    from torchx_kfp.contract.carried.workspace import Refused, unpack
     from torchx_kfp.tracking.recorder import Recorder
 
     [found] = locate([run], output_dir, flags)
@@ -42,17 +44,42 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     if digest is None:
         raise ArgumentError(f"{WORKSPACE}={url!r} of the run {found.run} does not name a stored workspace.")
     archive = io.BytesIO(Recorder.open(found.base).read_workspace(digest))
+    try:
+        with tarfile.open(fileobj=archive) as tar:
+            sizes = {member.name: member.size for member in tar}
+    except tarfile.TarError as error:
+        raise WorkspaceError(f"The workspace {url} is not an archive of code: {error}.") from None
     if only_lists:
-        print_files(contents(archive), digest)
+        print_files(sizes, digest)
         return
     folder = folder or f"code-{digest[:12]}"
+    is_new = not os.path.lexists(folder)
     try:
         os.makedirs(folder, exist_ok=True)
         if os.listdir(folder):
             raise ArgumentError(f"{folder!r} is not empty. Name a new folder, so that nothing is overwritten.")
+    except OSError as error:
+        raise ArgumentError(f"The code cannot be written to {folder!r}: {explain(error)}.") from None
+    is_whole = False
+    try:
         unpack(archive, os.path.realpath(folder))
+        is_whole = True
     except Refused as error:
         raise WorkspaceError(f"The workspace {url} {error}.") from None
     except OSError as error:
         raise ArgumentError(f"The code cannot be written to {folder!r}: {explain(error)}.") from None
+    finally:
+        if not is_whole:  # half of the code would be taken for all of it
+            _clear(folder, with_itself=is_new)
     print_text(folder)
+
+
+def _clear(folder: str, *, with_itself: bool) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+    if with_itself:
+        os.rmdir(folder)
