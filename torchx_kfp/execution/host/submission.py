@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import shown
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host as Host
 from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
@@ -23,6 +24,7 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
+from torchx_kfp.execution.runs.packing import pack
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack
@@ -64,6 +66,7 @@ def submit(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
     *,
+    workspace: str | os.PathLike[str] | None = None,
     name: str = "",
     experiment: str = "",
     service_account: str = "",
@@ -76,6 +79,8 @@ def submit(
     Args:
         pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
+        workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
+            ``workspace`` gets its URL.
         name: the run's name in KFP's UI; by default, that of the pipeline with the date.
         experiment: the name of its experiment, which is created if it does not exist.
         service_account: the Kubernetes service account of the stages.
@@ -90,13 +95,20 @@ def submit(
         PipelineFileError: the file is not a compiled pipeline.
         UnsupportedPipelineError: the pipeline would fail on KFP, or its pods cannot reach the tracker base.
         ArgumentError: the arguments do not fit the pipeline's parameters.
+        WorkspaceError: the folder of the workspace cannot travel; the message says why.
+        TrackerError: the workspace cannot be stored.
         HostError: there is no host, it does not answer, or it refuses the run.
     """
+    arguments = dict(arguments or {})
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     loaded = load_pipeline(pipeline)
-    values = complete_arguments(loaded, arguments or {})
+    values = complete_arguments(loaded, arguments)
     refuse_submission(loaded, check_submission(loaded, values))
     host = _connect(settings)
+    if workspace is not None:
+        packed = pack(loaded, arguments, workspace, for_pods=True)
+        packed.upload()
+        arguments[WORKSPACE_PARAMETER] = packed.url
     return HostRun(host.connection, host.submit(loaded, arguments, submission), named=known_bases(loaded, values))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.text import shown
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
@@ -38,6 +39,7 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import Journal
+from torchx_kfp.execution.runs.packing import pack
 from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState, outline
@@ -52,6 +54,7 @@ def run(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
     *,
+    workspace: str | os.PathLike[str] | None = None,
     output_dir: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
     secrets: Given | None = None,
@@ -67,6 +70,8 @@ def run(
     Args:
         pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
+        workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
+            ``workspace`` gets its URL.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
         watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
@@ -82,25 +87,39 @@ def run(
         ArgumentError: the arguments do not fit the pipeline's parameters, or an option is wrong; nothing was started.
         ContainerEngineError: stages must run in containers, and no engine answers; nothing was started.
         TrackerError: a tracker base cannot be written; nothing was started.
+        WorkspaceError: the folder of the workspace cannot travel; nothing was started.
         KeyboardInterrupt: SIGINT ended the run.
         SystemExit: SIGTERM or SIGHUP ended the run; the code is 143 or 129.
     """
-    _verify(arguments, output_dir)
-    chosen = RunOptions.of(options, named_paths(arguments or {}))
+    _verify(arguments, output_dir=output_dir, workspace=workspace)
+    arguments = dict(arguments or {})
+    output_dir = OUTPUT_DIR if output_dir is None else output_dir
     loaded = load_pipeline(pipeline)
+    packed = None
+    if workspace is not None:
+        directory = options.get("directory") or ""
+        packed = pack(loaded, arguments, workspace, directory=directory, without=[os.fspath(output_dir)])
+        arguments[WORKSPACE_PARAMETER] = packed.url
+    chosen = RunOptions.of(options, named_paths(arguments))
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
     found = check_supported(loaded, containers)
     given = GivenKeys(secrets or {}, config_maps or {})
     with reading(f"The pipeline {loaded.name!r}"):
-        values = complete_arguments(loaded, arguments or {})
+        values = complete_arguments(loaded, arguments)
+        base = values.get(TRACKER_BASE_PARAMETER)
+        if values.get(WORKSPACE_PARAMETER) and isinstance(base, str) and base and "://" not in base:
+            # A stage starts in its workspace: a relative tracker base would be there.
+            values[TRACKER_BASE_PARAMETER] = os.path.abspath(os.path.join(chosen.directory, base))
         verify_given(loaded.components.values(), given, values, os.environ)
     found += of_arguments(values)
     check_bases(loaded, values, chosen.directory, containers)
     run_id = make_run_name(loaded.name)
-    folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
+    folder = Path(output_dir).absolute() / run_id
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
     watch = watch if watch is not None else Lines()
     with _docker(containers, run_id) as docker:
+        if packed is not None:
+            packed.upload()
         _make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
         if docker is not None and docker.remaps_users:
             folder.chmod(0o711)
@@ -169,13 +188,14 @@ def resume(
             return _execute(loaded, dict(record.arguments), found, context, journal, watch, record)
 
 
-def _verify(arguments: Any, output_dir: Any) -> None:
+def _verify(arguments: Any, **folders: Any) -> None:
     if arguments is not None and not isinstance(arguments, Mapping):
         raise ArgumentError(
             f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, but is {shown(arguments)}."
         )
-    if output_dir is not None and not isinstance(output_dir, (str, os.PathLike)):
-        raise ArgumentError(f"output_dir must be the path of a folder, but is {shown(output_dir)}.")
+    for name, folder in folders.items():
+        if folder is not None and not isinstance(folder, (str, os.PathLike)):
+            raise ArgumentError(f"{name} must be the path of a folder, but is {shown(folder)}.")
 
 
 def _context(

@@ -48,16 +48,16 @@ def pack(
             f"The workspace is given twice: the folder {name!r}, and the argument {WORKSPACE_PARAMETER}={given!r}."
         )
     parameter = pipeline.root.inputs.get(TRACKER_BASE_PARAMETER)
-    base = arguments.get(TRACKER_BASE_PARAMETER) or (parameter.default if parameter else None)
+    base = str(arguments.get(TRACKER_BASE_PARAMETER) or (parameter.default if parameter else None) or "")
     if not base:
         raise ArgumentError(
             f"The workspace {name!r} is stored under the tracker base, and there is none: give "
             f"{TRACKER_BASE_PARAMETER} (on the command line, --tracker-base)."
         )
-    recorder = Recorder.open(str(base), os.path.abspath(directory))
+    recorder = Recorder.open(base if "://" in base else os.path.abspath(os.path.join(directory, base)))
     if for_pods and recorder.folder is not None and not os.path.isdir(recorder.folder):
         raise ArgumentError(
-            f"The code cannot be stored under {str(base)!r}: this machine does not have that folder of the pods. Use "
+            f"The code cannot be stored under {base!r}: this machine does not have that folder of the pods. Use "
             "a tracker base that both reach, such as s3://bucket/results, or mount the folder here as well."
         )
     return recorder.pack_workspace(folder, without)
