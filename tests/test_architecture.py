@@ -21,7 +21,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     # A stage's command carries only modules of this package.
     "contract.carried": set(),
     # The mission's wing: authors of stages and their applications.
-    "tracking": {*_PLAIN, "common.archive", "contract"},
+    "tracking": {*_PLAIN, "common.archive", "common.git", "contract"},
     "authoring": {*_PLAIN, "common", "contract", "tracking"},
     "authoring.engines": _PLAIN,
     "hpo": {*_PLAIN, "contract", "authoring"},

@@ -17,6 +17,7 @@ from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.lineage import add_source, record_start
+from torchx_kfp.tracking.run_facts import RUN_FACTS
 from torchx_kfp.tracking.searches import SEARCH
 from torchx_kfp.tracking.statements import add_artifact, add_metadata
 from torchx_kfp.tracking.steps import STEPS
@@ -74,10 +75,11 @@ def test_a_whole_run_goes_with_what_was_said_of_it(store: Store) -> None:
     add_metadata(store, "run/evaluate/1", {"note": "x"})
     STEPS.add(store, "run/train/1", {"metrics": {}}, "steps")
     SEARCH.add(store, "run/evaluate/1", {}, "search")
+    RUN_FACTS.add(store, "run", {"note": "x"}, "facts")
     record_start(store, "run/evaluate/1", {"trials": ["run/train/1", "run/train/2"]})
     sizes = sum(file.size for file in store.files())
     (run,) = Cleanup(store, later()).look().old
-    assert (run.run, run.stages, run.files, run.size, run.kept) == ("run", ["evaluate", "train"], 8, sizes, "")
+    assert (run.run, run.stages, run.files, run.size, run.kept) == ("run", ["evaluate", "train"], 9, sizes, "")
     assert abs(run.modified - time.time()) < 300
     assert keys(store) != []  # looking does not remove anything
     assert removed(store, later()) == ["run"]
@@ -91,6 +93,17 @@ def test_a_run_that_still_logs_steps_is_young(local: Store) -> None:
     age(local, "logs/", "ended/", ".torchx_kfp/steps/ended", ".torchx_kfp/steps/without")
     assert sorted(removed(local, time.time() - 30 * DAY)) == ["ended", "without"]
     assert keys(local) == [".torchx_kfp/steps/logs%2Ftrain%2F1/1", "logs/train/1"]
+
+
+def test_facts_about_a_run_are_part_of_it(local: Store) -> None:
+    for run in ("started", "old", "ended"):
+        RUN_FACTS.add(local, run, {"note": "x"}, "facts", "1")
+    put(local, "ended/train/1")
+    put(local, ".torchx_kfp/runs/old/.torchx_kfp/0123456789abcdef", ".torchx_kfp/runs/other%2Fname/1")
+    age(local, ".torchx_kfp/runs/o", ".torchx_kfp/runs/ended")
+    assert removed(local, time.time() - 30 * DAY) == ["old"]
+    left = ["ended/1", "other%2Fname/1", "started/1"]
+    assert keys(local) == [*(f".torchx_kfp/runs/{name}" for name in left), "ended/train/1"]
 
 
 def test_younger_runs_stay(store: Store) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.common.git import GitState
+from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.recorder import Recorder, is_run_id, written_folders
+from torchx_kfp.tracking.recorder import Code, Recorder, is_run_id, written_folders
 from torchx_kfp.tracking.statements import add_metadata
 
 
@@ -39,6 +40,25 @@ def test_all_that_is_recorded_has_a_time(base: str) -> None:
     assert recorder.written("two") == {}
     times = recorder.last_written()
     assert times == {"one": recorder.written("one")["one/train/1"], "two": times["two"]}
+
+
+def test_facts_of_whole_runs(base: str) -> None:
+    recorder = Recorder.open(base)
+    recorder["one/train/1"] = {"x": 1}
+    before = recorder.last_written()
+    code = [Code("a" * 64, 10, 2, GitState("c" * 40, "main", None, changed=True)), Code("b" * 64)]
+    recorder.add_code("one", code)
+    recorder.add_facts("one", continues="none", note="first")
+    recorder.add_facts("one", continues=None, note="größe")
+    recorder.add_facts("two", note="not started")
+    assert recorder.facts_of() == {"one": {"code": code, "note": "größe"}, "two": {"note": "not started"}}
+    assert recorder.facts_of(["one", "three"]) == {"one": {"code": code, "note": "größe"}}
+    # Facts are not records of stages.
+    assert (recorder.keys(), recorder.run_ids(), recorder.last_written()) == (["one/train/1"], [], before)
+    recorder.add_facts("three", code=[{"size": 1}])
+    with pytest.raises(CorruptResultError, match="three"):
+        recorder.facts_of()
+    assert recorder.facts_of(corrupt=lambda error: None).keys() == {"one", "two"}
 
 
 def test_a_container_shares_the_folders_of_its_run_only(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+from torchx_kfp.common.git import run_git
 from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.errors import WorkspaceError, explain
@@ -179,14 +179,10 @@ def _match(lines: Iterable[str]) -> Callable[[str], bool]:
 
 def _of_git(root: str) -> list[str] | None:
     """Return the files that git tracks or would track; None if the folder is not in a repository."""
-    command = ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
+    listed = run_git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed is None:
         return None
-    if done.returncode:
-        return None
-    names = sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name})
+    names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
     found: list[str] = []
     for name in names:
         path = os.path.join(root, name)

@@ -18,6 +18,7 @@ from torchx_kfp.common.text import UUID
 from torchx_kfp.contract.carried.shared import folder_name
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.lineage import SOURCES, Source
+from torchx_kfp.tracking.run_facts import RUN_FACTS
 from torchx_kfp.tracking.statements import FOLDERS, run_id_of
 from torchx_kfp.tracking.store import PRIVATE, File, Store, run_id_parts
 
@@ -66,7 +67,7 @@ class OldRun:
     def stages(self) -> list[str]:
         """The names of its stages."""
         run_ids = [*(file.key for file in self.results), *(run_id_of(file.key) for file in self.statements)]
-        return sorted({run_id.split("/")[1] for run_id in run_ids})
+        return sorted({parts[1] for run_id in run_ids if (parts := run_id_parts(run_id))})
 
     @property
     def parts(self) -> tuple[list[File], list[File], list[File]]:
@@ -208,10 +209,12 @@ def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, li
         names = file.key.split("/")
         if names[0] != PRIVATE:
             results.setdefault(names[0], []).append(file)
-        elif len(names) >= 4 and names[1] in FOLDERS and (len(names) == 4 or _is_temporary(names[3:])):
+        elif len(names) >= 4 and (len(names) == 4 or _is_temporary(names[3:])):
             run_id = run_id_of(file.key)
-            if folder_name(run_id) == names[2] and (parts := run_id_parts(run_id)):
-                entries.setdefault(parts[0], []).append(file)
+            parts = run_id_parts(run_id) if names[1] in FOLDERS else None
+            run = parts[0] if parts else run_id if names[1] == RUN_FACTS.folder else ""
+            if run and "/" not in run and folder_name(run_id) == names[2]:
+                entries.setdefault(run, []).append(file)
     return results, entries
 
 

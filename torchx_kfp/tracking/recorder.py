@@ -6,10 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
+from torchx_kfp.tracking.run_facts import RUN_FACTS, Code, encode_code
 from torchx_kfp.tracking.searches import SEARCH, Search, Trial
 from torchx_kfp.tracking.statements import (
     ARTIFACTS,
@@ -26,7 +28,7 @@ from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, key_text, run_id_
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folder, read_workspace
 
-__all__ = ["Artifact", "Curve", "History", "PackedWorkspace", "Point", "Recorder", "Search", "Start", "Trial"]
+__all__ = ["Artifact", "Code", "Curve", "History", "PackedWorkspace", "Point", "Recorder", "Search", "Start", "Trial"]
 
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
@@ -64,6 +66,22 @@ class Recorder(FsspecResultTracker):
     def read_workspace(self, digest: str) -> bytes:
         """Return the archive of a workspace; see ``read_workspace``."""
         return read_workspace(self.store, digest)
+
+    def add_facts(self, run: str, **facts: object) -> None:
+        """Record facts about a pipeline run as a whole; see ``run_facts``.
+
+        Raises:
+            TrackerError: the store cannot be written.
+        """
+        RUN_FACTS.add(self.store, run, facts, f"facts of the run {run!r}")
+
+    def add_code(self, run: str, code: Iterable[Code]) -> None:
+        """Record the code that travelled with a pipeline run."""
+        self.add_facts(run, code=encode_code(code))
+
+    def facts_of(self, runs: Iterable[str] | None = None, corrupt: Corrupt | None = None) -> dict[str, dict[str, Any]]:
+        """Return the facts of each pipeline run by field, by default of all runs; see ``run_facts``."""
+        return RUN_FACTS.read_many(self.store, runs, corrupt)
 
     def run_ids(self) -> list[str]:
         """Return the runs that have recorded anything besides results, sorted. ``keys`` are those with results."""
@@ -124,7 +142,7 @@ class Recorder(FsspecResultTracker):
         times: dict[str, float] = {}
         for file in self.store.files():
             names = file.key.split("/")
-            if names[0] == PRIVATE and len(names) < 4:
+            if names[0] == PRIVATE and (len(names) < 4 or names[1] not in FOLDERS):
                 continue
             run = (run_id_of(file.key) if names[0] == PRIVATE else file.key).partition("/")[0]
             times[run] = max(times.get(run, 0.0), file.modified)

@@ -9,21 +9,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torchx_kfp.common.archive import IGNORE_FILE, LARGEST, WorkspaceFile, list_workspace, pack_workspace
+from torchx_kfp.common.git import GitState, read_git_state
 from torchx_kfp.common.text import shown, size_text
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.errors import WorkspaceError
 from torchx_kfp.tracking.disk import DiskStore
+from torchx_kfp.tracking.run_facts import Code
 from torchx_kfp.tracking.store import Store
 
 
 @dataclass(frozen=True)
 class PackedWorkspace:
-    """The files of a folder and their archive, which ``upload`` stores. ``entries`` are the files."""
+    """The files of a folder and their archive, which ``upload`` stores.
+
+    Attributes:
+        entries: the files.
+        git: the state of the repository in which the folder is, if it is in one.
+    """
 
     store: Store
     digest: str
     archive: bytes = field(repr=False)
     entries: Sequence[WorkspaceFile]
+    git: GitState | None = None
 
     @property
     def url(self) -> str:
@@ -34,6 +42,11 @@ class PackedWorkspace:
     def size(self) -> int:
         """The bytes of the archive."""
         return len(self.archive)
+
+    @property
+    def code(self) -> Code:
+        """What a run records about it."""
+        return Code(self.digest, self.size, len(self.entries), self.git)
 
     def upload(self) -> bool:
         """Store the archive, and return True; False if it is there already, for which one request is sent.
@@ -75,7 +88,8 @@ def pack_folder(
         )
     out = io.BytesIO()
     digest = pack_workspace(folder, entries, out)
-    return PackedWorkspace(store, digest, out.getvalue(), entries)
+    git = read_git_state(os.fspath(folder), {entry.name for entry in entries})
+    return PackedWorkspace(store, digest, out.getvalue(), entries, git)
 
 
 def read_workspace(store: Store, digest: str) -> bytes:

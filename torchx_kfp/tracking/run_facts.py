@@ -1,0 +1,84 @@
+"""Facts about a pipeline run as a whole, for whoever finds only its tracker base; statements are about its stages.
+
+They are JSON objects, stored as the statements of stages are (``statements``): each written whole to a file that has
+the time as its name, so that programs can add facts at any time, and do not have to read what is there::
+
+    <tracker base>/.torchx_kfp/runs/<run>/<nanoseconds>-<random>   {"code": [{"digest": ..., ...}]}
+
+``<run>`` is the first part of the run ids of its stages: the name of a run on this machine, or its id on KFP. Of
+several values of one field, the last one counts. The fields:
+
+- ``code``: what travelled with the run: a list, see ``Code``.
+
+To add a field, describe it here, write it with ``Recorder.add_facts(run, field=value)``, and read it with
+``Recorder.facts_of([run])``. A value is anything that JSON can represent; ``null`` takes a field back. ``gc`` removes
+the facts with the other records of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torchx_kfp.common.git import GitState
+from torchx_kfp.tracking.statements import StatementKind
+
+#: The field for the code of a run.
+CODE = "code"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A workspace that travelled with a run.
+
+    Attributes:
+        digest: the SHA-256 of its archive, in hexadecimal digits.
+        size: the bytes of the archive; None if only its URL was given.
+        files: the number of its files, likewise.
+        git: the commit that the files are from, if the folder is in a repository.
+    """
+
+    digest: str
+    size: int | None = None
+    files: int | None = None
+    git: GitState | None = None
+
+
+def encode_code(code: Iterable[Code]) -> list[dict[str, object]]:
+    """Return the value of the field ``code``."""
+    return [asdict(each) for each in code]
+
+
+def _parse(content: Mapping[str, Any]) -> dict[str, Any]:
+    if CODE not in content:
+        return dict(content)
+    code = [
+        Code(
+            str(found["digest"]),
+            None if found.get("size") is None else int(found["size"]),
+            None if found.get("files") is None else int(found["files"]),
+            None if found.get("git") is None else _parse_git(found["git"]),
+        )
+        for found in content[CODE] or ()
+    ]
+    return {**content, CODE: code}
+
+
+def _parse_git(found: Mapping[str, Any]) -> GitState:
+    branch, remote = (found.get(name) for name in ("branch", "remote"))
+    return GitState(
+        str(found["commit"]),
+        None if branch is None else str(branch),
+        None if remote is None else str(remote),
+        bool(found["changed"]),
+    )
+
+
+def _join(found: list[dict[str, Any]]) -> dict[str, Any]:
+    joined = {name: value for facts in found for name, value in facts.items()}
+    return {name: value for name, value in joined.items() if value is not None}
+
+
+#: The facts of pipeline runs by field. The value of ``code`` is a list of ``Code``.
+RUN_FACTS: StatementKind[dict[str, Any], dict[str, Any]] = StatementKind("runs", _parse, _join)
