@@ -12,7 +12,7 @@ sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-containers test-cluster test-torch test-ax test-lowest test-newest ci lint format types goldens docs pictures benchmarks measures wheel clean
+.PHONY: help demo test test-changed test-containers test-cluster test-torch test-ax test-lowest test-newest test-kfp ci lint format types goldens docs pictures benchmarks measures wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -50,6 +50,11 @@ test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with t
 
 test-newest: .venv-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly
 	.venv-newest/bin/python -m pytest -n 2 -m "(versions or newest) and not usual and not s3" $(or $(ARGS),$(marked))
+
+test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see docs/reference/suite.md)
+	@$(if $(AGAIN),rm -rf .cache/kfp-suite)
+	$(foreach each,HOST TRACKER_BASE IMAGE SHELL_IMAGE SECRET ENDPOINT ENGINES KEEP,TORCHX_KFP_SUITE_$(each)='$($(each))') \
+	    $(bin)/python -m pytest tests/kfp -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
 
 ci: ## run everything that CI runs
 	bash .ci/run

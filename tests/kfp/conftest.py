@@ -1,0 +1,63 @@
+"""The place of the suite, and its report."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kfp.place import Place, named_place
+from tests.kfp.suite import Suite
+from tests.kfp_host import KfpHost
+
+NAMED = named_place()
+
+
+@pytest.fixture(scope="session")
+def whole_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """The suite for the host that the variables name, or for that of the tests."""
+    folder = tmp_path_factory.mktemp("suite")
+    with contextlib.ExitStack() as stack:
+        place = NAMED
+        if place is None:
+            host = stack.enter_context(KfpHost(folder / "host", directory=folder, options={"parallelism": 2}))
+            place = Place(host.url, "s3://kfp-suite/results")
+        yield Suite(place, folder)
+
+
+@pytest.fixture
+def suite(whole_suite: Suite, request: pytest.FixtureRequest) -> Suite:
+    """The suite, with its storage."""
+    if not whole_suite.place.is_real:
+        request.getfixturevalue("s3_server")
+        import s3fs
+
+        with contextlib.suppress(FileExistsError):
+            s3fs.S3FileSystem().call_s3("create_bucket", Bucket="kfp-suite")
+    return whole_suite
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Remove what the suite has made, when all workers have ended."""
+    if NAMED and not hasattr(session.config, "workerinput"):
+        with tempfile.TemporaryDirectory() as folder:
+            Suite(NAMED, Path(folder)).close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how the pipelines ended, where they did not end alike."""
+    reports = [each for kind in ("passed", "failed") for each in terminalreporter.stats.get(kind, ())]
+    rows = [value for each in reports for name, value in each.user_properties if name == "kfp"]
+    if not rows:
+        return
+    differing = sorted(row for row in rows if row[3])
+    terminalreporter.section(f"{len(rows)} pipelines on the host and here: {len(differing)} differ")
+    for name, there, here, found, expected in differing:
+        terminalreporter.write_line(
+            f"{name}: there {there}, here {here}" + (f" (expected: {expected})" if expected else "")
+        )
+        for line in found:
+            terminalreporter.write_line(f"    {line}")

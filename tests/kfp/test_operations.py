@@ -1,0 +1,64 @@
+"""What the host does with runs: its cache, cancel, and retry."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import fsspec
+import pytest
+
+from tests.kfp.conftest import NAMED
+from tests.kfp.pipelines import PROOFS, mended, sleeping
+from tests.kfp.suite import PATIENCE, Suite, differences
+from torchx_kfp import local
+from torchx_kfp.local import Watch
+
+pytestmark = [] if NAMED else [pytest.mark.s3]
+
+
+def test_the_cache_takes_a_stage_from_an_earlier_run(suite: Suite) -> None:
+    proof = next(each for each in PROOFS if each.name == "stages.results_reach_the_next_stage")
+    pipeline = suite.load(proof.make(suite.place))
+    runs = []
+    for _ in range(2):
+        run = suite.submit(pipeline, proof.arguments, "cache", cache=True)
+        runs.append(run.wait(Watch(), PATIENCE))
+        runs[-1].raise_for_failure()
+    assert {str(stage.state) for stage in runs[1].stages if stage.attempts or str(stage.state) == "cached"} == {
+        "cached"
+    }
+    for result in runs:
+        suite.remove(result.run_id)
+
+
+def test_cancel_ends_a_run(suite: Suite) -> None:
+    run = suite.submit(suite.load(sleeping), {}, "cancel")
+    deadline = time.monotonic() + PATIENCE
+    while not any(str(stage.state) == "running" for stage in run.read().run.stages):
+        assert time.monotonic() < deadline, "the stage has not begun"
+        time.sleep(0.5)
+    run.terminate()
+    result = run.wait(Watch(), PATIENCE)
+    assert (str(result.state), str(result["asleep"].state)) == ("canceled", "canceled")
+    suite.remove(run.run_id)
+
+
+def test_a_retry_runs_only_what_failed(suite: Suite) -> None:
+    pipeline = suite.load(mended(suite.place))
+    marker = f"mended-{uuid.uuid4().hex[:8]}"
+    run = suite.submit(pipeline, {"marker": marker}, "retry")
+    assert str(run.wait(Watch(), PATIENCE).state) == "failed"
+    with fsspec.open(f"{suite.base}/{marker}", "w") as file:
+        file.write("mended")
+    there = run.retry().wait(Watch(), PATIENCE)
+    assert (str(there.state), there["mended"].results) == ("succeeded", {"mended": 1})
+
+    failed = suite.run(pipeline, {"marker": marker}, "retry")
+    assert failed.folder is not None
+    with fsspec.open(f"{failed.folder.parents[1]}/base/{marker}", "w") as file:
+        file.write("mended")
+    here = local.resume(failed.folder, watch=Watch())
+    # KFP begins to count again.
+    assert differences(here, there) == ["mended: starts here 2, there 1"]
+    suite.remove(run.run_id)
