@@ -37,7 +37,11 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "host": {*_PLAIN, "execution.host"},
     # Programs that use both.
     "entrypoints.scheduler": {*_PLAIN, "contract", "authoring", "execution"},
-    "entrypoints.cli": {*_PLAIN, "common", "contract", "authoring", "tracking", "execution", "local"},
+    "entrypoints.doctor": {*_PLAIN, "common", "contract", "authoring", "tracking", "execution"},
+    "entrypoints.cli": {
+        *{*_PLAIN, "common", "contract", "authoring", "tracking", "execution", "local"},
+        "entrypoints.doctor",
+    },
     "__main__": {*_PLAIN, "entrypoints.cli"},
 }
 #: The packages and modules in ``torchx_kfp/``, at most ten: the two wings, their seam, and what stands before them.
@@ -50,7 +54,7 @@ DOORS = {
 
 #: The packages (with everything in them) or modules that may use each library.
 MAY_USE: Mapping[str, set[str]] = {
-    "fsspec": {"tracking", "contract.carried", "execution.local"},
+    "fsspec": {"tracking", "contract.carried", "execution.local", "entrypoints.doctor"},
     "kfp": {
         "authoring",
         "hpo.rounds",
@@ -58,16 +62,18 @@ MAY_USE: Mapping[str, set[str]] = {
         "execution.pipeline.load",
         "execution.host.connection",
         "entrypoints.cli.pipeline_files",
+        "entrypoints.doctor",
     },
     "torchx": {
         *{"authoring", "hpo.ax", "hpo.rounds", "entrypoints.scheduler", "entrypoints.cli.component"},
+        "entrypoints.doctor",
         *{"tracking.backends", "tracking.forwarding"},
     },
     "ax": {"hpo.ax.library"},
     "yaml": {"execution"},
     "celpy": {"execution.pipeline", "entrypoints.cli"},
     "pathspec": {"common.archive"},
-    "packaging": {"execution.local.packages"},
+    "packaging": {"execution.local.packages", "entrypoints.doctor"},
     "click": {"entrypoints.cli"},
     "rich": {"entrypoints.cli"},
     "docker": {"execution.local.executors"},

@@ -28,6 +28,8 @@ from torchx_kfp.execution.runs.vocabulary import State
 _CHILD = "tests.kfp_host.child:main"
 #: The modules that runs import sooner or later.
 _MODULES = ("torchx_kfp.execution.local.*",)
+#: What a cluster has for its stages.
+_OF_CLUSTER = ("secrets", "config_maps")
 _starting = threading.Lock()
 
 
@@ -195,6 +197,8 @@ class LocalRun(Run):
             "journal": str(self._journal),
             "folder": str(folder),
             **request,
+            # A cluster also has those that no stage uses, which a run on this machine refuses.
+            **{kind: {name: it for name, it in request[kind].items() if name in text} for kind in _OF_CLUSTER},
         }
         asked.write_text(json.dumps(content), encoding="utf-8")
         self._asked, self._output = asked, own / f"{self.record.run_id}.txt"

@@ -68,7 +68,7 @@ class Scripted:
                 self.wfile.write(body[: len(body) // 2] if reply.cut else body)
                 self.close_connection = self.close_connection or reply.cut
 
-            do_GET = do_POST = _answer
+            do_GET = do_POST = do_PUT = do_DELETE = _answer
 
             def log_message(self, format: str, *arguments: Any) -> None:
                 del format, arguments

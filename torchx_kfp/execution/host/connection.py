@@ -121,7 +121,11 @@ class Connection:
             HostNotFoundError: it has nothing at this path.
             HostError: it reports another error.
         """
-        return self._request("GET", path, query).json()
+        return self.ask(path, **query).json()
+
+    def ask(self, path: str, **query: object) -> Answer:
+        """Return the answer with the JSON object at a path, and its headers. The errors are those of ``get``."""
+        return self._request("GET", path, query)
 
     def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, if_lost: str = MAYBE_ACCEPTED

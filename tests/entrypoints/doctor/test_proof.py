@@ -1,0 +1,235 @@
+"""Runs that prove what only pods can, on the host of the tests, and what is said if something is wrong there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.execution.host.answers_of_kfp import last, manifest
+from tests.execution.host.scripted import Reply, Request, scripted
+from tests.facts import says
+from tests.kfp_host import KfpHost
+from tests.kfp_host.faults import Fault
+from torchx_kfp.entrypoints.doctor import proof
+from torchx_kfp.entrypoints.doctor.probe_pipelines import FIRST, RETRIED, SECOND, PodOptions
+from torchx_kfp.entrypoints.doctor.proof import Ended, Wanted, judge_cache, judge_stages, prove
+from torchx_kfp.entrypoints.doctor.verdicts import Verdict
+from torchx_kfp.execution.host.connection import Connection
+from torchx_kfp.execution.host.host_runs import Host
+from torchx_kfp.execution.host.settings import Settings
+from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.vocabulary import State
+
+RUN = "43ae9826-b5ba-4f2b-a609-ad28f873f6c6"
+
+
+def proved(connection: Connection, base: Path, said: list[str] | None = None, **pod: Any) -> dict[str, Verdict]:
+    """Return what runs prove, by subject. Stages have a volume at the base."""
+    lines: list[str] = [] if said is None else said
+    wanted = Wanted(
+        str(base), PodOptions(**{"image": "app:1", "volume": "claim", **pod}), timeout=120, say=lines.append
+    )
+    return {verdict.subject: verdict for verdict in prove(Host(connection), wanted)}
+
+
+def is_clean(host: KfpHost, base: Path) -> bool:
+    return not host.runs and not [path for path in base.rglob("*") if path.is_file()]
+
+
+def test_an_image_without_fsspec(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
+    """The line says what is missing, the other checks go on, and nothing is left."""
+    (tmp_path / "lacking").mkdir()
+    (tmp_path / "lacking" / "fsspec.py").write_text("raise ImportError('there is none')")
+    base = tmp_path / "results"
+    found = proved(connection, base, env={"PYTHONPATH": str(tmp_path / "lacking")})
+    assert found["first stage"].level.value == "missing"
+    assert re.search(says("image lacks fsspec (there is none)", "--image IMAGE"), str(found["first stage"]))
+    assert found["cancel"].level.value == "ok"
+    assert found["cleaned up"].found == "2 runs and 0 files are removed."
+    assert is_clean(kfp_host, base)
+
+
+def test_an_image_in_which_nothing_can_be_installed(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
+    (tmp_path / "lacking").mkdir()
+    (tmp_path / "lacking" / "fsspec.py").write_text("raise ImportError('there is none')")
+    env = {"PYTHONPATH": str(tmp_path / "lacking"), "PIP_NO_INDEX": "1"}
+    found = proved(connection, tmp_path / "results", image="", env=env)
+    assert re.search(says("python:3.12-alpine", "install what it lacks", "--image"), str(found["image"]))
+    facts = says("image lacks fsspec (there is none)", "pip cannot install", "--image IMAGE")
+    assert re.search(facts, str(found["first stage"])), found["first stage"]
+
+
+def test_a_tracker_base_that_pods_cannot_use(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
+    found = proved(connection, tmp_path / "results", volume="")
+    assert found["tracker base of pods"].level.value == "missing"
+    assert re.search(says("is a directory of the pod", "--volume CLAIM"), str(found["tracker base of pods"]))
+    assert not kfp_host.count("runs$", "POST")
+
+
+@pytest.mark.s3
+def test_pods_that_do_not_reach_the_storage(kfp_host: KfpHost, connection: Connection, s3_base: str) -> None:
+    env = {"AWS_ENDPOINT_URL": "http://store.invalid:9000", "AWS_MAX_ATTEMPTS": "1"}
+    found = {each.subject: each for each in prove(Host(connection), Wanted(s3_base, PodOptions("app:1", env)))}
+    facts = says(f"tracker base {s3_base} cannot be used", "store.invalid", "--env AWS_ENDPOINT_URL", "--secret")
+    assert re.search(facts, str(found["first stage"])), found["first stage"]
+    assert not kfp_host.runs
+
+
+def test_a_host_that_takes_no_run(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
+    kfp_host.fail(403, path="runs$", method="POST", times=2)  # the connection reads its settings again
+    found = proved(connection, tmp_path / "results")
+    assert found["runs"].level.value == "missing"
+    assert "403" in found["runs"].found
+    assert "cleaned up" not in found
+
+
+def test_a_run_whose_answer_is_lost_is_removed(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
+    kfp_host.add(Fault(path="runs$", method="POST", cut=0.5))
+    found = proved(connection, tmp_path / "results")
+    assert "may have accepted the run" in found["runs"].found
+    assert found["cleaned up"].level.value == "ok"
+    assert is_clean(kfp_host, tmp_path / "results")
+
+
+def test_what_cannot_be_removed_is_named(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
+    kfp_host.fail(403, method="DELETE", times=9)
+    found = proved(connection, tmp_path / "file", volume="claim", env={"PYTHONPATH": "/nowhere"})
+    left = found["cleaned up"]
+    assert left.level.value == "warning"
+    assert re.search(says("Left over", "403", *kfp_host.runs), left.found)
+
+
+def test_an_error_of_the_caller_removes_everything(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
+    base, said = tmp_path / "results", list[str]()
+    wanted = Wanted(str(base), PodOptions("app:1", volume="claim"), say=said.append)
+    verdicts = prove(Host(connection), wanted)
+    while next(verdicts).subject != "cancel":
+        pass
+    assert kfp_host.runs
+    verdicts.close()  # type: ignore[attr-defined]
+    assert "are removed" in said[-1]
+    assert is_clean(kfp_host, base)
+
+
+def test_a_pod_whose_image_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded run never ends."""
+    monkeypatch.setattr(proof, "_FORBEARANCE", 0.0)
+    run = last("stuck")
+
+    def answer(request: Request) -> Reply:
+        return Reply(manifest("stuck") if "v1beta1" in request.path else run)
+
+    with scripted(answer) as server:
+        host = Host(Connection(Settings(host=server.url)))
+        ended = proof._wait(host, run["run_id"], Wanted("s3://bucket/results", PodOptions()))
+    assert re.search(says("cannot start", "ErrImagePull"), ended.problem)
+    [verdict, rest] = judge_stages(ended, "s3://bucket/results")
+    assert (verdict.level.value, rest.level.value) == ("missing", "skipped")
+    assert re.search(says("ErrImagePull", "--image IMAGE"), str(verdict))
+
+
+# What the ends of stages mean
+
+
+def stage(name: str, state: State = State.SUCCEEDED, **more: Any) -> StageResult:
+    return StageResult(name, name, state, **more)
+
+
+GOOD = {
+    FIRST: stage(
+        FIRST, run_id=f"{RUN}/first/pod-1_deadbeef", results={"token": "t", "label": RUN, "uid": "deadbeef-1"}
+    ),
+    SECOND: stage(SECOND, results={"read": "t"}),
+    RETRIED: stage(RETRIED, results={"attempts": 2}),
+}
+
+
+def ended(problem: str = "", sentences: Mapping[str, str] | None = None, **stages: StageResult) -> Ended:
+    found = tuple({**GOOD, **stages}.values())
+    return Ended(RunResult("doctor", RUN, State.SUCCEEDED, None, 1.0, found), problem, sentences or {})
+
+
+def test_everything_is_well() -> None:
+    found = list(judge_stages(ended(), "s3://b/r"))
+    assert [(verdict.subject, verdict.level.value) for verdict in found] == [
+        ("results between stages", "ok"),
+        ("label of pods", "ok"),
+        ("KFP_POD_UID", "ok"),
+        ("retries of the cluster", "ok"),
+    ]
+    cached = {name: stage(name, State.CACHED) for name in GOOD}
+    assert judge_cache(ended(**cached)).level.value == "ok"
+
+
+def first(**results: object) -> dict[str, StageResult]:
+    own = {"token": "t", "label": RUN, "uid": "deadbeef-1", **results}
+    return {FIRST: stage(FIRST, run_id=f"{RUN}/first/pod-1_deadbeef", results=own)}
+
+
+@pytest.mark.parametrize(
+    ("run", "subject", "level", "facts"),
+    [
+        (
+            ended(first=stage(FIRST, results=None)),
+            "results between stages",
+            "missing",
+            ["cannot be read here", "s3://b/r"],
+        ),
+        (
+            ended(first=stage(FIRST, State.FAILED, exit_code=127, reason="failed with exit code 127")),
+            "first stage",
+            "missing",
+            ["exit code 127", "python3", "--image"],
+        ),
+        (
+            ended("The run has not ended within 10s.", first=stage(FIRST, State.RUNNING)),
+            "first stage",
+            "missing",
+            ["has not ended within 10s"],
+        ),
+        (
+            ended(
+                sentences={FIRST: "the tracker base s3://b/r cannot be used: NoCredentialsError"},
+                first=stage(FIRST, State.FAILED, exit_code=4, reason="failed with exit code 4"),
+            ),
+            "first stage",
+            "missing",
+            ["NoCredentialsError", "--env AWS_ENDPOINT_URL", "--secret"],
+        ),
+        (
+            ended(second=stage(SECOND, State.FAILED, reason="failed with exit code 4")),
+            "results between stages",
+            "missing",
+            ["exit code 4"],
+        ),
+        (ended(**first(label="")), "label of pods", "missing", ["KFP_RUN_ID is ''", "labels"]),
+        (ended(**first(uid="")), "KFP_POD_UID", "warning", ["not set", "retries a run"]),
+        (ended(**first(uid="other")), "KFP_POD_UID", "warning", ["'other'", "deadbeef"]),
+        (
+            ended(retried=stage(RETRIED, State.FAILED, exit_code=5, reason="failed with exit code 5")),
+            "retries of the cluster",
+            "warning",
+            ["not started again", "max_retries", "templateDefaults.retryStrategy"],
+        ),
+        (
+            ended(retried=stage(RETRIED, State.NOT_RUN, reason="was not run")),
+            "retries of the cluster",
+            "warning",
+            ["was not run"],
+        ),
+    ],
+)
+def test_something_is_wrong_with_the_stages(run: Ended, subject: str, level: str, facts: list[str]) -> None:
+    found = {verdict.subject: verdict for verdict in judge_stages(run, "s3://b/r")}
+    assert found[subject].level.value == level
+    assert re.search(says(*facts), str(found[subject])), found[subject]
+
+
+def test_a_second_run_that_is_not_cached() -> None:
+    found = judge_cache(ended(first=stage(FIRST, State.CACHED)))
+    assert found.level.value == "warning"
+    assert re.search(says("first cached", "second succeeded", "cache switched off"), str(found))

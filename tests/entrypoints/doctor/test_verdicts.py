@@ -1,0 +1,39 @@
+"""Checks raise nothing, and end in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from torchx_kfp.entrypoints.doctor.verdicts import Level, Verdict, guarded, ok, said, within
+from torchx_kfp.errors import HostError
+
+
+def test_an_error_ends_its_checks_only() -> None:
+    def checks() -> Iterator[Verdict]:
+        yield ok("one", "Fine.")
+        raise KeyError("a\nb\x1b[31m")
+
+    first, last = guarded("two", checks)
+    assert str(first) == "ok       one: Fine."
+    assert (last.level, last.subject) == (Level.MISSING, "two")
+    assert "\n" not in last.found
+    assert "\x1b" not in last.found
+
+
+def test_messages_are_one_line() -> None:
+    assert said(HostError("Give one:\n- this;\n  that.")) == "Give one: - this; that."
+    assert said(OSError(2, "No such file")).startswith("FileNotFoundError: ")
+    assert len(said(HostError("x" * 10_000))) < 1000
+
+
+def test_a_call_that_hangs_is_left_behind() -> None:
+    ended = threading.Event()
+    with pytest.raises(TimeoutError, match=r"0\.01 s"):
+        within(0.01, lambda: ended.wait(60))
+    ended.set()
+    assert within(30, lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        within(30, lambda: 1 / 0)

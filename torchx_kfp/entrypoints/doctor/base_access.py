@@ -1,0 +1,40 @@
+"""Checks of a tracker base from this machine: its driver, its credentials, and that it can be written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchx_kfp.common.extras import install_line
+from torchx_kfp.common.text import shown
+from torchx_kfp.entrypoints.doctor.verdicts import Verdict, missing, ok, said, within
+from torchx_kfp.errors import MissingCredentialsError, TrackerError
+from torchx_kfp.execution.host.settings import without_password
+from torchx_kfp.tracking.recorder import Recorder
+
+#: Seconds that the storage may take.
+_SECONDS = 45.0
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+
+
+def check_base(base: str) -> Iterator[Verdict]:
+    """Yield verdicts about a tracker base. A small file is written, read and removed.
+
+    Args:
+        base: the tracker base.
+    """
+    subject = "tracker base"
+    name = shown(without_password(base))
+    try:
+        within(_SECONDS, lambda: Recorder.open(base).verify_writable())
+    except MissingCredentialsError as error:
+        yield missing("credentials of the tracker base", said(error))
+    except TrackerError as error:
+        extra = _EXTRAS.get(base.partition("://")[0].lower(), "")
+        needs_driver = isinstance(error.__cause__, ImportError) and extra
+        yield missing(subject, said(error), f"Run: {install_line(extra)}" if needs_driver else "")
+    except TimeoutError as error:
+        yield missing(subject, f"{name}: {error}.", "Check the address of the storage, and your network.")
+    except Exception as error:  # of a driver of fsspec
+        yield missing(subject, f"{name}: {said(error)}")
+    else:
+        yield ok(subject, f"{name} was written and read from here; the file is removed.")
