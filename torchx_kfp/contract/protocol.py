@@ -59,7 +59,7 @@ SERVICE_ACCOUNT = "KFP_SERVICE_ACCOUNT"
 OF_LAUNCHERS = (ARGO_NODE, SERVICE_ACCOUNT)
 #: The parameter of pipelines that carries the URL of a workspace, and the form of such a URL below the tracker base.
 WORKSPACE_PARAMETER = "workspace"
-_WORKSPACE = re.compile(r".*/\.torchx_kfp/workspaces/([0-9a-f]{64})\.tar", re.DOTALL)
+_WORKSPACE = re.compile(r"/\.torchx_kfp/workspaces/([0-9a-f]{64})\.tar(?![\w.-])")
 #: The folder in which a stage unpacks its workspace, if it is not that for temporary files: the runner of this machine
 #: removes it with the run.
 WORKSPACES = "TORCHX_KFP_WORKSPACES"
@@ -335,5 +335,10 @@ def workspace_key(digest: str) -> str:
 
 def workspace_digest(url: str) -> str | None:
     """Return the digest of the workspace with this URL; None if it is not that of a workspace."""
-    found = _WORKSPACE.fullmatch(url)
+    found = re.search(rf"{_WORKSPACE.pattern}\Z", url)
     return found[1] if found else None
+
+
+def named_workspaces(*texts: str) -> list[str]:
+    """Return the digests of the workspaces whose URLs are in these texts, each once."""
+    return list(dict.fromkeys(found[1] for text in texts for found in _WORKSPACE.finditer(text)))

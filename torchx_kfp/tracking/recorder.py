@@ -11,7 +11,7 @@ from typing import Any
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
-from torchx_kfp.tracking.run_facts import RUN_FACTS, Code, encode_code
+from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS, Code, describe_code, encode_code
 from torchx_kfp.tracking.searches import SEARCH, Search, Trial
 from torchx_kfp.tracking.statements import (
     ARTIFACTS,
@@ -28,7 +28,19 @@ from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, key_text, run_id_
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folder, read_workspace
 
-__all__ = ["Artifact", "Code", "Curve", "History", "PackedWorkspace", "Point", "Recorder", "Search", "Start", "Trial"]
+__all__ = [
+    "Artifact",
+    "Code",
+    "Curve",
+    "History",
+    "PackedWorkspace",
+    "Point",
+    "Recorder",
+    "Search",
+    "Start",
+    "Trial",
+    "describe_code",
+]
 
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
@@ -78,6 +90,10 @@ class Recorder(FsspecResultTracker):
     def add_code(self, run: str, code: Iterable[Code]) -> None:
         """Record the code that travelled with a pipeline run."""
         self.add_facts(run, code=encode_code(code))
+
+    def code_of(self, runs: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, list[Code]]:
+        """Return the code of each pipeline run that had any."""
+        return {run: facts[CODE] for run, facts in self.facts_of(runs, corrupt).items() if facts.get(CODE)}
 
     def facts_of(self, runs: Iterable[str] | None = None, corrupt: Corrupt | None = None) -> dict[str, dict[str, Any]]:
         """Return the facts of each pipeline run by field, by default of all runs; see ``run_facts``."""

@@ -8,7 +8,7 @@ the time as its name, so that programs can add facts at any time, and do not hav
 ``<run>`` is the first part of the run ids of its stages: the name of a run on this machine, or its id on KFP. Of
 several values of one field, the last one counts. The fields:
 
-- ``code``: what travelled with the run: a list, see ``Code``.
+- ``code``: what travelled with the run: a list, see ``Code``. Several lists are joined.
 
 To add a field, describe it here, write it with ``Recorder.add_facts(run, field=value)``, and read it with
 ``Recorder.facts_of([run])``. A value is anything that JSON can represent; ``null`` takes a field back. ``gc`` removes
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchx_kfp.common.git import GitState
+from torchx_kfp.common.text import counted, size_text
 from torchx_kfp.tracking.statements import StatementKind
 
 #: The field for the code of a run.
@@ -43,6 +44,18 @@ class Code:
     size: int | None = None
     files: int | None = None
     git: GitState | None = None
+
+
+def describe_code(code: Code) -> dict[str, str]:
+    """Return what a user is shown about the code of a run, by name: what it is, and where its commit is from."""
+    size = (
+        "" if code.files is None or code.size is None else f" ({counted(code.files, 'file')}, {size_text(code.size)})"
+    )
+    text = f"{code.digest[:12]}{size}"
+    if git := code.git:
+        branch, changed = f" on {git.branch}" if git.branch else "", ", changed" if git.changed else ""
+        text += f", commit {git.commit[:7]}{branch}{changed}"
+    return {"workspace": text, **({"remote": git.remote} if git and git.remote else {})}
 
 
 def encode_code(code: Iterable[Code]) -> list[dict[str, object]]:
@@ -77,6 +90,12 @@ def _parse_git(found: Mapping[str, Any]) -> GitState:
 
 def _join(found: list[dict[str, Any]]) -> dict[str, Any]:
     joined = {name: value for facts in found for name, value in facts.items()}
+    code: dict[str, Code] = {}
+    for each in (each for facts in found for each in facts.get(CODE, ())):
+        if each.digest not in code or each.size is not None:
+            code[each.digest] = each
+    if code:
+        joined[CODE] = list(code.values())
     return {name: value for name, value in joined.items() if value is not None}
 
 

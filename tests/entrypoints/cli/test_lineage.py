@@ -113,7 +113,7 @@ def test_a_run_without_lineage(inside: Call) -> None:
     done = inside("lineage", "base", "alone", "--format", "json")
     assert json.loads(done.stdout) == {
         "run_ids": ["alone/s/1"],
-        "nodes": [{"run_id": "alone/s/1", "role": "asked", "results": {"loss": 0.25}, "started": None}],
+        "nodes": [{"run_id": "alone/s/1", "role": "asked", "results": {"loss": 0.25}, "started": None, "code": []}],
         "links": [],
     }
     assert done.stderr == sentence

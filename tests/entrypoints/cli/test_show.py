@@ -73,6 +73,7 @@ def test_json(call: Call, base: str) -> None:
         "artifacts": {"model": {"path": "s3://models/1", "metadata": {"epochs": 3}}},
         "sources": [],
         "undelivered": {},
+        "code": [],
     }
     steps = json.loads(call("show", "base", "a-1/choose", "--format", "json").stdout)["steps"]
     assert steps["train/f1"]["count"] == 4

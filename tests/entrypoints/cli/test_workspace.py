@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -215,6 +217,7 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
     assert "Workspace code: 3 files, 10.2 kB, stored." in done.stderr
     assert "there already." in again.stderr
     assert "value=5" in done.stdout
+    assert "(3 files, 10.2 kB)" in call("lineage", s3_base, f"{done.stdout.split()[0]}/first").stdout
     assert "value" in call("results", s3_base, "--stage", "first", "--format", "csv").stdout.splitlines()[0]
 
 
@@ -259,7 +262,40 @@ def test_code_that_cannot_come_back(project: Path, call: Call) -> None:
     assert not (project / "back").exists()
 
 
-def test_archives_that_are_not_code_leave_nothing(project: Path, inside: Call) -> None:
+def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs with the same files can be from different commits, and only one of them have a change."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+
+    def git(*words: str) -> str:
+        words = ("-c", "user.name=n", "-c", "user.email=e@x", *words)
+        return subprocess.run(["git", "-C", project, *words], capture_output=True, check=True, text=True).stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    git("remote", "add", "origin", "https://me:SECRET@example.com/repo.git")
+    git("add", "code/app.py", "code/run.sh")
+    git("commit", "-qm", "first")
+    words = ["run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code"]
+    assert call(*words).returncode == 0
+    first = git("rev-parse", "--short=7", "HEAD")
+    git("add", "code/helper.py")
+    git("commit", "-qm", "second")
+    second = git("rev-parse", "--short=7", "HEAD")
+    assert call(*words, "--no-cache").returncode == 0
+    runs = sorted((project / "local_outputs").glob("one-*"), key=lambda folder: folder.stat().st_mtime)
+    for run, commit in zip(runs, (f"{first} on main, changed", f"{second} on main"), strict=True):
+        text = f"(3 files, 10.2 kB), commit {commit}"
+        for command in ("show", "lineage"):
+            shown = call(command, f"{run.name}/first").stdout
+            assert re.search(rf"code .*{re.escape(text)}( |\n|, https)", shown), shown
+            assert "https://example.com/repo.git" in shown
+        assert f"{text}" in call("report", run.name, "-o", "-").stdout
+        shown = json.loads(call("show", f"{run.name}/first", "--format", "json").stdout)
+        assert json.loads(call("lineage", run.name, "--format", "json").stdout)["nodes"][0]["code"] == shown["code"]
+        assert shown["code"][0]["git"]["remote"] == "https://example.com/repo.git"
+    assert not any(b"SECRET" in path.read_bytes() for path in (project / "base").rglob("*") if path.is_file())
+
+
+def test_archives_that_are_not_code_leave_nothing(project: Path, call: Call) -> None:
     """Somebody may have stored something else by hand: the digest is right, the content is not."""
     member = tarfile.TarInfo("pipe")
     member.type = tarfile.FIFOTYPE
@@ -272,9 +308,9 @@ def test_archives_that_are_not_code_leave_nothing(project: Path, inside: Call) -
     for content, fact in [(b"no archive" * 100, "not an archive of code"), (special.getvalue(), "'pipe'")]:
         place = project / f"base/.torchx_kfp/workspaces/{hashlib.sha256(content).hexdigest()}.tar"
         place.write_bytes(content)
-        assert inside("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={place}").returncode == 1
+        assert call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={place}").returncode == 1
         for folder in ("back", "empty"):
-            done = inside("code", "latest", folder)
+            done = call("code", "latest", folder)
             assert (done.returncode, fact in done.stderr) == (2, True), done.stderr
         assert not (project / "back").exists()
         assert list((project / "empty").iterdir()) == []

@@ -13,7 +13,7 @@ from tests.facts import says
 from tests.kfp_host import KfpHost
 from torchx_kfp import Stages, host, local
 from torchx_kfp.errors import ArgumentError, WorkspaceError
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import Code, Recorder
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
 PROGRAM = "from torchx_kfp.tracking import current_run; current_run().add_metadata(here=%d)"
@@ -45,7 +45,12 @@ def test_a_local_run_starts_with_the_code(code: Path, arguments: dict[str, str])
     # The base is relative to the directory of the stages, also for a stage that starts in its workspace.
     base = code.parent / ("there" if arguments else "stages/results")
     assert recorded(base) == [{"here": 7}]
-    assert len(list(base.glob(".torchx_kfp/workspaces/*.tar"))) == 1
+    [archive] = base.glob(".torchx_kfp/workspaces/*.tar")
+    again = local.run(one, {"tracker_base": str(base), "workspace": str(archive)}, watch=local.Watch())
+    assert Recorder.open(str(base)).code_of([result.run_id, again.run_id]) == {
+        result.run_id: [Code(archive.stem, archive.stat().st_size, 1)],
+        again.run_id: [Code(archive.stem)],
+    }
 
 
 def test_a_run_on_a_host_starts_with_the_code(code: Path) -> None:
@@ -63,6 +68,8 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path) -> None:
         run = host.submit(mounted, {"tracker_base": str(base)}, workspace="code", host=kfp_host.url)
         run.wait(timeout=120).raise_for_failure()
     assert recorded(base) == [{"here": 7}]
+    [[found]] = Recorder.open(str(base)).code_of([run.run_id]).values()
+    assert found.files == 1
 
 
 def test_what_is_refused(code: Path) -> None:

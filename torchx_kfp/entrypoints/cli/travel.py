@@ -6,22 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.text import counted, printable, size_text
-from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.recorder import PackedWorkspace
 
 
-def send(packed: PackedWorkspace, folder: str) -> dict[str, str]:
-    """Store a folder's files under the tracker base; return the argument that names them.
+def send(packed: PackedWorkspace, folder: str) -> None:
+    """Store a folder's files under the tracker base.
 
     Raises:
         TrackerError: the tracker base cannot be written.
     """
     files, size = counted(len(packed.entries), "file"), size_text(packed.size)
     print_message(f"Workspace {folder}: {files}, {size}, {'stored' if packed.upload() else 'there already'}.")
-    return {WORKSPACE: packed.url}
 
 
 def show_dry_run(packed: PackedWorkspace | None, *, as_json: bool) -> None:

@@ -24,7 +24,7 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
-from torchx_kfp.execution.runs.packing import pack
+from torchx_kfp.execution.runs.packing import pack, record_code
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack
@@ -105,11 +105,14 @@ def submit(
     values = complete_arguments(loaded, arguments)
     refuse_submission(loaded, check_submission(loaded, values))
     host = _connect(settings)
+    packed = None
     if workspace is not None:
         packed = pack(loaded, arguments, workspace, for_pods=True)
         packed.upload()
         arguments[WORKSPACE_PARAMETER] = packed.url
-    return HostRun(host.connection, host.submit(loaded, arguments, submission), named=known_bases(loaded, values))
+    run_id = host.submit(loaded, arguments, submission)
+    record_code(run_id, loaded, values | arguments, packed, lambda sentence: warnings.warn(sentence, stacklevel=4))
+    return HostRun(host.connection, run_id, named=known_bases(loaded, values))
 
 
 def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:

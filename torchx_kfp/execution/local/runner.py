@@ -39,12 +39,13 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import Journal
-from torchx_kfp.execution.runs.packing import pack
+from torchx_kfp.execution.runs.packing import pack, record_code
 from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Watch, awaitable_processes, ending_signals, raise_for_signal
+from torchx_kfp.tracking.recorder import PackedWorkspace
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack
@@ -54,7 +55,7 @@ def run(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
     *,
-    workspace: str | os.PathLike[str] | None = None,
+    workspace: str | os.PathLike[str] | PackedWorkspace | None = None,
     output_dir: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
     secrets: Given | None = None,
@@ -71,7 +72,7 @@ def run(
         pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
-            ``workspace`` gets its URL.
+            ``workspace`` gets its URL. One that is packed already (``pack``) is also stored already.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
         watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
@@ -91,14 +92,18 @@ def run(
         KeyboardInterrupt: SIGINT ended the run.
         SystemExit: SIGTERM or SIGHUP ended the run; the code is 143 or 129.
     """
-    _verify(arguments, output_dir=output_dir, workspace=workspace)
+    is_stored = isinstance(workspace, PackedWorkspace)
+    _verify(arguments, output_dir=output_dir, workspace=None if is_stored else workspace)
     arguments = dict(arguments or {})
     output_dir = OUTPUT_DIR if output_dir is None else output_dir
     loaded = load_pipeline(pipeline)
     packed = None
-    if workspace is not None:
+    if isinstance(workspace, PackedWorkspace):
+        packed = workspace
+    elif workspace is not None:
         directory = options.get("directory") or ""
         packed = pack(loaded, arguments, workspace, directory=directory, without=[os.fspath(output_dir)])
+    if packed is not None:
         arguments[WORKSPACE_PARAMETER] = packed.url
     chosen = RunOptions.of(options, named_paths(arguments))
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
@@ -118,7 +123,7 @@ def run(
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
     watch = watch if watch is not None else Lines()
     with _docker(containers, run_id) as docker:
-        if packed is not None:
+        if packed is not None and not is_stored:
             packed.upload()
         _make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
         if docker is not None and docker.remaps_users:
@@ -133,6 +138,7 @@ def run(
             warn=watch.on_warning,
         ) as journal:
             context = _context(folder, chosen, given, containers, docker)
+            record_code(run_id, loaded, values, packed, watch.on_warning)
             return _execute(loaded, values, found, context, journal, watch)
 
 

@@ -34,6 +34,7 @@ from torchx_kfp.execution.report.timeline import draw_timeline
 from torchx_kfp.execution.report.trials import find_searches, view_search
 from torchx_kfp.execution.runs import resume_words
 from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.tracking.recorder import describe_code
 
 _HERE = Path(__file__).parent
 #: Runs in these states cannot be resumed.
@@ -192,7 +193,7 @@ def render(run: RunView, place: Path) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
-    environment.globals.update(formats=formats, State=State, plots=plots, trials=trials)
+    environment.globals.update(formats=formats, describe_code=describe_code, State=State, plots=plots, trials=trials)
     environment.globals.update(ROC_SIZE=ROC_SIZE, ROC_MARGIN=ROC_MARGIN)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     page = environment.get_template("page.html").render(

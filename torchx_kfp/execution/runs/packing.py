@@ -1,15 +1,18 @@
-"""Pack the code that travels with a run: the files of a folder, for the pipeline's parameter ``workspace``."""
+"""Pack the code that travels with a run: the files of a folder, for the pipeline's parameter ``workspace``.
+
+Which code a run had is recorded under its tracker base.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
-from torchx_kfp.errors import ArgumentError
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER, named_workspaces
+from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.tracking.recorder import PackedWorkspace, Recorder
+from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder
 
 
 def pack(
@@ -61,3 +64,34 @@ def pack(
             "a tracker base that both reach, such as s3://bucket/results, or mount the folder here as well."
         )
     return recorder.pack_workspace(folder, without)
+
+
+def record_code(
+    run: str,
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any],
+    packed: PackedWorkspace | None,
+    warn: Callable[[str], object],
+) -> None:
+    """Record under the tracker base which code a run has that has just started: the workspaces that it names.
+
+    Args:
+        run: its name on this machine, or its id on the host.
+        pipeline: the pipeline.
+        arguments: the values of its parameters.
+        packed: the workspace that was packed for it.
+        warn: gets a sentence if that is not possible. The run goes on.
+    """
+    texts = [arguments.get(WORKSPACE_PARAMETER), *arguments.values(), pipeline.text]
+    named = named_workspaces(*(text for text in texts if isinstance(text, str)))
+    code = [packed.code if packed and packed.digest == digest else Code(digest) for digest in named]
+    base = arguments.get(TRACKER_BASE_PARAMETER)
+    if not code or not base or not isinstance(base, str):
+        return
+    try:
+        recorder = Recorder.open(base)
+        # A folder that only pods have is not made here.
+        if recorder.folder is None or os.path.isdir(recorder.folder):
+            recorder.add_code(run, code)
+    except TorchxKfpError as error:
+        warn(f"The code of the run {run} is not recorded, and gc may remove it with older runs: {error}")

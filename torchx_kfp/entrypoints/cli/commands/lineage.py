@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -29,15 +29,19 @@ from torchx_kfp.entrypoints.cli.selection import (
     recorded,
     say_cached,
 )
+from torchx_kfp.errors import CorruptResultError
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
     from torchx_kfp.tracking import Artifact, Lineage, Link, Result
     from torchx_kfp.tracking.lineage import Start
+    from torchx_kfp.tracking.recorder import Code
 
 #: Results by run id.
 Results: TypeAlias = "Mapping[str, Mapping[str, Result]]"
+#: Code by pipeline run.
+Codes: TypeAlias = "Mapping[str, Sequence[Code]]"
 #: Links by the run above them in a tree, each with the run below.
 _Branches: TypeAlias = "dict[str, list[tuple[str, Link]]]"
 
@@ -71,14 +75,18 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
 
     Runs are shown with their results and artifacts: in brackets the artifacts that were used, or in parentheses all
-    artifacts of the run if the used ones are unknown. RUN itself is shown with its time, host and image. A tree shows
-    the first 20 runs that are read under one alias; the other formats show all.
+    artifacts of the run if the used ones are unknown. RUN itself is shown with its time, host, image and code. A tree
+    shows the first 20 runs that are read under one alias; the other formats show all.
     """
     from torchx_kfp.tracking.lineage import trace
+    from torchx_kfp.tracking.store import pipeline_run
+
+    def corrupt(error: CorruptResultError) -> None:
+        print_message(f"Left out: {error}")
 
     [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
-    sources = recorder.sources_of(corrupt=lambda error: print_message(f"Left out: {error}"))
+    sources = recorder.sources_of(corrupt=corrupt)
     named = {source.run_id for found in sources.values() for source in found}
     known = recorded(recorder) | named
     chosen = choose(located, known, recorder)
@@ -93,19 +101,24 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
         )
     results: Results = {}
     starts: Mapping[str, Start] = {}
+    codes: Codes = {}
     if form in ("tree", "json"):
         results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
         # A tree shows only the starts of the requested runs.
-        starts = recorder.starts_of(runs_of(lineage) if form == "json" else lineage.run_ids)
+        shown = runs_of(lineage) if form == "json" else lineage.run_ids
+        starts = recorder.starts_of(shown)
+        codes = recorder.code_of(dict.fromkeys(map(pipeline_run, shown)), corrupt)
     if form == "json":
-        print_json(_as_json(lineage, results, starts))
+        print_json(_as_json(lineage, results, starts, codes))
     elif form == "tree":
-        _print_trees(lineage, results, starts)
+        _print_trees(lineage, results, starts, codes)
     else:
         print_text(mermaid(lineage) if form == "mermaid" else dot(lineage))
 
 
-def _as_json(lineage: Lineage, results: Results, starts: Mapping[str, Start]) -> dict[str, Any]:
+def _as_json(lineage: Lineage, results: Results, starts: Mapping[str, Start], codes: Codes) -> dict[str, Any]:
+    from torchx_kfp.tracking.store import pipeline_run
+
     role = dict.fromkeys(lineage.run_ids, "asked")
     role = {**dict.fromkeys(lineage.ancestors, "ancestor"), **role}
     return {
@@ -116,6 +129,7 @@ def _as_json(lineage: Lineage, results: Results, starts: Mapping[str, Start]) ->
                 "role": role.get(run_id, "descendant"),
                 "results": results.get(run_id, {}),
                 "started": vars(starts[run_id]) if run_id in starts else None,
+                "code": [asdict(code) for code in codes.get(pipeline_run(run_id), ())],
             }
             for run_id in dict.fromkeys(runs_of(lineage))
         ],
@@ -192,7 +206,7 @@ def _dot_text(text: str) -> str:
     return _quoted("".join(character if character.isprintable() else " " for character in escaped))
 
 
-def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start]) -> None:
+def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start], codes: Codes) -> None:
     """Print what the requested runs were made from, and what was made from them."""
     from torchx_kfp.entrypoints.cli.display.tables import rendered
 
@@ -209,9 +223,9 @@ def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start]
     if not asked.isdisjoint(above) or not makers:
         used = {link.source for link in lineage.links}
         ends = [run_id for run_id in lineage.run_ids if run_id not in used]
-        trees.append(("Made from", _Forest(above, results, starts), [*ends, *lineage.run_ids]))
+        trees.append(("Made from", _Forest(above, results, starts, codes), [*ends, *lineage.run_ids]))
     if makers:
-        trees.append(("Used by", _Forest(below, results, starts), makers if trees else lineage.run_ids))
+        trees.append(("Used by", _Forest(below, results, starts, codes), makers if trees else lineage.run_ids))
     for number, (heading, forest, run_ids) in enumerate(trees):
         if lineage.links:
             print_text("\n" * bool(number) + styled(heading, bold=True))
@@ -226,6 +240,7 @@ class _Forest:
     branches: _Branches
     results: Results
     starts: Mapping[str, Start]
+    codes: Codes
     shown: set[str] = field(default_factory=set)
 
     def roots(self, run_ids: Iterable[str]) -> Iterator[str]:
@@ -282,12 +297,20 @@ class _Forest:
         if start := self.starts.get(run_id):
             image = f" in {printable(start.image)}" if start.image else ""
             found.append(f"started {moment(start.time)} on {printable(start.host)}{image}")
+            found += self._code(run_id)
         for alias, links in by_alias.items():
             found += links[:_WIDTH]
             if len(links) > _WIDTH:
                 of_alias = f" of {printable(alias)}" if alias else ""
                 found.append(f"... and {len(links) - _WIDTH:,} more{of_alias}; --format json shows all")
         return found
+
+    def _code(self, run_id: str) -> list[str]:
+        from torchx_kfp.tracking.recorder import describe_code
+        from torchx_kfp.tracking.store import pipeline_run
+
+        described = map(describe_code, self.codes.get(pipeline_run(run_id), ()))
+        return [f"code {printable(', '.join(its.values()))}" for its in described]
 
     def _label(self, run_id: str, root: str, link: Link | None = None, again: bool = False) -> str:
         from torchx_kfp.tracking.store import pipeline_run

@@ -207,10 +207,12 @@ def run_command(
             show_dry_run(packed, as_json=as_json)
             return
         if packed is not None:
-            arguments |= send(packed, str(workspace))
+            send(packed, str(workspace))
         # An option without a stage means all stages.
         docker = True if "" in stages else stages
-        start = partial(run, pipeline, arguments, output_dir=output_dir, docker=docker, **new, **options)
+        start = partial(
+            run, pipeline, arguments, workspace=packed, output_dir=output_dir, docker=docker, **new, **options
+        )
     view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
     summarize(lambda: start(watch=view), view, quiet=quiet, as_json=as_json)
 

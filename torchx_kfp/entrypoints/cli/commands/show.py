@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.common.text import counted, listed, moment
-from torchx_kfp.entrypoints.cli.display.printing import print_json, show_results, show_value, sparkline
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, show_results, show_value, sparkline
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
 from torchx_kfp.entrypoints.cli.resolver import locate
 from torchx_kfp.entrypoints.cli.selection import choose, open_recorder, read, recorded, say_cached, titled
 from torchx_kfp.errors import UnknownRunError
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.recorder import Search
+    from torchx_kfp.tracking.recorder import Code, Search
 
 
 @click.command("show", short_help="Show all records of a stage's run.")
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @format_option("table", "json")
 @host_options
 def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
-    """Show all records of RUN: its start, results, metrics, metadata, artifacts, and the runs that it reads.
+    """Show all records of RUN: its start, code, results, metrics, metadata, artifacts, and the runs that it reads.
 
     RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train": of a run on
     this machine, or on the KFP host. The run knows its tracker base. With TRACKER_BASE, RUN is any run that has records
@@ -37,6 +37,7 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
     torchx-kfp show latest/evaluate
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
     """
+    from torchx_kfp.tracking.store import pipeline_run
 
     [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
@@ -47,6 +48,8 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
             f"{located.run!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
             f"{listed([run_id, *others])}. Give the run id of one."
         )
+    run = pipeline_run(run_id)
+    codes = recorder.code_of([run], lambda error: print_message(f"Left out: {error}")).get(run, [])
     found = {
         "run_id": run_id,
         "results": read(recorder, [run_id]).get(run_id, {}),
@@ -68,17 +71,19 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
         },
         "sources": [vars(source) for source in recorder.sources(run_id)],
         "undelivered": recorder.undelivered(run_id),
+        "code": [asdict(code) for code in codes],
         "started": vars(start) if (start := recorder.starts_of([run_id]).get(run_id)) else None,
     }
     say_cached(chosen)
     if form == "json":
         print_json(found)
     else:
-        _print_table(found, search, located.name)
+        _print_table(found, search, codes, located.name)
 
 
-def _print_table(found: dict[str, Any], search: Search | None, name: str) -> None:
+def _print_table(found: dict[str, Any], search: Search | None, codes: Iterable[Code], name: str) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.tracking.recorder import describe_code
 
     started = found["started"] or {}
     if started:
@@ -97,6 +102,7 @@ def _print_table(found: dict[str, Any], search: Search | None, name: str) -> Non
             for it in found["sources"]
         ),
         *(("lacks records", name, why) for name, why in found["undelivered"].items()),
+        *(("code", name, value) for code in codes for name, value in describe_code(code).items()),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
     print_table(("what", "name", "value"), rows, above=f"Run {titled(name, found['run_id'])}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import click
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import (
@@ -69,7 +70,7 @@ def submit_command(
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
     from torchx_kfp.execution.pipeline.values import complete_arguments, parse_arguments
     from torchx_kfp.execution.pipeline.walk import known_bases
-    from torchx_kfp.execution.runs.packing import pack
+    from torchx_kfp.execution.runs.packing import pack, record_code
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
@@ -95,8 +96,10 @@ def submit_command(
         show_dry_run(packed, as_json=as_json)
         return
     if packed is not None:
-        arguments |= send(packed, str(workspace))
+        send(packed, str(workspace))
+        arguments[WORKSPACE] = values[WORKSPACE] = packed.url
     run_id = host.submit(pipeline, arguments, submission)
+    record_code(run_id, pipeline, values, packed, print_message)
     link = host.connection.link(run_id)
     if as_json and not watch:
         print_json({"run_id": run_id, "link": link})
