@@ -20,12 +20,29 @@ if TYPE_CHECKING:
         HostRun,
         RunFilter,
         RunSummary,
+        Schedule,
+        Schedules,
+        Timing,
         attach,
         connect,
+        schedule,
         submit,
     )
 
-__all__ = ["Host", "HostKeywords", "HostRun", "RunFilter", "RunSummary", "attach", "connect", "submit"]
+__all__ = [
+    "Host",
+    "HostKeywords",
+    "HostRun",
+    "RunFilter",
+    "RunSummary",
+    "Schedule",
+    "Schedules",
+    "Timing",
+    "attach",
+    "connect",
+    "schedule",
+    "submit",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -16,6 +16,7 @@ from tests.kfp_host.argo import Naming
 from tests.kfp_host.errors import Refused, no_experiment, no_run
 from tests.kfp_host.lists import page_of
 from tests.kfp_host.runs import LocalRun, Run
+from tests.kfp_host.schedules import Clock, RecurringRun
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -42,6 +43,8 @@ class Api:
         self._request = request
         self._lock = threading.RLock()
         self.runs: dict[str, Run] = {}
+        self.recurring: dict[str, RecurringRun] = {}
+        self.clock = Clock()
         self._experiments: dict[str, dict[str, Any]] = {}
         self._add_experiment(
             "Default", "All runs created without specifying an experiment will be grouped here.", time.time()
@@ -57,6 +60,7 @@ class Api:
             found = re.fullmatch(pattern, path)
             if found and verb == method:
                 with self._lock:
+                    self._fire()
                     return getattr(self, handler)(*found.groups(), query=query, body=body)
         raise Refused(501, 12, f"The test's host does not have {method} {path}")
 
@@ -112,11 +116,22 @@ class Api:
         return page_of(runs, query, "run_id", "runs")
 
     def _create_run(self, *, body: Any, query: Mapping[str, str], **_: Any) -> Any:
+        run = self._make_run(
+            body, body.get("experiment_id") or query.get("experiment_id") or next(iter(self._experiments))
+        )
+        answer = {**run.describe_new(), "state": "PENDING"}
+        self._begin(run)
+        return answer
+
+    def _begin(self, run: LocalRun) -> None:
+        run.start(self._folder, (run.record.runtime_config or {}).get("parameters", {}), self._request)
+
+    def _make_run(self, body: Any, experiment: str, **of_record: Any) -> LocalRun:
+        """Add the run that a request describes, which does not run yet."""
         spec = body.get("pipeline_spec")
         if spec is None:
             raise Refused(400, 3, "Failed to create a new run: the test's host needs a pipeline_spec")
         documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
-        experiment = body.get("experiment_id") or query.get("experiment_id") or next(iter(self._experiments))
         if experiment not in self._experiments:
             raise no_experiment(experiment)
         if not body.get("display_name"):
@@ -138,11 +153,10 @@ class Api:
             experiment_id=experiment,
             runtime_config=config or None,
             service_account=body.get("service_account") or "pipeline-runner",
+            **of_record,
         )
-        answer = {**run.describe_new(), "state": "PENDING"}
         assert isinstance(run, LocalRun)
-        run.start(self._folder, arguments, self._request)
-        return answer
+        return run
 
     def _terminate(self, run_id: str, **_: Any) -> Any:
         run = self._find(run_id)
@@ -189,6 +203,52 @@ class Api:
             raise error
         return text
 
+    def _fire(self) -> None:
+        """Start the runs of recurring runs that are due, as KFP's controller does."""
+        for recurring in self.recurring.values():
+            while True:
+                own = [run for run in self.runs.values() if run.record.recurring_run_id == recurring.identity]
+                running = sum(run.describe().get("state") not in ("SUCCEEDED", "FAILED") for run in own)
+                due = recurring.take_due(running, self.clock.now())
+                if due is None:
+                    break
+                name = f"{safe_name(recurring.body['display_name']).lower()[:25]}-{recurring.number}"
+                made = {"recurring_run_id": recurring.identity, "scheduled": due}
+                self._begin(self._make_run({**recurring.body, "display_name": name}, recurring.experiment, **made))
+
+    def _find_recurring(self, identity: str) -> RecurringRun:
+        if identity not in self.recurring:
+            cause = f"Recurring run {identity} not found"
+            raise Refused(404, 5, f"Failed to get a recurring run: ResourceNotFoundError: {cause}", cause)
+        return self.recurring[identity]
+
+    def _list_recurring(self, *, query: Mapping[str, str], **_: Any) -> Any:
+        return page_of(
+            [each.describe() for each in self.recurring.values()], query, "recurring_run_id", "recurringRuns"
+        )
+
+    def _create_recurring(self, *, body: Any, **_: Any) -> Any:
+        experiment = body.get("experiment_id") or next(iter(self._experiments))
+        made = RecurringRun.of(body, experiment, self.clock.now())
+        self.recurring[made.identity] = made
+        return made.describe()
+
+    def _get_recurring(self, identity: str, **_: Any) -> Any:
+        return self._find_recurring(identity).describe()
+
+    def _enable(self, identity: str, **_: Any) -> Any:
+        self._find_recurring(identity).is_enabled = True
+        return {}
+
+    def _disable(self, identity: str, **_: Any) -> Any:
+        self._find_recurring(identity).is_enabled = False
+        return {}
+
+    def _delete_recurring(self, identity: str, **_: Any) -> Any:
+        self._find_recurring(identity)
+        del self.recurring[identity]
+        return {}
+
     def _add_experiment(self, name: str, description: str, created: float) -> dict[str, Any]:
         identity = str(uuid.uuid4())
         self._experiments[identity] = {
@@ -227,6 +287,12 @@ _ROUTES = [
     ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):archive", "_archive"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):unarchive", "_unarchive"),
+    ("GET", "/apis/v2beta1/recurringruns", "_list_recurring"),
+    ("POST", "/apis/v2beta1/recurringruns", "_create_recurring"),
+    ("GET", f"/apis/v2beta1/recurringruns/({_ID})", "_get_recurring"),
+    ("DELETE", f"/apis/v2beta1/recurringruns/({_ID})", "_delete_recurring"),
+    ("POST", f"/apis/v2beta1/recurringruns/({_ID}):enable", "_enable"),
+    ("POST", f"/apis/v2beta1/recurringruns/({_ID}):disable", "_disable"),
     ("GET", "/apis/v2beta1/experiments", "_list_experiments"),
     ("POST", "/apis/v2beta1/experiments", "_create_experiment"),
     ("GET", f"/apis/v2beta1/experiments/({_ID})", "_get_experiment"),

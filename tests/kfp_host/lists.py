@@ -37,6 +37,7 @@ _FILTERED = {
         *("run_id", "id", "display_name", "name", "created_at", "finished_at", "description", "scheduled_at"),
         *("storage_state", "status", "namespace", "experiment_id", "state", "recurring_run_id", "pipeline_id"),
     },
+    "recurringRuns": {"recurring_run_id", "id", "display_name", "name", "created_at", "updated_at", "description"},
     "experiments": {"experiment_id", "id", "display_name", "name", "created_at", "storage_state"},
 }
 #: Other names of fields.

@@ -110,11 +110,13 @@ class Chosen:
         keys: its run ids.
         cached: the run ids that cached results would have in this run, by the run ids with which an earlier run has
             recorded them.
+        labels: what is shown in place of run ids.
     """
 
     name: str
     keys: tuple[str, ...]
     cached: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(located: Located, known: Collection[str], recorder: Recorder, further: Collection[str] = ()) -> Chosen:

@@ -61,7 +61,8 @@ class RunSummary:
     """A run in a list of runs.
 
     Times are in seconds since the epoch; ``created`` is 0 if it is unknown, ``finished`` is None if the run
-    has not ended. ``schedule_id`` is the id of the schedule that made the run; empty if a person did.
+    has not ended. ``schedule_id`` is the id of the schedule that made the run, empty if a person did;
+    ``scheduled`` is the time for which it was made.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class RunSummary:
     link: str
     is_archived: bool = False
     schedule_id: str = ""
+    scheduled: float = 0.0
 
 
 class Host:
@@ -105,6 +107,22 @@ class Host:
             HostAnswerLostError: the host may have accepted the run, but has not said so.
             HostError: the host does not answer or refuses the run.
         """
+        fields = self.describe(pipeline, arguments, submission, environ=environ)
+        name = submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}"
+        return self._create({"display_name": name, **fields})
+
+    def describe(
+        self,
+        pipeline: Pipeline,
+        arguments: Mapping[str, Any] | None = None,
+        submission: Submission = DEFAULT,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> dict[str, Any]:
+        """Return what KFP wants to know of a run, or of those of a schedule, without a name: JSON of v2beta1.
+
+        The experiment is created if it does not exist. Arguments and errors are those of ``submit``.
+        """
         given = dict(arguments or {})
         values = complete_arguments(pipeline, given)
         spec, platform = read_specs(pipeline.text)
@@ -112,7 +130,6 @@ class Host:
             spec = without_cache(spec)
         wanted = environ.get(OVERRIDE_EXPERIMENT) or submission.experiment or self.connection.settings.experiment
         body: dict[str, Any] = {
-            "display_name": submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}",
             "experiment_id": self._experiment_id(wanted or DEFAULT_EXPERIMENT),
             "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform} if platform else spec,
             "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},
@@ -121,10 +138,10 @@ class Host:
             body["runtime_config"]["pipeline_root"] = submission.pipeline_root
         if submission.service_account:
             body["service_account"] = submission.service_account
-        return self._create(body)
+        return body
 
     def _create(self, body: Mapping[str, Any]) -> str:
-        words = shlex.join(self._words)
+        words = shlex.join(self.words)
         if_lost = (
             f"The host may have accepted the run {printable(body['display_name'])!r}. Before you submit it again, look "
             f"for this name: torchx-kfp runs {words}"
@@ -143,7 +160,7 @@ class Host:
         return str(run_id)
 
     @property
-    def _words(self) -> list[str]:
+    def words(self) -> list[str]:
         """The options with which torchx-kfp's commands find this host."""
         settings = self.connection.settings
         if settings.kube_context and not settings.host:
@@ -171,7 +188,7 @@ class Host:
         if wanted == LATEST:
             newest = next(self.list(ANY_RUN, limit=1), None)
             if newest is None:
-                raise UnknownRunError(f"{self.connection.name} has no runs{self._in_namespace()}.")
+                raise UnknownRunError(f"{self.connection.name} has no runs{self.in_namespace()}.")
             return newest.run_id
         named: Sequence[RunSummary] = self._named(wanted)
         begins = bool(_BEGINNING.fullmatch(wanted.lower()))
@@ -182,7 +199,7 @@ class Host:
                 names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
                 newest_runs = listed(_described(run) for run in recent)
                 raise UnknownRunError(
-                    f"There is no run {name!r} on {self.connection.name}{self._in_namespace()}."
+                    f"There is no run {name!r} on {self.connection.name}{self.in_namespace()}."
                     f"{did_you_mean(wanted, names)} "
                     + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
                 )
@@ -206,7 +223,8 @@ class Host:
         """
         now = time.time()
         experiment = self._known_experiment(where.experiment) if where.experiment else ""
-        found = self._filtered(limit, where.query(now), experiment)
+        order = "scheduled_at desc" if where.schedule_id else _NEWEST_FIRST
+        found = self._filtered(limit, where.query(now), experiment, order)
         return itertools.islice((run for run in found if _meets(run, where, now)), limit)
 
     def archive(self, run_id: str) -> None:
@@ -266,9 +284,9 @@ class Host:
         except HostNotFoundError as error:
             raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
 
-    def _filtered(self, limit: int | None, query: str, experiment: str) -> Iterator[RunSummary]:
+    def _filtered(self, limit: int | None, query: str, experiment: str, order: str) -> Iterator[RunSummary]:
         """Yield the runs of a query; all runs if the host cannot filter them."""
-        pages = self._pages(limit, query, experiment)
+        pages = self._pages(limit, query, experiment, order)
         try:
             first = next(pages, None)
         except HostUnreachableError:
@@ -276,7 +294,7 @@ class Host:
         except HostError:
             if not query:
                 raise
-            yield from self._pages(None, "", experiment)
+            yield from self._pages(None, "", experiment, order)
             return
         if first is not None:
             yield first
@@ -286,13 +304,15 @@ class Host:
         if found := self._find_experiment(name):
             return found
         page = self.connection.get(_EXPERIMENTS, page_size=_PAGE, namespace=self.connection.namespace)
-        names = [str(each.get("display_name") or "") for each in _objects(page, "experiments")]
+        names = [str(each.get("display_name") or "") for each in objects_of(page, "experiments")]
         raise ArgumentError(
-            f"There is no experiment {name!r} on {self.connection.name}{self._in_namespace()}."
+            f"There is no experiment {name!r} on {self.connection.name}{self.in_namespace()}."
             f"{did_you_mean(name, names)} Experiments: {listed(sorted(map(printable, names))) or 'none'}."
         )
 
-    def _pages(self, limit: int | None, query: str, experiment: str = "") -> Iterator[RunSummary]:
+    def _pages(
+        self, limit: int | None, query: str, experiment: str = "", order: str = _NEWEST_FIRST
+    ) -> Iterator[RunSummary]:
         size = _PAGE if limit is None else min(limit, _PAGE)
         token = ""
         for _ in range(_MOST_PAGES):
@@ -300,13 +320,13 @@ class Host:
                 _RUNS,
                 page_token=token,
                 page_size=size,
-                sort_by=_NEWEST_FIRST,
+                sort_by=order,
                 filter=query,
                 experiment_id=experiment,
                 # An experiment has its own namespace.
                 namespace="" if experiment else self.connection.namespace,
             )
-            runs = [run for run in _objects(page, "runs") if run.get("run_id")]
+            runs = [run for run in objects_of(page, "runs") if run.get("run_id")]
             yield from map(self._summary, runs)
             token, before = str(page.get("next_page_token") or ""), token
             if token in ("", before) or not runs:
@@ -325,6 +345,7 @@ class Host:
             link=self.connection.link(run_id),
             is_archived=_is_archived(run),
             schedule_id=text(run.get("recurring_run_id")),
+            scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
         )
 
     def _named(self, name: str) -> Sequence[RunSummary]:
@@ -358,12 +379,12 @@ class Host:
         page = self.connection.get(
             _EXPERIMENTS, filter=json.dumps({"predicates": [equals]}), namespace=self.connection.namespace
         )
-        for experiment in _objects(page, "experiments"):
+        for experiment in objects_of(page, "experiments"):
             if experiment.get("display_name") == name:
                 return str(experiment.get("experiment_id") or "")
         return ""
 
-    def _in_namespace(self) -> str:
+    def in_namespace(self) -> str:
         namespace = self.connection.namespace
         return f" in the namespace {namespace!r}" if namespace else ""
 
@@ -395,7 +416,7 @@ def pipeline_name(run: Mapping[str, Any]) -> str:
     return str(info.get("name") or "") if isinstance(info, Mapping) else ""
 
 
-def _objects(page: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+def objects_of(page: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
     """Yield the JSON objects in a list of an answer."""
     found = page.get(name)
     return (item for item in (found if isinstance(found, list) else ()) if isinstance(item, Mapping))

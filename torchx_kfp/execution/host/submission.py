@@ -15,9 +15,12 @@ from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host as Host
 from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
+from torchx_kfp.execution.host.recurring import Schedule as Schedule
+from torchx_kfp.execution.host.recurring import Schedules as Schedules
 from torchx_kfp.execution.host.run import HostRun as HostRun
 from torchx_kfp.execution.host.run_filter import RunFilter as RunFilter
 from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings
+from torchx_kfp.execution.host.timing import Timing as Timing
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
@@ -113,6 +116,64 @@ def submit(
     run_id = host.submit(loaded, arguments, submission)
     record_code(run_id, loaded, values | arguments, packed, lambda sentence: warnings.warn(sentence, stacklevel=4))
     return HostRun(host.connection, run_id, named=known_bases(loaded, values))
+
+
+def schedule(
+    pipeline: PipelineLike,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    workspace: str | os.PathLike[str] | None = None,
+    cron: str = "",
+    every: float | None = None,
+    start: float | None = None,
+    end: float | None = None,
+    max_runs: int = 1,
+    catchup: bool = False,
+    name: str = "",
+    experiment: str = "",
+    service_account: str = "",
+    pipeline_root: str = "",
+    cache: bool = True,
+    **settings: Unpack[HostKeywords],
+) -> Schedule:
+    """Make a schedule on a KFP host, which starts runs of a pipeline.
+
+    Args:
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        arguments: values of the pipeline's parameters.
+        workspace: the folder with the code of the stages, as it is now: see ``submit``.
+        cron: a cron expression: see ``Timing``.
+        every: the seconds between two runs.
+        start: the time in seconds since the epoch before which no run starts.
+        end: the time after which no run starts.
+        max_runs: how many runs there are at once, up to 10.
+        catchup: whether all runs that were missed are started later; otherwise only the last is.
+        name: the schedule's name in KFP's UI; by default, that of the pipeline.
+        experiment: the name of the experiment of its runs, which is created if it does not exist.
+        service_account: the Kubernetes service account of the stages.
+        pipeline_root: where KFP stores the artifacts of its runs.
+        cache: False to run all stages each time.
+        settings: the connection, as for ``submit``.
+
+    Raises:
+        PipelineFileError: the file is not a compiled pipeline.
+        UnsupportedPipelineError: the pipeline would fail on KFP, or its pods cannot reach the tracker base.
+        ArgumentError: the arguments or the times are wrong, or the host has a schedule with this name.
+        WorkspaceError: the folder of the workspace cannot travel; the message says why.
+        TrackerError: the workspace cannot be stored.
+        HostError: there is no host, it does not answer, or it refuses the schedule.
+    """
+    arguments = dict(arguments or {})
+    timing = Timing(cron, every, start, end, max_runs, catchup)
+    submission = Submission(name, experiment, service_account, pipeline_root, cache)
+    loaded = load_pipeline(pipeline)
+    refuse_submission(loaded, check_submission(loaded, complete_arguments(loaded, arguments)))
+    schedules = Schedules(_connect(settings))
+    if workspace is not None:
+        packed = pack(loaded, arguments, workspace, for_pods=True)
+        packed.upload()
+        arguments[WORKSPACE_PARAMETER] = packed.url
+    return schedules.create(loaded, arguments, timing, submission)
 
 
 def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:

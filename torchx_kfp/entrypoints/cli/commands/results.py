@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.common.text import counted, did_you_mean, listed
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import (
     is_number,
     print_csv,
@@ -23,7 +24,8 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     without_run,
 )
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
-from torchx_kfp.entrypoints.cli.resolver import Located, locate
+from torchx_kfp.entrypoints.cli.resolver import Located, connect, locate, named_bases
+from torchx_kfp.entrypoints.cli.scheduling import at
 from torchx_kfp.entrypoints.cli.selection import (
     Chosen,
     RunsHere,
@@ -37,7 +39,7 @@ from torchx_kfp.entrypoints.cli.selection import (
     say_if_misplaced,
     titled,
 )
-from torchx_kfp.errors import KeyRefusedError, MissingResultsError
+from torchx_kfp.errors import ArgumentError, KeyRefusedError, MissingResultsError, TrackerBaseError
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking import Result
@@ -73,6 +75,9 @@ _WORD = re.compile(r"\w+|<>|=|\S")
 @click.option(
     "--where", "expressions", metavar="EXPRESSION", multiple=True, help="Show only runs for which this is true."
 )
+@click.option(
+    "--schedule", metavar="NAME", help="Show the runs that this schedule of the host has started, the oldest first."
+)
 @output_dir_option
 @format_option("table", "json", "csv")
 @host_options
@@ -81,6 +86,7 @@ def results_command(
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
     expressions: tuple[str, ...],
+    schedule: str | None,
     output_dir: str,
     form: str,
     flags: Flags,
@@ -97,6 +103,7 @@ def results_command(
     torchx-kfp results latest
     torchx-kfp results s3://bucket/results --stage train \\
         --where 'accuracy > 0.9' --sort -accuracy
+    torchx-kfp results --schedule nightly --stage train
 
     EXPRESSION is written in the Common Expression Language. Its variables are the names of results, and run, stage,
     execution and run_id: 'epochs >= 10 && model == "resnet"'. For names that are not identifiers, write
@@ -105,14 +112,20 @@ def results_command(
 
     JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
-    [located] = locate(words, output_dir, flags, least=0)
-    recorder = open_recorder(located.base)
-    chosen = _chosen(recorder, located)
-    keys = list(chosen.keys)
-    if located.run is None and form == "table" and not (stages or sorts or expressions):
-        _list_runs(keys, RunsHere(output_dir, located.base, frozenset(keys)))
-        say_if_misplaced(located.base, keys)
-        return
+    name = ""
+    if schedule is not None:
+        recorder, chosen = _of_schedule(schedule, words, flags)
+        keys = list(chosen.keys)
+    else:
+        [located] = locate(words, output_dir, flags, least=0)
+        name = located.name.partition("/")[0]
+        recorder = open_recorder(located.base)
+        chosen = _chosen(recorder, located)
+        keys = list(chosen.keys)
+        if located.run is None and form == "table" and not (stages or sorts or expressions):
+            _list_runs(keys, RunsHere(output_dir, located.base, frozenset(keys)))
+            say_if_misplaced(located.base, keys)
+            return
     found: Results = read(recorder, _of_stages(keys, stages))
     for expression in expressions if found else ():
         found = {key: found[key] for key in _matching(expression, found)}
@@ -122,7 +135,7 @@ def results_command(
         print_message(f"None of {counted(len(keys), 'run id')} matches.")
     say_cached(chosen)
     if form == "table":
-        _print_table(found, chosen.cached, located.name.partition("/")[0])
+        _print_table(found, chosen, name)
     else:
         {"json": print_json, "csv": _print_csv}[form](found)
 
@@ -147,6 +160,44 @@ def _chosen(recorder: Recorder, located: Located) -> Chosen:
     if run is None:
         return Chosen("", tuple(last_attempts(recorder, known, located.base, further=others)))
     return choose(located, known, recorder, others)
+
+
+def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorder, Chosen]:
+    """Return the records of the runs of a schedule, labeled with the times for which they were made.
+
+    Raises:
+        UsageError: there are too many words.
+        ArgumentError: there is no such schedule, or it has no tracker base.
+        TrackerBaseError: only pods have the tracker base, or only the schedule names it.
+        MissingResultsError: no run has recorded anything.
+    """
+    from torchx_kfp.execution.host.recurring import Schedules
+    from torchx_kfp.execution.runs.source import missing, why_not_read
+
+    if len(words) > 1:
+        raise click.UsageError("--schedule names the runs: give at most the TRACKER_BASE before it.")
+    host = connect(flags)
+    schedules = Schedules(host)
+    schedule = schedules.find(name)
+    given = words[0] if words else schedule.arguments.get(TRACKER_BASE)
+    if not isinstance(given, str) or not given:
+        raise ArgumentError(f"The schedule {name!r} has no argument {TRACKER_BASE!r}. Give the tracker base.")
+    if not words and (why := why_not_read(given, named_bases([given], flags, ran_here=False))):
+        raise TrackerBaseError(missing(given, why))
+    recorder = open_recorder(given)
+    labels: dict[str, str] = {}
+    runs = sorted(host.list(schedules.runs_of(schedule)), key=lambda run: run.scheduled)
+    without = 0
+    for run in runs:
+        keys = recorder.keys(run.run_id)
+        without += not keys
+        for key in last_attempts(recorder, keys, run.run_id) if keys else ():
+            labels[key] = f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip()
+    if not labels:
+        raise MissingResultsError(f"No run of {name!r} has results under {given!r}, of {counted(len(runs), 'run')}.")
+    if without:
+        print_message(f"{without:,} of {counted(len(runs), 'run')} without results: a cached stage has none again.")
+    return recorder, Chosen(name, tuple(labels), labels=labels)
 
 
 def _list_runs(keys: Iterable[str], here: RunsHere) -> None:
@@ -235,9 +286,10 @@ def _print_csv(found: Results) -> None:
     print_csv(["run_id", *own, *names], rows)
 
 
-def _print_table(found: Results, cached: Mapping[str, str], name: str) -> None:
+def _print_table(found: Results, chosen: Chosen, name: str) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import fits, print_table
 
+    cached = chosen.cached
     # A cached stage is shown in the run that took it from the cache.
     names_here = {key: cached.get(key, key) for key in found}
     runs = {parts(name).get("run") for name in names_here.values()}
@@ -248,6 +300,8 @@ def _print_table(found: Results, cached: Mapping[str, str], name: str) -> None:
         (name[len(run) + 1 :] if run else name) + (" (cached)" if key in cached else "")
         for key, name in names_here.items()
     ]
+    if chosen.labels:
+        run, label, above, ids = None, "run of", "", [chosen.labels[key] for key in found]
     names = _names(found)
     # Each column takes at least three characters, so a table with hundreds of them need not be measured.
     if (width := terminal_width()) is None or 4 * len(names) < width:

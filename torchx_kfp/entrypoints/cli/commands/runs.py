@@ -47,6 +47,7 @@ _MOST_LOOKED_INTO = 8
 )
 @click.option("--name", metavar="TEXT", default="", help="Only runs with this text in their names.")
 @click.option("--experiment", metavar="NAME", default="", help="Only runs of this experiment of the host.")
+@click.option("--schedule", metavar="NAME", default="", help="Only runs that this schedule of the host has started.")
 @click.option(
     "--newer-than", metavar="AGE", type=Duration(), help="Only runs that began after this, such as 12h or 7d."
 )
@@ -84,7 +85,7 @@ def runs_command(
     torchx-kfp runs --host https://kfp.example.com --all \\
         --state failed --older-than 30d --delete
     """
-    where = _filter(**words)
+    where = _filter(flags, **words)
     most = None if is_unlimited else limit
     if change is not None:
         _change(connect(flags), where, most, change, yes=yes, form=form)
@@ -141,11 +142,13 @@ def _runs_there(where: RunFilter, limit: int | None, flags: Flags) -> tuple[str,
         return "", [], error
 
 
-def _filter(states: tuple[str, ...], **of_filter: Any) -> RunFilter:
+def _filter(flags: Flags, states: tuple[str, ...], schedule: str, **of_filter: Any) -> RunFilter:
     """Return the filter that the options describe."""
+    from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run_filter import RunFilter
 
-    return RunFilter(tuple(State(state) for state in states), **of_filter)
+    schedule_id = Schedules(connect(flags)).find(schedule).schedule_id if schedule else ""
+    return RunFilter(tuple(State(state) for state in states), schedule_id=schedule_id, **of_filter)
 
 
 def _change(host: Host, where: RunFilter, limit: int | None, change: str, *, yes: bool, form: str) -> None:
@@ -229,6 +232,8 @@ def _summary_as_json(run: RunSummary) -> dict[str, Any]:
         "pipeline": run.pipeline,
         "state": str(run.state),
         "started": run.created or None,
+        "schedule": run.schedule_id or None,
+        "scheduled": run.scheduled or None,
         "finished": run.finished,
         "link": run.link,
     }
@@ -251,7 +256,7 @@ def _runs_here(output_dir: str, where: RunFilter) -> list[RunRecord]:
     for record in records:
         for sentence in record.corrupt:
             print_message(sentence)
-    if where.experiment or where.archived:
+    if where.experiment or where.archived or where.schedule_id:
         return []  # only runs on a host have these
     now = time.time()
     return [record for record in records if where.selects(record.state, record.run_id, record.created, now)]

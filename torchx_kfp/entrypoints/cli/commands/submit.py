@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,8 +22,12 @@ from torchx_kfp.entrypoints.cli.flags import (
     workspace_option,
 )
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
+from torchx_kfp.entrypoints.cli.scheduling import say_created, schedule_options
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission, read_settings
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.host.timing import Timing
 
 
 @click.command("submit", short_help="Run a pipeline on a KFP host.")
@@ -33,6 +38,7 @@ from torchx_kfp.execution.host.settings import Submission, read_settings
 @workspace_option
 @dry_run_option
 @submission_options
+@schedule_options
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
 @view_options
 @host_options
@@ -49,6 +55,7 @@ def submit_command(
     as_json: bool,
     flags: Flags,
     submission: Submission,
+    timing: Timing | None,
 ) -> None:
     """Run a pipeline on a KFP host, and print the id of the run.
 
@@ -60,11 +67,15 @@ def submit_command(
     torchx-kfp submit pipeline.py --host https://kfp.example.com \\
         --tracker-base s3://bucket/results -p lr=0.1 --watch
 
+    With --cron or --every, the command makes a schedule on the host instead, and prints its id: KFP starts the runs,
+    each with its own results under the tracker base. See `torchx-kfp schedules`.
+
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words, tracker_base_of
     from torchx_kfp.entrypoints.cli.travel import send, show_dry_run
+    from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run import HostRun
     from torchx_kfp.execution.host.submission import check_submission, refuse_submission
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
@@ -74,6 +85,8 @@ def submit_command(
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
+    if watch and timing is not None:
+        raise ArgumentError("--watch is for a run, not for a schedule: watch its runs by name or id once they start.")
     usual = read_settings(flags).tracker_base or None
     pipeline = load_target(
         target, replace(component, tracker_base=tracker_base or usual, has_workspace=workspace is not None)
@@ -98,6 +111,10 @@ def submit_command(
     if packed is not None:
         send(packed, str(workspace))
         arguments[WORKSPACE] = values[WORKSPACE] = packed.url
+    if timing is not None:
+        schedule = Schedules(host).create(pipeline, arguments, timing, submission)
+        say_created(schedule, host_words(flags), cached=submission.cache, quiet=quiet, as_json=as_json)
+        return
     run_id = host.submit(pipeline, arguments, submission)
     record_code(run_id, pipeline, values, packed, print_message)
     link = host.connection.link(run_id)

@@ -1,0 +1,186 @@
+"""Schedules, from the command line and from Python, on a host that starts their runs."""
+
+# Annotations are not postponed: kfp reads them as types.
+
+import datetime
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl, kubernetes
+from torchx.specs import AppDef, Role
+
+from tests.entrypoints.cli.ready import Ready
+from tests.execution.host.calling import ended, get
+from tests.execution.host.commands import Program, rows
+from tests.facts import says
+from tests.kfp_host import KfpHost
+from torchx_kfp import task_from_app
+from torchx_kfp.host import RunFilter, Schedules, connect, schedule
+
+#: Records how many runs there have been; the file lets it fail.
+_COUNT = """
+import os, sys
+from torchx_kfp.tracking import current_run
+base = os.environ["TORCHX_TRACKER_BASE"]
+current_run().put(number=sum(name.count("-") == 4 for name in os.listdir(base)), word=sys.argv[1])
+"""
+_HOUR = 3600
+_SCHEDULES = "/apis/v2beta1/recurringruns"
+
+
+@pytest.fixture
+def program(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Program:
+    """The command line of a user of a host, with a pipeline of one stage, whose base is ``base``."""
+    base = tmp_path / "base"
+    base.mkdir()
+
+    @dsl.pipeline(name="count")
+    def count(tracker_base: str, word: str = "hi"):
+        role = Role("role", image="app:1", entrypoint="python3", args=["-c", _COUNT, f"{word}"])
+        stage = task_from_app(AppDef("count", [role]), tracker_base=tracker_base)
+        kubernetes.mount_pvc(stage, "claim", str(base))
+
+    compiler.Compiler().compile(count, str(tmp_path / "count.yaml"))
+    known = {"TORCHX_KFP_HOST": kfp_host.url, "TORCHX_KFP_TRACKER_BASE": str(base), "TZ": "UTC"}
+    return Program(ready_program, tmp_path, known)
+
+
+def runs_of(host: KfpHost, *, number: int) -> list[Any]:
+    """Wait until all runs of schedules have ended, of which there are so many, and return them, the oldest first."""
+    get(host, "/apis/v2beta1/runs")  # it starts runs when it is asked
+    assert len(host.runs) == number
+    return sorted((ended(host, run_id) for run_id in host.runs), key=lambda run: str(run["scheduled_at"]))
+
+
+def listed(program: Program) -> dict[str, Any]:
+    done = program("schedules", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    return {each["name"]: each for each in json.loads(done.stdout)}
+
+
+def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Program) -> None:
+    words = ("submit", "count.yaml", "-p", "word=a", "--no-cache", "--experiment", "nights")
+    done = program(*words, "--every", "1h", "--name", "hourly")
+    assert done.returncode == 0, done.stderr
+    assert re.search(says("first run is due at", "torchx-kfp schedules"), done.stderr)
+    identity = done.stdout.strip()
+    again = program(*words, "--every", "1h", "--name", "hourly")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert re.search(says("a schedule 'hourly' already", identity, "--name"), again.stderr)
+    sent = get(kfp_host, f"{_SCHEDULES}/{identity}")
+    assert sent["trigger"] == {"periodic_schedule": {"interval_second": "3600"}}
+    assert (sent["max_concurrency"], sent["no_catchup"]) == ("1", True)
+    assert runs_of(kfp_host, number=0) == []
+    none = program("results", "--schedule", "hourly")
+    assert (none.returncode, none.stdout) == (1, "")
+    assert re.search(says("No run of 'hourly'", "0 runs"), none.stderr)
+
+    for number in range(1, 4):
+        kfp_host.advance(_HOUR)
+        assert len(runs_of(kfp_host, number=number)) == number
+    kfp_host.advance(5 * _HOUR)  # without a catch-up, the last of those that were missed counts
+    runs = runs_of(kfp_host, number=4)
+    times = [datetime.datetime.fromisoformat(run["scheduled_at"][:-1]) for run in runs]
+    assert [(time - times[0]).seconds // _HOUR for time in times] == [0, 1, 2, 7]
+    assert {run["recurring_run_id"] for run in runs} == {identity}
+
+    table = program("results", "--schedule", "hourly")
+    assert table.returncode == 0, table.stderr
+    assert rows(table.stdout) == [[f"{time}  count", str(number), "a"] for number, time in enumerate(times)]
+    best = program("results", "--schedule", identity, "--where", "number > 1", "--format", "json", "--sort", "-number")
+    assert [key.partition("/")[0] for key in json.loads(best.stdout)] == [runs[3]["run_id"], runs[2]["run_id"]]
+
+    assert program("schedules", "pause", "hourly").stderr == f"The schedule 'hourly' ({identity}) is paused.\n"
+    assert (listed(program)["hourly"]["state"], listed(program)["hourly"]["next"]) == ("paused", None)
+    kfp_host.advance(_HOUR)
+    runs_of(kfp_host, number=4)
+    assert program("schedules", "resume", identity).returncode == 0
+    [*_, last] = runs_of(kfp_host, number=5)
+    shown = listed(program)["hourly"]
+    assert shown["last"] == {
+        "run": last["run_id"],
+        "state": "succeeded",
+        "scheduled": datetime.datetime.fromisoformat(f"{last['scheduled_at'][:-1]}+00:00").timestamp(),
+    }
+    assert (shown["state"], shown["every"], shown["next"] - shown["last"]["scheduled"]) == ("active", 3600, 3600)
+    [row] = rows(program("schedules").stdout)
+    assert row[:3] == ["hourly", "active", "every 1h 00m"]
+    assert row[4].endswith("(succeeded)")
+
+    assert len(json.loads(program("runs", "--schedule", "hourly", "--all", "--format", "json").stdout)) == 5
+    assert program("schedules", "delete", "hourly").returncode == 0
+    assert (listed(program), program("schedules").stderr) == ({}, f"There are no schedules on {kfp_host.url}.\n")
+    kfp_host.advance(_HOUR)
+    runs_of(kfp_host, number=5)
+
+
+def test_a_cron_expression_has_seconds_on_kfp(kfp_host: KfpHost, program: Program) -> None:
+    times = ("--start", "2020-01-01", "--end", "2020-01-05T12:00Z", "--max-runs", "2", "--catchup")
+    done = program("submit", "count.yaml", "--cron", "0 3 * * 1-5", *times)
+    assert done.returncode == 0, done.stderr
+    assert re.search(says("'0 0 3 * * 1-5'", "seconds first, in UTC", "--no-cache avoids that"), done.stderr)
+    sent = get(kfp_host, f"{_SCHEDULES}/{done.stdout.strip()}")
+    assert sent["trigger"] == {
+        "cron_schedule": {
+            "cron": "0 0 3 * * 1-5",
+            "start_time": "2020-01-01T00:00:00Z",
+            "end_time": "2020-01-05T12:00:00Z",
+        }
+    }
+    # It catches up, two at a time: 1 to 3 January 2020 are days of the week.
+    host = connect(host=kfp_host.url)
+    for _ in range(3):
+        for run in list(host.list()):
+            ended(kfp_host, run.run_id)
+    runs = runs_of(kfp_host, number=3)
+    assert [run["scheduled_at"] for run in runs] == [f"2020-01-0{day}T03:00:00Z" for day in (1, 2, 3)]
+    shown = listed(program)["count"]
+    assert (shown["state"], shown["cron"], shown["next"], shown["catchup"]) == ("ended", "0 3 * * 1-5", None, True)
+    json_id = program("submit", "count.yaml", "--cron", "@daily", "--name", "other", "--json")
+    assert json.loads(json_id.stdout)["cron"] == "0 0 * * *"
+
+
+def test_schedules_from_python(kfp_host: KfpHost, program: Program) -> None:
+    arguments = {"tracker_base": str(program.folder / "base")}
+    made = schedule(str(program.folder / "count.yaml"), arguments, every=_HOUR, name="mine", host=kfp_host.url)
+    host = connect(host=kfp_host.url)
+    schedules = Schedules(host)
+    assert (schedules.find("mine"), list(schedules.list())) == (made, [made])
+    assert made.next() == pytest.approx(made.created + _HOUR)
+    kfp_host.advance(_HOUR)
+    [run] = runs_of(kfp_host, number=1)
+    assert [each.run_id for each in host.list(schedules.runs_of(made))] == [run["run_id"]]
+    assert [each.name for each in host.list(RunFilter(name="mine"))] == ["mine-1"]
+    schedules.pause(made)
+    assert schedules.find(made.schedule_id).is_paused
+    schedules.delete(made)
+
+
+def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
+    submit = ("submit", "count.yaml")
+    for words, facts in {
+        (*submit, "--cron", "0 3 * *"): ["'0 3 * *'", "4 fields"],
+        (*submit, "--cron", "0 3 * * *", "--every", "6h"): ["--cron", "--every"],
+        (*submit, "--max-runs", "2"): ["--max-runs", "--cron or --every"],
+        (*submit, "--every", "6h", "--max-runs", "0"): ["1 to 10", "not 0"],
+        (*submit, "--every", "6h", "--start", "soon"): ["'soon'", "2026-12-31"],
+        (*submit, "--every", "6h", "--watch"): ["--watch"],
+        (*submit, "--every", "6h", "-p", "wrod=x"): ["'wrod'", "'word'"],
+        ("schedules", "pause"): ["Missing argument 'NAME'"],
+        ("schedules", "stop", "x"): ["'stop'", "'pause'"],
+        ("schedules", "pause", "nightly"): ["no schedule 'nightly'", kfp_host.url, "Schedules: none"],
+        ("schedules", "delete", "00000000-0000-0000-0000-000000000000"): ["no schedule", "not found"],
+        ("results", "--schedule", "nightly"): ["no schedule 'nightly'"],
+        ("results", "a", "b", "--schedule", "nightly"): ["--schedule", "TRACKER_BASE"],
+    }.items():
+        done = program(*words)
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert re.search(says(*facts), done.stderr), (words, done.stderr)
+    assert not kfp_host.count("recurringruns", "POST")
+    kfp_host.fail(503, path="recurringruns", method="POST")
+    lost = program(*submit, "--every", "6h")
+    assert lost.returncode == 1
+    assert re.search(says("may have accepted the schedule 'count'", "torchx-kfp schedules"), lost.stderr)
