@@ -74,7 +74,8 @@ def test_the_table_of_a_run_has_attempts_if_there_were_retries(inside: Call, run
 
 def test_runs(inside: Call, project: Path, run_id: str) -> None:
     shown = inside("runs")
-    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.returncode == 0
+    assert re.fullmatch(r"local_outputs takes [\d.]+ kB\. To remove old runs: torchx-kfp gc .*\n", shown.stderr)
     heading, _, row = shown.stdout.splitlines()
     assert heading.split() == ["run", "state", "started", "took", "done"]
     assert re.fullmatch(rf"{run_id} +failed +\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d +[\d.]+s +4, 1 failed", row.strip()), (
@@ -104,7 +105,7 @@ def test_runs_in_a_terminal_are_whole(terminal: Callable[..., str], project: Pat
     assert re.fullmatch(r"    state interrupted   started \d\d-\d\d \d\d:\d\d   took [\d.]+s", narrow[1])
     assert narrow[2] == "    done 0"
     shutil.rmtree(project / "local_outputs" / long)
-    heading, _, row = terminal(80, "runs", NO_COLOR="1").rstrip("\n").splitlines()
+    heading, _, row, _ = terminal(80, "runs", NO_COLOR="1").rstrip("\n").splitlines()
     assert heading.split() == ["run", "state", "started", "took", "done"]
     assert row.startswith("digits-20260101-120000-123456   interrupted   ")
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from torchx_kfp.common.text import did_you_mean, parse_duration
+from torchx_kfp.common.text import did_you_mean, parse_duration, parse_size
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Setting, Submission, flag
@@ -133,6 +133,18 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
+    """A size such as ``500MB`` or ``2.5 GB``, as bytes."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_size(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

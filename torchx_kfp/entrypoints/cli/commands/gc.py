@@ -1,16 +1,16 @@
-"""``torchx-kfp gc``: remove old pipeline runs from a tracker base."""
+"""``torchx-kfp gc``: remove old pipeline runs from a tracker base, or from a folder of runs on this machine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text
 from torchx_kfp.entrypoints.cli.display.printing import print_message
-from torchx_kfp.entrypoints.cli.flags import Duration
+from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration
 from torchx_kfp.entrypoints.cli.selection import open_recorder
 
 if TYPE_CHECKING:
@@ -20,24 +20,39 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
-@click.command("gc", short_help="Remove old pipeline runs from a tracker base.")
-@click.argument("tracker_base")
+@click.command("gc", short_help="Remove old pipeline runs from a tracker base, or from this machine.")
+@click.argument("tracker_base", required=False)
 @click.option(
     "--older-than",
     "age",
     metavar="AGE",
     type=Duration(),
-    required=True,
     help="The age from which runs are removed, such as 30d, 2w, 12h or 1h30m.",
 )
+@click.option("--keep", metavar="N", type=click.IntRange(0), help="With --output-dir: keep the newest N runs.")
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    type=ByteCount(),
+    help="With --output-dir: remove the oldest runs until the others take no more than this, such as 20GB.",
+)
 @click.option("--dry-run", is_flag=True, help="Only show the runs that would be removed.")
-def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
+@click.option("--output-dir", metavar="DIR", help="Remove the folders of runs on this machine, such as local_outputs.")
+def gc_command(
+    tracker_base: str | None,
+    age: float | None,
+    keep: int | None,
+    max_size: int | None,
+    dry_run: bool,
+    output_dir: str | None,
+) -> None:
     """Remove old pipeline runs from TRACKER_BASE: their results, and their files in .torchx_kfp.
 
     A pipeline run is old if its newest file is older than AGE.
 
     \b
     torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
+    torchx-kfp gc --output-dir local_outputs --keep 20 --max-size 50GB
 
     Runs that a kept run depends on are kept too. Dependencies are known if stages call current_run() or record sources
     with TorchX's tracker. KFP's cache does not check whether results still exist: choose an AGE longer than the time
@@ -45,8 +60,23 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
 
     Only folders that are recognized as runs are removed: their names are as KFP or `torchx-kfp run` make them, or a
     stage has recorded its start there. A folder with other files in it is left alone. Artifact files are never touched.
+
+    With --output-dir, the folders of runs on this machine are removed instead, with their logs, their artifacts, and
+    what the cache has of them. A run that is running stays, and so does one from which a kept run has taken stages.
+    Results that are recorded elsewhere are not touched.
     """
     from torchx_kfp.tracking.cleanup import Cleanup
+
+    if (tracker_base is None) == (output_dir is None):
+        raise click.UsageError("Give either a TRACKER_BASE, or --output-dir DIR for runs on this machine.")
+    if output_dir is not None:
+        _clean_folder(output_dir, {"age": age, "keep": keep, "size": max_size}, dry_run=dry_run)
+        return
+    for option, value in {"--keep": keep, "--max-size": max_size}.items():
+        if value is not None:
+            raise click.UsageError(f"{option} is for runs on this machine: give --output-dir, and no TRACKER_BASE.")
+    if tracker_base is None or age is None:
+        raise click.UsageError("Missing option '--older-than'.")
 
     cleanup = Cleanup(open_recorder(tracker_base).store, time.time() - age)
     findings = cleanup.look()
@@ -73,6 +103,38 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
         rest = "kept: in use, or changed meanwhile" if whole else "not removed, or only in part: run gc again"
         fates |= {run.run: rest for run in findings.old if not run.kept and run.run not in fates}
         _print(findings, fates, f"Removed {_sum(removed)}.")
+
+
+def _clean_folder(output_dir: str, rules: Mapping[str, Any], *, dry_run: bool) -> None:
+    """Remove old runs on this machine, and show what has become of each."""
+    from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.execution.local.old_runs import forget, remove, select
+
+    if all(value is None for value in rules.values()):
+        raise click.UsageError("Say which runs are to go: --older-than AGE, --keep N or --max-size SIZE.")
+    runs = select(output_dir, **rules)
+    going = [run for run in runs if not run.kept]
+    gone: set[str] = set()
+    try:
+        if not dry_run:
+            gone.update(run.folder.name for run in remove(going))
+            forget(output_dir)
+    finally:
+        done = [run for run in going if dry_run or run.folder.name in gone]
+        fates = {run.folder.name: "would be removed" if dry_run else "removed" for run in done}
+        rows = [
+            (
+                run.folder.name,
+                str(run.state),
+                size_text(run.size),
+                duration(time.time() - run.modified),
+                fates.get(run.folder.name) or f"kept: {run.kept or 'it could not be removed, or runs again'}",
+            )
+            for run in runs
+        ]
+        verb = "Would remove" if dry_run else "Removed"
+        below = f"{verb} {counted(len(done), 'run')}, {size_text(sum(run.size for run in done))}."
+        print_table(("run", "state", "size", "age", "what"), rows, right=("size", "age"), fold=("what",), below=below)
 
 
 def _say_left_alone(findings: Findings) -> None:

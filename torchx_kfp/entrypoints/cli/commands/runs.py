@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from torchx_kfp.common.text import counted, duration, printable
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, terminal_width
+from torchx_kfp.common.text import counted, duration, printable, size_text
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, terminal_width, this_command
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, format_option, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, names_host
 from torchx_kfp.errors import ArgumentError, HostError
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: For no more running runs than this, the host is asked which stages cannot start.
 _MOST_LOOKED_INTO = 8
+#: The seconds in which the files of runs on this machine are counted.
+_COUNTING = 0.5
 
 
 @click.command("runs", short_help="List runs, the newest first.")
@@ -119,7 +121,7 @@ def runs_command(
         print_json([*map(_as_json, here), *found])
         return
     if here:
-        _print_here(here, above=f"On this machine, in {output_dir}" if there else "")
+        _print_here(here, output_dir, above=f"On this machine, in {output_dir}" if there else "")
     if there:
         _print_there(there, above=f"\nOn {name}" if here else "")
     for run_id, stages in stuck.items():
@@ -268,8 +270,9 @@ def _done_and_failed(record: RunRecord) -> tuple[int, int]:
     return sum(number for state, number in counts.items() if state.is_success), counts.get(State.FAILED, 0)
 
 
-def _print_here(records: Sequence[RunRecord], above: str) -> None:
+def _print_here(records: Sequence[RunRecord], output_dir: str, above: str) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.execution.local.old_runs import total_size
 
     rows = []
     for record in records:
@@ -277,6 +280,9 @@ def _print_here(records: Sequence[RunRecord], above: str) -> None:
         ended = f"{done:,}" + (f", {failed:,} failed" if failed else "")
         rows.append((record.run_id, str(record.state), _started(record.created), duration(record.duration), ended))
     print_table(("run", "state", "started", "took", "done"), rows, right=("took",), above=above)
+    size, is_whole = total_size(output_dir, _COUNTING)
+    takes = f"{'' if is_whole else 'more than '}{size_text(size)}"
+    print_message(f"{output_dir} takes {takes}. To remove old runs: {this_command('gc', '--output-dir', output_dir)}")
 
 
 def _started(seconds: float) -> str:
