@@ -23,6 +23,7 @@ from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import describe_parameters, parse_arguments
 from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs.earlier import plan_run
 from torchx_kfp.execution.runs.events import (
     Event,
     LoopStarted,
@@ -38,6 +39,7 @@ from torchx_kfp.execution.runs.events import (
     StageWaiting,
 )
 from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.resume import ResumePlan, Step
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Watch
 
@@ -51,6 +53,7 @@ __all__ = [
     "Pipeline",
     "PipelineRetried",
     "ResumeKeywords",
+    "ResumePlan",
     "RunEnding",
     "RunFinished",
     "RunKeywords",
@@ -65,12 +68,14 @@ __all__ = [
     "StageStarted",
     "StageWaiting",
     "State",
+    "Step",
     "Watch",
     "check_supported",
     "default_parallelism",
     "describe_parameters",
     "load_pipeline",
     "parse_arguments",
+    "plan_run",
     "remove_containers",
     "resume",
     "run",

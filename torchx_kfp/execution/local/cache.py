@@ -31,6 +31,7 @@ from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.spec import Component, Task
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode
 from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.resume import missing_files, why_not_kept
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -217,11 +218,9 @@ class Memory:
     def kept(self, name: str, key: str) -> StageResult | None:
         """Return how the stage of this name ended in this run, if it succeeded with these inputs."""
         found = self._finished.get(name)
-        if found is None or not found.state.is_success or found.key != key or not self._has_results(found):
+        if found is None or why_not_kept(found, missing_files(found)):
             return None
-        # The stage's folder and its files may have been removed since.
-        paths = [*found.files, *([str(found.log_file)] if found.log_file is not None else [])]
-        return found if all(os.path.exists(path) for path in paths) else None
+        return found if found.key == key and self._has_results(found) else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""

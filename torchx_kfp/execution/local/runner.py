@@ -36,7 +36,9 @@ from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted
+from torchx_kfp.execution.runs.continuation import continuation_of
+from torchx_kfp.execution.runs.earlier import Resumable, plan_from, read_earlier
+from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import Journal
 from torchx_kfp.execution.runs.packing import pack, record_code
@@ -60,6 +62,8 @@ def run(
     watch: Watch | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
+    resume: Resumable | None = None,
+    from_stages: Sequence[str] = (),
     **options: Unpack[RunKeywords],
 ) -> RunResult:
     """Run a compiled pipeline on this machine.
@@ -77,6 +81,9 @@ def run(
         watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
         config_maps: keys and values of config maps, likewise.
+        resume: an earlier run, here or on a host, whose stages are kept if they succeeded: see ``plan_run``. The
+            new run has its arguments, unless ``arguments`` has others.
+        from_stages: the stages of that run at which to start anew.
         options: how to run the pipeline, such as ``parallelism=2``: see ``RunOptions``.
 
     Returns:
@@ -96,7 +103,13 @@ def run(
     _verify(arguments, output_dir=output_dir, workspace=None if is_stored else workspace)
     arguments = dict(arguments or {})
     output_dir = OUTPUT_DIR if output_dir is None else output_dir
+    if from_stages and resume is None:
+        raise ArgumentError("from_stages needs resume, the run whose other stages are kept.")
+    earlier = read_earlier(resume, output_dir) if resume is not None else None
     loaded = load_pipeline(pipeline)
+    if earlier is not None:
+        own_code = [WORKSPACE_PARAMETER] if workspace is not None else []
+        arguments = earlier.arguments_for(loaded, arguments, without=own_code)
     packed = None
     if isinstance(workspace, PackedWorkspace):
         packed = workspace
@@ -105,6 +118,9 @@ def run(
         packed = pack(loaded, arguments, workspace, directory=directory, without=[os.fspath(output_dir)])
     if packed is not None:
         arguments[WORKSPACE_PARAMETER] = packed.url
+    if earlier is not None:
+        place = os.fspath(options.get("directory") or os.curdir)
+        loaded = plan_from(earlier, loaded, arguments, from_stages=from_stages, directory=place).pipeline
     chosen = RunOptions.of(options, named_paths(arguments))
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
     found = check_supported(loaded, containers)
@@ -135,6 +151,7 @@ def run(
             text=loaded.text,
             arguments=values,
             options=chosen.as_json(),
+            resumes=before.resumes if (before := continuation_of(loaded.description)) else "",
             warn=watch.on_warning,
         ) as journal:
             context = _context(folder, chosen, given, containers, docker)
@@ -250,6 +267,7 @@ def _execute(
     run_id, folder = context.run_id, context.folder
     if has_workspace(pipeline):
         _make_folder(Path(context.constants["workspace_path"]), "workspace", "--kfp-workspace")
+    before = continuation_of(pipeline.description)
     state = RunState(outline(pipeline))
     for event in earlier.events if earlier else ():
         state.on_event(event)
@@ -279,6 +297,8 @@ def _execute(
                         differs=tuple(map(str, findings)),
                     )
                 )
+                for kept in before.ends if before else ():
+                    listener(StageFinished(kept, kept=True))
                 root = scheduler.run(arguments)
             except Interrupted as interrupted:
                 name = signal.Signals(interrupted.number).name
@@ -289,7 +309,7 @@ def _execute(
                 kill_marked(run_id)
     if pump.error is not None:
         raise pump.error
-    outputs = root.outputs()
+    outputs = {**(before.outputs if before else {}), **root.outputs()}
     artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
     end, seconds = State.FAILED if root.failed else State.SUCCEEDED, time.monotonic() - started
     listener(RunFinished(run_id, end, seconds, parameters_of(outputs), artifacts, scheduler.reason))

@@ -63,6 +63,7 @@ def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
         root=root,
         components=components,
         platform=platform.get("pipelineConfig") or spec.get("pipelineConfig", {}),
+        description=spec["pipelineInfo"].get("description", ""),
     )
     _verify(pipeline)
     return pipeline

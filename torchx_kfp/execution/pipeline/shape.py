@@ -207,7 +207,7 @@ _EXECUTOR = {
     },
 }
 _SPEC = {
-    "pipelineInfo": {"name!": str},
+    "pipelineInfo": {"name!": str, "description": str},
     "deploymentSpec": {"executors": {str: _EXECUTOR}},
     "components": {str: _COMPONENT},
     "root": _COMPONENT,

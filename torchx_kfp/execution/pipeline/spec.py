@@ -245,6 +245,7 @@ class Pipeline:
     root: Component
     components: Mapping[str, Component]
     platform: Mapping[str, Any] = field(default_factory=dict)
+    description: str = ""
     #: The text of the compiled file.
     text: str = field(default="", repr=False, compare=False)
 

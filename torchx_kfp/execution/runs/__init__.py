@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: The folder, below the current directory, in which each run has a folder named by its run id.
-OUTPUT_DIR = "local_outputs"
+from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR as OUTPUT_DIR
 
 
 def resume_words(folder: Path) -> list[str]:

@@ -238,7 +238,7 @@ def _encode(key: str, value: Any) -> Any:
         return str(value)
     if key == "artifacts":
         return {
-            name: [_encode_artifact(item) for item in made] if isinstance(made, list) else _encode_artifact(made)
+            name: [encode_artifact(item) for item in made] if isinstance(made, list) else encode_artifact(made)
             for name, made in value.items()
         }
     if key == "results" and value is not None:
@@ -258,7 +258,7 @@ def _decode(key: str, value: Any) -> Any:
         return State(value)
     if key == "artifacts":
         return {
-            name: ArtifactList(map(_decode_artifact, made)) if isinstance(made, list) else _decode_artifact(made)
+            name: ArtifactList(map(decode_artifact, made)) if isinstance(made, list) else decode_artifact(made)
             for name, made in value.items()
         }
     if key == "results" and value is not None:
@@ -266,13 +266,15 @@ def _decode(key: str, value: Any) -> Any:
     return tuple(value) if key in ("not_applied", "differs", "stages", "files") else value
 
 
-def _encode_artifact(artifact: Artifact) -> dict[str, Any]:
+def encode_artifact(artifact: Artifact) -> dict[str, Any]:
+    """Return an artifact as a JSON object."""
     kind = {"type": artifact.type.title, "version": artifact.type.version}
     content = {"name": artifact.name, **kind, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
     return {**content, "custom_path": artifact.custom_path} if artifact.custom_path else content
 
 
-def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
+def decode_artifact(content: Mapping[str, Any]) -> Artifact:
+    """Return the artifact that ``encode_artifact`` made the object from."""
     kind = ArtifactType(content["type"], content["version"])
     return Artifact(content["name"], kind, content["uri"], content["metadata"], content.get("custom_path", ""))
 

@@ -40,6 +40,7 @@ class _RunFile:
     created: float | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    resumes: str = ""
 
 
 class FileTail:
@@ -184,6 +185,7 @@ class RunReader:
             is_running=alive,
             arguments=self._request.arguments or (first.arguments if first else {}),
             options=self._request.options,
+            resumes=self._request.resumes,
             corrupt=(*self._corrupt, *self._reader.corrupt),
         )
 

@@ -69,6 +69,7 @@ class Journal:
         text: str,
         arguments: Mapping[str, Any],
         options: Mapping[str, Any],
+        resumes: str = "",
         warn: Callable[[str], None],
     ) -> Journal:
         """Open the journal of a new run.
@@ -80,6 +81,7 @@ class Journal:
             text: the compiled pipeline.
             arguments: the values of all parameters.
             options: the options that the run keeps when it is resumed.
+            resumes: the id of the run that it continues, in a folder of its own.
             warn: takes a sentence, once, if the run cannot be recorded.
 
         Raises:
@@ -93,6 +95,7 @@ class Journal:
             "created": time.time(),
             "arguments": dict(arguments),
             "options": dict(options),
+            **({"resumes": resumes} if resumes else {}),
         }
         # Each step may fail by itself: a file system without locks can still store files.
         with journal._recording():

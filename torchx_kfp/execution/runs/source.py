@@ -38,7 +38,8 @@ class RunRecord:
     """A run as it is recorded now.
 
     A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI and a ``name``.
-    ``created`` is in seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``.
+    ``created`` is in seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``. ``resumes`` is the id
+    of the run that it continues as a new run, if it does.
     """
 
     run_id: str
@@ -56,6 +57,7 @@ class RunRecord:
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    resumes: str = ""
     #: Sentences about parts of the record that could not be read.
     corrupt: tuple[str, ...] = ()
 
@@ -148,6 +150,11 @@ def why_not_read(base: str, named: Collection[str], *, ran_here: bool = False) -
     if is_local and not os.path.isdir(_place(base)):
         return "there is no such directory. Mount the same volume here at this path, or use s3://bucket/results"
     return ""
+
+
+def same_base(one: str, other: str) -> bool:
+    """Tell whether two tracker bases are the same place."""
+    return _place(one) == _place(other)
 
 
 def _place(base: str) -> str:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
+from torchx_kfp.execution.runs.continuation import continuation_of
 from torchx_kfp.execution.runs.events import (
     Event,
     LoopStarted,
@@ -37,8 +38,13 @@ Signs = Callable[[StageStarted], float]
 
 
 def outline(pipeline: Pipeline) -> dict[str, bool]:
-    """Return the names of all stages, in an order in which they could run, and whether each is in a loop."""
-    return {place.name: place.looped for place in walk(pipeline) if place.is_stage}
+    """Return the names of all stages, in an order in which they could run, and whether each is in a loop.
+
+    The stages that a resumed run has kept come first; its pipeline does not have them.
+    """
+    before = continuation_of(pipeline.description)
+    kept = {without_indices(end.name): end.name != without_indices(end.name) for end in before.ends} if before else {}
+    return {**kept, **{place.name: place.looped for place in walk(pipeline) if place.is_stage}}
 
 
 @dataclass

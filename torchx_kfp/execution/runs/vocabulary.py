@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+#: The folder, below the current directory, in which each run has a folder named by its run id.
+OUTPUT_DIR = "local_outputs"
+
 
 class State(str, enum.Enum):
     """The state of a stage or of a run, as its word.

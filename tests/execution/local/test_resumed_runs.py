@@ -1,0 +1,170 @@
+"""A new run continues an earlier one: what succeeded is kept, as constants in the new run's pipeline."""
+
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+from kfp import components, dsl
+
+from tests.execution.local.resuming import RandomPipeline, Runs, everything, made, stage
+from tests.facts import says
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_text
+from torchx_kfp.execution.runs.continuation import continuation_of, without_record
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.local import plan_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def test_each_kind_of_task(runs: Runs) -> None:
+    """A chain of three runs, each from another place, ends as a new run does."""
+    runs.fail("i")
+    failed = runs.run(everything())
+    assert failed.state == "failed"
+    assert runs.notes == sorted(["a", "b", "c", "c", "d", "e", "g", "h", "last", "i", "n", "exit"])
+    runs.mend()
+    plan = plan_run(everything(), {"folder": str(runs.folder)}, resume=failed)
+    assert str(plan).splitlines()[0] == f"Resumes {failed.run_id}: 8 kept, 5 to run."
+    components.load_component_from_text(plan.pipeline.text)
+    assert pipeline_from_text(plan.pipeline.text) == plan.pipeline
+    resumed = runs.run(everything(), resume=failed)
+    resumed.raise_for_failure()
+    assert runs.notes == ["exit", "i", "j", "k", "m", "m"]
+    new = runs.run(everything())
+    assert made(resumed) == made(new)
+    assert resumed.outputs == new.outputs == {"Output": "n(out)"}
+    # The run before it, and its folder's name, are not needed any more where outputs are constants.
+    again = runs.run(everything(), resume=resumed.run_id, from_stages=["joined"])
+    assert runs.notes == sorted(["d", "g", "i", "j", "k", "m", "m", "exit"])
+    assert made(again) == made(new)
+    whole = runs.run(everything({"k": "K"}), resume=again.folder, from_stages=["stage-5"])
+    assert runs.notes == ["K", "exit"]
+    assert whole["stage-5"].outputs == {"out": "K(e(a(t)))"}
+    record = read_run(whole.folder or "")
+    assert record.resumes == again.run_id
+    assert without_record(record.load().description) == "The author's own words."
+    found = continuation_of(record.load().description)
+    assert found is not None
+    assert {end.cached_from for end in found.ends} == {failed.run_id, again.run_id}
+
+
+def test_conditions_are_evaluated_again_on_what_is_kept(runs: Runs) -> None:
+    runs.fail("i")
+    failed = runs.run(everything())
+    runs.mend()
+    resumed = runs.run(everything(), {"text": "other"}, resume=failed, from_stages=["stage", "inner"])
+    assert made(resumed) == made(runs.run(everything(), {"text": "other"}))
+    assert resumed["stage-4"].outputs == {"out": "f(no)"}
+
+
+def test_changes_are_named_and_kept(runs: Runs) -> None:
+    runs.fail("i")
+    failed = runs.run(everything())
+    runs.mend()
+    plan = plan_run(everything({"a": "A"}), {"folder": str(runs.folder), "text": "u"}, resume=failed)
+    steps = {step.name: step for step in plan.steps}
+    assert steps["stage"].kept_from == failed.run_id
+    assert steps["stage"].changes == ("input tag: a -> A", "input text: t -> u")
+    assert steps["inner"].changes == ("inner/stage: input text: t -> u",)
+    assert "changed, kept anyway: input tag: a -> A" in str(plan)
+    assert "--from stage" in str(plan)
+    resumed = runs.run(everything({"a": "A"}), {"text": "u"}, resume=failed)
+    assert resumed["stage"].outputs == {"out": "a(t)"}
+
+
+def test_what_is_not_there_any_more_runs_again(runs: Runs) -> None:
+    runs.fail("i")
+    failed = runs.run(everything())
+    runs.mend()
+    assert failed.folder is not None
+    shutil.rmtree(failed.folder / failed["items"].pod_name)
+    plan = plan_run(everything(), {"folder": str(runs.folder)}, resume=failed)
+    steps = {step.name: step.reason for step in plan.running}
+    assert "is gone" in steps["items"]
+    assert steps["stage-2"] == "it reads items, which runs"
+    assert steps["joined"] == "it reads stage-2, which runs"
+    assert not {"stage", "inner", "stage-3, stage-4"} & steps.keys()
+
+
+def test_what_cannot_be_resumed(runs: Runs) -> None:
+    @dsl.pipeline(name="other")
+    def other(folder: str):
+        stage(tag="a", text="t", folder=folder)
+        stage(tag="b", text="t", folder=folder)
+
+    done = runs.run(everything())
+    given = {"folder": str(runs.folder)}
+    with pytest.raises(ArgumentError, match=says(done.run_id, "all stages have succeeded", "--from STAGE")):
+        plan_run(everything(), given, resume=done)
+    with pytest.raises(
+        ArgumentError, match=says("another pipeline", "'everything'", "'other'", "items", "inner/stage")
+    ):
+        plan_run(other, given, resume=done)
+    with pytest.raises(ArgumentError, match=says("'jioned'", "Did you mean 'joined'", "inner/stage")):
+        plan_run(everything(), given, resume=done, from_stages=["jioned"])
+    with pytest.raises(ArgumentError, match=says("from_stages", "resume")):
+        runs.run(everything(), from_stages=["joined"])
+    with pytest.raises(ArgumentError, match=says("resume must be a run", "7")):
+        plan_run(everything(), given, resume=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["{{$.inputs.parameters['tag']}}", "{{workflow.name}}"])
+def test_text_that_kfp_would_replace_is_not_made_a_constant(text: str, runs: Runs) -> None:
+    @dsl.pipeline(name="braces")
+    def pipeline(folder: str, text: str):
+        first = stage(tag="a", text=text, folder=folder)
+        stage(tag="b", text=first.output, folder=folder)
+
+    runs.fail("b")
+    failed = runs.run(pipeline, {"text": text})
+    runs.mend()
+    plan = plan_run(pipeline, {"folder": str(runs.folder)}, resume=failed)
+    assert "'{{'" in plan.steps[0].reason
+    assert runs.run(pipeline, resume=failed)["stage-2"].outputs == {"out": f"b(a({text}))"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_pipelines_failures_and_edits(seed: int, runs: Runs) -> None:
+    """A resumed run ends as a new run does, but for stages that are kept on purpose, and repeats nothing."""
+    chance = Random(seed)
+    pipeline = RandomPipeline(chance)
+    names = list(pipeline.kinds)
+    runs.fail(*chance.sample(names, 2))
+    failed = runs.run(pipeline.build({}))
+    before, earlier = made(failed), {name.rstrip("r") for name in runs.notes}
+    failures = {file.name.removeprefix("fail-") for file in runs.folder.glob("fail-*")}
+    runs.mend()
+    edited = set(chance.sample(names, chance.randint(0, 2)))
+    versions = {name: f"{name}v" for name in edited}
+    now = pipeline.build(versions)
+    new = runs.run(now)
+    ran_new = runs.notes
+    text = load_pipeline(now)
+    resumed = runs.run(text, resume=failed)
+    resumed.raise_for_failure()
+    unfinished = pipeline.below(failures)
+    ran = {name.rstrip("r").removesuffix("v") for name in runs.notes} & set(names)
+    assert ran <= unfinished, "a stage that succeeded has run again"
+    kept_on_purpose = pipeline.below(edited - unfinished)
+    theirs, ours = made(new), made(resumed)
+    assert theirs.keys() == ours.keys()
+    if not kept_on_purpose & earlier:
+        assert ours == theirs
+    # What was kept has the outputs that it had.
+    plan = plan_run(text, {"folder": str(runs.folder)}, resume=failed)
+    for step in plan.kept:
+        for name in step.stages:
+            assert {one: ours[one] for one in ours if one.partition("[")[0] == name} == {
+                one: before[one] for one in before if one.partition("[")[0] == name
+            }
+    # From each edited stage on, everything is as in a new run.
+    changed = [step.stages[0] for step in plan.kept if step.changes]
+    if changed:
+        whole = runs.run(text, resume=failed, from_stages=changed)
+        assert made(whole) == theirs
+        assert len(runs.notes) <= len(ran_new)

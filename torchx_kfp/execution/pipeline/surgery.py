@@ -1,0 +1,306 @@
+"""Take tasks out of a compiled pipeline whose outputs are known already, so that a run need not repeat them.
+
+What other tasks read of such a task becomes a constant. Its artifacts are imported by their URIs, and the items of a
+loop over its output are written into the loop. The result is an ordinary compiled pipeline.
+
+Tasks are named by paths: ``train``, or ``exit-handler-1/train`` inside an exit handler. Tasks inside loops, conditions
+and nested pipelines can only be taken out with the whole group.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from torchx_kfp.execution.pipeline.artifacts import Artifact
+from torchx_kfp.execution.pipeline.conditions import select_field
+from torchx_kfp.execution.pipeline.load import read_specs
+from torchx_kfp.execution.pipeline.reader import read_pipeline
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task
+
+_EXIT_HANDLER = re.compile(r"exit-handler-\d+")
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+#: KFP's names for the input and the output of an importer.
+_URI, _ARTIFACT = "uri", "artifact"
+_ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+@dataclass(frozen=True)
+class KeptOutputs:
+    """The outputs of a task that is taken out, as far as they are known, and the run id that its final status names."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    run_id: str = ""
+
+
+def is_exit_handler(task: Task, component: Component) -> bool:
+    """Tell whether a task is the group inside ``dsl.ExitHandler``: its tasks run once, as those around it do."""
+    is_plain = task.loop is None and task.condition is None and component.dag is not None
+    return is_plain and _EXIT_HANDLER.fullmatch(task.name) is not None
+
+
+def can_be_constant(value: Any) -> bool:
+    """Tell whether a value can stand in a pipeline: KFP would take text with ``{{`` for placeholders."""
+    return "{{" not in json.dumps(value, default=str)
+
+
+def without_tasks(pipeline: Pipeline, kept: Mapping[str, KeptOutputs], description: str = "") -> Pipeline:
+    """Return the pipeline without some of its tasks.
+
+    Outputs of the pipeline itself that are parameters of these tasks are left out: KFP has no constant outputs.
+
+    Args:
+        pipeline: a compiled pipeline; it is not changed.
+        kept: the tasks to take out, by their paths.
+        description: the description of the new pipeline; if empty, that of the old one.
+
+    Raises:
+        ValueError: a remaining task reads an output that is not known; the message names both.
+    """
+    spec, platform = read_specs(pipeline.text, is_compiled=True)
+    surgery = _Surgery(copy.deepcopy(spec), kept)
+    spec = surgery.operate()
+    if description:
+        spec["pipelineInfo"]["description"] = description
+    kubernetes = copy.deepcopy(platform.get("platforms", {}).get("kubernetes", {}))
+    if executors := kubernetes.get("deploymentSpec", {}).get("executors"):
+        left = spec.get("deploymentSpec", {}).get("executors", {})
+        kubernetes["deploymentSpec"]["executors"] = {name: one for name, one in executors.items() if name in left}
+    documents = [spec]
+    if platform:
+        documents.append({**platform, "platforms": {**platform.get("platforms", {}), "kubernetes": kubernetes}})
+    text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=10_000)
+    return dataclasses.replace(read_pipeline(spec, kubernetes), text=text)
+
+
+class _Surgery:
+    """Changes a PipelineSpec, which it owns."""
+
+    def __init__(self, spec: dict[str, Any], kept: Mapping[str, KeptOutputs]) -> None:
+        self._spec = spec
+        self._kept = kept
+        self._components = spec.setdefault("components", {})
+        self._executors = spec.setdefault("deploymentSpec", {}).setdefault("executors", {})
+
+    def operate(self) -> dict[str, Any]:
+        self._cut(self._spec["root"], "")
+        self._remove_unused()
+        return self._spec
+
+    def _cut(self, component: dict[str, Any], around: str) -> KeptOutputs:
+        """Take tasks out of a component's DAG; return those of the DAG's outputs that are constants now."""
+        dag = component["dag"]
+        known: dict[str, KeptOutputs] = {}
+        tasks: dict[str, Any] = {}
+        for name, task in dag.get("tasks", {}).items():
+            path = f"{around}{name}"
+            if path in self._kept:
+                known[name] = self._kept[path]
+                continue
+            tasks[name] = task
+            if any(other.startswith(f"{path}/") for other in self._kept):
+                inner = self._own_component(task)
+                known[name] = self._cut(inner, f"{path}/")
+                if not inner["dag"]["tasks"]:  # an exit handler around nothing
+                    del tasks[name]
+        gone = dag.get("tasks", {}).keys() - tasks.keys()
+        dag["tasks"] = tasks
+        imported = _Importers(self, tasks)
+        for name, task in list(tasks.items()):
+            _rewire(name, task, known, gone, imported)
+        return _outputs_of(component, known, gone, imported, is_whole=not tasks)
+
+    def _own_component(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of the task's component that no other task uses."""
+        name = task["componentRef"]["name"]
+        own = self.free(f"{name}-rest")
+        task["componentRef"] = {"name": own}
+        self._components[own] = copy.deepcopy(self._components[name])
+        component: dict[str, Any] = self._components[own]
+        return component
+
+    def free(self, name: str) -> str:
+        """Return a name for a component or an executor that is not taken."""
+        taken = self._components.keys() | self._executors.keys()
+        return next(one for one in _numbered(name) if one not in taken)
+
+    def add_importer(self, artifact: Artifact) -> str:
+        """Add a component that imports an artifact, and return its name."""
+        kind = {"schemaTitle": artifact.type.title}
+        if artifact.type.version:
+            kind["schemaVersion"] = artifact.type.version
+        name, label = self.free("comp-kept"), self.free("exec-kept")
+        importer: dict[str, Any] = {"artifactUri": {"constant": uri_of(artifact)}, "typeSchema": kind}
+        if artifact.metadata:
+            importer["metadata"] = dict(artifact.metadata)
+        self._executors[label] = {"importer": importer}
+        self._components[name] = {
+            "executorLabel": label,
+            "inputDefinitions": {"parameters": {_URI: {"parameterType": "STRING"}}},
+            "outputDefinitions": {"artifacts": {_ARTIFACT: {"artifactType": kind}}},
+        }
+        return name
+
+    def _remove_unused(self) -> None:
+        used: set[str] = set()
+        left = [self._spec["root"]]
+        while left:
+            for task in left.pop().get("dag", {}).get("tasks", {}).values():
+                name = task["componentRef"]["name"]
+                if name not in used:
+                    used.add(name)
+                    left.append(self._components[name])
+        self._spec["components"] = {name: one for name, one in self._components.items() if name in used}
+        labels = {one.get("executorLabel") for one in self._spec["components"].values()}
+        self._spec["deploymentSpec"]["executors"] = {
+            label: one for label, one in self._executors.items() if label in labels
+        }
+
+
+class _Importers:
+    """The importers of a DAG: one for each artifact that is read."""
+
+    def __init__(self, surgery: _Surgery, tasks: dict[str, Any]) -> None:
+        self._surgery = surgery
+        self._tasks = tasks
+        self._made: dict[tuple[str, str], str] = {}
+
+    def of(self, task: str, output: str, artifact: Artifact) -> str:
+        """Return the name of the task that imports the artifact."""
+        if (task, output) not in self._made:
+            wanted = re.sub(r"[^a-z0-9]+", "-", f"kept-{task}-{output}".lower()).strip("-")
+            name = next(one for one in _numbered(wanted) if one not in self._tasks)
+            self._made[(task, output)] = name
+            self._tasks[name] = {
+                "cachingOptions": {},
+                "componentRef": {"name": self._surgery.add_importer(artifact)},
+                "inputs": {"parameters": {_URI: {"runtimeValue": {"constant": uri_of(artifact)}}}},
+                "taskInfo": {"name": name},
+            }
+        return self._made[(task, output)]
+
+
+def uri_of(artifact: Artifact) -> str:
+    """Return the place from which an artifact is imported: its file, if a component has chosen another one here."""
+    return artifact.path if artifact.is_here and artifact.custom_path else artifact.uri
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}-{number}"
+        number += 1
+
+
+def _rewire(
+    name: str, task: dict[str, Any], known: Mapping[str, KeptOutputs], gone: Collection[str], importers: _Importers
+) -> None:
+    """Replace what a task reads of tasks that are gone, or of outputs that are constants now."""
+    before = [other for other in task.get("dependentTasks", ()) if other not in gone]
+    inputs = task.get("inputs", {})
+    for key, source in inputs.get("parameters", {}).items():
+        if "taskOutputParameter" in source:
+            output = source["taskOutputParameter"]
+            producer, wanted = output["producerTask"], output["outputParameterKey"]
+            if producer in known and wanted in known[producer].parameters:
+                value = known[producer].parameters[wanted]
+                if selector := source.get("parameterExpressionSelector"):
+                    value = select_field(value, selector)
+                inputs["parameters"][key] = {"runtimeValue": {"constant": value}}
+                _write_items(task, key, value)
+            elif producer in gone:
+                raise ValueError(f"{name} reads the output {wanted!r} of {producer}, which is not known")
+        elif "taskFinalStatus" in source and (producer := source["taskFinalStatus"]["producerTask"]) in gone:
+            run_id = known[producer].run_id
+            status = {"state": "COMPLETE", "pipelineJobResourceName": run_id, "pipelineTaskName": producer, "error": {}}
+            inputs["parameters"][key] = {"runtimeValue": {"constant": status}}
+    for source in inputs.get("artifacts", {}).values():
+        output = source.get("taskOutputArtifact", {})
+        producer, wanted = output.get("producerTask"), output.get("outputArtifactKey")
+        if producer in known and wanted in known[producer].artifacts:
+            importer = importers.of(producer, wanted, known[producer].artifacts[wanted])
+            source["taskOutputArtifact"] = {"producerTask": importer, "outputArtifactKey": _ARTIFACT}
+            before.append(importer)
+        elif producer in gone:
+            raise ValueError(f"{name} reads the artifact {wanted!r} of {producer}, which is not known")
+    task["dependentTasks"] = sorted(dict.fromkeys(before))
+    if not before:
+        del task["dependentTasks"]
+        # Without tasks before it, an exit task is a task like any other.
+        if task.get("triggerPolicy", {}).get("strategy") == _ALWAYS:
+            del task["triggerPolicy"]["strategy"]
+            if not task["triggerPolicy"]:
+                del task["triggerPolicy"]
+
+
+def _write_items(task: dict[str, Any], name: str, value: Any) -> None:
+    """Write the items of a loop over this input into the loop, as KFP's compiler does with items that it knows."""
+    iterator = task.get("parameterIterator")
+    if iterator and iterator["items"].get("inputParameter") == name:
+        iterator["items"] = {"raw": json.dumps(value)}
+
+
+def _outputs_of(
+    component: dict[str, Any],
+    known: Mapping[str, KeptOutputs],
+    gone: Collection[str],
+    importers: _Importers,
+    *,
+    is_whole: bool,
+) -> KeptOutputs:
+    """Remove the outputs of a DAG that are constants now, and return them.
+
+    Artifacts come from importers, unless the whole DAG is gone, which its outputs follow.
+    """
+    outputs = component["dag"].get("outputs", {})
+    defined = component.get("outputDefinitions", {})
+    constants: dict[str, Any] = {}
+    artifacts: dict[str, Artifact] = {}
+    for name, output in list(outputs.get("parameters", {}).items()):
+        one_of = output.get("valueFromOneof", {}).get("parameterSelectors", [])
+        for source in one_of or [output["valueFromParameter"]]:
+            producer, wanted = source["producerSubtask"], source["outputParameterKey"]
+            if producer in known and wanted in known[producer].parameters:
+                constants[name] = known[producer].parameters[wanted]
+                break
+        if one_of and name not in constants:
+            one_of[:] = [source for source in one_of if source["producerSubtask"] not in gone]
+        if name in constants or (not one_of and output.get("valueFromParameter", {}).get("producerSubtask") in gone):
+            del outputs["parameters"][name]
+            defined.get("parameters", {}).pop(name, None)
+    for name, output in list(outputs.get("artifacts", {}).items()):
+        left = []
+        for source in output["artifactSelectors"]:
+            producer, wanted = source["producerSubtask"], source["outputArtifactKey"]
+            if producer in known and wanted in known[producer].artifacts:
+                artifacts[name] = known[producer].artifacts[wanted]
+                if is_whole:
+                    continue
+                importer = importers.of(producer, wanted, artifacts[name])
+                left.append({"producerSubtask": importer, "outputArtifactKey": _ARTIFACT})
+            elif producer not in gone:
+                left.append(source)
+        output["artifactSelectors"] = left
+        if not left:
+            del outputs["artifacts"][name]
+            defined.get("artifacts", {}).pop(name, None)
+    _drop_empty(component["dag"], "outputs")
+    _drop_empty(component, "outputDefinitions")
+    run_id = next((one.run_id for one in known.values()), "")
+    return KeptOutputs(constants, artifacts if is_whole else {}, run_id)
+
+
+def _drop_empty(owner: dict[str, Any], key: str) -> None:
+    kept = {kind: values for kind, values in owner.get(key, {}).items() if values}
+    owner.pop(key, None)
+    if kept:
+        owner[key] = kept

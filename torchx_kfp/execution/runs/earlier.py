@@ -1,0 +1,153 @@
+"""Read what is left of a run that is to be resumed: how its stages ended, and whether their results are still there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
+
+from torchx_kfp.common.text import shown
+from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.runs.continuation import continuation_of
+from torchx_kfp.execution.runs.history import find_run, read_run
+from torchx_kfp.execution.runs.planning import plan_resume
+from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan, missing_files
+from torchx_kfp.execution.runs.source import RunRecord, why_not_read
+from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
+from torchx_kfp.tracking.recorder import Recorder
+
+
+@runtime_checkable
+class HasEarlierRun(Protocol):
+    """A run that says itself what is known of it, as one on a host."""
+
+    def earlier(self) -> EarlierRun:
+        """Return what is known of the run."""
+
+
+#: A run that can be resumed: its id, its folder, its result, or a run on a host.
+Resumable: TypeAlias = Union[HasEarlierRun, RunResult, str, "os.PathLike[str]"]
+
+
+def plan_run(
+    pipeline: PipelineLike,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    resume: Resumable,
+    from_stages: Collection[str] = (),
+    output_dir: str | os.PathLike[str] | None = None,
+    is_here: bool = True,
+) -> ResumePlan:
+    """Return the plan with which a new run of a pipeline continues an earlier run. Nothing is started.
+
+    Args:
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        arguments: values of the pipeline's parameters, where they differ from those of the earlier run.
+        resume: the earlier run: the id or folder of a run on this machine, its result, or a run on a host
+            (``torchx_kfp.host.attach``).
+        from_stages: the stages at which to start anew: they run, and so does everything that depends on them.
+        output_dir: the folder that has the folders of runs. Default: ``OUTPUT_DIR``.
+        is_here: whether the new run is on this machine, rather than on a KFP host.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        ArgumentError: see ``plan_resume``.
+    """
+    earlier = read_earlier(resume, OUTPUT_DIR if output_dir is None else output_dir)
+    loaded = load_pipeline(pipeline)
+    given = earlier.arguments_for(loaded, arguments or {})
+    return plan_from(earlier, loaded, given, from_stages=from_stages, is_here=is_here)
+
+
+def plan_from(
+    earlier: EarlierRun,
+    pipeline: Pipeline,
+    given: Mapping[str, Any],
+    *,
+    from_stages: Collection[str] = (),
+    is_here: bool = True,
+    directory: str = "",
+) -> ResumePlan:
+    """Return the plan for arguments without defaults. The others, and the errors, are those of ``plan_resume``."""
+    if isinstance(from_stages, str):
+        raise ArgumentError(f"from_stages must be a list of stages, such as [{from_stages!r}], but is a text.")
+    with reading(f"The pipeline {pipeline.name!r}"):
+        values = complete_arguments(pipeline, given)
+        return plan_resume(
+            earlier, pipeline, values, given=given, from_stages=from_stages, is_here=is_here, directory=directory
+        )
+
+
+def read_earlier(run: Resumable, output_dir: str | os.PathLike[str]) -> EarlierRun:
+    """Return what is known of a run that is to be resumed: see ``plan_run``."""
+    if isinstance(run, RunResult):
+        if run.folder is None:
+            raise ArgumentError(
+                f"The run {run.run_id} is on a KFP host: pass the run itself, torchx_kfp.host.attach({run.run_id!r}), "
+                "not its result."
+            )
+        run = run.folder
+    if isinstance(run, (str, os.PathLike)):
+        return earlier_run(read_run(find_run(output_dir, os.fspath(run))))
+    if not isinstance(run, HasEarlierRun):
+        raise ArgumentError(f"resume must be a run, such as its id, but is {shown(run)}.")
+    return run.earlier()
+
+
+def earlier_run(
+    record: RunRecord,
+    *,
+    named: Collection[str] = (),
+    ends: Mapping[str, StageResult] | None = None,
+    values: Mapping[tuple[str, str], Any] | None = None,
+) -> EarlierRun:
+    """Return what is known of a run that is to be resumed.
+
+    Args:
+        record: the run.
+        named: the tracker bases that the user has named.
+        ends: how its stages ended, if more is known of that than the record has.
+        values: outputs that its stages were given: see ``EarlierRun``.
+
+    Raises:
+        ArgumentError: the run's pipeline is not recorded.
+    """
+    try:
+        pipeline = record.load()
+    except PipelineFileError as error:
+        raise ArgumentError(f"The run {record.run_id} cannot be resumed: {error}") from None
+    continuation = continuation_of(pipeline.description)
+    found = {end.name: end for end in continuation.ends} if continuation else {}
+    found |= record.run.ends if ends is None else ends
+    gone: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
+    tracked: dict[str, list[StageResult]] = {}
+    for end in found.values():
+        if not end.state.is_success:
+            continue
+        if why := missing_files(end) if record.folder is not None else "":
+            gone[end.name] = why
+        # On a host, a stage whose results are not found may have had none.
+        if end.tracker_base and (end.results or record.folder is None):
+            tracked.setdefault(end.tracker_base, []).append(end)
+    for base, stages in tracked.items():
+        why = why_not_read(base, named, ran_here=record.folder is not None)
+        there: set[str] = set()
+        try:
+            if not why:
+                recorder = Recorder.open(record.absolute_base(base))
+                runs = dict.fromkeys((end.run_id or "").partition("/")[0] for end in stages)
+                there = {key for run in runs if run for key in recorder.keys(run)}
+        except TrackerError as error:
+            why = str(error)
+        if why:
+            unreadable[base] = why.rstrip(".")
+            continue
+        for end in stages:
+            if end.run_id not in there:
+                gone[end.name] = f"no results of it are under {record.absolute_base(base)!r} (any more)"
+    return EarlierRun(record, pipeline, found, values or {}, gone, unreadable)

@@ -1,0 +1,404 @@
+"""Plan how a run goes on: which stages are kept from an earlier run, which have changed, and which run.
+
+The same rules hold wherever the runs are. A stage is kept if it succeeded and its results are still there. Whatever
+reads a stage that runs again runs again. Loops, conditions and nested pipelines are kept as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.common.text import did_you_mean, listed
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact
+from torchx_kfp.execution.pipeline.conditions import holds
+from torchx_kfp.execution.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
+from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
+from torchx_kfp.execution.pipeline.walk import (
+    ScopedTask,
+    known_inputs,
+    tracked_stages,
+    without_indices,
+)
+from torchx_kfp.execution.runs.continuation import Continuation, continuation_of, describe
+from torchx_kfp.execution.runs.kept_outputs import KnownOutputs, OutputNotKnownError
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan, Step, why_not_kept
+from torchx_kfp.execution.runs.source import same_base
+from torchx_kfp.execution.runs.units import Definition, Unit, definitions_of, differences, outputs_of, units_of
+from torchx_kfp.execution.runs.vocabulary import State
+
+#: How many stages a message names.
+_NAMED = 8
+
+
+def plan_resume(
+    earlier: EarlierRun,
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any],
+    *,
+    given: Mapping[str, Any] | None = None,
+    from_stages: Collection[str] = (),
+    is_here: bool = True,
+    directory: str = "",
+) -> ResumePlan:
+    """Plan how a run of the pipeline continues an earlier run.
+
+    Args:
+        earlier: the run that is resumed.
+        pipeline: the pipeline of the new run, which may differ from that of the earlier one.
+        arguments: the values of all its parameters.
+        given: those that are not defaults. Default: all.
+        from_stages: the stages at which to start anew: they run, and so does everything that depends on them.
+        is_here: whether the new run is on this machine, rather than on a KFP host.
+        directory: the directory in which stages of a run on this machine start.
+
+    Raises:
+        ArgumentError: the run is not over, is one of another pipeline, or has nothing left to do; a stage does not
+            exist; or the new run cannot reach the results that it would keep.
+    """
+    if earlier.record.is_running:
+        raise ArgumentError(
+            f"The run {earlier.run_id} is not over. `torchx-kfp watch {earlier.run_id}` shows it, and `torchx-kfp "
+            f"cancel {earlier.run_id}` ends it; then resume it."
+        )
+    planner = _Planner(earlier, pipeline, arguments, is_here=is_here, directory=directory)
+    planner.refuse_another_pipeline()
+    planner.start_from(from_stages)
+    planner.decide()
+    return dataclasses.replace(planner.plan(), arguments=arguments if given is None else given)
+
+
+class _Planner:
+    """Decides about the units of a pipeline: each is kept until there is a reason to run it."""
+
+    def __init__(
+        self,
+        earlier: EarlierRun,
+        pipeline: Pipeline,
+        arguments: Mapping[str, Any],
+        *,
+        is_here: bool,
+        directory: str,
+    ) -> None:
+        self._earlier, self._pipeline, self._is_here, self._directory = earlier, pipeline, is_here, directory
+        self._arguments = arguments
+        self._units = units_of(pipeline)
+        self._definitions = definitions_of(pipeline, self._units, arguments)
+        before, known = earlier.continuation, continuation_of(pipeline.description)
+        old = units_of(earlier.pipeline)
+        #: The definitions of the earlier run's units, by their keys.
+        self._before: dict[str, Definition] = {
+            **definitions_of(earlier.pipeline, old, earlier.record.arguments),
+            **(before.definitions if before else {}),
+        }
+        #: What the pipeline itself had taken over, if it is that of a resumed run.
+        self._known = known
+        imports = {place.name for unit in old.values() if unit.is_import for place in unit.stages}
+        self._names = {place.name for unit in old.values() for place in unit.stages} - imports
+        self._names |= {without_indices(end.name) for end in earlier.ends.values()} - imports
+        self._executions: dict[str, list[StageResult]] = {}
+        for end in earlier.ends.values():
+            self._executions.setdefault(without_indices(end.name), []).append(end)
+        self._outputs = KnownOutputs(pipeline, earlier.ends, earlier.values, is_here=is_here)
+        self._inputs = {place.path: inputs for place, inputs in known_inputs(pipeline, arguments)}
+        self._readers: dict[str, list[Unit]] = {}
+        self._followers: dict[str, list[Unit]] = {}
+        for unit in self._units.values():
+            for path in dict.fromkeys([*(read.producer for read in unit.reads), *unit.settings]):
+                self._readers.setdefault(path, []).append(unit)
+            for path in unit.after:
+                self._followers.setdefault(path, []).append(unit)
+        self._runs: dict[str, str] = {}
+        self._queue: deque[str] = deque()
+
+    # Decisions
+
+    def refuse_another_pipeline(self) -> None:
+        names = {place.name for unit in self._units.values() if not unit.is_import for place in unit.stages}
+        names |= {without_indices(end.name) for end in (self._known.ends if self._known else ())}
+        common = names & self._names
+        is_renamed = self._pipeline.name != self._earlier.pipeline.name
+        if common and not (is_renamed and names != self._names):
+            return
+        here, there = sorted(names - self._names), sorted(self._names - names)
+        what = f"only this pipeline has {listed(here, _NAMED)}" if here else ""
+        other = f"only the run has {listed(there, _NAMED)}" if there else ""
+        raise ArgumentError(
+            f"The run {self._earlier.run_id} is one of another pipeline: it ran {self._earlier.pipeline.name!r}, and "
+            f"this is {self._pipeline.name!r}. Their stages do not match: "
+            f"{'; '.join(filter(None, [what, other])) or 'they have none'}. Give a run of this pipeline."
+        )
+
+    def start_from(self, stages: Collection[str]) -> None:
+        for stage in stages:
+            found = [unit for unit in self._units.values() if unit.names(stage)]
+            if not found:
+                known = [place.name for unit in self._units.values() for place in unit.stages]
+                raise ArgumentError(
+                    f"There is no stage {stage!r} to start from.{did_you_mean(stage, known)} The pipeline has: "
+                    f"{listed(known, 20)}."
+                )
+            left = deque(found)
+            while left:
+                unit = left.popleft()
+                why = "you start from it" if unit in found else f"it depends on {stage}, from which you start"
+                if self._mark(unit, why):
+                    left += [*self._readers.get(unit.path, ()), *self._followers.get(unit.path, ())]
+
+    def decide(self) -> None:
+        for unit in self._units.values():
+            if reason := self._reason(unit):
+                self._mark(unit, reason)
+        while self._queue:
+            unit = self._units[self._queue.popleft()]
+            for reader in self._readers.get(unit.path, ()):
+                self._mark(reader, f"it reads {unit.name}, which runs")
+            for follower in self._followers.get(unit.path, ()):
+                if follower.task.runs_always:
+                    self._mark(follower, f"{unit.name} runs before it")
+            for path in unit.settings:
+                self._mark(self._units[path], f"the pods of {unit.name}, which runs, are set up with its output")
+            for read in unit.reads:
+                producer = self._units[read.producer]
+                if producer.path in self._runs or producer.is_import:
+                    continue
+                try:
+                    self._outputs.get(producer, read.output)
+                except OutputNotKnownError as error:
+                    self._mark(producer, f"{unit.name} reads its output {read.output!r}, {error}")
+
+    def _mark(self, unit: Unit, reason: str) -> bool:
+        if unit.path in self._runs or unit.is_import:
+            return False
+        self._runs[unit.path] = reason
+        self._queue.append(unit.path)
+        return True
+
+    def _reason(self, unit: Unit) -> str:
+        """Return why a unit runs whatever the others do; empty if it may be kept."""
+        if unit.is_exit:
+            return "it runs at the end of each run"
+        if unit.is_volume:
+            return "each run has its own volumes"
+        if unit.stages and not any(place.name in self._names for place in unit.stages):
+            return "it is new"
+        ends = [end for place in unit.stages for end in self._executions.get(place.name, ())]
+        for end in sorted(ends, key=lambda end: end.state.rank):
+            reason = why_not_kept(end, self._earlier.gone.get(end.name, ""))
+            if reason and (end.state is not State.SKIPPED or unit.component.dag is None):
+                return reason if unit.component.dag is None else f"{end.name}: {reason}"
+        if not any(end.state.is_success for end in ends):
+            return "it was skipped" if ends else "it had not begun"
+        if missing := self._without_end(unit):
+            return f"{missing} had not ended"
+        if self._changes(unit) and not self._is_taken(unit.task, unit.component, unit.stages, self._inputs_of(unit)):
+            return "its condition has another result now"
+        return ""
+
+    def _without_end(self, unit: Unit) -> str:
+        """Return a stage of the unit of which some executions have no end."""
+        run = self._earlier.record.run
+        is_whole = run.state in (State.SUCCEEDED, State.FAILED)
+        kept = {without_indices(end.name) for end in self._kept_before()}
+        for place in unit.stages:
+            found = len(self._executions.get(place.name, ()))
+            task = run.tasks.get(place.name)
+            expected = task.expected if task is not None else 0
+            is_short = found != expected if expected else not found and not (place.looped and is_whole)
+            if place.name not in kept and is_short:
+                # A branch that was not taken has an end as well, and so has each stage of a run that is over.
+                return place.name
+        return ""
+
+    def _kept_before(self) -> Sequence[StageResult]:
+        return self._earlier.continuation.ends if self._earlier.continuation else ()
+
+    def _changes(self, unit: Unit) -> tuple[str, ...]:
+        before = self._before.get(unit.key)
+        return differences(before, self._definitions[unit.key]) if before is not None else ()
+
+    # Conditions
+
+    def _inputs_of(self, unit: Unit) -> dict[str, Any]:
+        """Return the inputs of a unit that are known: arguments, and outputs of the earlier run."""
+        values = dict(self._inputs.get(unit.path, {}))
+        for read in unit.reads:
+            try:
+                values[read.input] = self._outputs.get(self._units[read.producer], read.output)
+            except OutputNotKnownError:
+                continue
+        return values
+
+    def _is_taken(
+        self, task: Task, component: Component, stages: Sequence[ScopedTask], inputs: Mapping[str, Any]
+    ) -> bool:
+        """Tell whether conditions have the results that they had, as far as their inputs are known."""
+        if task.loop is not None or not task.is_group:
+            return True
+        if task.condition and not (component.inputs.keys() - inputs.keys()):
+            ran = any(end.state.is_success for place in stages for end in self._executions.get(place.name, ()))
+            try:
+                if holds(task.condition, {name: one for name, one in inputs.items() if not is_artifact(one)}) != ran:
+                    return False
+            except ValueError:
+                return False
+            if not ran:
+                return True
+        for child in component.as_dag().tasks.values():
+            given = {
+                name: source.value if isinstance(source, Constant) else inputs[source.name]
+                for name, source in child.inputs.items()
+                if isinstance(source, Constant) or (isinstance(source, FromInput) and source.name in inputs)
+            }
+            within = [place for place in stages if _is_inside(place, child)]
+            if not self._is_taken(child, self._pipeline.component_of(child), within, given):
+                return False
+        return True
+
+    # The plan
+
+    def plan(self) -> ResumePlan:
+        """Return the plan.
+
+        Raises:
+            ArgumentError: nothing would run, or the results that would be kept are out of reach.
+        """
+        kept = [unit for unit in self._units.values() if unit.path not in self._runs and not unit.is_import]
+        if not [unit for unit in self._units.values() if unit.path in self._runs and not unit.is_exit]:
+            raise ArgumentError(
+                f"There is nothing left to do in the run {self._earlier.run_id}: all stages have succeeded. Name a "
+                "stage from which to start anew: --from STAGE (from_stages)."
+            )
+        ends = [end for unit in kept for place in unit.stages for end in self._executions.get(place.name, ())]
+        notes = self._verify_bases(ends)
+        needed = {
+            (read.producer, read.output)
+            for unit in self._units.values()
+            if unit.path in self._runs
+            for read in unit.reads
+        }
+        outputs, unknown = self._pipeline_outputs({unit.path for unit in kept})
+        notes += [f"The run's output {name!r} is left out: {why}." for name, why in unknown.items()]
+        # Artifacts stay outputs of the new pipeline; parameters cannot.
+        needed |= {(read.producer, read.output) for read, value in outputs.values() if is_artifact(value)}
+        taken = {unit.path: self._kept_outputs(unit, needed) for unit in kept}
+        before = self._known
+        own = {key for key, _ in self._earlier.values}
+        continuation = Continuation(
+            resumes=self._earlier.run_id,
+            ends=(
+                *(before.ends if before else ()),
+                *(dataclasses.replace(end, cached_from=self._origin(end), log_file=self._log_of(end)) for end in ends),
+            ),
+            values={
+                **(before.values if before else {}),
+                **{
+                    (unit.key, output): value
+                    for unit in kept
+                    if unit.key in own
+                    for (key, output), value in self._earlier.values.items()
+                    if key == unit.key
+                },
+            },
+            definitions={**(before.definitions if before else {}), **self._definitions},
+            outputs={
+                **(before.outputs if before else {}),
+                **{name: value for name, (_, value) in outputs.items() if not is_artifact(value)},
+            },
+        )
+        names = {place.name for unit in self._units.values() for place in unit.stages}
+        names |= {without_indices(end.name) for end in continuation.ends}
+        return ResumePlan(
+            run_id=self._earlier.run_id,
+            steps=tuple(self._steps()),
+            pipeline=without_tasks(self._pipeline, taken, describe(self._pipeline.description, continuation)),
+            dropped=tuple(sorted(self._names - names)),
+            notes=tuple(notes),
+        )
+
+    def _steps(self) -> list[Step]:
+        steps: list[Step] = []
+        for end in self._known.ends if self._known else ():
+            name = without_indices(end.name)
+            if not any(step.name == name for step in steps):
+                steps.append(Step(name, (name,), end.cached_from))
+        for unit in self._units.values():
+            if unit.is_import or not unit.stages:
+                continue
+            stages = tuple(place.name for place in unit.stages)
+            if unit.path in self._runs:
+                steps.append(Step(unit.name, stages, "", self._runs[unit.path], self._changes(unit)))
+            else:
+                first = next(end for name in stages for end in self._executions.get(name, ()) if end.state.is_success)
+                steps.append(Step(unit.name, stages, self._origin(first), "", self._changes(unit)))
+        return steps
+
+    def _log_of(self, end: StageResult) -> Path | None:
+        """Return the stage's log, if the new run finds it there: that of a run on a host is a copy for a while."""
+        return end.log_file if self._is_here and self._earlier.record.folder is not None else None
+
+    def _origin(self, end: StageResult) -> str:
+        """Return the run in which a stage ran."""
+        before = {one.name: one.cached_from for one in self._kept_before()}
+        return before.get(end.name) or self._earlier.run_id
+
+    def _kept_outputs(self, unit: Unit, needed: Collection[tuple[str, str]]) -> KeptOutputs:
+        parameters: dict[str, Any] = {}
+        artifacts: dict[str, Artifact] = {}
+        for output in sorted(output for path, output in needed if path == unit.path):
+            value = self._outputs.get(unit, output)
+            (artifacts if is_artifact(value) else parameters)[output] = value
+        return KeptOutputs(parameters, artifacts, self._earlier.run_id)
+
+    def _pipeline_outputs(self, kept: Collection[str]) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
+        """Return the pipeline's own outputs that kept units have made, and why others of theirs are not known."""
+        found, unknown = {}, {}
+        for name, read in outputs_of(self._pipeline).items():
+            if read.producer in kept:
+                try:
+                    found[name] = read, self._outputs.get(self._units[read.producer], read.output)
+                except OutputNotKnownError as error:
+                    unknown[name] = str(error)
+        return found, unknown
+
+    def _verify_bases(self, ends: Sequence[StageResult]) -> list[str]:
+        """Raise ArgumentError if stages that run would look for kept results in another place than they are."""
+        now = tracked_stages(self._pipeline, self._arguments)
+        record = self._earlier.record
+        notes: dict[str, str] = {}
+        for end in ends:
+            stage = now.get(without_indices(end.name))
+            if end.tracker_base is None or stage is None or stage.tracker_base is None or not end.state.is_success:
+                continue
+            base, looks = record.absolute_base(end.tracker_base), stage.tracker_base
+            if self._is_here and "://" not in looks:
+                looks = os.path.abspath(os.path.join(self._directory, looks))
+            if not same_base(base, looks):
+                raise ArgumentError(
+                    f"The results of the run {self._earlier.run_id} are under {base!r}, and this run would look for "
+                    f"them under {looks!r}. Give --tracker-base {base}, if this run can reach it; "
+                    "otherwise start a new run, without --resume."
+                )
+            if why := self._earlier.unreadable.get(end.tracker_base):
+                if self._is_here:
+                    raise ArgumentError(
+                        f"This machine cannot read the results of the run {self._earlier.run_id} under {base!r}: "
+                        f"{why}. Resume it on its host (torchx-kfp submit --resume), or start a new run."
+                    )
+                notes[base] = f"It was not verified that the results under {base!r} are still there: {why}."
+        return list(notes.values())
+
+
+def _is_inside(place: ScopedTask, task: Task) -> bool:
+    around: ScopedTask | None = place
+    while around is not None:
+        if around.task is task:
+            return True
+        around = around.inside
+    return False
