@@ -40,6 +40,8 @@ PROGRAMS = {
     "ASK": "asking",
     "WORKSPACE": "workspace",
 }
+#: The programs that are kept as text: files have them, not commands.
+TEXTS = {"WORKSPACE"}
 #: The programs that leave out what their modules do only if this name is true.
 SMALLER = {"RESULTS_PUBLISHER"}
 _WHOLE = "WHOLE"
@@ -60,7 +62,7 @@ _STEPS = 10_000
 
 _ANNOTATIONS = "from __future__ import annotations"
 
-_MODULE = '''"""Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
+_MODULE = '''"""Programs as arguments of ``python3 -c``, or as text. Do not edit: ``make goldens`` writes them."""
 
 #: The SHA-256 of the texts from which the programs were made.
 SOURCES = {digests}
@@ -307,9 +309,12 @@ def main() -> None:
     known = "".join(f'\n    "{name}": "{digest}",' for name, digest in digests().items())
     text = _MODULE.format(digests=f"{{{known}\n}}")
     for name, module in PROGRAMS.items():
-        program = small_program(name)
-        pieces = textwrap.wrap(program, 110, drop_whitespace=False)
-        lines = "\n".join("    " + (repr(piece) if '"' in piece else f'"{piece}"') for piece in pieces)
+        program = join_program(name) if name in TEXTS else small_program(name)
+        texts = program.splitlines(keepends=True)
+        pieces = [
+            piece for one in texts for piece in textwrap.wrap(one, 110, drop_whitespace=False, replace_whitespace=False)
+        ]
+        lines = "\n".join("    " + (repr(piece) if set(piece) & {'"', "\n"} else f'"{piece}"') for piece in pieces)
         text += _PROGRAM.format(module=module, name=name, lines=lines)
         print(f"{name}: {len(program)} bytes")
     CARRIED.write_text(text, encoding="utf-8")

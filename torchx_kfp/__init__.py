@@ -45,7 +45,7 @@ _AUTHORING = {
     **dict.fromkeys(("artifact_from_uri", "container_from_app", "publish_results", "task_from_app"), "tasks"),
 }
 #: Programs that commands compiled by version 0.1.0 import from here, if their image has torchx-kfp.
-_PROGRAMS = ("launcher", "publisher", "workspace")
+_PROGRAMS = ("launcher", "publisher")
 
 
 def __getattr__(name: str) -> object:

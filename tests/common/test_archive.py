@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.facts import says
+from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp.common import archive as module
 from torchx_kfp.common.archive import list_workspace, pack_workspace
 from torchx_kfp.contract.carried.programs import WORKSPACE
-from torchx_kfp.contract.command import installed_program
+from torchx_kfp.contract.scripts import UNPACKER, unpacker_file, workspace_words
 from torchx_kfp.errors import WorkspaceError
 
 
@@ -34,9 +36,8 @@ def names(folder: Path) -> list[str]:
 
 
 def archive(folder: Path) -> tuple[bytes, str]:
-    out = io.BytesIO()
-    digest = pack_workspace(folder, list_workspace(folder), out)
-    return out.getvalue(), digest
+    content = pack_workspace(folder, list_workspace(folder), {UNPACKER: unpacker_file(WORKSPACE)})
+    return content, hashlib.sha256(content).hexdigest()
 
 
 def git(folder: Path, *words: str) -> None:
@@ -59,6 +60,12 @@ def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
     content, digest = archive(one)
     assert archive(other) == (content, digest)
     assert digest == hashlib.sha256(content).hexdigest()
+    with tarfile.open(fileobj=io.BytesIO(content)) as opened:
+        found = opened.getnames()
+    assert found == [UNPACKER, "lib/__init__.py", "lib/größe 工.py", "link", "run.sh", "train.py"]
+    # Without the program, which may change with this package.
+    content = pack_workspace(one, list_workspace(one), {})
+    digest = hashlib.sha256(content).hexdigest()
     assert digest == "a0468c0ec627c71a3a384ecbfa99ecbe27fb5001d885b246d8a428aeb94f6eba"
 
 
@@ -163,28 +170,22 @@ def test_a_file_that_changes_while_it_is_packed(tmp_path: Path, change: str, mon
     else:
         path.write_text("123456" if change == "longer" else "1234")
     with pytest.raises(WorkspaceError, match=says("a.py")):
-        pack_workspace(tmp_path, entries, io.BytesIO())
+        pack_workspace(tmp_path, entries, {})
 
 
 # In a stage
 
 
 def run(url: str, *words: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
-        [sys.executable, "-c", WORKSPACE, url, *words],
+        [*workspace_words(url), *words],
         capture_output=True,
         text=True,
         cwd=folder,
         check=False,
-        env={**os.environ, "TMPDIR": str(folder), **environ},
+        env={**os.environ, "PATH": path, "TMPDIR": str(folder), **environ},
     )
-
-
-def test_the_program_of_an_image_that_has_torchx_kfp(tmp_path: Path) -> None:
-    url = stored(tmp_path, archive(make(tmp_path / "code", TREE))[0])
-    program = installed_program("torchx_kfp", "workspace")
-    words = [sys.executable, "-c", program, url, sys.executable, "train.py"]
-    assert subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path).stdout == "1\n"
 
 
 def stored(folder: Path, content: bytes) -> str:
@@ -207,6 +208,8 @@ def test_the_application_starts_in_the_workspace(tmp_path: Path) -> None:
     (code / "run.sh").chmod(0o755)
     (code / "link.sh").symlink_to("run.sh")
     url = stored(tmp_path, archive(code)[0])
+    # Modules in the image's working directory are not those of the programs before the application.
+    (tmp_path / "tarfile.py").write_text("raise SystemExit('the wrong module')")
     done = run(url, "./link.sh", folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "7 True\n", "")
     (unpacked,) = tmp_path.glob("workspace-*")
@@ -219,54 +222,109 @@ def test_the_application_starts_in_the_workspace(tmp_path: Path) -> None:
     assert done.stdout.endswith(":/other\n")
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "none"])
+@needs_oldest
+def test_the_oldest_python_of_images(tmp_path: Path) -> None:
+    """No fsspec that this machine may have runs in it: this one reads a file in the same way."""
+    make(
+        tmp_path / "site/fsspec",
+        {
+            "__init__.py": "from . import core",
+            "core.py": "class Files:\n    def cat_file(self, path): return open(path, 'rb').read()\n"
+            "def url_to_fs(url): return Files(), url\n",
+        },
+    )
+    (tmp_path / "python3").symlink_to(oldest_python() or "")
+    code = make(tmp_path / "code", {**TREE, "lib/größe.py": "import sys; print(sys.version_info[:2])"})
+    (code / "link").symlink_to("lib")
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path / "site")}
+    done = run(stored(tmp_path, archive(code)[0]), "python3", "link/größe.py", folder=tmp_path, **environ)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(3, 8)\n", "")
+    done = run(stored(tmp_path, b"an archive of another form"), "python3", folder=tmp_path, **environ)
+    assert (done.returncode, "earlier form" in done.stderr) == (125, True)
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_an_image_without_python(tmp_path: Path, shell: str) -> None:
+    """With an empty parameter, an image needs nothing but sh."""
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "sh").symlink_to(program)
+    words = ("sh", "-c", "echo started; exit 3")
+    done = run("", *words, folder=tmp_path, PATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (3, "started\n", "")
+    done = run("s3://bucket/a.tar", *words, folder=tmp_path, PATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "a workspace needs python3 and fsspec" in done.stderr
+
+
+def test_an_image_without_fsspec_or_a_driver(tmp_path: Path) -> None:
+    done = run("none://bucket/a.tar", "echo", "started", folder=tmp_path)
+    assert (done.returncode, done.stdout, "none" in done.stderr) == (125, "", True)
+    bare = {"PATH": os.environ["PATH"], "PYTHONPATH": str(make(tmp_path / "site", {"fsspec.py": "import no_driver"}))}
+    done = run("s3://bucket/a.tar", "echo", "started", folder=tmp_path, **bare)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "s3://bucket/a.tar cannot be used: ModuleNotFoundError(\"No module named 'no_driver'\")" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "none", "other code"])
 def test_an_archive_that_was_changed_starts_nothing(tmp_path: Path, damage: str) -> None:
+    """Whoever can write to the storage, but not change the pipeline's arguments, can change the code of no stage."""
     content = archive(make(tmp_path / "code", TREE))[0]
     url = stored(tmp_path, content)
     if damage == "none":
         Path(url).unlink()
+    elif damage == "other code":  # an archive that is right by itself, whose own program would run it
+        Path(url).write_bytes(archive(make(tmp_path / "other", {"train.py": "print(2)"}))[0])
     else:
-        Path(url).write_bytes(content.replace(b"print(1)", b"print(2)") if damage == "changed" else content[:-1])
-    done = run(url, "echo", "started", folder=tmp_path)
+        # What runs first is in the archive as well.
+        changed = content.replace(b"import tempfile\n", b"print('changd')\n")
+        assert len(changed) == len(content)
+        assert changed != content
+        Path(url).write_bytes(changed if damage == "changed" else content[:-1])
+    done = run(url, "echo", "started", folder=tmp_path, PYTHONOPTIMIZE="2")
     assert (done.returncode, done.stdout) == (125, "")
     assert url in done.stderr
     assert ("No such file" if damage == "none" else "was changed") in done.stderr
+    assert not list(tmp_path.glob("workspace-*"))
 
 
 def member(
-    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", text: bytes = b""
+    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", text: bytes = b"", **headers: str
 ) -> tuple[tarfile.TarInfo, io.BytesIO]:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.size = kind, target, len(text)
+    info.pax_headers = {f"GNU.sparse.{key}": value for key, value in headers.items()}
     return info, io.BytesIO(text)
 
 
 @pytest.mark.parametrize(
-    "members",
+    ("members", "fact"),
     [
-        [member("../out", text=b"x")],
-        [member("/tmp/torchx-kfp-out", text=b"x")],
-        [member("a/../../out", text=b"x")],
-        [member("a/./b", text=b"x")],
-        [member("link", tarfile.SYMTYPE, "/etc")],
-        [member("link", tarfile.SYMTYPE, "..")],
-        [member("a/link", tarfile.SYMTYPE, "../../x")],
-        [member("a", tarfile.SYMTYPE, "."), member("b", tarfile.SYMTYPE, "a/..")],
-        [member("link", tarfile.SYMTYPE, "."), member("link/x", text=b"x")],
-        [member("file", text=b"x"), member("file", text=b"y")],
-        [member("hard", tarfile.LNKTYPE, "/etc/passwd")],
-        [member("pipe", tarfile.FIFOTYPE)],
-        [member("device", tarfile.CHRTYPE)],
-        [member("sparse", tarfile.GNUTYPE_SPARSE)],
+        ([member("../out", text=b"x")], "'../out'"),
+        ([member("/tmp/torchx-kfp-out", text=b"x")], "'/tmp/torchx-kfp-out'"),
+        ([member("a/../../out", text=b"x")], "'a/../../out'"),
+        ([member("a/./b", text=b"x")], "'a/./b'"),
+        ([member("link", tarfile.SYMTYPE, "/etc")], "'/etc'"),
+        ([member("link", tarfile.SYMTYPE, "..")], "'..'"),
+        ([member("a/link", tarfile.SYMTYPE, "../../x")], "'../../x'"),
+        ([member("a", tarfile.SYMTYPE, "."), member("b", tarfile.SYMTYPE, "a/..")], "'a/..'"),
+        ([member("link", tarfile.SYMTYPE, "."), member("link/x", text=b"x")], "FileExists"),
+        ([member("file", text=b"x"), member("file", text=b"y")], "FileExists"),
+        ([member("hard", tarfile.LNKTYPE, "/etc/passwd")], "'hard'"),
+        ([member("pipe", tarfile.FIFOTYPE)], "'pipe'"),
+        ([member("device", tarfile.CHRTYPE)], "'device'"),
+        ([member("sparse", tarfile.GNUTYPE_SPARSE)], "'sparse'"),
+        ([member("large", text=b"x", map="0,1", size="9999999999")], "'large'"),
     ],
-    ids=lambda members: "+".join(one[0].name for one in members),
+    ids=lambda it: "+".join(one[0].name for one in it) if isinstance(it, list) else "",
 )
 def test_a_hostile_archive_starts_nothing_and_leaves_its_folder_alone(
-    tmp_path: Path, members: list[tuple[tarfile.TarInfo, io.BytesIO]]
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, io.BytesIO]], fact: str
 ) -> None:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as packed:
-        for info, text in members:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as packed:
+        for info, text in [member(UNPACKER, text=unpacker_file(WORKSPACE)), *members]:
             text.seek(0)
             packed.addfile(info, text)
     inner = tmp_path / "tmp"
@@ -275,6 +333,7 @@ def test_a_hostile_archive_starts_nothing_and_leaves_its_folder_alone(
     done = run(url, "echo", "started", folder=inner)
     assert (done.returncode, done.stdout) == (125, "")
     assert url in done.stderr
+    assert fact in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"tmp", Path(url).name}
     assert not os.path.exists("/tmp/torchx-kfp-out")
     assert all(path.name.startswith("workspace-") for path in inner.iterdir())
@@ -282,5 +341,9 @@ def test_a_hostile_archive_starts_nothing_and_leaves_its_folder_alone(
 
 def test_programs_that_cannot_be_started(tmp_path: Path) -> None:
     url = stored(tmp_path, archive(make(tmp_path / "code", TREE))[0])
-    assert run(url, "no-such-program", folder=tmp_path).returncode == 127
-    assert run(url, "./train.py", folder=tmp_path).returncode == 126
+    for word, code, fact in (("no-such-program", 127, "No such file"), ("./train.py", 126, "Permission denied")):
+        done = run(url, word, folder=tmp_path)
+        assert (done.returncode, done.stderr) == (
+            code,
+            f"torchx-kfp: {word}: {fact}{' or directory' * (code == 127)}\n",
+        )

@@ -80,7 +80,7 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
         start = launcher_words("program", SPECIFICATION)
     workspace = draw(st.none() | st.sampled_from(["", "s3://b/.torchx_kfp/workspaces/0a.tar"]))
     if workspace is not None and program != "launcher":
-        start = (*workspace_words("program", parameter_placeholder("workspace")), *start)
+        start = (*workspace_words(parameter_placeholder("workspace")), *start)
     made = Application(
         [Word("env"), *own] if own else [], words, start, None if ui_metadata is None else escape(ui_metadata)
     )

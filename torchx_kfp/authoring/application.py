@@ -42,7 +42,7 @@ from torchx_kfp.authoring.references import (
 )
 from torchx_kfp.authoring.shell import lift_arguments
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.carried.programs import PUBLISHER, RESULTS_PUBLISHER, WORKSPACE
+from torchx_kfp.contract.carried.programs import PUBLISHER, RESULTS_PUBLISHER
 from torchx_kfp.contract.command import Outputs, installed_program
 from torchx_kfp.contract.inputs import RUN_ID, output_placeholder
 from torchx_kfp.contract.scripts import retry_words
@@ -195,11 +195,6 @@ def check_program(words: tuple[str, ...]) -> tuple[str, ...]:
     for word in words:
         check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
     return words
-
-
-def workspace_program(*, inline: bool) -> str:
-    """Return the program that unpacks a workspace: its text, or one that needs torchx-kfp in the image."""
-    return WORKSPACE if inline else installed_program("torchx_kfp", "workspace")
 
 
 def publisher_program(outputs: Outputs, *, inline: bool) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.authoring.application import NOT_STARTED, pod_labels, publisher_program, read_payload, workspace_program
+from torchx_kfp.authoring.application import NOT_STARTED, pod_labels, publisher_program, read_payload
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.component_inputs import Input, Prefix, describe, lift, name_inputs, plan_inputs, reads, render
 from torchx_kfp.authoring.fields import Resources, check_app
@@ -103,7 +103,7 @@ def plan_stage(
         variables, words = lifted.variables, lifted.words
     program = payload.program
     if workspace and not engine:
-        program = (*workspace_words(workspace_program(inline=settings.inline), render(workspace, inputs)), *program)
+        program = (*workspace_words(render(workspace, inputs)), *program)
     application = Application(
         _encode_words(variables, inputs), _encode_words(words, inputs), program, settings.ui_metadata
     )

@@ -22,7 +22,6 @@ from torchx_kfp.authoring.application import (
     check_program,
     pod_labels,
     read_role_command,
-    workspace_program,
 )
 from torchx_kfp.authoring.channels import check_parts, contains_channel, may_be_a_whole_number, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
@@ -135,8 +134,10 @@ def read_launcher(app: specs.AppDef, settings: StageSettings, engine: Engine, al
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
     inherited = {name: parts for name, parts in applications[0].env.items() if REPLICA not in parts}
     words = _Words()
-    unpack = workspace_words(workspace_program(inline=settings.inline), "") if settings.workspace else ()
-    prefix: list[Parts] = [*((word,) for word in unpack[:-1]), *([settings.workspace] if settings.workspace else [])]
+    prefix: list[list[int | None]] = []
+    if settings.workspace:
+        unpack: list[Parts] = [*((word,) for word in workspace_words("")[:-1]), settings.workspace]
+        prefix = [words.place(parts, "the option workspace") for parts in unpack]
     described: list[RoleSpecification] = []
     planned: list[Role] = []
     for role, name, application in zip(roles, role_names(roles), applications, strict=True):
@@ -325,12 +326,12 @@ def _describe_role(
     words: _Words,
     inherited: Collection[str],
     count: Parts | None,
-    prefix: Sequence[Parts],
+    prefix: Sequence[list[int | None]],
 ) -> RoleSpecification:
     """Return the role as the launcher takes it, and add its text to the words.
 
     ``inherited`` are the variables that the launcher passes on from its own environment, ``count`` the number of
-    replicas if the option ``replicas`` names the role, ``prefix`` the words that unpack the workspace.
+    replicas if the option ``replicas`` names the role, ``prefix`` the words that unpack the workspace, for all roles.
     """
     where = f"role {role.name!r}"
     env = [
@@ -339,7 +340,7 @@ def _describe_role(
     ]
     image = parse_checked(role.image, f"image of {where}")
     filled = any(isinstance(part, Reference) for part in image)
-    arguments = [*prefix, application.entrypoint, *application.args]
+    arguments = [application.entrypoint, *application.args]
     return RoleSpecification(
         name=name,
         most=role.num_replicas,
@@ -347,7 +348,7 @@ def _describe_role(
         env=env,
         ports=sorted({int(port) for port in (role.port_map or {}).values()}),
         restarts=(role.retry_policy == specs.RetryPolicy.REPLICA and read_retries(role)) or None,
-        command=[words.place(parts, f"an argument of {where}") for parts in arguments],
+        command=[*prefix, *(words.place(parts, f"an argument of {where}") for parts in arguments)],
         count=None if count is None else words.place(count, f"replicas of {where}")[0],
         least=None if count is None else _fewest(role),
         image=words.place(image, f"image of {where}") if filled else None,

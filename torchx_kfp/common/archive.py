@@ -11,13 +11,13 @@ environments and what this package writes.
 
 from __future__ import annotations
 
-import hashlib
+import io
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 from torchx_kfp.common.git import run_git
 from torchx_kfp.common.safe_files import special_kind
@@ -35,8 +35,8 @@ CREDENTIALS = (
     *("credentials.json", "service-account*.json", ".netrc", "_netrc", ".pypirc", ".pgpass", ".git-credentials"),
     *("kubeconfig", "kubeconfig.*", ".kube/config", ".aws/credentials", ".docker/config.json"),
 )
-#: Bytes of a workspace that need to be allowed, and those that are read at once.
-LARGEST, _CHUNK = 100_000_000, 1 << 20
+#: Bytes of a workspace above which it needs to be allowed.
+LARGEST = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,26 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
     return entries
 
 
-def pack_workspace(folder: str | os.PathLike[str], entries: Sequence[WorkspaceFile], out: BinaryIO) -> str:
-    """Write the archive, and return its SHA-256 in hexadecimal digits.
+def pack_workspace(
+    folder: str | os.PathLike[str], entries: Sequence[WorkspaceFile], first: Mapping[str, bytes]
+) -> bytes:
+    """Return the archive.
+
+    Args:
+        folder: the folder.
+        entries: its files.
+        first: the content of the files with which the archive begins, by names that no file of a workspace has.
 
     Raises:
         WorkspaceError: a file has changed since it was listed, or cannot be read.
     """
     root = os.path.abspath(folder)
-    hashed = _Hashed(out)
-    with tarfile.open(fileobj=cast(Any, hashed), mode="w|", format=tarfile.PAX_FORMAT) as archive:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in first.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
         for entry in entries:
             member = tarfile.TarInfo(entry.name)
             member.mode = 0o755 if entry.executable else 0o644
@@ -105,7 +116,7 @@ def pack_workspace(folder: str | os.PathLike[str], entries: Sequence[WorkspaceFi
                 raise WorkspaceError(
                     f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}."
                 ) from None
-    return hashed.digest.hexdigest()
+    return out.getvalue()
 
 
 def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
@@ -133,18 +144,6 @@ class _Exactly:
         data += b"\0" * (min(size, self._left) - len(data))
         self._left -= len(data)
         return data
-
-
-class _Hashed:
-    """Passes on what is written, and hashes it."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
-        self.digest = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        return self._out.write(data)
 
 
 def _inside(root: str, folders: Iterable[str]) -> tuple[str, ...]:

@@ -335,7 +335,7 @@ def _application(
         at = after
     if (workspace := workspace_in(words[at:])) is not None:
         facts["workspace"] = workspace
-        at += 5
+        at += 4
     if retries := retries_in(words[at:]):
         facts["retries"] = retries
         at += 4

@@ -151,27 +151,45 @@ def assigned(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word.removeprefix(name) for word in words if word.startswith(name))
 
 
-#: Starts the program that unpacks a workspace; without a workspace, the image needs nothing.
-_WORKSPACE = (
-    '[ -z "$1" ]||{ command -v python3 >/dev/null||'
-    "{ echo torchx-kfp: a workspace needs python3 and fsspec in the image >&2;exit 125;};"
-    'exec python3 -c "$0" "$@";};shift;exec "$@"'
-)
+#: The file at the beginning of a workspace's archive, and where its text is there: a program of ``contract.carried``.
+UNPACKER, _UNPACKER_FROM, _UNPACKER_TO = ".torchx_kfp/unpack.py", 512, 4096
+#: Fetches the archive whose URL is ``$0``, checks its digest, and only then runs the unpacker that is in the archive,
+#: with the archive as ``f`` and the words after the URL. Without a URL, the image needs nothing. The working directory
+#: may have modules with the names of Python's, and an archive of an earlier form begins with a file of the workspace.
+_WORKSPACE = f"""[ -z "$0" ]||{{ hash python3||{{ echo torchx-kfp: a workspace needs python3 and fsspec >&2
+exit 125;}};exec python3 -c "import sys
+sys.path=[*filter(None,sys.path)]
+u=sys.argv[1]
+try:
+ import fsspec,hashlib
+ f,p=fsspec.core.url_to_fs(u)
+ f=f.cat_file(p)
+ h=hashlib.sha256(f).hexdigest()
+ if h not in u or f[:12]!=b'{UNPACKER[:12]}':raise ValueError('it was changed, or has an earlier form; its digest: '+h)
+ exec(f[{_UNPACKER_FROM}:{_UNPACKER_TO}])
+except Exception as e:print('torchx-kfp: the workspace',u,'cannot be used:',repr(e),file=sys.stderr)
+sys.exit(125)" "$0" "$@";}};exec "$@\""""
 
 
-def workspace_words(program: str, url: str) -> tuple[str, ...]:
+def unpacker_file(program: str) -> bytes:
+    """Return the content of ``UNPACKER``: the text of the program, as long as a stage reads."""
+    content = program.encode().ljust(_UNPACKER_TO - _UNPACKER_FROM, b"\n")
+    assert len(content) == _UNPACKER_TO - _UNPACKER_FROM
+    return content
+
+
+def workspace_words(url: str) -> tuple[str, ...]:
     """Return the words before an application that starts in a workspace, or where it is if the URL is empty.
 
     Args:
-        program: the text of the program that unpacks the workspace.
         url: where the workspace is, or a placeholder.
     """
-    return ("sh", "-c", _WORKSPACE, program, url)
+    return ("sh", "-c", _WORKSPACE, url)
 
 
 def workspace_in(words: Sequence[str]) -> str | None:
     """Return the URL at the beginning of these words, which may be empty; None if there are no such words."""
-    return words[4] if len(words) > 4 and words[2] == _WORKSPACE else None
+    return words[3] if len(words) > 3 and words[2] == _WORKSPACE else None
 
 
 def retry_words(retries: int, run_id_file: str | None) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,9 @@ from dataclasses import dataclass, field
 from torchx_kfp.common.archive import IGNORE_FILE, LARGEST, WorkspaceFile, list_workspace, pack_workspace
 from torchx_kfp.common.git import GitState, read_git_state
 from torchx_kfp.common.text import shown, size_text
+from torchx_kfp.contract.carried.programs import WORKSPACE
 from torchx_kfp.contract.protocol import workspace_key
+from torchx_kfp.contract.scripts import UNPACKER, unpacker_file
 from torchx_kfp.errors import WorkspaceError
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.run_facts import Code
@@ -86,10 +87,9 @@ def pack_folder(
             f"The workspace {shown(os.fspath(folder))} has {size_text(total)}, more than {size_text(largest)}. Its "
             f"largest files: {named}. Exclude what the stages do not need in {IGNORE_FILE}."
         )
-    out = io.BytesIO()
-    digest = pack_workspace(folder, entries, out)
+    archive = pack_workspace(folder, entries, {UNPACKER: unpacker_file(WORKSPACE)})
     git = read_git_state(os.fspath(folder), {entry.name for entry in entries})
-    return PackedWorkspace(store, digest, out.getvalue(), entries, git)
+    return PackedWorkspace(store, hashlib.sha256(archive).hexdigest(), archive, entries, git)
 
 
 def read_workspace(store: Store, digest: str) -> bytes:

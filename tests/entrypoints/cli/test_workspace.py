@@ -179,7 +179,7 @@ def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
     archive.write_bytes(archive.read_bytes().replace(b"VALUE = 5", b"VALUE = 6"))
     done = call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={archive}", "--no-cache")
     assert done.returncode == 1
-    assert f"first | torchx-kfp: the workspace {archive} has the digest" in done.stderr
+    assert f"first | torchx-kfp: the workspace {archive} cannot be used: ValueError('it was changed" in done.stderr
     assert "started in" not in done.stderr
     # The same folder again: the archive is whole again only if its size tells; the digest still protects the stages.
     archive.write_bytes(b"short")

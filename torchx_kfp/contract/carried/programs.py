@@ -1,4 +1,4 @@
-"""Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
+"""Programs as arguments of ``python3 -c``, or as text. Do not edit: ``make goldens`` writes them."""
 
 #: The SHA-256 of the texts from which the programs were made.
 SOURCES = {
@@ -6,7 +6,7 @@ SOURCES = {
     "RESULTS_PUBLISHER": "ef68e991b40e4dda32ae0b8309fa1c2cd979ad8ce207fc72761e4688c3d8f7ae",
     "LAUNCHER": "f7aab5b3e310aae8a42816f96870c8f3a803845cfd166bb78cd3721494954880",
     "ASK": "d9fa414d3b6dd8578400857c2ca8e5564290838fc58598b7a75dfa717e9fbaf0",
-    "WORKSPACE": "8bc57965b63bcde6a3aafaac8a3fe51fc3fde790f8e301439fe9f29982ea7065",
+    "WORKSPACE": "a636a765b11b708599925af8fbda2346197526b0400e1ffa4eba7bb14feb397b",
 }
 
 #: ``torchx_kfp.contract.carried.publisher``.
@@ -278,20 +278,64 @@ ASK = (
 
 #: ``torchx_kfp.contract.carried.workspace``.
 WORKSPACE = (
-    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("ZB,Kf+c'
-    "*,C,G?L0VMVqq8yiR,P^v=^xSK_T*l-"
-    "NAf!7FVX=JjpNP%Qx2j2Ym/w(lcwl|XVhV,MVa.+BT7l`#ldZKwy4rHOt2DiYK^lGcuxRKmHv:?TUbfw+`ZX6F#H%~h|Fd2yXrOhkK1_hL)qKX"
-    "4c2S+;[6ftpev[Q(N6f#(9v2![=2U@imfxg,65Zpsr(J?QF!Ma@SKUQUvl0!lg@zZKUYuQjA9M_CJ[,qv,Ol}LH;GA_nOB^.?nM1/Z;0X3PG=W"
-    "U7Cm2kR2l-ZdPf9vz1KJuE53#t9OiHe^D[ETTrF8^|Hbe(-bSvw1AyXyLBRcx:Wqi!|I!PGHDtjrw;zpN5r.`=Kh3t;-@|*%!i0wTuy:B2#-"
-    "@:WRr0`0PPd-!Dn-zp@z[KPTFsY}8E3RV@?-"
-    "mO7h2DS/lo=b4Aqdw/7c|PD,)|)Z,E(yy?I8*+hYHImAYB,Yyt(2rjRMIoLUJX|28v/FxS*B?WNd[8sOa,%H`j5)zT5TB%p%7MT`/[lg=X}=b%"
-    "#eP)1r|/31eN2i%96x0fdn?JPy,?RMqW;4^f84GOdhwlX[oE#[WhY21pNh=bo+/wXC4f.eQOrClGgtp^9/XYaecHl`Y.Iyl~LoKh%_^M#v^=EG"
-    "PxB)uzHU9zH16LSfs2!,SjE=EQvR*WzY2X~lL9wf^YNrkKUGnBIP,Pp:X-[:A0_d~.vESCb#-mmEZG3;5,?G-"
-    "5p2trPS!Pd%*!?1PheK.L4%p7+%~ymjG~cusao=Za`g3`8p6h,NU#jKw92L4.YKRC2|%Atu!#%Ek~L[Sxink-upUKEHB!=:2sdx44J~KYkj%hD"
-    "S_@N9--[o(~C@9AqTlKfDEX[JreQK=-cxU%-mGDscGF#zCp~S+cXP@[P:lW5NsVVg[Id?W_?S2sBwt=jRtcZohq/-"
-    "F~0Wzg^GH.L`Ii!+!QH6AQqfDc!?Yv:Th?(:zk~?6jbso0nPgHv.UDPufYD#sZQ.Gav?_@XtTo6y4u*`W_syCD9:X9b%~s[*pGR:,pi14lhNX,"
-    "5US-T87A%Du-wo2Z9s9YZJ[jIZ)swgDqM-"
-    "%%#EhtbyElDB|:d`WzTXTeZklw2B.b`s~.+ncXZdrdPAG#YM8}efQAd*loW.jzS!ed};Vwk6.l9RqHJFFM[@v-"
-    '#1h)k5^pc@!OI7qVIr^M`S8|aDc%`_*BIkbfBa0=U:Fmz}4FO=u.%CCw(;jGgf)dI,?taeXoRcoBQP`U9tZF".translate({44:36,46:38,4'
-    "7:60,58:62,91:123})),-15))"
+    "from __future__ import annotations\n"
+    "import io\n"
+    "import os\n"
+    "import sys\n"
+    "import tarfile\n"
+    "import tempfile\n"
+    "_OWN = '.torchx_kfp/'\n"
+    "\n"
+    "def members(archive: bytes, /) -> Iterator[tarfile.TarInfo]:\n"
+    "    0\n"
+    "    with tarfile.open(fileobj=io.BytesIO(archive), mode='r:') as opened:\n"
+    "        for member in opened:\n"
+    "            if not member.name.startswith(_OWN):\n"
+    "                yield member\n"
+    "\n"
+    "def content(archive: bytes, member: tarfile.TarInfo, /) -> memoryview:\n"
+    "    0\n"
+    "    return memoryview(archive)[member.offset_data:member.offset_data + member.size]\n"
+    "\n"
+    "def unpack(archive: bytes, folder: str, /) -> None:\n"
+    "    0\n"
+    "    links = []\n"
+    "    made = set()\n"
+    "    for member in members(archive):\n"
+    "        path = os.path.normpath(f'/{member.name}')\n"
+    "        if member.name.startswith('/') or path != f'/{member.name}':\n"
+    "            raise ValueError(f'it has the name {member.name!r}')\n"
+    "        above = os.path.dirname(path)\n"
+    "        if above not in made:\n"
+    "            os.makedirs(folder + above, exist_ok=True)\n"
+    "            made.add(above)\n"
+    "        if member.issym():\n"
+    "            links.append((member.linkname, folder + path))\n"
+    "        elif member.type == tarfile.REGTYPE and (not member.issparse()):\n"
+    "            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL\n"
+    "            with open(os.open(folder + path, flags, member.mode & 511), 'wb', 0) as file:\n"
+    "                rest = content(archive, member)\n"
+    "                while rest:\n"
+    "                    rest = rest[file.write(rest):]\n"
+    "        else:\n"
+    "            raise ValueError(f'it has {member.name!r}, which is neither a file nor a link')\n"
+    "    for target, path in links:\n"
+    "        os.symlink(target, path)\n"
+    "    for target, path in links:\n"
+    "        if target.startswith('/') or not f'{os.path.realpath(path)}/'.startswith(f'{folder}/'):\n"
+    "            raise ValueError(f'it has a link to {target!r}')\n"
+    "\n"
+    "def start(archive: bytes, words: list[str], /) -> None:\n"
+    "    0\n"
+    "    folder = os.path.realpath(tempfile.mkdtemp(prefix='workspace-', "
+    "dir=os.environ.get('TORCHX_KFP_WORKSPACES')))\n"
+    "    unpack(archive, folder)\n"
+    "    os.chdir(folder)\n"
+    "    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [folder, os.environ.get('PYTHONPATH')]))\n"
+    "    try:\n"
+    "        os.execvp(words[0], words)\n"
+    "    except OSError as error:\n"
+    "        print(f'torchx-kfp: {words[0]}: {error.strerror}', file=sys.stderr)\n"
+    "        sys.exit(126 if isinstance(error, PermissionError) else 127)\n"
+    "start(globals()['f'], sys.argv[2:])\n"
 )

@@ -1,100 +1,91 @@
 """Unpack a workspace in a stage, and become the application in it.
 
-In the command of a stage, this program stands before the application::
-
-    python3 -c PROGRAM URL WORD...
-
-URL names the archive by its SHA-256: ``<tracker base>/.torchx_kfp/workspaces/<digest>.tar``. The digest is part of the
-pipeline's arguments, so nobody who can only write to the storage can change the code of a stage unnoticed. Archives are
-made by ``common.archive``; this program takes no more than such an archive has: files and links that stay inside.
+The archive of a workspace begins with this program. A stage's command fetches the archive, checks its digest, which is
+part of the pipeline's arguments, and runs the program (``scripts.workspace_words``). So nobody who can only write to
+the storage can change the code of a stage unnoticed. ``common.archive`` makes archives; this program takes no more than
+they have: files and links that stay inside. An archive is not compressed, so what is unpacked is not larger.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
 import os
 import sys
 import tarfile
 import tempfile
 
-from torchx_kfp.contract.carried.shared import say
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Iterator
+
+#: The folder that only the package's own files are in, in an archive and elsewhere.
+_OWN = ".torchx_kfp/"
 
 
-class Refused(Exception):
-    """The archive is not what the URL names, or not a workspace."""
+def members(archive: bytes, /) -> Iterator[tarfile.TarInfo]:
+    """Yield the files and links of the workspace: all but the package's own.
+
+    Raises:
+        tarfile.TarError: it is not an archive.
+    """
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
+        for member in opened:
+            if not member.name.startswith(_OWN):
+                yield member
 
 
-def copy(source: Any, out: Any, digest: Any = None, /) -> None:
-    """Copy everything that can be read, and add it to the digest."""
-    for chunk in iter(lambda: source.read(1 << 20), b""):
-        out.write(chunk)
-        if digest:
-            digest.update(chunk)
+def content(archive: bytes, member: tarfile.TarInfo, /) -> memoryview:
+    """Return the content of a file."""
+    return memoryview(archive)[member.offset_data : member.offset_data + member.size]
 
 
-def fetch(url: str, file: Any, /) -> None:
-    """Copy the archive into the file, and check its digest."""
-    import fsspec
+def unpack(archive: bytes, folder: str, /) -> None:
+    """Unpack the archive into an empty folder, which is given without links in its path.
 
-    digest = hashlib.sha256()
-    with fsspec.open(url) as source:
-        copy(source, file, digest)
-    if digest.hexdigest() not in url.rpartition("/")[2]:
-        raise Refused(f"has the digest {digest.hexdigest()}: it was changed")
-
-
-def unpack(file: Any, folder: str, /) -> None:
-    """Unpack the archive into an empty folder."""
-    file.seek(0)
-    with tarfile.open(fileobj=file) as archive:
-        links = []
-        for member in archive:
-            path = os.path.normpath(f"/{member.name}")
-            if member.name.startswith("/") or path != f"/{member.name}":
-                raise Refused(f"has the name {member.name!r}")
-            os.makedirs(folder + os.path.dirname(path), exist_ok=True)
-            if member.issym():
-                links.append((member.linkname, folder + path))
-            elif member.type == tarfile.REGTYPE:
-                with open(
-                    os.open(folder + path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, member.mode & 0o777), "wb"
-                ) as out:
-                    copy(archive.extractfile(member), out)
-            else:
-                raise Refused(f"has {member.name!r}, which is neither a file nor a link")
-        # No file can be written through a link: there are none yet.
-        for target, path in links:
-            os.symlink(target, path)
-        for target, path in links:
-            if target.startswith("/") or not f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
-                raise Refused(f"has a link to {target!r}")
+    Raises:
+        ValueError: something in the archive is not of a workspace.
+        OSError: a file cannot be written.
+    """
+    links = []
+    made = set()
+    for member in members(archive):
+        path = os.path.normpath(f"/{member.name}")
+        if member.name.startswith("/") or path != f"/{member.name}":
+            raise ValueError(f"it has the name {member.name!r}")
+        above = os.path.dirname(path)
+        if above not in made:
+            os.makedirs(folder + above, exist_ok=True)
+            made.add(above)
+        if member.issym():
+            links.append((member.linkname, folder + path))
+        elif member.type == tarfile.REGTYPE and not member.issparse():
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(os.open(folder + path, flags, member.mode & 0o777), "wb", 0) as file:
+                rest = content(archive, member)
+                while rest:
+                    rest = rest[file.write(rest) :]
+        else:
+            raise ValueError(f"it has {member.name!r}, which is neither a file nor a link")
+    # No file can be written through a link: there are none yet.
+    for target, path in links:
+        os.symlink(target, path)
+    for target, path in links:
+        if target.startswith("/") or not f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
+            raise ValueError(f"it has a link to {target!r}")
 
 
-def main(url: str, /, *words: str) -> None:
-    """Unpack the workspace, and replace this process by the application."""
+def start(archive: bytes, words: list[str], /) -> None:
+    """Unpack the workspace into a new folder, and replace this process by the application, which starts there."""
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="workspace-", dir=os.environ.get("TORCHX_KFP_WORKSPACES")))
+    unpack(archive, folder)
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     try:
-        folder = os.path.realpath(tempfile.mkdtemp(prefix="workspace-", dir=os.environ.get("TORCHX_KFP_WORKSPACES")))
-        with tempfile.TemporaryFile() as file:
-            fetch(url, file)
-            unpack(file, folder)
-    except ImportError as error:
-        say("a workspace needs fsspec and the driver of its storage in the image:", error)
-    except Exception as error:
-        say(f"the workspace {url}", error if isinstance(error, Refused) else f"cannot be used: {error!r}")
-    else:
-        os.chdir(folder)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-        try:
-            os.execvp(words[0], words)
-        except OSError as error:
-            say(f"{words[0]}: {error.strerror}")
-            sys.exit(126 if isinstance(error, PermissionError) else 127)
-    sys.exit(125)
+        os.execvp(words[0], words)
+    except OSError as error:
+        print(f"torchx-kfp: {words[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(126 if isinstance(error, PermissionError) else 127)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    start(globals()["f"], sys.argv[2:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import tarfile
@@ -30,7 +29,7 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     RUN is a run id, the beginning or end of one, or "latest"; a run that is not on this machine is looked for on the
     KFP host. DIR is new or empty; the default is code-DIGEST in the current directory.
     """
-    from torchx_kfp.contract.carried.workspace import Refused, unpack
+    from torchx_kfp.contract.carried.workspace import members, unpack
     from torchx_kfp.tracking.recorder import Recorder
 
     [found] = locate([run], output_dir, flags)
@@ -43,10 +42,9 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     digest = workspace_digest(url)
     if digest is None:
         raise ArgumentError(f"{WORKSPACE}={url!r} of the run {found.run} does not name a stored workspace.")
-    archive = io.BytesIO(Recorder.open(found.base).read_workspace(digest))
+    archive = Recorder.open(found.base).read_workspace(digest)
     try:
-        with tarfile.open(fileobj=archive) as tar:
-            sizes = {member.name: member.size for member in tar}
+        sizes = {member.name: member.size for member in members(archive)}
     except tarfile.TarError as error:
         raise WorkspaceError(f"The workspace {url} is not an archive of code: {error}.") from None
     if only_lists:
@@ -64,8 +62,8 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     try:
         unpack(archive, os.path.realpath(folder))
         is_whole = True
-    except Refused as error:
-        raise WorkspaceError(f"The workspace {url} {error}.") from None
+    except ValueError as error:
+        raise WorkspaceError(f"The workspace {url} cannot be unpacked: {error}.") from None
     except OSError as error:
         raise ArgumentError(f"The code cannot be written to {folder!r}: {explain(error)}.") from None
     finally:
