@@ -71,14 +71,14 @@ class OldRun:
 
     @property
     def parts(self) -> tuple[list[File], list[File], list[File]]:
-        """Its files in the order in which they are removed: results, then statements, and sources last.
+        """Its files in the order in which they are removed: results, then statements, sources and facts last.
 
-        If the removal is interrupted, statements without results still belong to a known run, and sources still
-        protect other runs.
+        If the removal is interrupted, statements without results still belong to a known run, sources still protect
+        other runs, and facts the code of this one.
         """
-        folder = f"{PRIVATE}/{SOURCES.folder}/"
-        others = [file for file in self.statements if not file.key.startswith(folder)]
-        return list(self.results), others, [file for file in self.statements if file.key.startswith(folder)]
+        last = tuple(f"{PRIVATE}/{kind.folder}/" for kind in (SOURCES, RUN_FACTS))
+        others = [file for file in self.statements if not file.key.startswith(last)]
+        return list(self.results), others, [file for file in self.statements if file.key.startswith(last)]
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,13 @@ import pytest
 
 from tests.conftest import S3Server
 from tests.entrypoints.cli.conftest import Call
+from torchx_kfp.common.text import size_text
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.cleanup import Cleanup, OldRun
 from torchx_kfp.tracking.lineage import add_source
+from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.statements import add_artifact, add_metadata
+from torchx_kfp.tracking.workspaces import pack_folder
 
 DAY = 86400
 
@@ -46,6 +49,31 @@ def base(project: Path) -> Path:
     age(project / "base", "used/", "used%", days=40)
     age(project / "base", "baseline", days=90)
     return project / "base"
+
+
+def test_code_goes_with_the_last_run_that_had_it(project: Path, inside: Call) -> None:
+    base = project / "base"
+    recorder = Recorder.open(str(base))
+    for run, text in (("old", "x"), ("both", "y"), ("new", "y")):
+        (project / "app.py").write_text(text)
+        packed = pack_folder(recorder.store, project)
+        packed.upload()
+        recorder.add_code(run, [packed.code])
+    age(base, "runs/old", "runs/both", "workspaces/", days=60)
+    size = size_text(packed.size)
+    for words, what in ((["--dry-run"], "Would remove"), ([], "Removed")):
+        done = inside("gc", "base", "--older-than", "30d", *words)
+        sentence = f"{what} 1 archive of code that no run uses any more, {size}."
+        assert done.stdout.splitlines()[-1] == sentence, done.stderr
+        assert f"{what} 2 pipeline runs" in done.stdout
+        assert len(list((base / ".torchx_kfp/workspaces").iterdir())) == 2 - (what == "Removed")
+    age(base, "runs/new", days=60)
+    assert "Removed 1 archive" in inside("gc", "base", "--older-than", "30d").stdout
+    packed.upload()
+    age(base, "workspaces/", days=60)
+    # An archive without a run, of a submit that was killed.
+    assert inside("gc", "base", "--older-than", "30d").stdout.startswith("Removed 1 archive")
+    assert "Nothing to remove" in inside("gc", "base", "--older-than", "30d").stderr
 
 
 def left(base: Path) -> list[str]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text
-from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration
 from torchx_kfp.entrypoints.cli.selection import open_recorder
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.cleanup import Findings, OldRun
+    from torchx_kfp.tracking.workspace_cleanup import UnusedWorkspace
 
 #: The number of names that a message lists.
 _SHOWN = 10
@@ -61,11 +62,15 @@ def gc_command(
     Only folders that are recognized as runs are removed: their names are as KFP or `torchx-kfp run` make them, or a
     stage has recorded its start there. A folder with other files in it is left alone. Artifact files are never touched.
 
+    The code of removed runs (--workspace) is removed if no other run has recorded it, and no run was started with it
+    within AGE, or within the last day.
+
     With --output-dir, the folders of runs on this machine are removed instead, with their logs, their artifacts, and
     what the cache has of them. A run that is running stays, and so does one from which a kept run has taken stages.
     Results that are recorded elsewhere are not touched.
     """
     from torchx_kfp.tracking.cleanup import Cleanup
+    from torchx_kfp.tracking.workspace_cleanup import find_unused, remove_unused
 
     if (tracker_base is None) == (output_dir is None):
         raise click.UsageError("Give either a TRACKER_BASE, or --output-dir DIR for runs on this machine.")
@@ -78,18 +83,21 @@ def gc_command(
     if tracker_base is None or age is None:
         raise click.UsageError("Missing option '--older-than'.")
 
-    cleanup = Cleanup(open_recorder(tracker_base).store, time.time() - age)
+    store, before = open_recorder(tracker_base).store, time.time() - age
+    cleanup = Cleanup(store, before)
     findings = cleanup.look()
+    going = [run for run in findings.old if not run.kept]
+    unused = find_unused(store, before, {run.run for run in going})
     _say_left_alone(findings)
-    if not findings.old:
+    if not (findings.old or unused):
         younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
         print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is that old{younger}.")
         return
     if not findings.marked:
         print_message(f"{tracker_base!r} has results but no .torchx_kfp. Is it a tracker base?")
     if dry_run:
-        going = [run for run in findings.old if not run.kept]
         _print(findings, {run.run: "would be removed" for run in going}, f"Would remove {_sum(going)}.")
+        _print_code("Would remove", unused)
         return
     removed: list[OldRun] = []
     whole = False
@@ -103,6 +111,12 @@ def gc_command(
         rest = "kept: in use, or changed meanwhile" if whole else "not removed, or only in part: run gc again"
         fates |= {run.run: rest for run in findings.old if not run.kept and run.run not in fates}
         _print(findings, fates, f"Removed {_sum(removed)}.")
+    # The code of a run goes after the run, which may have been used meanwhile.
+    codes: list[UnusedWorkspace] = []
+    try:
+        codes.extend(remove_unused(store, before))
+    finally:
+        _print_code("Removed", codes)
 
 
 def _clean_folder(output_dir: str, rules: Mapping[str, Any], *, dry_run: bool) -> None:
@@ -148,6 +162,8 @@ def _say_left_alone(findings: Findings) -> None:
 def _print(findings: Findings, fates: Mapping[str, str], below: str) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import print_table
 
+    if not findings.old:
+        return
     now = time.time()
     rows = [
         (
@@ -163,6 +179,12 @@ def _print(findings: Findings, fates: Mapping[str, str], below: str) -> None:
     columns = ("run", "stages", "files", "size", "age", "what")
     younger = f" {counted(findings.younger, 'younger pipeline run')} kept." if findings.younger else ""
     print_table(columns, rows, right=("files", "size", "age"), cut=("stages",), fold=("what",), below=below + younger)
+
+
+def _print_code(what: str, codes: Sequence[UnusedWorkspace]) -> None:
+    if codes:
+        size = size_text(sum(code.archive.size for code in codes))
+        print_text(f"{what} {counted(len(codes), 'archive')} of code that no run uses any more, {size}.")
 
 
 def _sum(runs: Iterable[OldRun]) -> str:

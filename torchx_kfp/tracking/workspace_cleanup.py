@@ -1,0 +1,85 @@
+"""Remove archives of code that no run uses any more; how that and a submit get along is in ``workspaces``."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS
+from torchx_kfp.tracking.store import File, Store
+from torchx_kfp.tracking.workspaces import (
+    ARCHIVE,
+    KEPT,
+    REMOVAL,
+    REMOVING,
+    USED,
+    file_key,
+    find_archives,
+    last_used,
+)
+
+#: How many archives are removed at once.
+_MANY = 64
+
+
+@dataclass(frozen=True)
+class UnusedWorkspace:
+    """An archive that no run uses, and when it was used last, in seconds since 1970."""
+
+    digest: str
+    archive: File
+    used: float
+
+
+def find_unused(store: Store, before: float, going: Collection[str] = ()) -> list[UnusedWorkspace]:
+    """Return the archives that no run has recorded, and that no submit has used for some time.
+
+    Args:
+        store: the store of the tracker base.
+        before: archives that were used after this time are kept, in seconds since 1970; those of the last day always.
+        going: the runs that are about to be removed.
+
+    Raises:
+        CorruptResultError: the code of a run cannot be read, so it is not known which archives are used.
+        TrackerError: the store failed.
+    """
+    before = min(before, time.time() - KEPT)
+    # Archives first: a run that has recorded one since then is seen below.
+    archives = find_archives(store)
+    facts = RUN_FACTS.read_many(store)
+    used = {code.digest for run, its in facts.items() if run not in going for code in its.get(CODE, ())}
+    return [
+        UnusedWorkspace(digest, files[ARCHIVE], last_used(files))
+        for digest, files in sorted(archives.items())
+        if ARCHIVE in files and digest not in used and last_used(files) < before
+    ]
+
+
+def remove_unused(store: Store, before: float) -> Iterator[UnusedWorkspace]:
+    """Remove the archives that ``find_unused`` finds, and yield each that is gone. One that is used meanwhile stays."""
+    found = iter(find_unused(store, before))
+    while batch := list(itertools.islice(found, _MANY)):
+        yield from _remove(store, before, batch)
+
+
+def _remove(store: Store, before: float, batch: Sequence[UnusedWorkspace]) -> list[UnusedWorkspace]:
+    said = [file_key(workspace.digest, REMOVING) for workspace in batch]
+    start = time.monotonic()
+
+    def remove(workspace: UnusedWorkspace) -> bool:
+        # A submit does not wait for longer. The rest of the time is for the request.
+        is_late = time.monotonic() - start > REMOVAL / 2
+        if is_late or workspace not in unused or not store.remove_old(workspace.archive):
+            return False
+        store.remove(file_key(workspace.digest, USED))
+        return True
+
+    try:
+        list(store.each(lambda key: store.write(key, b""), said))
+        unused = find_unused(store, before)
+        gone = list(store.each(remove, batch))
+    finally:
+        list(store.each(store.remove, said))
+    return [workspace for workspace, is_gone in zip(batch, gone, strict=True) if is_gone]
