@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "torchx_kfp"
 #: File names that mean the same idea in several packages.
 SAME_IDEA = {
     "lineage.py",  # reading a lineage, showing it, and the command
+    "replay.py",  # running one stage again, and the command
     "results.py",  # a stage's results, and the command
     "run.py",  # a stage's own run, a run on a host, and the command
     "watch.py",  # being called with events, and the command

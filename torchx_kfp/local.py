@@ -16,6 +16,7 @@ require("pipelines", __name__)
 from torchx_kfp.execution.local.executors.docker import remove_containers
 from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.preflight import check_supported
+from torchx_kfp.execution.local.replay import ReplayResult, replay
 from torchx_kfp.execution.local.run_options import ResumeKeywords, RunKeywords, RunOptions, default_parallelism
 from torchx_kfp.execution.local.runner import resume, run
 from torchx_kfp.execution.pipeline.artifacts import Artifact
@@ -52,6 +53,7 @@ __all__ = [
     "Mount",
     "Pipeline",
     "PipelineRetried",
+    "ReplayResult",
     "ResumeKeywords",
     "ResumePlan",
     "RunEnding",
@@ -77,6 +79,7 @@ __all__ = [
     "parse_arguments",
     "plan_run",
     "remove_containers",
+    "replay",
     "resume",
     "run",
 ]

@@ -115,6 +115,11 @@ class Facts:
             self.finished[event.result.name] = event
 
 
+def given_to(started: StageStarted) -> dict[str, Any]:
+    """Return the inputs of a stage, including artifacts."""
+    return {**started.inputs, **started.artifacts}
+
+
 def before_the_end(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines up to the last end of a stage.
 

@@ -7,14 +7,14 @@ iteration. An importer, and a task that makes a volume claim, are one pod. An ex
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from typing import Any
 
 from tests.kfp_host.argo import Naming, Node, executor_template
-from tests.kfp_host.facts import Ended, Facts
+from tests.kfp_host.facts import Ended, Facts, given_to
+from tests.kfp_host.pod_spec import pod_spec_patch
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task, volume_task
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -348,7 +348,8 @@ class _Tree:
         driver, template = f"{node}-driver", _executor(task, component)
         end = None if done is None else Ended(State.FAILED if failed else State.SUCCEEDED, failed, done)
         message = f"main: Error (exit code {_FAILS})" if failed else _DEADLINE if end is None and self._over else ""
-        outputs = {} if end is None or failed else _stage_outputs(is_cached=is_cached)
+        patch = "" if is_cached or not attempts else pod_spec_patch(component, given_to(attempts[0]))
+        outputs = {} if end is None or failed else _stage_outputs(patch, is_cached=is_cached)
         code = "" if end is None else str(_FAILS if failed else 0)
         self._add(
             driver, "Pod", "system-container-driver", dag, begun, end,
@@ -493,8 +494,7 @@ def _outputs(identity: str, given: Mapping[str, str]) -> dict[str, str]:
     return {"execution-id": identity, "iteration-count": count, "condition": condition}
 
 
-def _stage_outputs(*, is_cached: bool) -> dict[str, str]:
-    patch = "" if is_cached else json.dumps({"containers": [{"name": "main"}]})
+def _stage_outputs(patch: str, *, is_cached: bool) -> dict[str, str]:
     return {"pod-spec-patch": patch, "cached-decision": str(is_cached).lower(), "condition": "nil"}
 
 

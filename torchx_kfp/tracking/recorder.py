@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torchx_kfp.tracking.statements import (
     UNDELIVERED,
     Artifact,
     Corrupt,
+    add_metadata,
     run_id_of,
     stated_runs,
 )
@@ -110,6 +111,10 @@ class Recorder(FsspecResultTracker):
     def metadata(self, run_id: str) -> dict[str, object]:
         """Return the metadata that a run has recorded, by name."""
         return METADATA.read(self.store, run_id)
+
+    def add_metadata(self, run_id: str, metadata: Mapping[str, object]) -> None:
+        """Record metadata of a run; see ``statements.add_metadata``."""
+        add_metadata(self.store, run_id, metadata)
 
     def search(self, run_id: str) -> Search | None:
         """Return the search that a run belongs to, as far as it had come then."""

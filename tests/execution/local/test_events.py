@@ -61,7 +61,7 @@ EVENTS = st.one_of(
     st.builds(LoopStarted, TEXT, st.integers(0, MOST), st.lists(TEXT, max_size=2).map(tuple), TIMES),
     st.builds(StageWaiting, TEXT, TEXT, TIMES),
     st.builds(StagePending, TEXT, TEXT, TEXT, TIMES),
-    st.builds(StageStarted, TEXT, TEXT, st.integers(1, MOST), TEXT, st.none() | PATHS, PARAMETERS, TIMES),
+    st.builds(StageStarted, TEXT, TEXT, st.integers(1, MOST), TEXT, st.none() | PATHS, PARAMETERS, ARTIFACTS, TIMES),
     st.builds(StageReplicas, TEXT, st.integers(0, MOST), st.integers(1, MOST), TIMES),
     st.builds(StageRetried, TEXT, st.integers(1, MOST), TEXT, TIMES, TIMES),
     st.builds(

@@ -57,6 +57,37 @@ def view_options(command: Any) -> Any:
     return command
 
 
+def container_options(command: Any) -> Any:
+    """Add ``--secret``, ``--config-map`` and ``--mount``: what stages need that is not on this machine."""
+    for option in (
+        click.option(
+            "--mount",
+            "mounts",
+            metavar="SRC[:DST][:ro]",
+            multiple=True,
+            help="Mount the file or folder SRC in all containers: at the path DST, or at its own; with :ro they "
+            "cannot write to it. May be given several times.",
+        ),
+        click.option(
+            "--config-map",
+            "config_maps",
+            metavar="NAME=PATH",
+            multiple=True,
+            help="The values of a config map; PATH is as for --secret.",
+        ),
+        click.option(
+            "--secret",
+            "secrets",
+            metavar="NAME=PATH",
+            multiple=True,
+            help="The values of a Kubernetes secret that stages use. PATH is a folder with one file for each key, a "
+            "file with KEY=VALUE lines, or the secret's manifest.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def format_option(*forms: str, text: str = "The format of the output.") -> Decorator:
     """Add ``--format``, whose value is the argument ``form``; the first of the forms is the default."""
     return click.option("--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help=text)

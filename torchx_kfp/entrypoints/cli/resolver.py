@@ -139,6 +139,29 @@ def find_source(
     return RunReader(folder) if newest is None else _on_host(newest, flags, results, base, raw_logs=raw_logs)
 
 
+def find_stage_source(
+    run: str, stage: str | None, output_dir: str, flags: Flags
+) -> tuple[RunReader | HostRun, str | None]:
+    """Find the run that a word ``RUN[/STAGE]`` means, and its stage; the errors are those of ``find_source``."""
+    if stage is not None or "://" in run or os.path.exists(run):
+        return find_source(run, output_dir, flags), stage
+    parts = run.split("/")
+    # The path of a run's folder has slashes, and so have the names of stages, and of runs on a host.
+    folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
+    name = next((folder for folder in folders if os.path.isdir(folder)), parts[0])
+    try:
+        return find_source(name, output_dir, flags), run[len(name) + 1 :] or None
+    except UnknownRunError as error:
+        if "/" in run:
+            try:
+                source = find_source(run, output_dir, flags)
+                source.read()
+                return source, None
+            except (UnknownRunError, HostError):
+                pass
+        raise error
+
+
 def _on_host(run: str, flags: Flags, results: Results, base: str | None, *, raw_logs: bool) -> HostRun:
     from torchx_kfp.execution.host.run import HostRun
 

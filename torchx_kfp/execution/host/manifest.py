@@ -19,6 +19,7 @@ from torchx_kfp.errors import HostError, HostNotFoundError, HostRefusedError
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V1BETA1, Connection
 from torchx_kfp.execution.host.nodes import Node, Nodes
+from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -94,6 +95,10 @@ class ManifestSource:
         self._manifest, self._nodes = manifest, nodes
         return nodes
 
+    def pod_spec(self, driver: str) -> PodSpec | None:
+        """Return what a stage's driver has decided about its pod: see ``pod_spec_of``."""
+        return None if self._nodes is None else pod_spec_of(self._nodes, driver)
+
 
 def manifest_of(answer: Mapping[str, Any]) -> str:
     """Return the manifest in v1beta1's answer about a run, as JSON; empty without one."""
@@ -159,18 +164,35 @@ def _decompressed(packed: str) -> str:
     raise ValueError(f"they have more than {MOST_UNPACKED:,} bytes" if reader.unconsumed_tail else "they are cut off")
 
 
+def pod_spec_of(nodes: Nodes, driver: str) -> PodSpec | None:
+    """Return what a stage's driver has decided about its pod; None if there is no pod, because it was cached.
+
+    Args:
+        nodes: the nodes of a manifest.
+        driver: the name of the driver's node.
+
+    Raises:
+        ValueError: the manifest has another form than KFP's. The message is a clause.
+    """
+    record = nodes.record(driver)
+    patch = _outputs(mapping(_DECODER.raw_decode(record)[0]) if record else {}).get("pod-spec-patch", "")
+    return PodSpec.parse(patch) if patch else None
+
+
+def _outputs(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the output parameters of a node."""
+    parameters = mapping(record.get("outputs")).get("parameters")
+    found = map(mapping, parameters) if isinstance(parameters, list) else ()
+    return {text(parameter.get("name")): text(parameter.get("value")) for parameter in found}
+
+
 def _node(workflow: str, has_ids: bool, content: str) -> Node:
     record: Mapping[str, Any] = {}
     with contextlib.suppress(ValueError, RecursionError):  # a node that is not JSON has a name, and nothing else
         record = mapping(_DECODER.raw_decode(content)[0])
-    outputs = mapping(record.get("outputs"))
-    exit_code = text(outputs.get("exitCode"))
-    parameters = outputs.get("parameters")
-    decisions = {
-        parameter["name"]: text(parameter.get("value"))
-        for parameter in (map(mapping, parameters) if isinstance(parameters, list) else ())
-        if parameter.get("name") in _DECISIONS
-    }
+    exit_code = text(mapping(record.get("outputs")).get("exitCode"))
+    outputs = _outputs(record)
+    decisions = {name: outputs[name] for name in _DECISIONS if name in outputs}
     # Argo names the pod of a node after the template and the hash at the end of the node's id.
     pod, template = text(record.get("id")), text(record.get("templateName"))
     if template and not has_ids and record.get("name") != workflow:

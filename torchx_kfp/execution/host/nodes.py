@@ -88,6 +88,10 @@ class Nodes:
             node = self._made[name] = self._read(self._records[name])
         return node
 
+    def record(self, name: str) -> Any:
+        """Return what the source knows of a node; None if there is no such node."""
+        return self._records.get(name)
+
     def attempts(self, name: str) -> list[Node]:
         """Return the attempts of a node: the node itself, if it is not one that may be retried."""
         found: list[Node] = []

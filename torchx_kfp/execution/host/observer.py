@@ -54,6 +54,8 @@ class Observer:
         #: The stages whose replicas an engine runs.
         self._distributed: frozenset[str] = frozenset()
         self._nodes: Nodes | None = None
+        #: The names of the nodes of the drivers of stages, by the stages' names.
+        self.drivers: Mapping[str, str] = {}
         #: The parts of the last answer that matter.
         self._last: tuple[Any, ...] | None = None
         #: The content of each event so far, by its key.
@@ -108,7 +110,9 @@ class Observer:
         """Yield all events of the run so far, each with the index of its period."""
         stages = []
         if self.pipeline is not None and self._nodes is not None:
-            stages = StageReader(self.pipeline, self._tracked, self._items, self._nodes, progress).read()
+            reader = StageReader(self.pipeline, self._tracked, self._items, self._nodes, progress)
+            stages = reader.read()
+            self.drivers = reader.drivers
         by_period: list[list[StageEvent]] = [[] for _ in progress.periods]
         for event in stages:
             by_period[progress.period_at(event.event.time)].append(event)

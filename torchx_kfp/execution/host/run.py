@@ -32,9 +32,11 @@ from torchx_kfp.execution.host.results import ResultReader, Sought, read_log
 from torchx_kfp.execution.host.states import read_progress, run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
+from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, place_of
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.source import RunRecord, attend
 from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Terminal, Watch
 from torchx_kfp.tracking.recorder import is_run_id
 
@@ -276,6 +278,43 @@ class HostRun:
                     is_over = started is not attempts[-1] or record.run.has_ended(name) or not record.is_running
                     wanted.append((name, started.pod_name, started.log_file, is_over))
         return self._logs.fetch_all(wanted) and has_all
+
+    def invocation(self, stage: str | None = None) -> Invocation:
+        """Return what a stage was started with; see ``InvocationSource.invocation``."""
+        record = self.read()
+        found = choose_stage(record, stage)
+        driver = self._observer.drivers.get(found)
+        try:
+            spec = self._nodes.pod_spec(driver) if driver is not None else None
+        except ValueError as error:
+            raise self._unknown_inputs(found, str(error)) from None
+        if spec is None:
+            end = record.run.ends.get(found)
+            why = self._nodes.problem or "KFP has made no pod for it so far"
+            if end is not None and end.state is State.CACHED:
+                why = "KFP took its outputs from its cache, so it had no pod. Replay the run whose outputs those are"
+            raise self._unknown_inputs(found, why)
+        pipeline = record.load()
+        place, scope = place_of(pipeline, found, record.arguments)
+        started = record.run.attempts.get(found)
+        return Invocation(
+            record,
+            pipeline,
+            found,
+            place,
+            spec.component(place.component),
+            spec.inputs(place.component),
+            scope,
+            started[-1].pod_name if started else "",
+            str(self.answer.get("service_account") or ""),
+        )
+
+    def _unknown_inputs(self, stage: str, why: str) -> HostError:
+        return HostError(
+            f"{self._connection.name} does not say what {stage!r} of the run {self.run_id} was started with: "
+            f"{why.rstrip('.')}. What it recorded is still there (torchx-kfp show {self.run_id}/{stage}), and "
+            "torchx-kfp run runs the whole pipeline here."
+        )
 
     def terminate(self) -> None:
         """Ask the host to end the run. The errors are those of ``Host.terminate``."""

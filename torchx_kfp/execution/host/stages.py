@@ -84,6 +84,8 @@ class StageReader:
         self._events: list[StageEvent] = []
         self._clocks: dict[str, float] = {}
         self._attempts: Counter[str] = Counter()
+        #: The names of the nodes of the last drivers of stages, by the stages' names.
+        self.drivers: dict[str, str] = {}
 
     def read(self) -> list[StageEvent]:
         """Return the events of all stages so far, in the order of their times."""
@@ -340,6 +342,8 @@ class StageReader:
         if not pods and driver is None:
             pods = bodies  # a version of KFP without drivers of their own
         starting = [*self._nodes.attempts(f"{path}-driver")[-1:], *pods[-1:]]
+        if driver is not None:
+            self.drivers[name] = starting[0].name
         is_skipped = bool(pods) and pods[-1].state is State.SKIPPED
         pods = [pod for pod in pods if pod.state is not State.SKIPPED]
         begun = [pod for pod in pods if pod.has_begun]

@@ -131,7 +131,7 @@ def verify_given(
                 name = name_of(item, inputs)
                 taken[kind].add(name)
                 keys = given.of(setting).get(name)
-                wanted = [key for variable, key in _variables(item) if variable not in environ]
+                wanted = [key for variable, key in variables_of(item) if variable not in environ]
                 missing = [key for key in wanted if keys is not None and key not in keys]
                 if missing and not item.get("optional"):
                     raise ArgumentError(
@@ -151,7 +151,7 @@ def verify_given(
 def secret_variables(platform: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of this environment that the stage would get from secrets and config maps."""
     items = [item for key in VARIABLES for item in platform.get(key) or ()]
-    return {name: environ[name] for item in items for name, _ in _variables(item) if name in environ}
+    return {name: environ[name] for item in items for name, _ in variables_of(item) if name in environ}
 
 
 def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
@@ -163,7 +163,7 @@ def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, An
     for setting in VARIABLES:
         for item in component.platform.get(setting) or ():
             keys = given.of(setting).get(name_of(item, inputs), {})
-            values |= {variable: keys[key] for variable, key in _variables(item) if key in keys}
+            values |= {variable: keys[key] for variable, key in variables_of(item) if key in keys}
     return values
 
 
@@ -184,7 +184,7 @@ def missing_variables(
     there = {*environ, *given_values(component, given, inputs)}
     for setting, (what, option) in VARIABLES.items():
         for item in component.platform.get(setting) or ():
-            missing = [(variable, key) for variable, key in _variables(item) if variable not in there]
+            missing = [(variable, key) for variable, key in variables_of(item) if variable not in there]
             if missing and not item.get("optional"):
                 name = name_of(item, inputs)
                 variables, keys = (" and ".join(map(str, words)) for words in zip(*missing, strict=True))
@@ -194,7 +194,7 @@ def missing_variables(
                 )
 
 
-def _variables(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def variables_of(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the variables that a stage gets from a secret or config map, each with its key."""
     return [(pair["envVar"], pair.get("secretKey") or pair.get("configMapKey")) for pair in item.get("keyToEnv") or ()]
 

@@ -138,7 +138,7 @@ _PIPELINE_NOT_APPLIED = {
 }
 # Settings that are applied.
 _WORKSPACE = "workspace"
-_TIME_LIMIT = "activeDeadlineSeconds"
+TIME_LIMIT = "activeDeadlineSeconds"
 _FIELDS = "fieldPathAsEnv"
 #: Settings that are applied in containers only.
 _OF_CONTAINERS = ("enabledSharedMemory", "imagePullPolicy", "securityContext")
@@ -150,14 +150,14 @@ _OF_REPLICAS = {
     "tolerations": "tolerations",
 }
 #: All settings of components and of pipelines that this version knows; others are rejected.
-KNOWN = {_FIELDS, _TIME_LIMIT, *_NOT_APPLIED, *VOLUMES, *VARIABLES}
-KNOWN_OF_PIPELINES = {_WORKSPACE, _TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
+KNOWN = {_FIELDS, TIME_LIMIT, *_NOT_APPLIED, *VOLUMES, *VARIABLES}
+KNOWN_OF_PIPELINES = {_WORKSPACE, TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
 
 
 def time_limit(platform: Mapping[str, Any]) -> float | None:
     """Return the seconds that a pod (``kubernetes.set_timeout``) or a run may take; None if there is no limit."""
     # An int64 is text in protobuf's JSON; 0 means no limit.
-    return float(platform.get(_TIME_LIMIT) or 0) or None
+    return float(platform.get(TIME_LIMIT) or 0) or None
 
 
 def has_workspace(pipeline: Pipeline) -> bool:

@@ -138,10 +138,10 @@ def run(
     folder = Path(output_dir).absolute() / run_id
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
     watch = watch if watch is not None else Lines()
-    with _docker(containers, run_id) as docker:
+    with connected(containers, run_id) as docker:
         if packed is not None and not is_stored:
             packed.upload()
-        _make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+        make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
         if docker is not None and docker.remaps_users:
             folder.chmod(0o711)
         with Journal.create(
@@ -154,7 +154,7 @@ def run(
             resumes=before.resumes if (before := continuation_of(loaded.description)) else "",
             warn=watch.on_warning,
         ) as journal:
-            context = _context(folder, chosen, given, containers, docker)
+            context = make_context(folder, chosen, given, containers, docker)
             record_code(run_id, loaded, values, packed, watch.on_warning)
             return _execute(loaded, values, found, context, journal, watch)
 
@@ -201,13 +201,13 @@ def resume(
                 "again, or start a new run."
             )
         check_bases(loaded, record.arguments, chosen.directory, containers)
-        with _docker(containers, record.run_id) as docker:
+        with connected(containers, record.run_id) as docker:
             # A runner that was killed may have left processes.
             kill_marked(record.run_id)
             if docker is not None:
                 docker.remove_left()
             given = GivenKeys(secrets or {}, config_maps or {})
-            context = _context(path, chosen, given, containers, docker, record.created)
+            context = make_context(path, chosen, given, containers, docker, record.created)
             return _execute(loaded, dict(record.arguments), found, context, journal, watch, record)
 
 
@@ -221,7 +221,7 @@ def _verify(arguments: Any, **folders: Any) -> None:
             raise ArgumentError(f"{name} must be the path of a folder, but is {shown(folder)}.")
 
 
-def _context(
+def make_context(
     folder: Path,
     options: RunOptions,
     given: GivenKeys,
@@ -266,7 +266,7 @@ def _execute(
     """Run the pipeline in the journal's folder; ``earlier`` is the run so far if it is resumed."""
     run_id, folder = context.run_id, context.folder
     if has_workspace(pipeline):
-        _make_folder(Path(context.constants["workspace_path"]), "workspace", "--kfp-workspace")
+        make_folder(Path(context.constants["workspace_path"]), "workspace", "--kfp-workspace")
     before = continuation_of(pipeline.description)
     state = RunState(outline(pipeline))
     for event in earlier.events if earlier else ():
@@ -317,7 +317,7 @@ def _execute(
 
 
 @contextlib.contextmanager
-def _docker(containers: Containers, run_id: str) -> Iterator[DockerExecutor | None]:
+def connected(containers: Containers, run_id: str) -> Iterator[DockerExecutor | None]:
     """Connect to the engine if the run has containers, and remove them at the end."""
     if not containers.names:
         yield None
@@ -326,7 +326,7 @@ def _docker(containers: Containers, run_id: str) -> Iterator[DockerExecutor | No
         yield docker
 
 
-def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
+def make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
     try:
         folder.mkdir(0o700, parents=True, exist_ok=exist_ok)
     except (OSError, ValueError) as error:

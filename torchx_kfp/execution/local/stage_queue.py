@@ -19,7 +19,7 @@ from torchx_kfp.execution.local.dag_run import TaskRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.executors.process import ProcessExecutor
 from torchx_kfp.execution.local.log_pump import LogPump
-from torchx_kfp.execution.pipeline.artifacts import parameters_of
+from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.walk import PodNames, is_execution
 from torchx_kfp.execution.runs.events import (
     Listener,
@@ -285,6 +285,7 @@ class StageQueue:
                 task=run.task.name,
                 log_file=plan.log_file,
                 inputs=parameters_of(plan.inputs),
+                artifacts={name: value for name, value in plan.inputs.items() if is_artifact(value)},
             )
         )
         self._running[attempt] = run

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common import safe_files
+from torchx_kfp.common.text import joined
 from torchx_kfp.contract.carried.publisher import missing, output_text
 from torchx_kfp.errors import explain
 from torchx_kfp.execution.pipeline.artifacts import (
@@ -72,6 +73,11 @@ def with_copies(
     return {**inputs, **changed}, copies
 
 
+def storage_url(url: str) -> str:
+    """Return a URL as fsspec knows it: KFP calls the S3 server of its own installation ``minio``."""
+    return f"s3://{url.removeprefix('minio://')}" if url.startswith("minio://") else url
+
+
 def copy_here(url: str, path: str, root: str, folder: str) -> None:
     """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do so at once.
 
@@ -90,7 +96,7 @@ def copy_here(url: str, path: str, root: str, folder: str) -> None:
     try:
         if safe_files.exists(path, root):
             return
-        store, source = fsspec.core.url_to_fs(url)
+        store, source = fsspec.core.url_to_fs(storage_url(url))
         temporary = os.path.join(folder, name)
         _download(store, source, temporary)
         try:
@@ -104,7 +110,20 @@ def copy_here(url: str, path: str, root: str, folder: str) -> None:
                 Path(temporary).unlink(missing_ok=True)
     except Exception as error:  # each file system has its own errors
         text = f"{type(error).__name__}: {error}"
-        raise UnavailableError(f"takes the file of an artifact that cannot be copied here from {url}: {text}") from None
+        raise UnavailableError(
+            f"takes the file of an artifact that cannot be copied here from {url}: {text}.{_to_set(url)}"
+        ) from None
+
+
+def _to_set(url: str) -> str:
+    """Say which variables an object store needs that are not set."""
+    if url.partition("://")[0] not in ("s3", "minio"):
+        return ""
+    names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
+    if url.startswith("minio://") and "AWS_ENDPOINT_URL_S3" not in os.environ:
+        names.append("AWS_ENDPOINT_URL")
+    lacking = [name for name in names if name not in os.environ]
+    return f" Set {joined(lacking)} for it" if lacking else ""
 
 
 def _download(store: Any, source: str, path: str) -> None:

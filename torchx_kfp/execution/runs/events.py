@@ -86,7 +86,10 @@ class StagePending:
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage's process has started; ``attempt`` counts from 1, and ``inputs`` are its parameters."""
+    """A stage's process has started.
+
+    ``attempt`` counts from 1, ``inputs`` are its parameters, and ``artifacts`` those that it takes.
+    """
 
     name: str
     pod_name: str
@@ -94,6 +97,7 @@ class StageStarted:
     task: str = ""
     log_file: Path | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
     time: float = field(default_factory=time.time)
 
 

@@ -18,6 +18,7 @@ from torchx_kfp.errors import ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
+from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, place_of
 from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOG_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState
@@ -171,6 +172,37 @@ class RunReader:
     def fetch(self, stages: Collection[str]) -> bool:
         """Return True: the log files are those that the stages write."""
         return True
+
+    def invocation(self, stage: str | None = None) -> Invocation:
+        """Return what a stage was started with; see ``RunSource.invocation``."""
+        record = self.read()
+        name = choose_stage(record, stage)
+        pipeline = record.load()
+        place, scope = place_of(pipeline, name, record.arguments)
+        started = self._started(record, name)
+        lost = [each for each in place.component.artifact_inputs if each not in started.artifacts]
+        if lost := sorted({*lost} - place.component.optional_artifacts):
+            raise ArgumentError(
+                f"The folder {str(self.folder)!r} does not say which artifacts {name!r} has taken ({listed(lost)}): an "
+                "earlier version of torchx-kfp recorded it. Run the pipeline again."
+            )
+        inputs = {**started.inputs, **started.artifacts}
+        return Invocation(record, pipeline, name, place, place.component, inputs, scope, started.pod_name)
+
+    def _started(self, record: RunRecord, stage: str) -> StageStarted:
+        """Return the start of the last attempt at a stage, or at the one from which its results were taken."""
+        if attempts := record.run.attempts.get(stage):
+            return attempts[-1]
+        end = record.run.ends.get(stage)
+        if end is not None and end.cached_from and end.log_file is not None and is_run(end.log_file.parent.parent):
+            earlier = read_run(end.log_file.parent.parent).run.attempts.values()
+            found = [one for attempts in earlier for one in attempts if one.pod_name == end.log_file.parent.name]
+            if found:
+                return found[-1]
+        why = f"it {end.reason or end.state}" if end is not None else "it waits for other stages"
+        if end is not None and end.cached_from:
+            why = f"its results come from the run {end.cached_from}, whose folder was removed"
+        raise ArgumentError(f"{stage!r} was not started in the run {record.run_id}: {why}.")
 
     def _record(self, alive: bool) -> RunRecord:
         first = next((event for event in self._events if isinstance(event, RunStarted)), None)

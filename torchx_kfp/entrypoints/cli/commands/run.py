@@ -15,6 +15,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
 from torchx_kfp.entrypoints.cli.flags import (
     Duration,
+    container_options,
     dry_run_option,
     parameter_option,
     tracker_base_option,
@@ -100,21 +101,6 @@ def _with_values(words: Sequence[str]) -> list[str]:
     help="The directory to use as KFP's workspace, which stages share.  [default: in the run's folder]",
 )
 @click.option(
-    "--secret",
-    "secrets",
-    metavar="NAME=PATH",
-    multiple=True,
-    help="The values of a Kubernetes secret that stages use. PATH is a folder with one file for each key, a file with "
-    "KEY=VALUE lines, or the secret's manifest.",
-)
-@click.option(
-    "--config-map",
-    "config_maps",
-    metavar="NAME=PATH",
-    multiple=True,
-    help="The values of a config map; PATH is as for --secret.",
-)
-@click.option(
     "--docker",
     "stages",
     metavar="[STAGE]",
@@ -122,14 +108,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
     help="Run all stages in containers of their images, with Docker or Podman; with STAGE, only this stage. May be "
     "given several times.",
 )
-@click.option(
-    "--mount",
-    "mounts",
-    metavar="SRC[:DST][:ro]",
-    multiple=True,
-    help="Mount the file or folder SRC in all containers: at the path DST, or at its own; with :ro they cannot write "
-    "to it. May be given several times.",
-)
+@container_options
 @view_options
 def run_command(
     target: str,

@@ -124,27 +124,39 @@ class StageProcess:
 
     def describe(self, code: int, last_line: str) -> str:
         """Describe how a process with this exit code, and this last line of its log, ended."""
-        if code == _NOT_FOUND:
-            way_out = next(filter(None, map(_split_entrypoint, decode(self._command).words)), _INSTALL)
-            return f"{describe_exit(code)}: this machine lacks a command that it calls. {way_out}"
-        if module := missing_module(last_line):
-            return (
-                f"{describe_exit(code)}: there is no Python module {module!r} here. Install it, start the run where it "
-                "is (--directory), or run the stage in its image (--docker)"
-            )
-        script = _missing_script(self._command, self._directory, torchrun=code != _USAGE)
-        if script is None:
-            return describe_exit(code)
-        return (
-            f"{describe_exit(code)}: there is no {script!r} in {self._directory}, where stages run; --directory names "
-            "another folder"
-        )
+        return describe_process(self._command, self._directory, code, last_line)
 
     def _signal(self, number: signal.Signals, *, alone: bool = False) -> None:
         with self._lock:
             if self._process.returncode is None:
                 for pid in (self._process.pid, *(() if alone else _session(self._process.pid))):
                     _send(pid, number)
+
+
+def describe_process(command: Sequence[str], directory: Path, code: int, last_line: str) -> str:
+    """Describe how a process ended.
+
+    Args:
+        command: its command.
+        directory: its working directory.
+        code: its exit code, negative for a signal.
+        last_line: the last line of its log.
+    """
+    if code == _NOT_FOUND:
+        way_out = next(filter(None, map(_split_entrypoint, decode(command).words)), _INSTALL)
+        return f"{describe_exit(code)}: this machine lacks a command that it calls. {way_out}"
+    if module := missing_module(last_line):
+        return (
+            f"{describe_exit(code)}: there is no Python module {module!r} here. Install it, start the run where it "
+            "is (--directory), or run the stage in its image (--docker)"
+        )
+    script = _missing_script(command, directory, torchrun=code != _USAGE)
+    if script is None:
+        return describe_exit(code)
+    return (
+        f"{describe_exit(code)}: there is no {script!r} in {directory}, where stages run; --directory names "
+        "another folder"
+    )
 
 
 def _split_entrypoint(word: str) -> str:
@@ -273,14 +285,15 @@ class ProcessExecutor:
         try:
             return StageProcess(attempt.process_command, attempt.environ, attempt.directory)
         except (OSError, ValueError) as error:
-            raise _start_error(attempt.process_command, error) from None
+            raise start_error(attempt.process_command, error) from None
 
     def image_id(self, image: str) -> str:
         """Return an empty id: a process has no image."""
         return ""
 
 
-def _start_error(command: Sequence[str], error: Exception) -> StartError:
+def start_error(command: Sequence[str], error: Exception) -> StartError:
+    """Return what an error at the start of a command means for the attempt."""
     word = command[0]
     if isinstance(error, UnicodeEncodeError):
         return StartError(

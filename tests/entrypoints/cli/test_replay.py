@@ -1,0 +1,317 @@
+"""`replay` of stages of runs on this machine: each kind of stage, once recorded, runs again as it was."""
+
+# Annotations are not postponed: kfp reads them as types.
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from kfp import compiler, dsl, kubernetes
+from torchx.specs import AppDef, Role
+
+from tests.entrypoints.cli.ready import Ready
+from tests.entrypoints.cli.terminal import Terminal
+from tests.facts import says
+from torchx_kfp import Stages, hpo
+from torchx_kfp.entrypoints.cli import cli
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local import Watch, replay, run
+from torchx_kfp.tracking.recorder import Recorder
+
+#: The application of the tracked stages. Today's code decides about its end.
+APP = """\
+import os, sys
+from torchx_kfp.tracking import current_run
+import code_of_today as today
+stage = current_run()
+before = {alias: parent.results()["loss"] for alias, parent in stage.parents.items()}
+print("ran", sys.argv[1:], os.environ.get("COLOR"), before, flush=True)
+stage.put(loss=today.LOSS, many=len(before))
+today.end()
+"""
+BROKEN = "import sys\nLOSS = 0.29\ndef end(): sys.exit(7)\n"
+TRIAL = "import sys; from torchx_kfp.tracking import current_run; current_run().put(y=float(sys.argv[1]))"
+SAY = 'echo "says $0 $TOKEN"; printf %s "$0" >"$1"'
+BOTH = "from torchx_kfp.tracking import current_run; print('ran'); current_run().put(loss=0.29)"
+MENDED = "LOSS = 0.31\ndef end(): pass\n"
+
+
+def app(name: str, *args: str, **role: object) -> AppDef:
+    return AppDef(name, [Role("trainer", image="app:1", entrypoint="python3", args=["app.py", *args], **role)])
+
+
+@dsl.component(base_image="python:3.11")
+def make(text: str, data: dsl.Output[dsl.Dataset]) -> int:
+    with open(data.path, "w") as file:
+        file.write(text)
+    return len(text)
+
+
+@dsl.component(base_image="python:3.11")
+def take(data: dsl.Input[dsl.Dataset], times: int) -> str:
+    with open(data.path) as file:
+        return file.read() * times
+
+
+@dsl.container_component
+def plain(word: str, out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(
+        image="app:1", command=["sh", "-c", 'echo "says $0 $TOKEN"; printf %s "$0" >"$1"', word, out]
+    )
+
+
+@dsl.pipeline(name="kinds")
+def kinds(tracker_base: str, word: str = "$HOME {{x}}", names: list = ["a", "b"]):  # noqa: B006
+    stages = Stages(tracker_base=tracker_base)
+    first = stages.task(app("first", f"{word}", env={"COLOR": f"{word}"}, max_retries=1), may_fail=True)
+    with dsl.ParallelFor(names) as name:
+        stages.task(app("train", f"{name}"), reads={"before": first}, results={"loss": float}, may_fail=True)
+    made = make(text=word)
+    take(data=made.outputs["data"], times=2)
+    with_secret = plain(word=word)
+    kubernetes.use_secret_as_env(with_secret, "keys", {"token": "TOKEN"})
+    kubernetes.mount_pvc(with_secret, "claim", "/no/such/place")
+    with_secret.set_memory_limit("1G")
+    replicas = Role("trainer", image="app:1", entrypoint="python3", args=["-c", BOTH], num_replicas=2)
+    stages.task(AppDef("both", [replicas]), engine="job")
+    hpo.search(
+        lambda p: AppDef("trial", [Role("r", image="i", entrypoint="python3", args=["-c", TRIAL, f"{p.x}"])]),
+        {"x": hpo.choice(3, 5)},
+        maximize="y",
+        optimizer="grid",
+        rounds=1,
+        trials=2,
+        tracker_base=tracker_base,
+    )
+
+
+class Here:
+    """The folder of a user with a run of ``kinds``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.base = folder, folder / "results"
+        (folder / "app.py").write_text(APP)
+        (folder / "code_of_today.py").write_text(BROKEN)
+        compiler.Compiler().compile(kinds, str(folder / "kinds.yaml"))
+        given = {
+            "secrets": {"keys": {"token": "secret-1"}},
+            "directory": folder,
+            "output_dir": folder / "local_outputs",
+        }
+        done = run(folder / "kinds.yaml", {"tracker_base": str(self.base)}, watch=Watch(), **given)
+        assert str(done.state) == "succeeded", done
+        self.run, self.result = done.folder, done
+        self.before = self.digest()
+
+    def digest(self) -> Mapping[str, str]:
+        """Return the content of all files that the run has left, but for those of replays."""
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and "replay" not in str(path)]
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if "__pyc" not in str(path)}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
+    return Here(tmp_path_factory.mktemp("here"))
+
+
+@pytest.fixture
+def call(here: Here, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[object]:
+    """The command line in this process; afterwards, nothing of the run has changed."""
+
+    def run_it(*words: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(here.folder)
+        with pytest.raises(SystemExit) as ended:
+            cli(list(words), prog_name="torchx-kfp")
+        shown = capfd.readouterr()
+        return subprocess.CompletedProcess(words, int(ended.value.code or 0), shown.out, shown.err)
+
+    yield run_it
+    assert here.digest() == here.before
+
+
+def replay_id(done: subprocess.CompletedProcess[str]) -> str:
+    found = re.search(r"replayed as (\S+):", done.stderr)
+    assert found, done.stderr
+    return found[1]
+
+
+def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_path):
+    """With its arguments byte for byte, its variables, and one attempt; its results are shown beside the original's."""
+    done = call("replay", "latest/first")
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "ran ['$HOME {{x}}'] $HOME {{x}} {}\n"
+    assert "loss 0.29 (as before)" in done.stderr
+    assert "It is tried only once." in done.stderr
+    name = replay_id(done)
+    [run_id] = Recorder.open(str(here.base)).keys(name)
+    original = here.result["first"].run_id
+    assert run_id != original
+    assert run_id.startswith(f"{name}/first/")
+    assert Recorder.open(str(here.base)).metadata(run_id) == {"replays": original}
+    own = here.folder / "local_outputs" / "replays" / name
+    assert json.loads((own / "run.json").read_text())["options"] == {"replays": f"{here.run.name}/first"}
+
+    # Today's code, in the folder in which somebody mends it.
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "code_of_today.py").write_text(MENDED)
+    done = call("replay", "latest", "train[1]", "--workspace", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ran ['b'] None {'before': 0.29}\n"
+    assert says(done.stderr, str(tmp_path), "loss 0.31 (was 0.29)", "many 1 (as before)")
+    [run_id] = Recorder.open(str(here.base)).keys(replay_id(done))
+    assert Recorder.open(str(here.base)).metadata(run_id) == {"replays": here.result["train[1]"].run_id}
+
+
+def test_stages_of_kfp_take_their_artifacts_and_write_outputs_of_their_own(call, here):
+    done = call("replay", f"{here.run}/take")
+    assert done.returncode == 0, done.stderr
+    assert f"Output {'$HOME {{x}}' * 2!r} (as before)" in done.stderr
+    assert call("replay", "latest/make").returncode == 0
+    # From Python, with the same result.
+    result = replay(here.run, "plain", secrets={"keys": {"token": "secret-2"}}, say=[].append)
+    assert result.exit_code == 0
+    assert result.stage.outputs == {"out": "$HOME {{x}}"} == result.original.outputs
+    assert result.replayed == f"{here.run.name}/plain"
+    assert "secret-2" not in str(result.folder / "run.json")
+
+
+def test_what_is_not_as_it_was_is_said_before_the_start(call):
+    done = call("replay", "latest/plain")
+    assert done.stdout == "says $HOME {{x}} \n"
+    block, _, _ = done.stderr.partition("replayed as")
+    for fact in ("app:1", "'keys'", "set TOKEN", "'claim'", "/no/such/place", "memory 1G"):
+        assert fact in block, block
+
+
+@pytest.mark.parametrize("words", [(), ("--replica", "trainer/1")])
+def test_replicas_run_together_or_alone(call, words):
+    done = call("replay", "latest/both", *words)
+    assert done.returncode == 0, done.stderr
+    ran = re.findall(r"(?m)^(?:(trainer/\d) \| )?ran$", done.stdout)
+    assert sorted(ran) == ([""] if words else ["trainer/0", "trainer/1"])
+    assert "loss 0.29 (as before)" in done.stderr
+
+
+def test_one_trial_of_a_search(call, here):
+    trials = [stage for stage in here.result.stages if stage.task.startswith("trial")]
+    assert len(trials) == 2
+    done = call("replay", f"latest/{trials[1].name}")
+    assert done.returncode == 0, done.stderr
+    assert f"y {trials[1].results['y']} (as before)" in done.stderr
+
+
+def test_wrong_words_name_the_way_out(call, here):
+    for words, facts in (
+        (["latest"], ("No stage", "failed", f"{here.run.name}/train[0]")),
+        (["latest/train"], ("train[0], train[1]",)),
+        (["latest/frist"], ("'frist'", "Did you mean 'first'?")),
+        (["latest/both", "--replica", "trainer/2"], ("trainer/0..1",)),
+        (["latest/first", "--replica", "trainer/0"], ("not distributed",)),
+        (["latest/first", "--workspace", "nowhere"], ("nowhere", "not a folder")),
+        (["latest/first", "--mount", "/tmp"], ("--docker",)),
+        (["latest/first", "--directory", "nowhere"], ("nowhere",)),
+        (["latest/plain", "--secret", "kyes=app.py"], ("kyes",)),
+        (["nothing/first"], ("nothing",)),
+    ):
+        done = call("replay", *words)
+        assert done.returncode == 2, (words, done.stderr)
+        assert says(done.stderr, *facts), done.stderr
+    with pytest.raises(ArgumentError, match="nowhere"):
+        replay(here.folder / "nowhere", "first")
+
+
+def test_a_script_does_the_same_without_secrets(call, here, tmp_path):
+    done = call("replay", "latest/plain", "--print", "--secret", f"keys={_secret(tmp_path)}")
+    assert done.returncode == 0, done.stderr
+    assert "secret-3" not in done.stdout
+    script = tmp_path / "script.sh"
+    script.write_text(done.stdout)
+    environ = {name: value for name, value in os.environ.items() if name != "TOKEN"}
+    refused = subprocess.run(["sh", str(script)], env=environ, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "TOKEN: is a secret" in refused.stderr
+    ran = subprocess.run(["sh", str(script)], env={**environ, "TOKEN": "t"}, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "says $HOME {{x}} t\n"), ran.stderr
+    # A tracked stage records under a new run id each time, and a Python component has its source.
+    for stage, code in (("first", 7), ("take", 0)):
+        script.write_text(call("replay", f"latest/{stage}", "--print").stdout)
+        for _ in range(2):
+            ran = subprocess.run(["sh", str(script)], env=environ, capture_output=True, text=True)
+            assert ran.returncode == code, ran.stderr
+    found = list(here.base.glob("replay-kinds-*/first/*"))
+    assert len(found) >= 2
+
+
+def _secret(folder: Path) -> Path:
+    path = folder / "keys.env"
+    path.write_text("token=secret-3\n")
+    return path
+
+
+DEBUGGED = """\
+import signal, sys
+print("\\033[31mred\\033[0m" if sys.stdout.isatty() else "no terminal")
+answer = input("name? ")
+breakpoint()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pdb has its own
+try:
+    print("waits", flush=True)
+    while True:
+        sys.stdin.read(1)
+except KeyboardInterrupt:
+    print("interrupted", answer)
+    sys.exit(3)
+"""
+
+
+def test_a_replay_is_attached_to_the_terminal(here: Here, ready_program: Ready, tmp_path: Path):
+    """Colours, prompts, the debugger and Ctrl-C work, and the exit code is the application's."""
+    (tmp_path / "app.py").write_text(DEBUGGED)
+    terminal = Terminal(
+        here.folder, 100, 40, "replay", "latest/first", "--workspace", str(tmp_path), ready=ready_program
+    )
+    terminal.wait_for("red", "name?")
+    assert b"\033[31mred" in terminal.written
+    terminal.send(b"Ada\n")
+    terminal.wait_for("(Pdb)")
+    terminal.send(b"p answer * 2\n")
+    terminal.wait_for("'AdaAda'")
+    terminal.send(b"c\n")
+    terminal.wait_for("waits")
+    terminal.send(b"\x03")
+    terminal.wait_for("interrupted Ada")
+    assert terminal.end() == 3
+    assert here.digest() == here.before
+
+
+def test_a_shell_has_everything_set_up(here: Here, ready_program: Ready):
+    environ = {"SHELL": "/bin/sh", "PS1": "ready> "}
+    terminal = Terminal(here.folder, 100, 40, "replay", "latest/train[0]", "--shell", ready=ready_program, **environ)
+    terminal.wait_for("sh $TORCHX_KFP_REPLAY", "ready>")
+    terminal.send(b'echo "id=$TORCHX_JOB_ID" "$PWD"; sh "$TORCHX_KFP_REPLAY"; echo code $?\n')
+    terminal.wait_for("ran ['a']", "code 7", "id=replay-kinds")
+    terminal.send(b"exit 5\n")
+    assert terminal.end() == 5
+    assert here.digest() == here.before
+
+
+def test_a_command_that_cannot_start_says_why(tmp_path: Path):
+    compiled = str(tmp_path / "lacks.yaml")
+
+    @dsl.container_component
+    def lacks():
+        return dsl.ContainerSpec(image="i", command=["no-such-program"])
+
+    @dsl.pipeline(name="lacks")
+    def pipeline():
+        lacks()
+
+    compiler.Compiler().compile(pipeline, compiled)
+    done = run(compiled, output_dir=tmp_path / "runs", watch=Watch())
+    result = replay(done.folder, say=[].append)
+    assert (result.exit_code, result.original.reason) == (127, result.stage.reason)

@@ -1,0 +1,71 @@
+"""What stages were started with, as KFP's drivers have decided it: in recorded manifests, and in those of tests."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.execution.host.answers_of_kfp import last, nodes
+from tests.kfp_host.pod_spec import pod_spec_patch
+from torchx_kfp.contract.command import decode
+from torchx_kfp.execution.host.manifest import pod_spec_of
+from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.execution.host.pod_spec import PodSpec
+from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
+from torchx_kfp.execution.runs.invocation import place_of
+
+#: The stages with a pod in recorded runs. A cached stage has none.
+STAGES = {
+    "succeeded": {"first", "deploy", "trial[0]", "trial[1]", "inner/sleeper", "last"},
+    "failed": {"inner/sleeper"},
+    "cached": set(),
+    "retried": {"first", "second", "third"},
+    "stuck": {"no-image", "too-large"},
+    "no-program": {"plain"},
+}
+#: KFP's launcher fills it in.
+EXECUTOR_INPUT = "{{$}}"
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> None:
+    """A component with the recorded inputs gives the recorded command and image, and so does the host of the tests."""
+    recorded = nodes(name)
+    observer = Observer()
+    observer.observe(last(name), recorded)
+    assert observer.pipeline is not None
+    found = {stage: spec for stage, driver in observer.drivers.items() if (spec := pod_spec_of(recorded, driver))}
+    assert found.keys() == STAGES[name]
+    for stage, spec in found.items():
+        component = place_of(observer.pipeline, stage, {})[0].component
+        assert component.container is not None
+        inputs = spec.inputs(component)
+        assert inputs.keys() >= component.inputs.keys()
+        facts = Facts(parameters=inputs)
+        words = [word if word == EXECUTOR_INPUT else resolve_text(word, facts) for word in component.container.words]
+        assert (list(spec.words), spec.image) == (words, resolve_text(component.container.image, facts))
+        made = PodSpec.parse(pod_spec_patch(component, inputs))
+        kept = {"inputs": spec.executor_input["inputs"]}
+        assert made == dataclasses.replace(spec, executor_input=kept)
+
+
+def test_the_parents_of_a_recorded_stage_are_known() -> None:
+    recorded = nodes("retried")
+    observer = Observer()
+    observer.observe(last("retried"), recorded)
+    spec = pod_spec_of(recorded, observer.drivers["third"])
+    assert spec is not None
+    facts = decode(spec.words)
+    assert facts.tracker_base == "/results/record3"
+    assert list(facts.reads) == ["second"]
+    assert str(facts.reads["second"]).startswith(f"{last('retried')['run_id']}/second/retried-")
+
+
+@pytest.mark.parametrize(
+    "patch", ["{", "[]", '{"containers": []}', '{"containers": [{"command": ["a"]}]}',
+              '{"containers": [{"command": ["--executor_input", "[]", "--"]}]}']
+)  # fmt: skip
+def test_a_patch_of_another_form_is_refused(patch: str) -> None:
+    with pytest.raises(ValueError, match="pod-spec-patch has another form"):
+        PodSpec.parse(patch)

@@ -1,0 +1,82 @@
+"""What KFP's driver has decided about the pod of a stage: image, command and inputs, as the manifest has them.
+
+The driver's output ``pod-spec-patch`` is a part of a pod's spec. Its container runs KFP's launcher: the option
+``--executor_input`` has all inputs, and the stage's own command, with parameters filled in, follows ``--``. Seen on KFP
+2.17.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
+from torchx_kfp.execution.pipeline.spec import ArtifactType, Component
+from torchx_kfp.execution.pipeline.values import convert
+
+_INPUT, _COMMAND = "--executor_input", "--"
+
+
+@dataclass(frozen=True)
+class PodSpec:
+    """The parts of a pod's spec that describe the stage. The words have placeholders for the places of outputs."""
+
+    image: str
+    words: tuple[str, ...]
+    executor_input: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, patch: str) -> PodSpec:
+        """Return the content of a patch.
+
+        Raises:
+            ValueError: it has another form than KFP's driver gives it. The message is a clause.
+        """
+        try:
+            container = json.loads(patch)["containers"][0]
+            words = [*container["command"], *(container.get("args") or ())]
+            given = json.loads(words[words.index(_INPUT) + 1])
+            own = words[words.index(_COMMAND) + 1 :]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"the driver's pod-spec-patch has another form ({type(error).__name__}: {error})"
+            ) from None
+        if not isinstance(given, dict) or not all(isinstance(word, str) for word in own):
+            raise ValueError("the driver's pod-spec-patch has another form")
+        return cls(text(container.get("image")), tuple(own), given)
+
+    def component(self, component: Component) -> Component:
+        """Return the component of the stage's task, with this image and command."""
+        container = component.container
+        assert container is not None
+        # The launcher runs the whole command, and not the image's ENTRYPOINT.
+        filled = dataclasses.replace(container, image=self.image or container.image, command=self.words, args=())
+        return dataclasses.replace(component, container=filled)
+
+    def inputs(self, component: Component) -> dict[str, Any]:
+        """Return the values of the stage's inputs, including artifacts."""
+        given = mapping(self.executor_input.get("inputs"))
+        values: dict[str, Any] = {}
+        for name, value in mapping(given.get("parameterValues")).items():
+            parameter = component.inputs.get(name)
+            values[name] = convert(value, parameter.type if parameter is not None else "")
+        for name, made in mapping(given.get("artifacts")).items():
+            listed = mapping(made).get("artifacts")
+            artifacts = [_artifact(name, mapping(item)) for item in (listed if isinstance(listed, list) else ())]
+            values[name] = artifacts[0] if len(artifacts) == 1 else ArtifactList(artifacts)
+        return values
+
+
+def _artifact(name: str, message: Mapping[str, Any]) -> Artifact:
+    kind = mapping(message.get("type"))
+    return Artifact(
+        text(message.get("name")) or name,
+        ArtifactType(text(kind.get("schemaTitle")), text(kind.get("schemaVersion"))),
+        text(message.get("uri")),
+        mapping(message.get("metadata")),
+        imported=True,
+    )

@@ -1,0 +1,330 @@
+"""``replay``: run one stage of any run on this machine, attached to the terminal, with what it was given then.
+
+A replay has its own run id, and its own folder ``replays/<run id>`` in the output folder, in the form of that of a run.
+It is not a run: ``latest`` never means it. Nothing of the original run is changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.common.text import duration, shown
+from torchx_kfp.errors import ArgumentError, TrackerBaseError
+from torchx_kfp.execution.local.attempt import AttemptThread, RunContext
+from torchx_kfp.execution.local.executors.attached import AttachedContainers, AttachedProcesses
+from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
+from torchx_kfp.execution.local.executors.executor import Containers, verify_private
+from torchx_kfp.execution.local.executors.mounts import Mount, named_paths
+from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
+from torchx_kfp.execution.local.log_pump import LogPump
+from torchx_kfp.execution.local.replay_plan import Change, ReplayPlan, plan_replay
+from torchx_kfp.execution.local.replay_script import script_of
+from torchx_kfp.execution.local.run_options import RunOptions
+from torchx_kfp.execution.local.runner import connected, make_context, make_folder
+from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
+from torchx_kfp.execution.pipeline.walk import make_run_name, without_indices
+from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted
+from torchx_kfp.execution.runs.history import RunReader, find_run
+from torchx_kfp.execution.runs.invocation import Invocation, InvocationSource
+from torchx_kfp.execution.runs.journal import Journal
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.source import missing, why_not_read
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.watch import Terminal, Watch, awaitable_processes
+from torchx_kfp.tracking.recorder import Recorder
+
+#: The folder of replays in an output folder.
+REPLAYS = "replays"
+#: What the user has set for the tracker base of runs on a host.
+_NAMED_BASE = "TORCHX_KFP_TRACKER_BASE"
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """How a replay has ended.
+
+    Attributes:
+        run_id: the run id of the replay.
+        replayed: the stage that it has replayed, as ``<run>/<stage>``.
+        stage: how it has ended here.
+        original: how it had ended there; None if it was still running.
+        folder: its folder.
+        differs: what was not as it was, in sentences.
+    """
+
+    run_id: str
+    replayed: str
+    stage: StageResult
+    original: StageResult | None
+    folder: Path
+    differs: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the application, as a shell reports it; 1 if it succeeded and the stage has not."""
+        code = self.stage.exit_code
+        if code is None or (code == 0 and self.stage.state is State.FAILED):
+            return 1
+        return code if code >= 0 else 128 - code
+
+    def compare(self) -> list[str]:
+        """Return the results beside those of the original, each as a line: ``loss 0.31 (was 0.29)``."""
+        now = _values(self.stage)
+        before = _values(self.original) if self.original is not None else {}
+        lines = []
+        for name in [*now, *(name for name in before if name not in now)]:
+            if name not in before:
+                lines.append(f"{name} {shown(now[name])}")
+            elif name not in now:
+                lines.append(f"{name} is missing (was {shown(before[name])})")
+            else:
+                same = repr(now[name]) == repr(before[name])
+                lines.append(f"{name} {shown(now[name])} ({'as before' if same else f'was {shown(before[name])}'})")
+        return lines
+
+    def __str__(self) -> str:
+        """Return how it ended, and the results beside the original's."""
+        how = self.stage.reason or str(self.stage.state)
+        was = "" if self.original is None else f"; it had {self.original.reason or self.original.state}"
+        head = f"{self.replayed}, replayed as {self.run_id}: {how} ({duration(self.stage.duration)}){was}"
+        return "\n".join([head, *(f"  {line}" for line in self.compare())])
+
+
+def _values(stage: StageResult) -> dict[str, Any]:
+    """Return the results of a stage or, if it records none, its outputs."""
+    return stage.measures if stage.results is not None else {**stage.outputs, **stage.measures}
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How to replay a stage: see ``replay``."""
+
+    output_dir: str | os.PathLike[str] | None = None
+    docker: bool = False
+    mounts: Sequence[str | Mount] | None = None
+    secrets: Given = field(default_factory=dict)
+    config_maps: Given = field(default_factory=dict)
+    directory: str | os.PathLike[str] | None = None
+    change: Change = field(default_factory=Change)
+
+
+def replay(
+    run: InvocationSource | str | os.PathLike[str],
+    stage: str | None = None,
+    *,
+    output_dir: str | os.PathLike[str] | None = None,
+    docker: bool = False,
+    mounts: Sequence[str | Mount] | None = None,
+    secrets: Given | None = None,
+    config_maps: Given | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    workspace: str | os.PathLike[str] | None = None,
+    tracker_base: str = "",
+    replica: str = "",
+    shell: bool = False,
+    say: Callable[[str], object] | None = None,
+) -> ReplayResult:
+    """Run one stage of a run on this machine, as it was there: the same arguments, variables, inputs and parents.
+
+    It runs attached to this process's terminal, so that ``breakpoint()`` and prompts work. It is a process, which
+    records its results under its own run id. Whether the original has succeeded, failed or still runs does not matter.
+
+    Args:
+        run: a run of this machine (its id, the beginning or end of one, ``latest``, or its folder), or a ``HostRun``.
+        stage: the stage's name, such as ``inner/train[2]``. Default: the only one that has failed.
+        output_dir: the folder with the folders of runs. Default: ``OUTPUT_DIR``.
+        docker: whether it runs in its image, in a container.
+        mounts: folders and files of this machine that the container sees, as for ``run``.
+        secrets: keys and values of Kubernetes secrets, by the secret's name, if the stage uses them.
+        config_maps: keys and values of config maps, likewise.
+        directory: the folder in which it runs. Default: that of the run, or the current directory.
+        workspace: a folder whose code runs in place of the code that travelled with the run; nothing is copied.
+        tracker_base: where it records and finds what its parents recorded. Default: the tracker base of the run.
+        replica: the replica of a distributed stage to run alone, such as ``trainer/0``. Default: all of them.
+        shell: whether to open a shell in place of the application.
+        say: gets sentences about what is not as it was, before it starts. Default: they are written to stderr.
+
+    Raises:
+        ArgumentError: there is no such stage, or it cannot be replayed like this; nothing was started.
+        HostError: the host does not say what the stage was started with.
+        TrackerError: the tracker base cannot be written.
+        ContainerEngineError: there is no container engine.
+    """
+    change = Change(os.path.abspath(workspace) if workspace else "", replica, tracker_base, shell)
+    options = ReplayOptions(output_dir, docker, mounts, secrets or {}, config_maps or {}, directory, change)
+    return run_replay(find_invocation(run, stage, output_dir), options, say)
+
+
+def find_invocation(
+    run: InvocationSource | str | os.PathLike[str], stage: str | None, output_dir: str | os.PathLike[str] | None = None
+) -> Invocation:
+    """Return what a stage was started with; the arguments are those of ``replay``."""
+    if isinstance(run, (str, os.PathLike)):
+        run = RunReader(find_run(output_dir or OUTPUT_DIR, os.fspath(run)))
+    return run.invocation(stage)
+
+
+def run_replay(
+    invocation: Invocation, options: ReplayOptions, say: Callable[[str], object] | None = None
+) -> ReplayResult:
+    """Replay a stage: see ``replay``."""
+    say = say or (lambda sentence: Terminal(sys.stderr).write_lines([sentence]))
+    run_id = make_run_name(f"replay-{invocation.pipeline.name}")
+    containers = _containers(invocation, options)
+    with connected(containers, run_id) as docker:
+        context = _context(invocation, options, containers, docker, run_id)
+        plan = _plan(invocation, context, options)
+        _share(docker, context.folder)
+        for sentence in notice(plan):
+            say(sentence)
+        _name_original(plan)
+        return _run(plan, context, docker)
+
+
+def print_script(invocation: Invocation, options: ReplayOptions) -> str:
+    """Return a shell script that replays the stage, without the values of secrets; nothing is started."""
+    run_id = make_run_name(f"replay-{invocation.pipeline.name}")
+    containers = _containers(invocation, options)
+    with connected(containers, run_id) as docker:
+        context = _context(invocation, options, containers, docker, run_id)
+        plan = _plan(invocation, context, options)
+    return script_of(plan, notice(plan))
+
+
+def notice(plan: ReplayPlan) -> list[str]:
+    """Return the block of lines that says what is replayed, and what is not as it was."""
+    where = plan.invocation.record.link or str(plan.invocation.record.folder)
+    lines = [f"Replays {plan.invocation.name} ({where}). What is not as it was:"]
+    return lines + [f"- {sentence}." for sentence in plan.differs]
+
+
+def _containers(invocation: Invocation, options: ReplayOptions) -> Containers:
+    record, code = invocation.record, options.change.code
+    if code and not os.path.isdir(code):
+        raise ArgumentError(f"The workspace {code!r} is not a folder.")
+    mounts = options.mounts
+    checked = RunOptions.of({"docker": options.docker, "mounts": mounts}).mounts
+    if not options.docker:
+        return Containers()
+    if code:
+        checked = (*checked, Mount(code, code, read_only=True))
+    # A host's arguments are not the user's.
+    named = named_paths(record.arguments) if record.folder is not None else []
+    named += named_paths({"base": options.change.tracker_base})
+    return Containers(frozenset({without_indices(invocation.stage)}), checked, frozenset(named))
+
+
+def _context(
+    invocation: Invocation,
+    options: ReplayOptions,
+    containers: Containers,
+    docker: DockerExecutor | None,
+    run_id: str,
+) -> RunContext:
+    record = invocation.record
+    directory = options.directory
+    if directory is None and record.folder is not None and os.path.isdir(str(record.options.get("directory") or "")):
+        directory = str(record.options["directory"])
+    folder = Path(options.output_dir or (record.folder.parent if record.folder is not None else OUTPUT_DIR))
+    folder = folder.absolute() / REPLAYS / run_id
+    verify_private(containers, str(folder.parent), None)
+    chosen = RunOptions.of({"directory": directory})
+    if isinstance(path := record.options.get("python_path"), str) and record.folder is not None:
+        chosen = dataclasses.replace(chosen, python_path=path)
+    given = GivenKeys(options.secrets, options.config_maps)
+    verify_given([invocation.component], given, invocation.scope, os.environ)
+    make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+    return make_context(folder, chosen, given, containers, docker)
+
+
+def _share(docker: DockerExecutor | None, folder: Path) -> None:
+    if docker is not None and docker.remaps_users:
+        folder.chmod(0o711)
+
+
+def _plan(invocation: Invocation, context: RunContext, options: ReplayOptions) -> ReplayPlan:
+    change = options.change
+    try:
+        plan = plan_replay(invocation, context, change)
+    except ValueError as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
+    base, ran_here = plan.facts.tracker_base, invocation.record.folder is not None
+    if plan.run_id and base and not change.tracker_base:
+        why = why_not_read(base, [os.environ.get(_NAMED_BASE, "")], ran_here=ran_here)
+        if why:
+            raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
+    _copy_workspace(plan, context)
+    return plan
+
+
+def _copy_workspace(plan: ReplayPlan, context: RunContext) -> None:
+    """Give a stage that uses KFP's workspace a copy of what the run has left in it."""
+    record = plan.invocation.record
+    if record.folder is None or not any(WORKSPACE in word for word in _words(plan.invocation)):
+        return
+    source = Path(str(record.options.get("workspace") or record.folder / "workspace"))
+    if source.is_dir():
+        shutil.copytree(source, context.constants["workspace_path"], symlinks=True, dirs_exist_ok=True)
+
+
+def _words(invocation: Invocation) -> list[str]:
+    container = invocation.component.container
+    return [*(container.words if container is not None else ()), *map(str, invocation.inputs.values())]
+
+
+def _name_original(plan: ReplayPlan) -> None:
+    """Record which run the replay replays, which also shows at once whether it can record anything."""
+    base = plan.facts.tracker_base
+    if plan.run_id and base:
+        result = plan.invocation.result
+        original = (result.run_id if result is not None else None) or plan.invocation.name
+        Recorder.open(base, plan.attempt.directory).add_metadata(plan.run_id, {"replays": original})
+
+
+def _run(plan: ReplayPlan, context: RunContext, docker: DockerExecutor | None) -> ReplayResult:
+    invocation, attempt = plan.invocation, plan.attempt
+    record = invocation.record
+    results: list[StageResult] = []
+
+    def take(_: AttemptThread, message: Any) -> None:
+        if isinstance(message, StageResult):
+            results.append(message)
+
+    executor: Any = AttachedProcesses(plan.prepare)
+    if docker is not None:
+        executor = AttachedContainers(docker, plan.prepare)
+    watch = Watch()
+    with Journal.create(
+        context.folder,
+        run_id=context.run_id,
+        pipeline=invocation.pipeline.name,
+        text=invocation.pipeline.text,
+        arguments=record.arguments,
+        options={"replays": invocation.name},
+        warn=watch.on_warning,
+    ) as journal:
+        began, started = time.time(), time.monotonic()
+        start = RunStarted(
+            invocation.pipeline.name, context.run_id, context.folder, plan.differs, dict(record.arguments)
+        )
+        journal.write(start)
+        journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
+        with LogPump(watch) as pump, awaitable_processes():
+            # It runs in this thread, which gets the signals.
+            AttemptThread(attempt, executor, pump, take).run()
+        seconds = time.monotonic() - started
+        result = dataclasses.replace(results[0], duration=seconds, attempts=1, started_at=began)
+        journal.write(StageFinished(result))
+        journal.write(RunFinished(context.run_id, result.state, seconds))
+    return ReplayResult(context.run_id, invocation.name, result, invocation.result, context.folder, plan.differs)

@@ -1,0 +1,271 @@
+"""Plan the replay of a stage: what it runs on this machine, and what is not as it was.
+
+The stage protocol is applied here rather than by the stage's own script (``contract.command``): the application becomes
+a child of this process, with the same words and variables. So a debugger works in it, and its exit code arrives. The
+programs around it that publish KFP outputs and try again are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchx_kfp.common.text import listed
+from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import StageFacts, decode
+from torchx_kfp.contract.inputs import RUN_ID
+from torchx_kfp.contract.scripts import assignment, workspace_in
+from torchx_kfp.contract.specification import REPLICA, ReplicaRole
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local import kubernetes
+from torchx_kfp.execution.local.attempt import RunContext, placed, plan_attempt
+from torchx_kfp.execution.local.dag_run import DagRun
+from torchx_kfp.execution.local.executors.executor import AttemptPlan
+from torchx_kfp.execution.local.given_keys import VARIABLES, missing_variables, variables_of
+from torchx_kfp.execution.pipeline.walk import PodNames, StageNames
+from torchx_kfp.execution.runs.invocation import Invocation
+
+#: The variable of a shell that has the file which runs the stage's command.
+COMMAND_FILE = "TORCHX_KFP_REPLAY"
+#: Starts a program in a folder whose code comes first, in place of the workspace of the run.
+_IN_FOLDER = ("sh", "-c", 'cd "$0" && PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" exec "$@"')
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """A stage that is going to be replayed.
+
+    Attributes:
+        invocation: what it was started with.
+        attempt: the plan of its attempt here.
+        facts: what its command says.
+        run_id: the run id with which it records; empty if it is not tracked.
+        words: the words that run it in the terminal.
+        application: its own command line.
+        environ: the variables that the stage has because it is this stage, without those of this machine.
+        secret: the names of those whose values are not to be shown.
+        differs: what is not as it was, in sentences.
+    """
+
+    invocation: Invocation
+    attempt: AttemptPlan
+    facts: StageFacts
+    run_id: str
+    words: Sequence[str]
+    application: Sequence[str]
+    environ: Mapping[str, str]
+    secret: frozenset[str]
+    differs: tuple[str, ...]
+
+    def prepare(self, attempt: AttemptPlan) -> Sequence[str]:
+        """Write what the stage's own script would write, and return the words to run."""
+        if self.run_id:
+            Path(attempt.facts.output_files[RUN_ID]).write_text(self.run_id, encoding="utf-8")
+        script = Path(self.command_file)
+        os.makedirs(attempt.made, exist_ok=True)
+        script.write_text(f"#!/bin/sh\nexec {shlex.join(self.application)}\n", encoding="utf-8")
+        script.chmod(0o755)
+        return self.words
+
+    @property
+    def command_file(self) -> str:
+        """The file that starts the application again, for a shell in the stage."""
+        return _command_file(self.attempt)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the user wants to be different.
+
+    Attributes:
+        code: the folder whose code runs in place of that of the run; empty for the run's.
+        replica: the replica of a distributed stage that runs alone, as ``role/index``; empty for the whole stage.
+        tracker_base: where it records and reads; empty for the run's place.
+        has_shell: whether a shell runs in place of the application.
+    """
+
+    code: str = ""
+    replica: str = ""
+    tracker_base: str = ""
+    has_shell: bool = False
+
+
+def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> ReplayPlan:
+    """Plan a replay, without writing to the disk, except for folders for the results of a container.
+
+    Raises:
+        ArgumentError: the stage cannot be replayed like this.
+        ValueError: an input cannot be passed to the stage; the message continues a sentence that begins with its name.
+    """
+    attempt, facts = _attempt(invocation, context, change)
+    is_tracked = bool(facts.stage and facts.tracker_base)
+    environ: dict[str, str] = {}
+    run_id = ""
+    if is_tracked:
+        run_id = f"{context.run_id}/{facts.stage}/{attempt.pod_name}"
+        environ = protocol.encode(protocol.StageContext(facts.tracker_base or "", run_id, facts.reads))
+    environ |= facts.variables if facts.application else {}
+    application = list(facts.application or attempt.words)
+    if attempt.python is not None and attempt.container is None:
+        application = attempt.process_command
+    if change.replica:
+        environ, application = _alone(facts, change.replica, environ)
+    application, unpack = _without_workspace(application, change.code)
+    before = [*_IN_FOLDER, change.code] if change.code else unpack
+    program = _shell(attempt) if change.has_shell else application
+    secret = frozenset(
+        name for setting in VARIABLES for item in invocation.component.platform.get(setting) or ()
+        for name, _ in variables_of(item)
+    )  # fmt: skip
+    if change.has_shell:
+        environ[COMMAND_FILE] = _command_file(attempt)
+    own = {**_of_stage(attempt, context), **environ}
+    return ReplayPlan(
+        invocation,
+        dataclasses.replace(attempt, environ={**attempt.environ, **environ}),
+        facts,
+        run_id,
+        [*before, *program],
+        [*application],
+        own,
+        secret,
+        tuple(_differences(invocation, attempt, context, change)),
+    )
+
+
+def _attempt(invocation: Invocation, context: RunContext, change: Change) -> tuple[AttemptPlan, StageFacts]:
+    place, component = invocation.place, invocation.component
+    names = StageNames()
+    run = DagRun(invocation.pipeline, place.scope, invocation.scope, names).runs[place.task.name]
+    # A debugger takes longer than a time limit allows.
+    platform = {key: value for key, value in component.platform.items() if key != kubernetes.TIME_LIMIT}
+    run.component, run.name = dataclasses.replace(component, platform=platform), invocation.stage
+    run.inputs = dict(invocation.inputs)
+    attempt = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
+    if change.tracker_base:
+        base = assignment(change.tracker_base)
+        here = [[base if word.startswith(assignment("")) else word for word in words] for words in _both(attempt)]
+        attempt = dataclasses.replace(attempt, command=here[0], args=here[1])
+    attempt = placed(attempt, run, context)
+    facts = decode(attempt.words)
+    if change.has_shell or (facts.stage and facts.tracker_base):
+        # What it records takes the place of KFP's outputs, which nobody reads.
+        kept = {name: kind for name, kind in component.outputs.items() if name == RUN_ID and not change.has_shell}
+        left = dataclasses.replace(run.component, outputs=kept, artifact_outputs={})
+        attempt = dataclasses.replace(attempt, component=left)
+    return attempt, facts
+
+
+def _both(attempt: AttemptPlan) -> tuple[Sequence[str], Sequence[str]]:
+    return attempt.command, attempt.args
+
+
+def _command_file(attempt: AttemptPlan) -> str:
+    return os.path.join(attempt.made, "command.sh")
+
+
+def _of_stage(attempt: AttemptPlan, context: RunContext) -> dict[str, str]:
+    """Return the variables of an attempt that this machine's environment does not have."""
+    if attempt.container is not None:
+        return dict(attempt.environ)
+    return {name: value for name, value in attempt.environ.items() if os.environ.get(name) != value}
+
+
+def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], list[str]]:
+    """Return a command line without the words that unpack a workspace, and those words.
+
+    Replicas of a distributed stage unpack it themselves: if there is other code, they get no URL.
+    """
+    if workspace_in(words) is not None:
+        return list(words[5:]), list(words[:5])
+    if code:
+        words = ["" if protocol.workspace_digest(word) else word for word in words]
+    return list(words), []
+
+
+def _shell(attempt: AttemptPlan) -> list[str]:
+    if attempt.container is not None:
+        return ["sh", "-i"]
+    return [os.environ.get("SHELL") or "/bin/sh", "-i"]
+
+
+def _alone(facts: StageFacts, replica: str, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the command line of one replica, as the launcher makes them."""
+    roles = {role.name: role for role in facts.replica_roles}
+    name, _, index = replica.rpartition("/")
+    there = [f"{role.name}/0..{_count(role) - 1}" for role in roles.values()]
+    if not roles:
+        raise ArgumentError(f"--replica {replica}: the stage is not distributed, so it has no replicas.")
+    if name not in roles or not index.isdecimal() or int(index) >= _count(roles[name]):
+        raise ArgumentError(f"There is no replica {replica!r}. Replicas are named ROLE/INDEX: {listed(there)}.")
+    role = roles[name]
+    own = {
+        protocol.REPLICA_ID: index,
+        protocol.NUM_REPLICAS: str(_count(role)),
+        protocol.RANK0_HOST: "localhost",
+        **role.env,
+    }
+    return (
+        {**environ, **{name: value.replace(REPLICA, index) for name, value in own.items()}},
+        [word.replace(REPLICA, index) for word in role.command],
+    )
+
+
+def _count(role: ReplicaRole) -> int:
+    with contextlib.suppress(ValueError):
+        return int(float(role.count))
+    return role.most
+
+
+def _differences(invocation: Invocation, attempt: AttemptPlan, context: RunContext, change: Change) -> Iterator[str]:
+    """Describe what is not as it was, one thing a sentence."""
+    component, given, scope = invocation.component, context.given, invocation.scope
+    in_container = attempt.container is not None
+    facts = decode(attempt.words)
+    if not in_container:
+        yield f"It runs as a process of this machine, not in the image {attempt.image} (--docker)"
+    if change.code:
+        was = "the code in its image" if not facts.workspace else f"the workspace {facts.workspace}"
+        yield f"The code is that of {change.code}, not {was}"
+    elif facts.workspace in (None, "") and not in_container and invocation.record.folder is None:
+        yield f"The code is that of {attempt.directory}, not that in the image (--workspace, --directory)"
+    elif change.replica:
+        yield f"Only {change.replica} runs: the other replicas are missing"
+    for missing in missing_variables(component, given, scope, os.environ):
+        yield f"Missing: {missing}"
+    mounts = [mount.target for mount in context.containers.mounts]
+    missing_volumes: Callable[[], Iterator[str]] = lambda: (  # noqa: E731 (one of two functions)
+        kubernetes.missing_mounts(component, given, scope, mounts)
+        if in_container
+        else kubernetes.missing_folders(component, scope)
+    )
+    for missing in missing_volumes():
+        yield f"Missing: {missing}"
+    ignored = kubernetes.not_applied(component, in_container=in_container, has_gpus=context.containers.has_gpus)
+    if kubernetes.time_limit(component.platform):
+        ignored.append("its time limit")
+    if ignored:
+        resources = component.container.resources if component.container is not None else {}
+        yield f"Not applied: {', '.join(ignored)}{_resources(resources)}"
+    if invocation.service_account:
+        yield f"It has your own rights, not those of the service account {invocation.service_account}"
+    if facts.retries or invocation.place.task.retry is not None:
+        yield "It is tried only once"
+    if change.has_shell:
+        yield f"A shell runs in place of the application, which sh ${COMMAND_FILE} runs"
+    if change.tracker_base:
+        yield f"It records in {change.tracker_base}"
+
+
+def _resources(resources: Mapping[str, object]) -> str:
+    known = {"resourceCpuLimit": "cpu", "resourceMemoryLimit": "memory"}
+    named = [f"{name} {resources[key]}" for key, name in known.items() if resources.get(key)]
+    accelerator = resources.get("accelerator")
+    if isinstance(accelerator, Mapping):
+        named.append(f"{accelerator.get('resourceCount') or 1} x {accelerator.get('resourceType') or 'accelerator'}")
+    return f" ({', '.join(named)})" if named else ""
