@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.entrypoints.cli.conftest import Call
 from tests.entrypoints.cli.ready import Ready
@@ -17,6 +18,11 @@ from tests.execution.host.calling import wait_until
 from tests.execution.host.commands import Program
 from tests.facts import says
 from tests.kfp_host import KfpHost
+from torchx_kfp.entrypoints.cli.commands.doctor import doctor_command
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+#: No settings, whoever runs the tests.
+HIDDEN = {"TORCHX_KFP_HOST": "", "KF_PIPELINES_ENDPOINT": "", "TORCHX_KFP_CONFIG": "", "TORCHX_KFP_TRACKER_BASE": ""}
 
 
 @pytest.fixture
@@ -55,7 +61,8 @@ def test_a_host_and_its_pods(inside: Call, host: KfpHost, tmp_path: Path) -> Non
     words = ["--host", host.url, "--tracker-base", str(base), "--volume", "claim", "--image", "app:1"]
     done = inside("doctor", *words, "--run", "--engine", "job", "--json")
     checks = read(done.stdout)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.returncode == 0, done.stdout
+    assert len(done.stderr.splitlines()) == 4, "one for each run"
     assert json.loads(done.stdout)["ok"] is True
     assert {name for name, check in checks.items() if check["level"] not in ("ok", "warning")} == {"pipeline root"}
     assert {name for name, check in checks.items() if check["level"] == "warning"} <= {"container engine"}
@@ -82,6 +89,20 @@ def test_signals_remove_what_was_begun(
     assert re.search(says("Removing what was begun", "are removed"), errors)
     assert not host.runs
     assert not files(base)
+
+
+def test_packages_that_cannot_be_imported(call: Call, host: KfpHost, tmp_path: Path) -> None:
+    """They are what the doctor is called for."""
+    for name in ("kfp", "torchx"):
+        (tmp_path / "broken" / name).mkdir(parents=True)
+        (tmp_path / "broken" / name / "__init__.py").write_text(f"raise ImportError('{name} is broken')")
+    words = ["--host", host.url, "--tracker-base", str(tmp_path / "results")]
+    done = call("doctor", *words, "--run", PYTHONPATH=str(tmp_path / "broken"), **HIDDEN)
+    assert done.returncode == 1
+    assert re.search(
+        says("packages: ", "missing  host: ImportError: kfp is broken", "ok       tracker base"), done.stdout
+    )
+    assert "Traceback" not in done.stderr
 
 
 def test_a_broken_settings_file(inside: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,3 +151,14 @@ def test_runs_need_a_tracker_base(inside: Call) -> None:
     assert re.search(
         says("missing  runs: --run needs a tracker base.", "--tracker-base s3://bucket/results"), done.stdout
     )
+
+
+def test_the_form_for_bugs_asks_for_the_output() -> None:
+    text = (REPOSITORY / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8")
+    fields = {field["id"]: field for field in yaml.safe_load(text)["body"] if "id" in field}
+    assert "`torchx-kfp doctor`" in fields["doctor"]["attributes"]["label"]
+    assert fields["doctor"]["validations"]["required"] is True
+    options = {option for it in doctor_command.params for option in it.opts}
+    assert set(re.findall(r"--[a-z-]+", fields["doctor"]["attributes"]["description"])) <= options
+    for path in re.findall(r"/blob/main/([\w./-]+)", text):
+        assert (REPOSITORY / path).exists(), path

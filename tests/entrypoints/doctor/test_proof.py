@@ -15,7 +15,8 @@ from tests.facts import says
 from tests.kfp_host import KfpHost
 from tests.kfp_host.faults import Fault
 from torchx_kfp.entrypoints.doctor import proof
-from torchx_kfp.entrypoints.doctor.probe_pipelines import FIRST, RETRIED, SECOND, PodOptions
+from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
+from torchx_kfp.entrypoints.doctor.probe_pipelines import FIRST, RETRIED, SECOND
 from torchx_kfp.entrypoints.doctor.proof import Ended, Wanted, judge_cache, judge_stages, prove
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict
 from torchx_kfp.execution.host.connection import Connection
@@ -47,7 +48,7 @@ def test_an_image_without_fsspec(kfp_host: KfpHost, connection: Connection, tmp_
     base = tmp_path / "results"
     found = proved(connection, base, env={"PYTHONPATH": str(tmp_path / "lacking")})
     assert found["first stage"].level.value == "missing"
-    assert re.search(says("image lacks fsspec (there is none)", "--image IMAGE"), str(found["first stage"]))
+    assert re.search(says("The image lacks fsspec (there is none)", "--image IMAGE"), str(found["first stage"]))
     assert found["cancel"].level.value == "ok"
     assert found["cleaned up"].found == "2 runs and 0 files are removed."
     assert is_clean(kfp_host, base)
@@ -207,6 +208,7 @@ def first(**results: object) -> dict[str, StageResult]:
             ["exit code 4"],
         ),
         (ended(**first(label="")), "label of pods", "missing", ["KFP_RUN_ID is ''", "labels"]),
+        (ended(**first(label="another run")), "label of pods", "missing", ["KFP_RUN_ID is 'another run'"]),
         (ended(**first(uid="")), "KFP_POD_UID", "warning", ["not set", "retries a run"]),
         (ended(**first(uid="other")), "KFP_POD_UID", "warning", ["'other'", "deadbeef"]),
         (
@@ -227,6 +229,18 @@ def test_something_is_wrong_with_the_stages(run: Ended, subject: str, level: str
     found = {verdict.subject: verdict for verdict in judge_stages(run, "s3://b/r")}
     assert found[subject].level.value == level
     assert re.search(says(*facts), str(found[subject])), found[subject]
+
+
+def test_rights_that_the_launcher_lacks_are_named(tmp_path: Path) -> None:
+    """The line of the launcher says which, and how to grant them."""
+    log = tmp_path / "log.txt"
+    denied = 'torchx-kfp: POST apis/jobset.x-k8s.io/v1alpha2: 403 User "a" cannot create resource "jobsets"'
+    way_out = "an administrator can grant it: torchx-kfp rbac --engine jobset | kubectl apply -f -"
+    log.write_text(f"starting\n{denied}; {way_out}\nF1123 main.go:59] failed\n")
+    assert re.search(says("cannot create", way_out), proof._sentence(stage("meet", State.FAILED, log_file=log)))
+    log.write_text("torchx-kfp doctor: one\ntorchx-kfp doctor: the last.\nother\n")
+    assert proof._sentence(stage("meet", State.FAILED, log_file=log)) == "the last"
+    assert proof._sentence(stage("meet", State.FAILED, log_file=tmp_path / "none")) == ""
 
 
 def test_a_second_run_that_is_not_cached() -> None:

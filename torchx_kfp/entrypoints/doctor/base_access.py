@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchx_kfp.common.extras import install_line
 from torchx_kfp.common.text import shown
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict, missing, ok, said, within
 from torchx_kfp.errors import MissingCredentialsError, TrackerError
@@ -13,7 +12,6 @@ from torchx_kfp.tracking.recorder import Recorder
 
 #: Seconds that the storage may take.
 _SECONDS = 45.0
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
 def check_base(base: str) -> Iterator[Verdict]:
@@ -29,9 +27,7 @@ def check_base(base: str) -> Iterator[Verdict]:
     except MissingCredentialsError as error:
         yield missing("credentials of the tracker base", said(error))
     except TrackerError as error:
-        extra = _EXTRAS.get(base.partition("://")[0].lower(), "")
-        needs_driver = isinstance(error.__cause__, ImportError) and extra
-        yield missing(subject, said(error), f"Run: {install_line(extra)}" if needs_driver else "")
+        yield missing(subject, said(error))
     except TimeoutError as error:
         yield missing(subject, f"{name}: {error}.", "Check the address of the storage, and your network.")
     except Exception as error:  # of a driver of fsspec

@@ -2,8 +2,6 @@
 
 # Annotations are not postponed: kfp reads them as types.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from torchx_kfp.authoring.one_stage import pipeline_of
 from torchx_kfp.authoring.tasks import task_from_app
 from torchx_kfp.common.sdk import import_kfp, quick_sdk
 from torchx_kfp.entrypoints.doctor import probe_program
+from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
 from torchx_kfp.execution.pipeline.load import compile_function
 from torchx_kfp.execution.pipeline.spec import Pipeline
 
@@ -33,28 +32,11 @@ _DRIVERS = {
 _NAME = "torchx-kfp-doctor"
 
 
-@dataclass(frozen=True)
-class PodOptions:
-    """What the pods of all stages have.
-
-    Attributes:
-        image: the image; empty for ``DEFAULT_IMAGE``, in which the stages install what it lacks.
-        env: variables.
-        secrets: variables from secrets: {secret: {key: variable}}.
-        volume: the name of a volume claim to mount at the tracker base; empty for none.
-    """
-
-    image: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    volume: str = ""
-
-    def role(self, name: str, *args: str, replicas: int = 1) -> Role:
-        """Return a role that runs the program."""
-        source = Path(probe_program.__file__).read_text(encoding="utf-8")
-        words = ["-c", source, *args]
-        image = self.image or DEFAULT_IMAGE
-        return Role(name, image=image, entrypoint="python3", args=words, env=dict(self.env), num_replicas=replicas)
+def _role(pod: PodOptions, name: str, *args: str, replicas: int = 1) -> Role:
+    """Return a role that runs the program."""
+    source = Path(probe_program.__file__).read_text(encoding="utf-8")
+    image, env = pod.image or DEFAULT_IMAGE, dict(pod.env)
+    return Role(name, image=image, entrypoint="python3", args=["-c", source, *args], env=env, num_replicas=replicas)
 
 
 def probe_pipeline(pod: PodOptions, base: str) -> Pipeline:
@@ -73,7 +55,7 @@ def probe_pipeline(pod: PodOptions, base: str) -> Pipeline:
 
     def probe(tracker_base: str, token: str) -> None:
         def stage(name: str, **reads: Any) -> Any:
-            app = AppDef(name, [pod.role(name, name, f"{token}", packages, install)])
+            app = AppDef(name, [_role(pod, name, name, f"{token}", packages, install)])
             task = task_from_app(app, tracker_base=tracker_base, secrets=pod.secrets or None, **reads)
             if pod.volume:
                 kubernetes.mount_pvc(task, pod.volume, base)
@@ -102,5 +84,5 @@ def meeting_pipeline(pod: PodOptions, engine: str, token: str, port: int) -> Pip
         token: what one replica sends to the other.
         port: the port.
     """
-    app = AppDef("doctor-meet", [pod.role("worker", "meet", token, str(port), replicas=2)])
+    app = AppDef("doctor-meet", [_role(pod, "worker", "meet", token, str(port), replicas=2)])
     return compile_function(pipeline_of(app, tracked=False, engine=engine), _NAME)

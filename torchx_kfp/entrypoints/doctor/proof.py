@@ -16,12 +16,12 @@ from typing import Any
 from torchx_kfp.common.text import counted, duration, printable, shorten
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, Execution
 from torchx_kfp.entrypoints.doctor.host_state import pipeline_root
+from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
 from torchx_kfp.entrypoints.doctor.probe_pipelines import (
     DEFAULT_IMAGE,
     FIRST,
     RETRIED,
     SECOND,
-    PodOptions,
     meeting_pipeline,
     probe_pipeline,
     sleeping_pipeline,
@@ -225,8 +225,8 @@ class Ended:
     def why(self, name: str) -> str:
         """Say why a stage has not succeeded."""
         stage = self.stage(name)
-        sentence = self.sentences.get(name) or (f"the stage {stage.reason}" if stage.reason else "")
-        return f"{sentence or f'the stage is {stage.state}'}."
+        sentence = self.sentences.get(name) or f"The stage {stage.reason or f'is {stage.state}'}"
+        return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _wait(host: Host, run_id: str, wanted: Wanted) -> Ended:

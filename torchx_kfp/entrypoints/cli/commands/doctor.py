@@ -14,7 +14,7 @@ from torchx_kfp.errors import ArgumentError, HostSettingsError
 from torchx_kfp.execution.host.settings import Settings, Submission, read_settings
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.doctor.probe_pipelines import PodOptions
+    from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
     from torchx_kfp.entrypoints.doctor.verdicts import Verdict
 
 _COLORS = {"ok": "green", "warning": "yellow", "missing": "red", "skipped": "bright_black"}
@@ -84,7 +84,7 @@ def doctor_command(
     pod = _pod(image, env, secrets, volume)
     submission = Submission(service_account=service_account)
     found: list[Verdict] = []
-    for verdict in _verdicts(flags, tracker_base, pod, engine or "", submission, timeout, runs=runs, quiet=as_json):
+    for verdict in _verdicts(flags, tracker_base, pod, engine or "", submission, timeout, runs=runs):
         found.append(verdict)
         if not as_json:
             level = verdict.level.value
@@ -104,7 +104,7 @@ def doctor_command(
 
 
 def _pod(image: str, env: tuple[str, ...], secrets: tuple[str, ...], volume: str) -> PodOptions:
-    from torchx_kfp.entrypoints.doctor.probe_pipelines import PodOptions
+    from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
 
     variables: dict[str, str] = {}
     for word in env:
@@ -136,7 +136,6 @@ def _verdicts(
     timeout: float,
     *,
     runs: bool,
-    quiet: bool,
 ) -> Iterator[Verdict]:
     from torchx_kfp.entrypoints.doctor import base_access, host_state, machine
     from torchx_kfp.entrypoints.doctor.verdicts import Level, guarded, missing, said, skipped
@@ -179,9 +178,15 @@ def _verdicts(
     elif not can_run:
         yield missing("runs", "--run needs a host and a tracker base without anything missing: see above.")
     else:
-        from torchx_kfp.entrypoints.doctor.proof import Wanted, prove
-        from torchx_kfp.execution.host.host_runs import Host
+        yield from guarded("runs", lambda: _proofs(settings, base, pod, engine, submission, timeout))
 
-        host = Host(Connection(settings, Patience()))
-        say = (lambda sentence: None) if quiet else print_message
-        yield from prove(host, Wanted(base, pod, engine, submission, timeout, say))
+
+def _proofs(
+    settings: Settings, base: str, pod: PodOptions, engine: str, submission: Submission, timeout: float
+) -> Iterator[Verdict]:
+    """Yield what runs prove. Their modules load kfp and TorchX, which may not fit together."""
+    from torchx_kfp.entrypoints.doctor.proof import Wanted, prove
+    from torchx_kfp.execution.host.connection import Connection
+    from torchx_kfp.execution.host.host_runs import Host
+
+    yield from prove(Host(Connection(settings)), Wanted(base, pod, engine, submission, timeout, print_message))
