@@ -35,6 +35,8 @@ from pathlib import Path
 
 from tests.entrypoints.cli.ready import Ready, ready
 from tests.pages_host import NOTHING, Around, cluster
+from torchx_kfp.tracking.statements import add_artifact
+from torchx_kfp.tracking.tracker import open_store
 
 REPOSITORY = Path(__file__).parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -159,10 +161,15 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def stage_environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a stage that reads ``prepare`` and the fan-in ``trials``, which have results."""
+    """Return the environment of a stage that reads ``prepare`` and the fan-in ``trials``: they have records."""
     for stage, results in {"prepare": {"rows": 1000, "accuracy": 0.5}, "train": {"loss": 0.04}}.items():
         (folder / "run" / stage).mkdir(parents=True, exist_ok=True)
         (folder / "run" / stage / "1").write_text(json.dumps(results))
+    made = folder.parent / "checkpoint"
+    made.mkdir(exist_ok=True)
+    (made / "model.bin").write_bytes(bytes(1000))
+    for artifact, path in {"model": made / "model.bin", "checkpoint": made}.items():
+        add_artifact(open_store(folder), "run/prepare/1", artifact, path, None, stored=True)
     return {
         **os.environ,
         "TORCHX_TRACKER_BASE": str(folder),

@@ -20,7 +20,8 @@
     │   ├── ResultRefusedError   a result has a type or size that trackers do not accept
     │   ├── CorruptResultError   stored data is not a JSON object of results
     │   ├── MissingResultsError  a run has recorded no results
-    │   ├── MissingArtifactError a run has no artifact with this name
+    │   ├── MissingArtifactError a run has no artifact with this name, or did not store it
+    │   ├── CorruptArtifactError a stored artifact is not what was stored
     │   └── MissingMetricError   a run has logged no steps of this metric
     ├── MissingExtraError    a feature needs an extra that is not installed
     ├── HostError            a request to a KFP host failed
@@ -153,7 +154,11 @@ class MissingResultsError(TrackerError, LookupError):
 
 
 class MissingArtifactError(TrackerError, LookupError):
-    """The run has no artifact with this name."""
+    """The run has no artifact with this name, or did not store it, or its files were removed."""
+
+
+class CorruptArtifactError(TrackerError, ValueError):
+    """The files of a stored artifact are not those that were stored."""
 
 
 class MissingMetricError(TrackerError, KeyError):

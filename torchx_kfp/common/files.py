@@ -24,7 +24,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torchx_kfp.common.safe_files import LIST, PASS, closing, open_at, open_folder, split_path
 
@@ -53,7 +53,7 @@ _NO_NEW_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDE
 
 def write_file(
     path: bytes,
-    content: bytes,
+    content: bytes | Iterable[bytes],
     *,
     root: bytes | None = None,
     durable: bool = True,
@@ -63,7 +63,7 @@ def write_file(
 
     Args:
         path: an absolute path.
-        content: the whole content of the file.
+        content: the whole content of the file, or its parts, which may be iterated over again.
         root: a folder above the file; links below it are not followed. The default is the file's own folder.
         durable: whether to force the content and the file's name to disk, so that they survive a crash of the machine.
         permissions: the file's mode bits; by default those of a new file, under the umask.
@@ -294,10 +294,11 @@ def _link(descriptor: int, folder: int, name: bytes) -> None:
     os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder)
 
 
-def _fill(descriptor: int, content: bytes, durable: bool, permissions: int | None) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+def _fill(descriptor: int, content: bytes | Iterable[bytes], durable: bool, permissions: int | None) -> None:
+    for part in (content,) if isinstance(content, bytes) else content:
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
     if permissions is not None:
         os.fchmod(descriptor, permissions)
     if durable:

@@ -3,7 +3,7 @@
 The base may be the wrong folder. So a pipeline run is removed only if every file in its folder is the result of a
 stage, ``<run>/<stage>/<execution>``, and if it is known to be a pipeline run: its name has the form that an engine
 gives to runs, or there is a statement about it, such as each stage makes that calls ``current_run()``. Everything else
-stays. The files of artifacts are elsewhere and are not touched.
+stays. Stored files of artifacts go with their run; those that are elsewhere are not touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchx_kfp.contract.carried.shared import folder_name
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.lineage import SOURCES, Source
 from torchx_kfp.tracking.run_facts import RUN_FACTS
-from torchx_kfp.tracking.statements import FOLDERS, run_id_of
+from torchx_kfp.tracking.statements import FILES, FOLDERS, run_id_of
 from torchx_kfp.tracking.store import PRIVATE, File, Store, run_id_parts
 
 #: A larger file, in bytes, does not contain results. A result has at most 1 kB, and there are hundreds of names.
@@ -42,7 +42,7 @@ class OldRun:
     Attributes:
         run: its name.
         results: the files of its results.
-        statements: the files of the statements about it.
+        statements: the files of the statements about it, and the stored files of its artifacts.
         modified: when the newest file was written, in seconds since 1970.
         kept: the reason to keep it in spite of its age, if there is one.
     """
@@ -71,13 +71,16 @@ class OldRun:
 
     @property
     def parts(self) -> tuple[list[File], list[File], list[File]]:
-        """Its files in the order in which they are removed: results, then statements, sources and facts last.
+        """Its files in the order in which they are removed: results, then statements and files, sources and facts last.
 
         If the removal is interrupted, statements without results still belong to a known run, sources still protect
-        other runs, and facts the code of this one.
+        other runs, and facts the code of this one. A stored file goes after the statement that registers it.
         """
         last = tuple(f"{PRIVATE}/{kind.folder}/" for kind in (SOURCES, RUN_FACTS))
-        others = [file for file in self.statements if not file.key.startswith(last)]
+        others = sorted(
+            (file for file in self.statements if not file.key.startswith(last)),
+            key=lambda file: file.key.startswith(f"{PRIVATE}/{FILES}/"),
+        )
         return list(self.results), others, [file for file in self.statements if file.key.startswith(last)]
 
 
@@ -209,7 +212,7 @@ def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, li
         names = file.key.split("/")
         if names[0] != PRIVATE:
             results.setdefault(names[0], []).append(file)
-        elif len(names) >= 4 and (len(names) == 4 or _is_temporary(names[3:])):
+        elif len(names) >= 4 and (len(names) == 4 or names[1] == FILES or _is_temporary(names[3:])):
             run_id = run_id_of(file.key)
             parts = run_id_parts(run_id) if names[1] in FOLDERS else None
             run = parts[0] if parts else run_id if names[1] == RUN_FACTS.folder else ""

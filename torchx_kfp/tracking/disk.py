@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from torchx_kfp.common.files import remove_empty_folders, remove_file, remove_unchanged, write_file
 from torchx_kfp.common.safe_files import LinkError, open_file, open_folder, special_kind
@@ -66,6 +67,22 @@ class DiskStore(Store):
         except OSError as error:
             raise self._problem("write", key, error) from error
 
+    def write_parts(self, key: str, parts: Iterable[bytes]) -> None:
+        """Write the key's file atomically. A crash of the machine may lose it, which its digest shows."""
+        try:
+            self._tried("write", key, lambda: write_file(self._path(key), parts, root=self._root, durable=False))
+        except OSError as error:
+            raise self._problem("write", key, error) from error
+
+    def fetch(self, key: str, size: int, path: str) -> None:
+        try:
+            with open(self._open(self._path(key)), "rb", buffering=0) as file, open(path, "wb", buffering=0) as copy:
+                shutil.copyfileobj(file, copy, self.part)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._problem("read", key, error) from error
+
     def remove(self, key: str) -> None:
         """Remove the key's file, if it exists, and the folders that are empty afterwards."""
         try:
@@ -122,6 +139,10 @@ class DiskStore(Store):
         return path
 
     def _read(self, path: bytes) -> bytes:
+        with open(self._open(path), "rb", buffering=0) as file:
+            return file.read()
+
+    def _open(self, path: bytes) -> int:
         try:
             descriptor = open_file(path, self._root)
         except OSError as error:
@@ -135,10 +156,10 @@ class DiskStore(Store):
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             _refuse_special(path, mode)
-            with open(descriptor, "rb", buffering=0, closefd=False) as file:
-                return file.read()
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        return descriptor
 
     def _walk(self, prefix: bytes, left_out: Container[bytes], *, links: bool = False) -> Iterator[str]:
         """Yield the keys of the files that are, or lie below, the prefix."""

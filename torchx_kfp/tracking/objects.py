@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -30,6 +31,10 @@ _REQUESTS = 64
 #: send ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs has time-outs for everything
 #: else.
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
+#: How many parts of a large file are on their way at once, besides as many that wait.
+_PARTS = 3
+#: The bytes that are read with one request of a large file.
+_RANGE = 64 << 20
 #: The fields in which fsspec's file systems give the time at which a file was written.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
@@ -66,6 +71,8 @@ class FsspecStore(Store):
 
     The base is resolved once. Keys are joined to its path and are never parsed as part of a URL.
     """
+
+    part = 8 << 20
 
     def __init__(self, base: str, filesystem: Any, path: str, patience: float) -> None:
         # Other file systems, such as SFTP, may not allow calls from several threads.
@@ -129,20 +136,117 @@ class FsspecStore(Store):
             raise self._problem("write", key, error) from error
 
     def _pipe(self, path: str, content: bytes) -> None:
-        if not self._asynchronous:
+        if self._asynchronous:
+            self._timed(lambda: self._fs._pipe_file(path, content), len(content))
+        else:
             self._fs.pipe_file(path, content)
-            return
+
+    def _timed(self, call: Callable[[], Coroutine[Any, Any, T]], size: int) -> T:
+        """Return the value of a coroutine that sends or gets bytes, unless it takes too long for this size."""
         loop = self._fs.loop  # an error in a forked process, with older fsspec
-        seconds = _WRITE_SECONDS + len(content) / _BYTES_PER_SECOND
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(self._fs._pipe_file(path, content), seconds), loop)
+        seconds = _WRITE_SECONDS + size / _BYTES_PER_SECOND
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call(), seconds), loop)
         try:
-            future.result()
+            return future.result()
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer in {seconds:g} s") from None
         except BaseException:
             # After Ctrl-C, an abandoned write must not arrive later and replace the next one.
             future.cancel()
             raise
+
+    def write_parts(self, key: str, parts: Iterable[bytes]) -> None:
+        path = self._path(key)
+        self._refuse_beside(key, path)
+        try:
+            if hasattr(type(self._fs), "_call_s3"):
+                self._upload(key, path, parts)
+            else:
+                self._tried("write", key, lambda: self._stream(path, parts))
+        except (TrackerError, KeyRefusedError):
+            raise
+        except Exception as error:
+            raise self._problem("write", key, error) from error
+
+    def _stream(self, path: str, parts: Iterable[bytes]) -> None:
+        if not self._objects:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        file = self._fs.open(path, "wb", block_size=self.part)
+        try:
+            for part in parts:
+                file.write(part)
+            file.close()
+        except BaseException:
+            # Closing the file would finish it as it is.
+            with contextlib.suppress(Exception):
+                file.discard()
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(path)
+            raise
+
+    def _upload(self, key: str, path: str, parts: Iterable[bytes]) -> None:
+        """Upload parts to S3, several at once, each with its own retries and time-out; s3fs's files do neither."""
+        bucket, name, _ = self._fs.split_path(path)
+
+        def call(method: str, size: int = 0, **words: Any) -> Any:
+            def attempt() -> Any:
+                return self._timed(lambda: self._fs._call_s3(method, Bucket=bucket, Key=name, **words), size)
+
+            return self._tried("write", key, attempt)
+
+        def send(numbered: tuple[int, bytes]) -> dict[str, Any]:
+            number, part = numbered
+            sent = call("upload_part", len(part), UploadId=upload, PartNumber=number, Body=part)
+            return {"PartNumber": number, "ETag": sent["ETag"]}
+
+        upload = call("create_multipart_upload")["UploadId"]
+        try:
+            done = list(self.each(send, enumerate(parts, 1), _PARTS))
+            try:
+                call("complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": done})
+            except FileNotFoundError:
+                if not self._fs.exists(path):  # the answer to an earlier attempt was lost
+                    raise
+        except BaseException:
+            with contextlib.suppress(Exception):
+                call("abort_multipart_upload", UploadId=upload)
+            raise
+
+    def fetch(self, key: str, size: int, path: str) -> None:
+        place = self._path(key)
+        try:
+            if hasattr(type(self._fs), "_call_s3"):
+                # A shorter object was changed, which its digest shows.
+                size = min(size, self._tried("read", key, lambda: self._fs.size(place)))
+                with open(path, "wb") as file:
+                    ranges = ((start, min(start + _RANGE, size) - 1) for start in range(0, size, _RANGE))
+                    for _ in self.each(lambda its: self._get_range(key, place, its, file.fileno()), ranges, _PARTS):
+                        pass
+            else:
+                self._tried("read", key, lambda: self._fs.get_file(place, path))
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise self._problem("read", key, error) from error
+
+    def _get_range(self, key: str, place: str, ends: tuple[int, int], file: int) -> None:
+        """Copy the bytes from the first to the last of an object of S3 to the same place in a file."""
+        bucket, name, _ = self._fs.split_path(place)
+        first, last = ends
+
+        async def copy() -> None:
+            words = {"Bucket": bucket, "Key": name, "Range": f"bytes={first}-{last}"}
+            body = (await self._fs._call_s3("get_object", **words))["Body"]
+            try:
+                offset = first
+                while chunk := await body.read(self.part >> 3):
+                    offset += os.pwrite(file, chunk, offset)
+            finally:
+                body.close()
+            if offset <= last:
+                raise ConnectionResetError(errno.ECONNRESET, "the answer ended early")
+
+        self._tried("read", key, lambda: self._timed(copy, last - first))
 
     def remove(self, key: str) -> None:
         path = self._path(key)

@@ -14,13 +14,13 @@ from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
 from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS, Code, describe_code, encode_code
 from torchx_kfp.tracking.searches import SEARCH, Search, Trial
 from torchx_kfp.tracking.statements import (
-    ARTIFACTS,
     FOLDERS,
     METADATA,
     UNDELIVERED,
     Artifact,
     Corrupt,
     add_metadata,
+    read_artifacts,
     run_id_of,
     stated_runs,
 )
@@ -106,7 +106,7 @@ class Recorder(FsspecResultTracker):
 
     def artifacts(self, run_id: str) -> dict[str, Artifact]:
         """Return the artifacts that a run has registered, by name."""
-        return ARTIFACTS.read(self.store, run_id)
+        return self.artifacts_of([run_id]).get(run_id, {})
 
     def metadata(self, run_id: str) -> dict[str, object]:
         """Return the metadata that a run has recorded, by name."""
@@ -130,7 +130,7 @@ class Recorder(FsspecResultTracker):
 
     def artifacts_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Artifact]]:
         """Return the artifacts of each run."""
-        return ARTIFACTS.read_many(self.store, run_ids)
+        return read_artifacts(self.store, run_ids)
 
     def metadata_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
         """Return the metadata of each run."""

@@ -29,7 +29,7 @@ from torchx_kfp.tracking.lineage import (
     read_lineage,
 )
 from torchx_kfp.tracking.results import Result, check_results, results_frame
-from torchx_kfp.tracking.statements import ARTIFACTS, METADATA, Artifact, absolute, add_artifact, add_metadata
+from torchx_kfp.tracking.statements import METADATA, Artifact, add_artifact, add_metadata, read_artifacts
 from torchx_kfp.tracking.steps import STEPS, History, flush, step_log
 from torchx_kfp.tracking.store import PATIENCE, key_text
 from torchx_kfp.tracking.tracker import Batch, FsspecResultTracker, describe_missing, wait_for_results
@@ -191,8 +191,16 @@ class Run:
         """Return the metadata that this run has recorded, by name."""
         return SuggestingDict(METADATA.read(self._tracker.store, self.id), f"The run {self.id!r}", "metadata key")
 
-    def add_artifact(self, name: str, path: str | os.PathLike[str], /, **metadata: object) -> None:
-        """Register a file or folder that this run has created.
+    def add_artifact(
+        self, name: str, path: str | os.PathLike[str], /, *, store: bool = False, **metadata: object
+    ) -> None:
+        """Register a file or folder that this run has created, and store it if you wish.
+
+        With ``store=True``, the file or folder is copied below the tracker base, with its SHA-256. A stage that reads
+        this run opens it with ``run.parent.artifact(name).open()``, or copies it with ``.download(folder)``. Otherwise,
+        only the path is registered, and whoever reads it must be able to reach it: a path in a pod is gone when the pod
+        has ended. Links in a folder are followed; empty folders are kept. Of several artifacts with one name, the last
+        one counts; somebody who already has an earlier one can still read it.
 
         If the stage declares the artifact (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes a KFP
         artifact with this metadata. KFP stores the file or folder at a local path. For a URL, whose content stays where
@@ -203,19 +211,28 @@ class Run:
             name: the name with which the stage declares the artifact and others find it.
             path: a local path or an fsspec URL. Empty if the artifact consists only of metadata, as
                 ``dsl.ClassificationMetrics`` does. If nothing exists at a local path yet, a warning is logged.
+            store: whether to store the file or folder, which must be complete. Files that change meanwhile are an
+                error.
             metadata: values that JSON can represent, by name.
 
         Raises:
-            ResultRefusedError: the name, path or metadata cannot be stored, or this is a run that the stage reads.
+            ResultRefusedError: the name, path, file or metadata cannot be stored, or this is a run that the stage
+                reads. Nothing was registered.
         """
         self._refuse_others("registers artifacts", "add_artifact")
-        add_artifact(self._tracker.store, self.id, name, path, metadata)
+        if not isinstance(store, bool):
+            raise ResultRefusedError(
+                f"store= of the artifact {name!r} says whether to store it, True or False. Got: {shown(store)}. "
+                "Metadata needs another name."
+            )
+        place = add_artifact(self._tracker.store, self.id, name, path, metadata, stored=store)
         for tracker in self._further:
-            tracker.add_artifact(name, absolute(os.fspath(path)), metadata)
+            tracker.add_artifact(name, place, metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
         """Return the artifacts that this run has registered, by name."""
-        return SuggestingDict(ARTIFACTS.read(self._tracker.store, self.id), f"The run {self.id!r}", "artifact")
+        found = read_artifacts(self._tracker.store, [self.id]).get(self.id, {})
+        return SuggestingDict(found, f"The run {self.id!r}", "artifact")
 
     def artifact(self, name: str) -> Artifact:
         """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.

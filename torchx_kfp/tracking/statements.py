@@ -15,35 +15,33 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO, Generic, TypeVar
 from urllib.parse import unquote
 
 from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.carried.shared import folder_name, folder_of
-from torchx_kfp.errors import CorruptResultError, ResultRefusedError
-from torchx_kfp.tracking.store import PRIVATE, Store, key_text
+from torchx_kfp.errors import CorruptResultError, MissingArtifactError, ResultRefusedError
+from torchx_kfp.tracking.artifact_files import StoredFiles, store_files
+from torchx_kfp.tracking.store import PRIVATE, Store, key_text, time_name
 
 _logger = logging.getLogger(__name__)
 
 S = TypeVar("S")
 T = TypeVar("T")
 
-#: The folders of all kinds.
-FOLDERS = ("artifacts", "metadata", "search", "sources", "steps", "undelivered")
+#: The folder of the files of artifacts (``artifact_files``).
+FILES = "files"
+#: The folders of all kinds, and that of files.
+FOLDERS = ("artifacts", FILES, "metadata", "search", "sources", "steps", "undelivered")
 
 #: A callable that gets the error for each file that does not contain a statement.
 Corrupt = Callable[[CorruptResultError], object]
 
 #: For up to this number of runs, the statements of each run are listed by themselves. For more, the kind is listed.
 _FEW_RUNS = 64
-
-_lock = threading.Lock()
-_last = 0
 
 
 @dataclass(frozen=True)
@@ -79,13 +77,7 @@ class StatementKind(Generic[S, T]):
             KeyRefusedError: the run id cannot be a key.
             ResultRefusedError: JSON cannot represent the content. Nothing was written.
         """
-        try:
-            text = json.dumps(content).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ResultRefusedError(
-                f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
-            ) from None
-        store.write(f"{self._folder_of(run_id)}/{name or time_name()}", text)
+        store.write(f"{self._folder_of(run_id)}/{name or time_name()}", encode_json(content, what))
 
     def read(self, store: Store, run_id: str) -> T:
         """Return the joined statements about a run."""
@@ -137,6 +129,20 @@ class StatementKind(Generic[S, T]):
         return folder_of(self.folder, key_text(run_id))
 
 
+def encode_json(content: Mapping[str, object], what: str) -> bytes:
+    """Return a statement as JSON.
+
+    Raises:
+        ResultRefusedError: JSON cannot represent it.
+    """
+    try:
+        return json.dumps(content).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ResultRefusedError(
+            f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
+        ) from None
+
+
 def stated_runs(store: Store) -> list[str]:
     """Return the runs that have any statements, sorted."""
     found = store.each(store.names, [f"{PRIVATE}/{folder}" for folder in FOLDERS])
@@ -148,14 +154,6 @@ def run_id_of(key: str) -> str:
     return unquote(key.split("/")[2])
 
 
-def time_name() -> str:
-    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back."""
-    global _last
-    with _lock:
-        _last = max(time.time_ns(), _last + 1)
-        return f"{_last:019}-{os.urandom(4).hex()}"
-
-
 @dataclass(frozen=True)
 class Artifact:
     """A file or folder that a run has created.
@@ -164,11 +162,79 @@ class Artifact:
         name: the name with which the run registered it.
         path: a local path or an fsspec URL. Empty if the artifact consists only of metadata.
         metadata: anything that JSON can represent, by name.
+        stored: what is stored of it under the tracker base; None if it was only registered.
     """
 
     name: str
     path: str
     metadata: Mapping[str, object] = field(default_factory=dict)
+    stored: StoredFiles | None = None
+
+    @property
+    def url(self) -> str:
+        """The path or URL of the stored file or folder, for programs that read it themselves; else ``path``."""
+        return self.stored.url if self.stored is not None else self.path
+
+    def files(self) -> dict[str, int]:
+        """Return the sizes of the stored files in bytes, by their names in the folder; the name of a file is empty.
+
+        Raises:
+            MissingArtifactError: it is not stored, or was removed.
+            CorruptArtifactError: the list of its files was changed.
+        """
+        return self._stored().sizes()
+
+    def open(self, name: str = "") -> BinaryIO:
+        """Open the stored file, or a file of the stored folder, for reading.
+
+        The file is copied to this machine first, once in a process, and its digest is checked: the reader gets the
+        bytes that were stored, or an error.
+
+        Args:
+            name: the name of a file in the folder, such as ``weights/0.bin``.
+
+        Raises:
+            MissingArtifactError: it is not stored, or was removed, or the folder does not have this file.
+            CorruptArtifactError: it was changed.
+        """
+        return self._stored().open(name)
+
+    def download(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> str:
+        """Copy the stored file or folder into a folder on this machine, check its digests, and return its path there.
+
+        It has the name that it had when it was stored, and is there completely or not at all. If it is there already,
+        with the same content, nothing is copied, also if several processes ask at once.
+
+        Args:
+            folder: the folder to copy it into. It is created.
+            overwrite: whether to replace something else that has its name.
+
+        Raises:
+            MissingArtifactError: it is not stored, or was removed.
+            CorruptArtifactError: it was changed.
+            FileExistsError: something else has its name.
+            OSError: the folder cannot be written.
+        """
+        return self._stored().download(folder, overwrite=overwrite)
+
+    def _stored(self) -> StoredFiles:
+        if self.stored is None:
+            raise MissingArtifactError(
+                f"The artifact {self.name!r} is not stored: the run only registered "
+                f"{f'its path {self.path!r}' if self.path else 'metadata'}. The stage that makes it can store it: "
+                "current_run().add_artifact(name, path, store=True)."
+            )
+        return self.stored
+
+
+def _parse_artifact(content: Mapping[str, Any]) -> Artifact:
+    stored = content.get("stored")
+    return Artifact(
+        str(content["name"]),
+        str(content["path"]),
+        dict(content.get("metadata") or {}),
+        None if stored is None else StoredFiles.parse(stored),
+    )
 
 
 def _join_artifacts(found: list[Artifact]) -> dict[str, Artifact]:
@@ -182,7 +248,7 @@ def _join_artifacts(found: list[Artifact]) -> dict[str, Artifact]:
 #: The artifacts of a run by name. Of several with one name, the last one counts.
 ARTIFACTS = StatementKind(
     "artifacts",
-    lambda content: Artifact(str(content["name"]), str(content["path"]), dict(content.get("metadata") or {})),
+    _parse_artifact,
     _join_artifacts,
 )
 #: The metadata of a run by name. Of several values with one name, the last one counts.
@@ -209,16 +275,22 @@ def add_metadata(store: Store, run_id: str, metadata: Mapping[str, object]) -> N
 
 
 def add_artifact(
-    store: Store, run_id: str, name: str, path: str | os.PathLike[str], metadata: Mapping[str, object] | None
-) -> None:
-    """Register an artifact of a run.
+    store: Store,
+    run_id: str,
+    name: str,
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, object] | None,
+    *,
+    stored: bool = False,
+) -> str:
+    """Register an artifact of a run, and return where it is. If ``stored``, store its files first.
 
     If nothing exists at a local path yet, a warning is logged: the file may be created later, or by another process of
     the stage.
 
     Raises:
         ResultRefusedError: the name or path is not text, the path leads to a FIFO, a socket or a device, or JSON cannot
-            represent the metadata. Nothing was written.
+            represent the metadata. Nothing was written. A file or folder cannot be stored: see ``store_files``.
     """
     if not isinstance(name, str) or not name:
         raise ResultRefusedError(f"An artifact's name is text, such as 'model'. Got: {shown(name)}.")
@@ -227,9 +299,24 @@ def add_artifact(
         raise ResultRefusedError(
             f"The path of the artifact {name!r} is text: a local path or an fsspec URL. Got: {shown(text)}."
         )
-    _look_at(name, text)
     content = {"name": name, "path": absolute(text), "metadata": None if metadata is None else dict(metadata)}
-    ARTIFACTS.add(store, run_id, content, f"metadata of the artifact {name!r}")
+    what = f"metadata of the artifact {name!r}"
+    if stored:
+        encode_json(content, what)  # before a long upload
+        files = store_files(store, folder_of(FILES, key_text(run_id)), name, text)
+        content |= {"path": files.url, "stored": files.encode()}
+    else:
+        _look_at(name, text)
+    ARTIFACTS.add(store, run_id, content, what)
+    return str(content["path"])
+
+
+def read_artifacts(store: Store, run_ids: Iterable[str]) -> dict[str, dict[str, Artifact]]:
+    """Return the artifacts of each run that has any, by name. The stored ones can be read."""
+    return {
+        run_id: {name: replace(it, stored=it.stored and it.stored.on(store)) for name, it in found.items()}
+        for run_id, found in ARTIFACTS.read_many(store, run_ids).items()
+    }
 
 
 def absolute(path: str) -> str:

@@ -28,8 +28,8 @@ from torchx_kfp.common.extras import require
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.errors import MissingMetricError, ResultRefusedError
 from torchx_kfp.tracking.results import check_results, scalar
-from torchx_kfp.tracking.statements import StatementKind, time_name
-from torchx_kfp.tracking.store import Store
+from torchx_kfp.tracking.statements import StatementKind
+from torchx_kfp.tracking.store import Store, time_name
 
 if TYPE_CHECKING:
     import pandas

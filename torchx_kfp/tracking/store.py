@@ -11,6 +11,7 @@ import errno
 import itertools
 import logging
 import math
+import os
 import random
 import re
 import threading
@@ -80,6 +81,10 @@ PRIVATE = files.PRIVATE
 _APP_HANDLE = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*://")
 
 
+_lock = threading.Lock()
+_last = 0
+
+
 class File(NamedTuple):
     """A file below a tracker base: its key, its size in bytes, and its time of change in seconds since 1970."""
 
@@ -108,6 +113,14 @@ def key_text(key: Key) -> str:
     if problem:
         raise KeyRefusedError(f"The key {shown(text)} {problem}.")
     return text
+
+
+def time_name() -> str:
+    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back."""
+    global _last
+    with _lock:
+        _last = max(time.time_ns(), _last + 1)
+        return f"{_last:019}-{os.urandom(4).hex()}"
 
 
 def run_id_parts(key: str) -> tuple[str, str, str] | None:
@@ -150,11 +163,13 @@ def _problem(text: str) -> str | None:
 class Concurrency:
     """How many threads call a store at once, and how many calls a thread makes in a row.
 
-    A request to an object store is worth a switch to another thread; reading a local file is not.
+    A request to an object store is worth a switch to another thread; reading a local file is not. ``ahead`` limits how
+    many batches a thread may be ahead of what is taken.
     """
 
     threads: int = 1
     batch: int = 1
+    ahead: int = 4
 
 
 class _CallGroup:
@@ -213,7 +228,7 @@ def each(function: Callable[[T], R], items: Iterable[T], concurrency: Concurrenc
     try:
         for batch in itertools.chain(first, batches):
             pending.append(pool.submit(work, batch))
-            if len(pending) >= 4 * concurrency.threads:
+            if len(pending) >= concurrency.ahead * concurrency.threads:
                 yield from take()
         while pending:
             yield from take()
@@ -293,6 +308,9 @@ class Store(abc.ABC):
         concurrency: how many calls are made at once.
     """
 
+    #: The bytes in which large files are written, at least.
+    part = 1 << 20
+
     def __init__(self, base: str, patience: float, concurrency: Concurrency) -> None:
         self.base = base
         self._patience = patience
@@ -309,6 +327,21 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file. Readers see the old content or the new one."""
+
+    @abc.abstractmethod
+    def write_parts(self, key: str, parts: Iterable[bytes]) -> None:
+        """Write a large file of these parts, each of the same size but the last. Readers see all of it or nothing.
+
+        The parts may be iterated over again, for another attempt.
+        """
+
+    @abc.abstractmethod
+    def fetch(self, key: str, size: int, path: str) -> None:
+        """Copy a large file of this many bytes to a path on this machine.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
 
     @abc.abstractmethod
     def remove(self, key: str) -> None:
@@ -330,9 +363,17 @@ class Store(abc.ABC):
     def files(self, prefix: str = "") -> list[File]:
         """Return all files below the base, or a folder in it, including the tracker's own files."""
 
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Call the function for each item, several at once if the store allows it, and yield the values in order."""
-        return each(function, items, self._concurrency)
+    def each(self, function: Callable[[T], R], items: Iterable[T], most: int | None = None) -> Iterator[R]:
+        """Call the function for each item, several at once if the store allows it, and yield the values in order.
+
+        Args:
+            function: the function.
+            items: the items.
+            most: how many calls may be made at once, if that is fewer than the store allows.
+        """
+        if most is None:
+            return each(function, items, self._concurrency)
+        return each(function, items, Concurrency(min(most, self._concurrency.threads), ahead=1))
 
     def for_this_thread(self) -> Store:
         """Return the store for a thread other than the one that opened it."""

@@ -1,0 +1,364 @@
+"""Files that runs store: on every kind of store, and when something goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.facts import says
+from tests.proxy import Proxy
+from tests.s3 import S3Server
+from torchx_kfp.contract import protocol
+from torchx_kfp.errors import CorruptArtifactError, MissingArtifactError, ResultRefusedError, TrackerError
+from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, artifact_files, current_run, objects
+from torchx_kfp.tracking.cleanup import Cleanup
+
+RUN = "p1/train/e1"
+
+
+def stage(base: object, run_id: str = RUN, parent: str = "", patience: float = 60.0) -> Run:
+    reads = {"train": parent} if parent else {}
+    return current_run(protocol.encode(protocol.StageContext(str(base), run_id, reads)), patience=patience)
+
+
+def reader(base: object) -> Run:
+    return stage(base, "p1/use/e2", RUN).parent
+
+
+def keys(base: object) -> list[str]:
+    """Return the keys of everything that is stored of artifacts."""
+    return [file.key for file in FsspecResultTracker(str(base)).store.files(".torchx_kfp/files")]
+
+
+def tree(folder: str | Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): b"/" if path.is_dir() else path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+    }
+
+
+def content_of(artifact: Artifact, name: str = "") -> bytes:
+    with artifact.open(name) as file:
+        return file.read()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a file of 6 MB one of several parts and ranges. S3 does not accept parts of less than 5 MiB."""
+    monkeypatch.setattr(artifact_files, "_AT_ONCE", ((1000, 64), (2000, 2)))
+    monkeypatch.setattr(objects.FsspecStore, "part", 5 << 20)
+    monkeypatch.setattr(objects, "_RANGE", 4 << 20)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("size", [0, 10, 1500, 6_000_000])
+def test_a_file_is_stored_and_read(base: str, tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    path = tmp_path / "модель 1.bin"
+    path.write_bytes(content)
+    stage(base).add_artifact("model", path, store=True, epochs=3)
+    path.unlink()
+
+    found = reader(base).artifact("model")
+    assert found.stored is not None
+    assert (found.stored.size, found.stored.sha256) == (size, hashlib.sha256(content).hexdigest())
+    assert (found.metadata, found.files()) == ({"epochs": 3}, {"": size})
+    assert found.url == found.path
+    with fsspec.open(found.url) as file:
+        assert file.read() == content
+    with found.open() as opened:
+        assert opened.read() == content
+        opened.seek(0)
+    assert found.download(tmp_path / "copies") == str(tmp_path / "copies" / "модель 1.bin")
+    assert tree(tmp_path / "copies") == {"модель 1.bin": content}, "nothing else is left there"
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_folder_keeps_its_structure(base: str, tmp_path: Path) -> None:
+    folder = tmp_path / "check point"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "empty" / "inner").mkdir(parents=True)
+    files = {"a/b/重み.bin": 100, "a/c.txt": 1500, "[x]*.bin": 6_000_000, ".hidden": 0, "manifest": 1, "100%": 7}
+    for name, size in files.items():
+        (folder / name).write_bytes(os.urandom(size))
+    (folder / "last").symlink_to("a/b")
+    (tmp_path / "elsewhere").write_text("text")
+    (folder / "link.txt").symlink_to(tmp_path / "elsewhere")
+    stage(base).add_artifact("checkpoint", folder, store=True)
+
+    found = reader(base).artifact("checkpoint")
+    assert found.files() == {**files, "last/重み.bin": 100, "link.txt": 4}
+    copy = Path(found.download(tmp_path / "copies"))
+    wanted = tree(folder)
+    assert tree(copy) == {**wanted, "last": b"/", "last/重み.bin": wanted["a/b/重み.bin"]}
+    assert not any(path.is_symlink() for path in copy.rglob("*"))
+    with found.open("a/b/重み.bin") as file:
+        assert file.read() == (folder / "a/b/重み.bin").read_bytes()
+    with pytest.raises(MissingArtifactError, match=says("'a/c.tx'", "Did you mean 'a/c.txt'?")):
+        found.open("a/c.tx")
+    with pytest.raises(MissingArtifactError, match=says("folder of 8 files", "open(")):
+        found.open()
+
+
+def test_the_last_one_counts_and_earlier_ones_stay(base: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    found = []
+    for content in (b"first", b"second"):
+        path.write_bytes(content)
+        stage(base).add_artifact("model", path, store=True)
+        found.append(reader(base).artifact("model"))
+    assert [content_of(it) for it in found] == [b"first", b"second"]
+    stage(base).add_artifact("model", path)
+    with pytest.raises(MissingArtifactError, match=says("'model'", str(path), "store=True")):
+        reader(base).artifact("model").open()
+
+
+def test_a_changed_or_removed_file_is_an_error(base: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "model" / name).write_text(name)
+    stage(base).add_artifact("model", tmp_path / "model", store=True)
+    found = reader(base).artifact("model")
+    store = FsspecResultTracker(base).store
+    listing, first, second = (next(key for key in keys(base) if key.endswith(end)) for end in (".json", "/a", "/b"))
+    store.write(first, b"A")
+    for read in (lambda: found.download(tmp_path / "copies"), lambda: found.open("a")):
+        with pytest.raises(CorruptArtifactError, match=says(store.location(first), hashlib.sha256(b"A").hexdigest())):
+            read()
+    assert content_of(found, "b") == b"b"
+    store.write(first, b"a")
+    store.remove(second)
+    with pytest.raises(MissingArtifactError, match=says("torchx-kfp gc")):
+        found.download(tmp_path / "copies")
+    assert tree(tmp_path / "copies") == {}
+    store.write(listing, b"{}")
+    with pytest.raises(CorruptArtifactError, match=says(store.location(listing))):
+        found.files()
+
+
+def test_a_download_is_made_once_and_replaces_nothing(base: str, tmp_path: Path) -> None:
+    (tmp_path / "model" / "empty").mkdir(parents=True)
+    (tmp_path / "model" / "a").write_text("a")
+    stage(base).add_artifact("model", tmp_path / "model", store=True)
+    found = reader(base).artifact("model")
+    copy = Path(found.download(tmp_path / "copies"))
+    before = (copy / "a").stat().st_ino
+    assert found.download(tmp_path / "copies") == str(copy)
+    assert (copy / "a").stat().st_ino == before
+    (copy / "a").write_text("b")
+    with pytest.raises(FileExistsError, match=says(str(copy))):
+        found.download(tmp_path / "copies")
+    assert (copy / "a").read_text() == "b"
+    found.download(tmp_path / "copies", overwrite=True)
+    assert tree(copy) == {"a": b"a", "empty": b"/"}
+
+
+# Refused
+
+
+def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+    run = stage(tmp_path / "results")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_text("a")
+
+    def refused(path: object, *texts: str, **words: Any) -> None:
+        with pytest.raises(ResultRefusedError, match=says(*texts)):
+            run.add_artifact("model", path, **{"store": True, **words})  # type: ignore[arg-type]
+
+    refused(tmp_path / "none", "'model'", str(tmp_path / "none"))
+    refused("s3://models/1", "'s3://models/1'", "store=True")
+    refused("", "''")
+    refused(folder, "'model'", "metadata", words={1})
+    refused(folder, "store=", "'yes'", store="yes")
+    os.mkfifo(folder / "pipe")
+    refused(folder, "pipe", "FIFO")
+    (folder / "pipe").unlink()
+    (folder / "loop").symlink_to(folder)
+    refused(folder, "loop", "link")
+    (folder / "loop").unlink()
+    (folder / "nowhere").symlink_to("none")
+    refused(folder, "nowhere")
+    (folder / "nowhere").unlink()
+    (folder / os.fsdecode(b"\xff")).write_text("")
+    refused(folder, "\\xff", "UTF-8")
+    assert (run.artifacts(), keys(tmp_path / "results")) == ({}, [])
+
+
+@pytest.mark.parametrize("change", ["content", "new", "gone"])
+def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / name).write_text(name)
+    read = artifact_files._read
+
+    def changing(path: str, *words: Any) -> Iterator[bytes]:
+        yield from read(path, *words)
+        if change == "content":
+            (folder / "a").write_text("new")
+        elif change == "new":
+            (folder / "c").write_text("")
+        else:
+            (folder / "a").unlink(missing_ok=True)
+
+    monkeypatch.setattr(artifact_files, "_read", changing)
+    run = stage(tmp_path / "results")
+    with pytest.raises(ResultRefusedError, match=says("changed", "folder")):
+        run.add_artifact("model", folder, store=True)
+    assert (run.artifacts(), keys(tmp_path / "results")) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"key": "../../etc/passwd"},
+        {"key": ".torchx_kfp/files/../x/y"},
+        {"key": ".torchx_kfp/files/r/i/.."},
+        {"sha256": "../x"},
+    ],
+)
+def test_a_record_that_leads_elsewhere_is_corrupt(tmp_path: Path, content: dict[str, str]) -> None:
+    whole = {"key": ".torchx_kfp/files/r/i/name", "size": 1, "sha256": "0" * 64, **content}
+    with pytest.raises(ValueError, match=says("not stored files")):
+        artifact_files.StoredFiles.parse(whole)
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a//b", "a\0"])
+def test_a_list_that_leads_elsewhere_is_corrupt(name: str) -> None:
+    made = artifact_files._Tree({name: artifact_files._File(1, "0" * 64)}, ())
+    with pytest.raises(CorruptArtifactError):
+        artifact_files._Tree.decode(made.encode())
+
+
+# Interruptions
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.s3
+def test_lost_connections_do_not_matter(s3_server: S3Server, s3_base: str, tmp_path: Path, monkeypatch: Any) -> None:
+    content = os.urandom(12_000_000)
+    (tmp_path / "model").write_bytes(content)
+    with Proxy(s3_server.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        clear_clients()
+        run = stage(s3_base)
+        proxy.faults.extend(["cut", None, 503, "lost", None, "lost"])
+        run.add_artifact("model", tmp_path / "model", store=True)
+        assert not proxy.faults
+        proxy.faults.extend([None, None, None, "half", "half", "cut"])
+        with run.artifact("model").open() as file:
+            assert file.read() == content
+        assert not proxy.faults
+        clear_clients()
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.s3
+def test_a_broken_upload_leaves_nothing(s3_server: S3Server, s3_base: str, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "model").write_bytes(os.urandom(12_000_000))
+    with Proxy(s3_server.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        clear_clients()
+        run = stage(s3_base)
+        proxy.refused["PUT"] = 403
+        with pytest.raises(TrackerError, match=says("No permission to write", s3_base)):
+            run.add_artifact("model", tmp_path / "model", store=True)
+        assert run.artifacts() == {}
+        store: Any = fsspec.filesystem("s3")
+        uploads = store.call_s3("list_multipart_uploads", Bucket=s3_base.split("/")[2]).get("Uploads", [])
+        assert (keys(s3_base), uploads) == ([], [])
+        assert any(request.startswith("DELETE") for request in proxy.requests)
+        clear_clients()
+
+
+def clear_clients() -> None:
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    gc.collect()
+
+
+@pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=pytest.mark.s3)])
+def test_a_killed_upload_is_not_taken_for_whole(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    base = str(tmp_path / "results") if store == "disk" else request.getfixturevalue("s3_base")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / name).write_text(name)
+    code = """
+import sys, time
+from torchx_kfp.tracking import artifact_files, current_run
+read = artifact_files._read
+def hanging(path, *words):
+    if path.endswith("c"):
+        print("reached", flush=True)
+        time.sleep(600)
+    return read(path, *words)
+artifact_files._read = hanging
+current_run().add_artifact("model", sys.argv[1], store=True)
+"""
+    environ = {**os.environ, **protocol.encode(protocol.StageContext(base, RUN))}
+    command = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reached\n"
+        process.send_signal(signal.SIGKILL)
+    assert stage(base).artifacts() == {}
+    stage(base).add_artifact("model", folder, store=True)
+    assert tree(reader(base).artifact("model").download(tmp_path / "copies")) == tree(folder)
+    gone = list(Cleanup(FsspecResultTracker(base).store, time.time() + 10).remove())
+    assert [run.run for run in gone] == ["p1"]
+    assert keys(base) == [], "the files of both are removed with the run"
+    if store == "disk":
+        assert [path for path in (tmp_path / "results").rglob("*") if path.is_file()] == []
+
+
+def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(bytes(9 << 20))
+    code = """
+import resource, signal, sys
+from torchx_kfp.tracking import current_run
+run = current_run()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    run.add_artifact("model", sys.argv[1], store=True)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    environ = {**os.environ, **protocol.encode(protocol.StageContext(str(tmp_path / "results"), RUN))}
+    command = [sys.executable, "-c", code, str(tmp_path / "model")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("TrackerError Cannot write"), done
+    assert "File too large" in done.stdout
+    assert (stage(tmp_path / "results").artifacts(), keys(tmp_path / "results")) == ({}, [])
+
+
+def test_threads_that_want_the_same_file_copy_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").write_text("model")
+    stage(tmp_path / "results").add_artifact("model", tmp_path / "model", store=True)
+    found = reader(tmp_path / "results").artifact("model")
+    fetched = []
+    fetch: Callable[..., None] = artifact_files.StoredFiles._fetch
+    monkeypatch.setattr(
+        artifact_files.StoredFiles, "_fetch", lambda it, *words: (fetched.append(1), fetch(it, *words))[1]
+    )
+    threads = [threading.Thread(target=found.download, args=(tmp_path / "copies",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert fetched == [1]

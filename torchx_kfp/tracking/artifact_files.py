@@ -1,0 +1,483 @@
+"""The files of artifacts that a run stores under the tracker base, each with its SHA-256.
+
+    <tracker base>/.torchx_kfp/files/<run id>/<time>-<random>/<name>    a file, or the files of a folder
+    <tracker base>/.torchx_kfp/files/<run id>/<time>-<random>.json      the list of a folder's files
+
+The list has the size and digest of each file, and the empty folders; the SHA-256 of its JSON is the digest of the
+folder. Each time that something is stored, it gets a new place, and the statement that registers it is written last:
+what an interrupted program leaves behind belongs to no artifact, and goes with the run (``cleanup``). S3 keeps the
+parts of an interrupted upload apart, where no listing shows them, until a rule of the bucket removes them.
+
+Links are followed, because object stores have none: a reader gets what a program that reads the folder would get.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO, NamedTuple
+
+from torchx_kfp.common.safe_files import special_kind
+from torchx_kfp.common.text import describe_unknown, shown
+from torchx_kfp.errors import CorruptArtifactError, MissingArtifactError, ResultRefusedError, TrackerError, explain
+from torchx_kfp.tracking.store import Store, time_name
+
+#: How many files may be on their way at once, by their size in bytes: 64 MiB of memory at most. Larger files are in
+#: parts, some of which are on their way at once.
+_AT_ONCE = ((1 << 20, 64), (8 << 20, 6))
+#: The most parts that a file has. S3 allows 10,000.
+_MOST_PARTS = 9000
+#: What a statement may name as the place of files.
+_KEY = re.compile(r"\.torchx_kfp/files/[^/]+/[^/]+/(?!\.\.?$)[^/\0]+")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class _File(NamedTuple):
+    """A file of an artifact: its size in bytes, and its SHA-256 in hexadecimal digits."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """A stored file or folder.
+
+    Attributes:
+        key: its place below the tracker base.
+        size: its bytes.
+        sha256: the SHA-256 in hexadecimal digits, of a file, or of the list of a folder's files.
+        count: the number of files in a folder; None for a file.
+    """
+
+    key: str
+    size: int
+    sha256: str
+    count: int | None = None
+    _store: Store | None = field(default=None, compare=False, repr=False)
+
+    def on(self, store: Store) -> StoredFiles:
+        """Return the same files for the store that has them."""
+        return replace(self, _store=store)
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> StoredFiles:
+        """Return what a statement says.
+
+        Raises:
+            KeyError, TypeError, ValueError: it does not say it.
+        """
+        key, sha256, count = str(content["key"]), str(content["sha256"]), content.get("files")
+        if not _KEY.fullmatch(key) or ".." in key.split("/") or not _DIGEST.fullmatch(sha256):
+            raise ValueError(f"{key!r} with {sha256!r} are not stored files")
+        return cls(key, int(content["size"]), sha256, None if count is None else int(count))
+
+    def encode(self) -> dict[str, object]:
+        """Return what ``parse`` reads."""
+        count = {} if self.count is None else {"files": self.count}
+        return {"key": self.key, "size": self.size, "sha256": self.sha256, **count}
+
+    @property
+    def name(self) -> str:
+        """The name of the file or folder."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def url(self) -> str:
+        """The path or URL of the file or folder."""
+        return self._on.location(self.key)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of the files in bytes, by their names in the folder; the name of a single file is empty."""
+        return {name: file.size for name, file in self._tree.files.items()}
+
+    def open(self, name: str = "") -> BinaryIO:
+        """Open a file, after it was copied to this machine and checked: see ``Artifact.open``."""
+        files = self._tree.files
+        if name not in files:
+            if not name:
+                raise MissingArtifactError(
+                    f"{self.url} is a folder of {self.count:,} files. Name one of them, such as "
+                    f"open({next(iter(files), 'file')!r}), or copy all of them with download(folder)."
+                )
+            raise MissingArtifactError(describe_unknown(f"The artifact at {self.url}", "file", name, files))
+        place = os.path.join(_own_folder(os.getpid()), files[name].sha256)
+        with _locked(os.path.dirname(place)):
+            if not os.path.exists(place):
+                with _temporary(place) as temporary:
+                    self._fetch({name: files[name]}, lambda _: temporary)
+                    os.replace(temporary, place)
+        return open(place, "rb")
+
+    def download(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> str:
+        """Copy the files to this machine, and check them: see ``Artifact.download``."""
+        os.makedirs(folder, exist_ok=True)
+        target = os.path.join(os.fspath(folder), self.name)
+        with _locked(folder):
+            if os.path.lexists(target):
+                if self._is_at(target):
+                    return target
+                if not overwrite:
+                    raise FileExistsError(
+                        f"{target} exists, and is not the artifact at {self.url}. Name another folder, or overwrite it."
+                    )
+            tree = self._tree
+            with _temporary(target) as temporary:
+                if self.count is not None:
+                    for name in ("", *tree.folders, *map(os.path.dirname, tree.files)):
+                        os.makedirs(os.path.join(temporary, name), exist_ok=True)
+                self._fetch(tree.files, lambda name: os.path.join(temporary, name) if name else temporary)
+                if os.path.isdir(target) and not os.path.islink(target):
+                    shutil.rmtree(target)
+                elif self.count is not None and os.path.lexists(target):
+                    os.unlink(target)
+                os.replace(temporary, target)
+        return target
+
+    @property
+    def _on(self) -> Store:
+        assert self._store is not None, "files are read with the store that has them"
+        return self._store
+
+    @property
+    def _list_key(self) -> str:
+        return f"{self.key.rpartition('/')[0]}.json"
+
+    @property
+    def _tree(self) -> _Tree:
+        if self.count is None:
+            return _Tree({"": _File(self.size, self.sha256)}, ())
+        content = self._on.read(self._list_key)
+        if content is None:
+            raise self._gone()
+        if (found := hashlib.sha256(content).hexdigest()) != self.sha256:
+            raise self._changed(self._list_key, found, self.sha256)
+        return _Tree.decode(content)
+
+    def _is_at(self, path: str) -> bool:
+        """Tell whether a file or folder on this machine has the same content."""
+        try:
+            states = _list_local(path)
+            if ("" in states) != (self.count is None) or sum(it.size for it in states.values()) != self.size:
+                return False
+            files = [name for name in states if not name.endswith("/")]
+            tree = _Tree.of({name: _hash(os.path.join(path, name) if name else path) for name in files}, states)
+        except (OSError, ResultRefusedError):
+            return False
+        return tree.sha256 == self.sha256
+
+    def _fetch(self, files: Mapping[str, _File], place: Callable[[str], str]) -> None:
+        """Copy files to their places on this machine, and check their digests.
+
+        Raises:
+            MissingArtifactError: a file was removed.
+            CorruptArtifactError: a file was changed.
+        """
+        store = self._on
+
+        def fetch(name: str, *, whole: bool = True) -> None:
+            key = f"{self.key}/{name}" if name else self.key
+            wanted = files[name]
+            try:
+                if whole:
+                    content = store.read(key)
+                    if content is None:
+                        raise self._gone()
+                    with open(place(name), "wb") as file:
+                        file.write(content)
+                else:
+                    store.fetch(key, wanted.size, place(name))
+            except FileNotFoundError:
+                raise self._gone() from None
+            found = _hash(place(name))
+            if found != wanted:
+                raise self._changed(key, found.sha256, wanted.sha256)
+
+        _for_each(store, {name: file.size for name, file in files.items()}, fetch)
+
+    def _gone(self) -> MissingArtifactError:
+        return MissingArtifactError(
+            f"The files of the artifact at {self.url} are not there any more. If they were removed (torchx-kfp gc), "
+            "run the stage again that made them."
+        )
+
+    def _changed(self, key: str, found: str, wanted: str) -> CorruptArtifactError:
+        return CorruptArtifactError(
+            f"{self._on.location(key)} has the SHA-256 {found} instead of {wanted}: it was changed. "
+            "Run the stage again that made it."
+        )
+
+
+def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
+    """Store a file or folder of this machine.
+
+    Args:
+        store: the store of the tracker base.
+        folder: the folder below the base for everything that the run stores.
+        name: the artifact's name, for messages.
+        path: a local path, or a ``file://`` URL.
+
+    Raises:
+        ResultRefusedError: it does not exist, is not a file or folder, has something that cannot be stored, or has
+            changed meanwhile. Nothing was stored.
+        TrackerError: the store failed. What has been stored is removed, if that is possible.
+    """
+    top = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+    if not path or "://" in path.removeprefix("file://"):
+        raise ResultRefusedError(
+            f"The artifact {name!r} cannot be stored: {shown(path)} is not a path on this machine. Leave out "
+            "store=True to register what is elsewhere."
+        )
+    try:
+        before = _list_local(top)
+    except OSError as error:
+        raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
+    place = f"{folder}/{time_name()}"
+    key = f"{place}/{os.path.basename(top) or 'files'}"
+    files: dict[str, _File] = {}
+
+    def send(name: str, *, whole: bool = True) -> None:
+        local, size = (os.path.join(top, name) if name else top), before[name].size
+        hashed = _DigestedChunks(
+            lambda: _read(local, size, max(store.part, -(-size // _MOST_PARTS))), is_large=not whole
+        )
+        target = f"{key}/{name}" if name else key
+        if whole:
+            store.write(target, b"".join(hashed))
+        else:
+            store.write_parts(target, hashed)
+        files[name] = hashed.result()
+
+    try:
+        _for_each(store, {name: it.size for name, it in before.items() if not name.endswith("/")}, send)
+        try:
+            after = _list_local(top)
+        except OSError as error:
+            raise _unstable(error.filename or top) from None
+        if different := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+            raise _unstable(os.path.join(top, different[0]))
+        if "" in before:
+            return StoredFiles(key, *files[""]).on(store)
+        tree = _Tree.of(files, before)
+        store.write(f"{place}.json", tree.encode())
+        size = sum(file.size for file in files.values())
+        return StoredFiles(key, size, tree.sha256, len(files)).on(store)
+    except BaseException:
+        with contextlib.suppress(TrackerError):
+            for _ in store.each(store.remove, [file.key for file in store.files(place)]):
+                pass
+        raise
+
+
+class _Tree(NamedTuple):
+    """The files of an artifact by name, and its empty folders, whose names end with a slash."""
+
+    files: Mapping[str, _File]
+    folders: tuple[str, ...]
+
+    @classmethod
+    def of(cls, files: Mapping[str, _File], names: Iterable[str]) -> _Tree:
+        """Return the tree of these files, and of the folders among the names."""
+        return cls(files, tuple(sorted(name for name in names if name.endswith("/"))))
+
+    def encode(self) -> bytes:
+        content = {"files": self.files, "folders": self.folders}
+        return json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def sha256(self) -> str:
+        """The digest of all files, or of the single one."""
+        return self.files[""].sha256 if "" in self.files else hashlib.sha256(self.encode()).hexdigest()
+
+    @classmethod
+    def decode(cls, content: bytes) -> _Tree:
+        """Read a list whose digest was checked. Its writer may be anybody who can write to the tracker base.
+
+        Raises:
+            CorruptArtifactError: a name would lead out of the folder, or it is not a list of files.
+        """
+        try:
+            found = json.loads(content)
+            files = {name: _File(int(size), str(sha256)) for name, (size, sha256) in found["files"].items()}
+            tree = cls.of(files, found["folders"])
+            if not all(_DIGEST.fullmatch(file.sha256) for file in files.values()):
+                raise ValueError("a digest")
+            for name in (*tree.files, *(folder.removesuffix("/") for folder in tree.folders)):
+                if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+                    raise ValueError(name)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise CorruptArtifactError(
+                f"A list of stored files is malformed: {error!r}. Something else wrote it."
+            ) from None
+        return tree
+
+
+class _State(NamedTuple):
+    """What changes when a file on this machine does."""
+
+    size: int
+    modified: int
+    inode: int
+
+
+def _list_local(top: str) -> dict[str, _State]:
+    """Return the files of a folder, and its empty folders, by relative names; a file has an empty name.
+
+    Raises:
+        ResultRefusedError: it has something that cannot be stored.
+        OSError: it cannot be read, or a link leads nowhere.
+    """
+    found: dict[str, _State] = {}
+    waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
+    while waiting:
+        name, above = waiting.pop()
+        path = os.path.join(top, name) if name else top
+        state = os.stat(path)
+        if kind := special_kind(state.st_mode):
+            raise ResultRefusedError(f"{shown(path)} cannot be stored: it is a {kind}. Store files and folders only.")
+        if not stat.S_ISDIR(state.st_mode):
+            found[name] = _State(state.st_size, state.st_mtime_ns, state.st_ino)
+            continue
+        own = state.st_dev, state.st_ino
+        if own in above:
+            raise ResultRefusedError(f"{shown(path)} cannot be stored: it is a link to a folder that it is in.")
+        inner = sorted(os.listdir(path))
+        if name and not inner:
+            found[f"{name}/"] = _State(0, 0, 0)
+        for each in inner:
+            try:
+                each.encode()
+            except UnicodeEncodeError:
+                raise ResultRefusedError(
+                    f"{os.fsencode(os.path.join(path, each))!r} cannot be stored: the name is not UTF-8. Rename it."
+                ) from None
+            waiting.append((f"{name}/{each}" if name else each, (*above, own)))
+    return dict(sorted(found.items()))
+
+
+class _DigestedChunks:
+    """The chunks of a file, and their size and digest after all of them have been taken.
+
+    A large file's chunks are hashed in a thread while they are written. A second iteration begins again.
+    """
+
+    def __init__(self, chunks: Callable[[], Iterator[bytes]], *, is_large: bool) -> None:
+        self._chunks = chunks
+        self._is_large = is_large
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._size, self._digest = 0, hashlib.sha256()
+        with ThreadPoolExecutor(1) if self._is_large else contextlib.nullcontext() as pool:
+            last: Future[None] | None = None
+            for chunk in self._chunks():
+                self._size += len(chunk)
+                if last is not None:
+                    last.result()
+                if pool is None:
+                    self._digest.update(chunk)
+                else:
+                    last = pool.submit(self._digest.update, chunk)
+                yield chunk
+
+    def result(self) -> _File:
+        return _File(self._size, self._digest.hexdigest())
+
+
+def _read(path: str, size: int, part: int) -> Iterator[bytes]:
+    """Yield the content of a file on this machine in parts.
+
+    Raises:
+        ResultRefusedError: it cannot be read, or has another size.
+    """
+    try:
+        left = size
+        with open(path, "rb", buffering=0) as file:
+            while chunk := file.read(min(part, left + 1)):
+                # A read may return less than there is, and parts must have the same size.
+                while len(chunk) < min(part, left) and (more := file.read(min(part, left) - len(chunk))):
+                    chunk += more
+                left -= len(chunk)
+                if left < 0:
+                    break
+                yield chunk
+    except OSError as error:
+        raise ResultRefusedError(f"{shown(path)} cannot be stored: {explain(error)}.") from None
+    if left:
+        raise _unstable(path)
+
+
+def _hash(path: str) -> _File:
+    size = os.stat(path).st_size
+    hashed = _DigestedChunks(lambda: _read(path, size, 1 << 20), is_large=False)
+    for _ in hashed:
+        pass
+    return hashed.result()
+
+
+def _unstable(path: str) -> ResultRefusedError:
+    return ResultRefusedError(
+        f"{shown(path)} changed while it was stored, so nothing was registered. Store it when it is complete."
+    )
+
+
+def _for_each(store: Store, sizes: Mapping[str, int], action: Callable[..., None]) -> None:
+    """Call ``action(name)`` for each small file, many at once, and ``action(name, whole=False)`` for the large ones."""
+    least = -1
+    for most, at_once in _AT_ONCE:
+        names = [name for name, size in sizes.items() if least < size <= most]
+        for _ in store.each(action, names, at_once):
+            pass
+        least = most
+    for name, size in sizes.items():
+        if size > least:
+            action(name, whole=False)
+
+
+@functools.lru_cache
+def _own_folder(pid: int) -> str:
+    """Return a folder for the copies of a process, which goes when the process ends."""
+    folder = tempfile.mkdtemp(prefix="torchx-kfp-artifacts-")
+
+    def remove() -> None:
+        if os.getpid() == pid:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+@contextlib.contextmanager
+def _temporary(path: str) -> Iterator[str]:
+    """Yield a path next to this one; whatever is left there afterwards is removed."""
+    temporary = f"{os.path.dirname(path) or '.'}/.{os.urandom(8).hex()}.part"
+    try:
+        yield temporary
+    finally:
+        if os.path.isdir(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def _locked(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Let one process or thread at a time put files into a folder: the others find what the first one has copied."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
