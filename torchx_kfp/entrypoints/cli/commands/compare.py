@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.common.text import printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import (
     is_number,
@@ -79,10 +80,13 @@ class _Compared:
 @click.command("compare", short_help="Show runs side by side.")
 @records_argument("RUN RUN ...")
 @click.option("--changed", is_flag=True, help="Show only differences between the runs.")
+@click.option("--code", "shows_code", is_flag=True, help="Show only the lines in which the runs' code differs.")
 @output_dir_option
 @format_option("table", "json", "csv")
 @host_options
-def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags) -> None:
+def compare_command(
+    words: tuple[str, ...], changed: bool, shows_code: bool, output_dir: str, form: str, flags: Flags
+) -> None:
     """Compare runs: their parameters, results, metrics logged by step, and metadata.
 
     RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
@@ -98,8 +102,13 @@ def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form
     A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
     curve and last value, its minimum and its maximum. A search is shown as its best objective, the parameters of its
-    best trial, and its number of trials.
+    best trial, and its number of trials. The last line says which files differ of the code that travelled with the
+    runs (--workspace); --code shows how, in the form of `diff -u`.
     """
+    from torchx_kfp.entrypoints.cli.code_comparison import compare_code, print_differences
+
+    if shows_code and form != "table":
+        raise click.UsageError(f"--code and --format {form} contradict each other. JSON has the names of files.")
     located = locate(words, output_dir, flags, least=2, most=None)
     recorders = {it.base: open_recorder(it.base) for it in located}
     known = {base: recorded(recorder) for base, recorder in recorders.items()}
@@ -108,13 +117,22 @@ def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form
     again = next((label for label in labels if labels.count(label) > 1), None)
     if again is not None:
         raise click.UsageError(f"The run {again!r} is given twice. Name different runs.")
+    runs = [label.partition("/")[0] for label in labels]
+    # Each run is compared with the first one.
+    codes = [compare_code((runs[0], runs[at]), (located[0], located[at]), recorders) for at in range(1, len(runs))]
+    if shows_code:
+        for code in codes:
+            print_differences(code)
+            if code.problem or not code.files:
+                print_message(str(code) or f"The code of {code.runs[0]} and {code.runs[1]} does not differ.")
+        return
     parameters = [
         {("", name): [value] for name, value in it.arguments.items() if name != TRACKER_BASE} for it in located
     ]
     rows = [*_rows(_PARAMETER, parameters), *_recorded_rows(located, recorders, chosen), *_cached_rows(chosen)]
     stages = dict.fromkeys(row.stage for row in rows)
     rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
-    if not rows:
+    if not rows and not any(map(str, codes)):
         print_message("The runs do not differ." if changed else "The runs have recorded nothing.")
     for one in chosen:
         say_cached(one)
@@ -122,13 +140,20 @@ def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form
         cells = ([row.stage, row.kind, row.name, *map(_cell, row.values)] for row in rows)
         print_csv(["stage", "kind", "name", *labels], cells)
     elif form == "json":
-        print_json({"runs": labels, "rows": [row.as_json(labels) for row in rows]})
+        differing = {
+            label: {"files": {file.name: file.what for file in code.files}, "problem": code.problem}
+            for label, code in zip(labels[1:], codes, strict=True)
+        }
+        print_json({"runs": labels, "rows": [row.as_json(labels) for row in rows], "code": differing})
     else:
         names = [it.name or run for it, run in zip(located, labels, strict=True)]
         labels = [
             name if names.count(name) == 1 else titled(name, run) for name, run in zip(names, labels, strict=True)
         ]
         _print_table(labels, rows)
+        for code in filter(str, codes):
+            between = f" ({code.runs[0]} and {code.runs[1]})" if len(codes) > 1 else ""
+            print_text(f"{printable(str(code))}{between}")
 
 
 def _recorded_rows(
