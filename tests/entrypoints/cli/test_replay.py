@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ today.end()
 BROKEN = "import sys\nLOSS = 0.29\ndef end(): sys.exit(7)\n"
 TRIAL = "import sys; from torchx_kfp.tracking import current_run; current_run().put(y=float(sys.argv[1]))"
 SAY = 'echo "says $0 $TOKEN"; printf %s "$0" >"$1"'
+CODED = "import os; print('coded then', os.getcwd(), flush=True)"
 BOTH = "from torchx_kfp.tracking import current_run; print('ran'); current_run().put(loss=0.29)"
 MENDED = "LOSS = 0.31\ndef end(): pass\n"
 
@@ -66,11 +68,15 @@ def plain(word: str, out: dsl.OutputPath(str)):
 
 
 @dsl.pipeline(name="kinds")
-def kinds(tracker_base: str, word: str = "$HOME {{x}}", names: list = ["a", "b"]):  # noqa: B006
+def kinds(tracker_base: str, workspace: str = "", word: str = "$HOME {{x}}", names: list = ["a", "b"]):  # noqa: B006
     stages = Stages(tracker_base=tracker_base)
     first = stages.task(app("first", f"{word}", env={"COLOR": f"{word}"}, max_retries=1), may_fail=True)
     with dsl.ParallelFor(names) as name:
         stages.task(app("train", f"{name}"), reads={"before": first}, results={"loss": float}, may_fail=True)
+    with_code = Stages(tracker_base=tracker_base, workspace=workspace)
+    module = Role("trainer", image="app:1", entrypoint="python3", args=["-m", "coded"])
+    with_code.task(AppDef("coded", [module]))
+    with_code.task(AppDef("many", [replace(module, num_replicas=2)]), engine="job")
     made = make(text=word)
     take(data=made.outputs["data"], times=2)
     with_secret = plain(word=word)
@@ -103,7 +109,12 @@ class Here:
             "directory": folder,
             "output_dir": folder / "local_outputs",
         }
-        done = run(folder / "kinds.yaml", {"tracker_base": str(self.base)}, watch=Watch(), **given)
+        code = folder / "code"
+        code.mkdir()
+        (code / "coded.py").write_text(CODED)
+        arguments = {"tracker_base": str(self.base)}
+        done = run(folder / "kinds.yaml", arguments, watch=Watch(), workspace=code, **given)
+        (code / "coded.py").unlink()  # only the stored workspace has it
         assert str(done.state) == "succeeded", done
         self.run, self.result = done.folder, done
         self.before = self.digest()
@@ -165,6 +176,18 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert says(done.stderr, str(tmp_path), "loss 0.31 (was 0.29)", "many 1 (as before)")
     [run_id] = Recorder.open(str(here.base)).keys(replay_id(done))
     assert Recorder.open(str(here.base)).metadata(run_id) == {"replays": here.result["train[1]"].run_id}
+
+
+@pytest.mark.parametrize("words", [["coded"], ["many"], ["many", "--replica", "trainer/1"]])
+def test_the_code_is_that_of_the_run_or_that_of_today(call, tmp_path, words):
+    stage, *rest = words
+    done = call("replay", f"latest/{stage}", *rest)
+    assert done.returncode == 0, done.stderr
+    assert "coded then" in done.stdout
+    (tmp_path / "coded.py").write_text(CODED.replace("then", "today"))
+    done = call("replay", f"latest/{stage}", *rest, "--workspace", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert f"coded today {tmp_path}" in done.stdout
 
 
 def test_stages_of_kfp_take_their_artifacts_and_write_outputs_of_their_own(call, here):

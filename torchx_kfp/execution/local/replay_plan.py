@@ -19,7 +19,7 @@ from torchx_kfp.common.text import listed
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import StageFacts, decode
 from torchx_kfp.contract.inputs import RUN_ID
-from torchx_kfp.contract.scripts import assignment, workspace_in
+from torchx_kfp.contract.scripts import assignment, workspace_in, workspace_words
 from torchx_kfp.contract.specification import REPLICA, ReplicaRole
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local import kubernetes
@@ -115,8 +115,9 @@ def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> 
         application = attempt.process_command
     if change.replica:
         environ, application = _alone(facts, change.replica, environ)
-    application, unpack = _without_workspace(application, change.code)
-    before = [*_IN_FOLDER, change.code] if change.code else unpack
+    application, url = _without_workspace(application, change.code)
+    url = url if url is not None else facts.workspace
+    before = [*_IN_FOLDER, change.code] if change.code else workspace_words(url) if url else []
     program = _shell(attempt) if change.has_shell else application
     secret = frozenset(
         name for setting in VARIABLES for item in invocation.component.platform.get(setting) or ()
@@ -176,16 +177,15 @@ def _of_stage(attempt: AttemptPlan, context: RunContext) -> dict[str, str]:
     return {name: value for name, value in attempt.environ.items() if os.environ.get(name) != value}
 
 
-def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], list[str]]:
-    """Return a command line without the words that unpack a workspace, and those words.
+def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str | None]:
+    """Return a command line without the words that unpack a workspace, and the workspace's URL, if it has them.
 
     Replicas of a distributed stage unpack it themselves: if there is other code, they get no URL.
     """
-    if workspace_in(words) is not None:
-        return list(words[5:]), list(words[:5])
-    if code:
-        words = ["" if protocol.workspace_digest(word) else word for word in words]
-    return list(words), []
+    url = workspace_in(words)
+    if url is not None:
+        return list(words[len(workspace_words(url)) :]), url
+    return ["" if code and protocol.workspace_digest(word) else word for word in words], None
 
 
 def _shell(attempt: AttemptPlan) -> list[str]:
