@@ -15,6 +15,7 @@ from tests.kfp_host.answers import Record, shown_time
 from tests.kfp_host.argo import Naming
 from tests.kfp_host.errors import Refused, no_experiment, no_run
 from tests.kfp_host.lists import page_of
+from tests.kfp_host.pipelines import Pipelines
 from tests.kfp_host.runs import LocalRun, Run
 from tests.kfp_host.schedules import Clock, RecurringRun
 from torchx_kfp.errors import TorchxKfpError
@@ -45,6 +46,7 @@ class Api:
         self.runs: dict[str, Run] = {}
         self.recurring: dict[str, RecurringRun] = {}
         self.clock = Clock()
+        self.pipelines = Pipelines()
         self._experiments: dict[str, dict[str, Any]] = {}
         self._add_experiment(
             "Default", "All runs created without specifying an experiment will be grouped here.", time.time()
@@ -128,9 +130,15 @@ class Api:
 
     def _make_run(self, body: Any, experiment: str, **of_record: Any) -> LocalRun:
         """Add the run that a request describes, which does not run yet."""
-        spec = body.get("pipeline_spec")
+        if reference := body.get("pipeline_version_reference"):
+            spec = self.pipelines.find_version(reference["pipeline_id"], reference["pipeline_version_id"])[
+                "pipeline_spec"
+            ]
+            of_record["reference"] = reference
+        else:
+            spec = body.get("pipeline_spec")
         if spec is None:
-            raise Refused(400, 3, "Failed to create a new run: the test's host needs a pipeline_spec")
+            raise Refused(400, 3, "Failed to create a new run: the test's host needs a pipeline")
         documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
         if experiment not in self._experiments:
             raise no_experiment(experiment)
@@ -202,6 +210,22 @@ class Api:
             error.answer = {"error_message": message, "error_details": message}
             raise error
         return text
+
+    def _list_pipelines(self, *, query: Mapping[str, str], **_: Any) -> Any:
+        return page_of(list(self.pipelines.by_id.values()), query, "pipeline_id", "pipelines")
+
+    def _create_pipeline(self, *, body: Any, **_: Any) -> Any:
+        return self.pipelines.create(body)
+
+    def _list_versions(self, pipeline: str, *, query: Mapping[str, str], **_: Any) -> Any:
+        versions = list(self.pipelines.versions_of(pipeline).values())
+        return page_of(versions, query, "pipeline_version_id", "pipeline_versions")
+
+    def _get_version(self, pipeline: str, version: str, **_: Any) -> Any:
+        return self.pipelines.find_version(pipeline, version)
+
+    def _upload_version(self, *, query: Mapping[str, str], body: Any, **_: Any) -> Any:
+        return self.pipelines.upload(query, body)
 
     def _fire(self) -> None:
         """Start the runs of recurring runs that are due, as KFP's controller does."""
@@ -287,6 +311,11 @@ _ROUTES = [
     ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):archive", "_archive"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):unarchive", "_unarchive"),
+    ("GET", "/apis/v2beta1/pipelines", "_list_pipelines"),
+    ("POST", "/apis/v2beta1/pipelines", "_create_pipeline"),
+    ("POST", "/apis/v2beta1/pipelines/upload_version", "_upload_version"),
+    ("GET", f"/apis/v2beta1/pipelines/({_ID})/versions", "_list_versions"),
+    ("GET", f"/apis/v2beta1/pipelines/({_ID})/versions/({_ID})", "_get_version"),
     ("GET", "/apis/v2beta1/recurringruns", "_list_recurring"),
     ("POST", "/apis/v2beta1/recurringruns", "_create_recurring"),
     ("GET", f"/apis/v2beta1/recurringruns/({_ID})", "_get_recurring"),

@@ -14,6 +14,7 @@ from tests.kfp_host.api import Api
 from tests.kfp_host.errors import Refused, proxy_error
 from tests.kfp_host.faults import Fault, Request
 from tests.kfp_host.made import MadeRun, large_pipeline
+from tests.kfp_host.pipelines import file_of
 from tests.kfp_host.runs import Run
 from tests.kfp_host.schema import answer_problems, request_problems
 from tests.kfp_host.serving import Answer, Server
@@ -157,11 +158,16 @@ class KfpHost:
             return Answer.json(401, proxy_error(401))
         if version not in self.served or not path.startswith("/apis/"):
             return Answer.json(404, proxy_error(404))
+        is_form = headers.get("content-type", "").startswith("multipart/form-data")
         try:
-            body = json.loads(data) if data else None
+            body = file_of(headers["content-type"], data) if is_form else json.loads(data) if data else None
         except ValueError as error:
             return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
-        if self.checks and version != "v1alpha1" and (wrong := request_problems(method, path, query, body)):
+        if (
+            self.checks
+            and version != "v1alpha1"
+            and (wrong := request_problems(method, path, query, body, is_form=is_form))
+        ):
             self.problems += wrong
             return Answer.json(400, {"code": 3, "message": " ".join(wrong)})
         try:

@@ -9,6 +9,12 @@ from torchx import specs
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
 
+#: The descriptions of parameters, for those who fill them in in KFP's UI.
+_ABOUT = {
+    TRACKER_BASE_PARAMETER: "Where the stage records its results, such as s3://bucket/results.",
+    WORKSPACE_PARAMETER: "The URL of the code's archive, as torchx-kfp stores it.",
+}
+
 
 def pipeline_of(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False, **options: Any) -> Any:
     """Return a pipeline function whose one stage runs the app, and is named like it.
@@ -36,7 +42,8 @@ def pipeline_of(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False
     def one_stage(*channels: Any) -> None:
         task_from_app(app, **dict(zip(names, channels, strict=True)), **options)
 
-    # KFP reads the parameters from the signature.
+    one_stage.__doc__ = f"Run {app.name}.\n\nArgs:\n" + "".join(f"    {name}: {_ABOUT[name]}\n" for name in names)
+    # KFP reads the parameters from the signature, and their descriptions from the docstring.
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str) for name in names]
     vars(one_stage)["__signature__"] = inspect.Signature(parameters)
     with quick_sdk():

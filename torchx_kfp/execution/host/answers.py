@@ -190,7 +190,8 @@ class Answer:
             for item in (details if isinstance(details, list) else [])
             if isinstance(item, Mapping) and item.get("message")
         ]
-        whole = str(status.get("message") or status.get("error") or f"HTTP status {self.status}")[:_MOST_OF_MESSAGE]
+        said = status.get("message") or status.get("error") or status.get("error_message")
+        whole = str(said or f"HTTP status {self.status}")[:_MOST_OF_MESSAGE]
         for layer in _LAYERS:
             whole = whole.replace(layer, "")
         # The details have the reason, unless it is only the name of the status.

@@ -89,6 +89,7 @@ class Host:
         arguments: Mapping[str, Any] | None = None,
         submission: Submission = DEFAULT,
         *,
+        reference: Mapping[str, str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> str:
         """Start a run and return its id.
@@ -100,6 +101,8 @@ class Host:
             pipeline: the pipeline; its ``text`` is submitted.
             arguments: values of its parameters. The host fills in defaults.
             submission: the other options of the run.
+            reference: the version of a pipeline of the host that the pipeline is, as JSON of v2beta1. Not used without
+                the cache, which changes the pipeline.
             environ: the environment.
 
         Raises:
@@ -107,7 +110,7 @@ class Host:
             HostAnswerLostError: the host may have accepted the run, but has not said so.
             HostError: the host does not answer or refuses the run.
         """
-        fields = self.describe(pipeline, arguments, submission, environ=environ)
+        fields = self.describe(pipeline, arguments, submission, reference=reference, environ=environ)
         name = submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}"
         return self._create({"display_name": name, **fields})
 
@@ -117,6 +120,7 @@ class Host:
         arguments: Mapping[str, Any] | None = None,
         submission: Submission = DEFAULT,
         *,
+        reference: Mapping[str, str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> dict[str, Any]:
         """Return what KFP wants to know of a run, or of those of a schedule, without a name: JSON of v2beta1.
@@ -131,9 +135,12 @@ class Host:
         wanted = environ.get(OVERRIDE_EXPERIMENT) or submission.experiment or self.connection.settings.experiment
         body: dict[str, Any] = {
             "experiment_id": self._experiment_id(wanted or DEFAULT_EXPERIMENT),
-            "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform} if platform else spec,
             "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},
         }
+        if reference and submission.cache:
+            body["pipeline_version_reference"] = dict(reference)
+        else:
+            body["pipeline_spec"] = {"pipeline_spec": spec, "platform_spec": platform} if platform else spec
         if submission.pipeline_root:
             body["runtime_config"]["pipeline_root"] = submission.pipeline_root
         if submission.service_account:

@@ -80,6 +80,7 @@ class Schedules:
         timing: Timing,
         submission: Submission = DEFAULT,
         *,
+        reference: Mapping[str, str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Schedule:
         """Create a schedule and return it.
@@ -89,6 +90,7 @@ class Schedules:
             arguments: the values of its parameters.
             timing: when runs start.
             submission: the options of its runs; its name is that of the schedule, by default that of the pipeline.
+            reference: the version of a pipeline of the host that it runs: see ``Host.submit``.
             environ: the environment.
 
         Raises:
@@ -96,7 +98,7 @@ class Schedules:
             HostError: the host does not answer or refuses the schedule.
         """
         name = submission.name or pipeline.name
-        fields = self._host.describe(pipeline, arguments, submission, environ=environ)
+        fields = self._host.describe(pipeline, arguments, submission, reference=reference, environ=environ)
         if others := [each for each in self._named(name) if each.name == name]:
             raise ArgumentError(
                 f"{self._connection.name} has a schedule {printable(name)!r} already ({others[0].schedule_id}). Delete "

@@ -21,6 +21,8 @@ from torchx_kfp.execution.host.run import HostRun as HostRun
 from torchx_kfp.execution.host.run_filter import RunFilter as RunFilter
 from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings
 from torchx_kfp.execution.host.timing import Timing as Timing
+from torchx_kfp.execution.host.uploads import StoredPipeline as StoredPipeline
+from torchx_kfp.execution.host.uploads import StoredPipelines as StoredPipelines
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading

@@ -27,28 +27,37 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission, read_settings
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.timing import Timing
+    from torchx_kfp.local import Pipeline
 
 
 @click.command("submit", short_help="Run a pipeline on a KFP host.")
-@click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT")
+@click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
 @component_options
 @parameter_option
 @tracker_base_option("URL")
 @workspace_option
 @dry_run_option
 @submission_options
+@click.option(
+    "--pipeline",
+    "stored_name",
+    metavar="NAME[@VERSION]",
+    help="Run a pipeline that the host stores, in place of a FILE: its newest version, or VERSION.",
+)
 @schedule_options
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
 @view_options
 @host_options
 def submit_command(
-    target: str,
+    target: str | None,
     component: ComponentWords,
     words: tuple[str, ...],
     tracker_base: str | None,
     workspace: str | None,
     dry_run: bool,
+    stored_name: str | None,
     watch: bool,
     quiet: bool,
     verbose: bool,
@@ -73,7 +82,7 @@ def submit_command(
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words, tracker_base_of
+    from torchx_kfp.entrypoints.cli.pipeline_files import split_words, tracker_base_of
     from torchx_kfp.entrypoints.cli.travel import send, show_dry_run
     from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run import HostRun
@@ -88,11 +97,10 @@ def submit_command(
     if watch and timing is not None:
         raise ArgumentError("--watch is for a run, not for a schedule: watch its runs by name or id once they start.")
     usual = read_settings(flags).tracker_base or None
-    pipeline = load_target(
-        target, replace(component, tracker_base=tracker_base or usual, has_workspace=workspace is not None)
-    )
-    arguments = parse_arguments(pipeline, split_words(words))
     host = connect(flags)
+    component = replace(component, tracker_base=tracker_base or usual, has_workspace=workspace is not None)
+    pipeline, reference = _load(host, target, stored_name, component)
+    arguments = parse_arguments(pipeline, split_words(words))
     if tracker_base is None and TRACKER_BASE in pipeline.root.inputs and TRACKER_BASE not in arguments:
         tracker_base = usual
     tracker_base_of(pipeline, arguments, tracker_base, "s3://bucket/results, or another URL that the pods can write to")
@@ -112,10 +120,10 @@ def submit_command(
         send(packed, str(workspace))
         arguments[WORKSPACE] = values[WORKSPACE] = packed.url
     if timing is not None:
-        schedule = Schedules(host).create(pipeline, arguments, timing, submission)
+        schedule = Schedules(host).create(pipeline, arguments, timing, submission, reference=reference)
         say_created(schedule, host_words(flags), cached=submission.cache, quiet=quiet, as_json=as_json)
         return
-    run_id = host.submit(pipeline, arguments, submission)
+    run_id = host.submit(pipeline, arguments, submission, reference=reference)
     record_code(run_id, pipeline, values, packed, print_message)
     link = host.connection.link(run_id)
     if as_json and not watch:
@@ -127,3 +135,21 @@ def submit_command(
         attach(run, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
     elif not (as_json or quiet):
         print_message(f"{link}\nTo watch it: {this_command('watch', run_id, *host_words(flags))}".strip())
+
+
+def _load(
+    host: Host, target: str | None, stored_name: str | None, component: ComponentWords
+) -> tuple[Pipeline, dict[str, str] | None]:
+    """Return the pipeline of a file, or one that the host stores, with its reference."""
+    from torchx_kfp.entrypoints.cli.pipeline_files import load_target
+    from torchx_kfp.execution.host.uploads import StoredPipelines
+
+    if stored_name is None:
+        if target is None:
+            raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --pipeline NAME.")
+        return load_target(target, component), None
+    if target is not None:
+        raise click.UsageError(f"Give a file or --pipeline, not both: got {target!r} and {stored_name!r}.")
+    component.refuse(stored_name)
+    stored, pipeline = StoredPipelines(host).find(stored_name)
+    return pipeline, stored.reference
