@@ -12,7 +12,7 @@ sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-containers test-cluster test-torch test-ax test-lowest test-newest test-kfp ci lint format types goldens docs pictures benchmarks measures wheel clean
+.PHONY: help demo test test-changed test-containers test-cluster test-torch test-ax test-lowest test-newest test-kfp ci lint format types goldens docs pictures benchmarks measures wheel package clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -93,6 +93,9 @@ wheel: $(VENV)/.ready ## build the wheel, in dist/
 	@rm -rf build  # setuptools would package modules that no longer exist
 	$(bin)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@rm -rf build
+
+package: $(VENV)/.ready ## check the wheel as an index would, and install it with each extra in an empty environment
+	@VENV=$(VENV) .ci/package
 
 clean: ## remove environments, caches and results
 	rm -rf .venv .venv-* $(DEMO) build dist docs/_build *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache local_outputs

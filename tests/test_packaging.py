@@ -276,8 +276,13 @@ def test_make_lists_its_targets() -> None:
 
 def test_the_workflow_runs_the_script_with_pinned_actions() -> None:
     workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    [job] = yaml.safe_load(workflow)["jobs"].values()
-    assert job["steps"][-1] == {"run": "bash .ci/run"}
+    jobs = yaml.safe_load(workflow)["jobs"]
+    assert jobs["ci"]["steps"][-1] == {"run": "bash .ci/run"}
+    usual = [step["with"]["python-version"] for step in jobs["ci"]["steps"] if "python-version" in step.get("with", {})]
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
+    assert sorted([*usual, *jobs["pythons"]["strategy"]["matrix"]["python"]]) == sorted(versions)
+    assert jobs["pythons"]["steps"][-1] == {"run": "make package"}
     actions = re.findall(r"uses: (.*)", workflow)
     assert actions
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action) for action in actions)
