@@ -47,8 +47,8 @@ def test_facts_of_whole_runs(base: str) -> None:
     recorder["one/train/1"] = {"x": 1}
     before = recorder.last_written()
     code = [Code("a" * 64, 10, 2, GitState("c" * 40, "main", None, changed=True)), Code("b" * 64)]
-    recorder.add_code("one", code[:1])
-    recorder.add_code("one", [Code("a" * 64), code[1]])
+    recorder.add_start("one", code[:1], {})
+    recorder.add_start("one", [Code("a" * 64), code[1]], {})
     recorder.add_facts("one", continues="none", note="first")
     recorder.add_facts("one", continues=None, note="größe")
     recorder.add_facts("two", note="not started")

@@ -42,7 +42,7 @@ def test_archives_that_no_run_uses_are_removed(tmp_path: Path) -> None:
     packed = {name: pack(recorder.store, tmp_path / "code", name) for name in ("old", "both", "unknown", "today")}
     assert all(it.upload() for it in packed.values())
     for run, names in {"old-run": ("old", "both"), "new-run": ("both",)}.items():
-        recorder.add_code(run, [packed[name].code for name in names])
+        recorder.add_start(run, [packed[name].code for name in names], {})
         recorder[f"{run}/train/1"] = {"x": 1}
     recorder.store.write(".torchx_kfp/workspaces/notes.tar", b"of somebody else")
     age(base, 60)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
-from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS, Code, describe_code, encode_code
+from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS, TAGS, Code, describe_code, encode_code, parse_tags
 from torchx_kfp.tracking.searches import SEARCH, Search, Trial
 from torchx_kfp.tracking.statements import (
     FOLDERS,
@@ -41,6 +41,7 @@ __all__ = [
     "Start",
     "Trial",
     "describe_code",
+    "parse_tags",
 ]
 
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
@@ -88,13 +89,17 @@ class Recorder(FsspecResultTracker):
         """
         RUN_FACTS.add(self.store, run, facts, f"facts of the run {run!r}")
 
-    def add_code(self, run: str, code: Iterable[Code]) -> None:
-        """Record the code that travelled with a pipeline run."""
-        self.add_facts(run, code=encode_code(code))
+    def add_start(self, run: str, code: Sequence[Code], tags: Mapping[str, str | None]) -> None:
+        """Record the code that travelled with a pipeline run, and its tags."""
+        self.add_facts(run, **({CODE: encode_code(code)} if code else {}), **({TAGS: dict(tags)} if tags else {}))
 
     def code_of(self, runs: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, list[Code]]:
         """Return the code of each pipeline run that had any."""
         return {run: facts[CODE] for run, facts in self.facts_of(runs, corrupt).items() if facts.get(CODE)}
+
+    def tags_of(self, runs: Iterable[str] | None = None, corrupt: Corrupt | None = None) -> dict[str, dict[str, str]]:
+        """Return the tags of each pipeline run that has any, by default of all runs."""
+        return {run: facts[TAGS] for run, facts in self.facts_of(runs, corrupt).items() if facts.get(TAGS)}
 
     def facts_of(self, runs: Iterable[str] | None = None, corrupt: Corrupt | None = None) -> dict[str, dict[str, Any]]:
         """Return the facts of each pipeline run by field, by default of all runs; see ``run_facts``."""

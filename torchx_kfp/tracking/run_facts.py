@@ -9,6 +9,8 @@ the time as its name, so that programs can add facts at any time, and do not hav
 several values of one field, the last one counts. The fields:
 
 - ``code``: what travelled with the run: a list, see ``Code``. Several lists are joined.
+- ``tags``: text by name. Several objects are joined; null takes a tag back.
+- ``note``: text.
 
 To add a field, describe it here, write it with ``Recorder.add_facts(run, field=value)``, and read it with
 ``Recorder.facts_of([run])``. A value is anything that JSON can represent; ``null`` takes a field back. ``gc`` removes
@@ -17,16 +19,19 @@ the facts with the other records of a run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchx_kfp.common.git import GitState
 from torchx_kfp.common.text import counted, size_text
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.tracking.statements import StatementKind
 
-#: The field for the code of a run.
-CODE = "code"
+#: The fields of a run.
+CODE, TAGS, NOTE = "code", "tags", "note"
+_TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,34 @@ def encode_code(code: Iterable[Code]) -> list[dict[str, object]]:
     return [asdict(each) for each in code]
 
 
+def parse_tags(words: Iterable[str]) -> dict[str, str | None]:
+    """Read tags that are written as ``NAME=VALUE``; without a value, the tag is taken back.
+
+    Raises:
+        ArgumentError: a word has another form, or a name is given twice.
+    """
+    tags: dict[str, str | None] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not _TAG.fullmatch(name):
+            raise ArgumentError(
+                f"The tag {word!r} is not NAME=VALUE with a name of ASCII letters, digits and '_', such as team=vision."
+            )
+        if name in tags:
+            raise ArgumentError(f"The tag {name!r} is given twice.")
+        tags[name] = value or None
+    return tags
+
+
 def _parse(content: Mapping[str, Any]) -> dict[str, Any]:
+    content = {**content}
+    if TAGS in content:
+        tags = dict(content[TAGS] or {})
+        content[TAGS] = {str(name): None if value is None else str(value) for name, value in tags.items()}
+    if content.get(NOTE) is not None:
+        content[NOTE] = str(content[NOTE])
     if CODE not in content:
-        return dict(content)
+        return content
     code = [
         Code(
             str(found["digest"]),
@@ -96,6 +126,8 @@ def _join(found: list[dict[str, Any]]) -> dict[str, Any]:
             code[each.digest] = each
     if code:
         joined[CODE] = list(code.values())
+    tags = {name: value for facts in found for name, value in facts.get(TAGS, {}).items()}
+    joined[TAGS] = {name: value for name, value in tags.items() if value is not None} or None
     return {name: value for name, value in joined.items() if value is not None}
 
 

@@ -295,7 +295,7 @@ def codes(base: Path, project: Path) -> Callable[..., None]:
                 (folder / name).chmod(0o755 if content.startswith("#!") else 0o644)
         packed = pack_folder(recorder.store, folder)
         packed.upload()
-        recorder.add_code(run, [packed.code])
+        recorder.add_start(run, [packed.code], {})
 
     return record
 

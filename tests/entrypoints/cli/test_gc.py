@@ -58,7 +58,7 @@ def test_code_goes_with_the_last_run_that_had_it(project: Path, inside: Call) ->
         (project / "app.py").write_text(text)
         packed = pack_folder(recorder.store, project)
         packed.upload()
-        recorder.add_code(run, [packed.code])
+        recorder.add_start(run, [packed.code], {})
     age(base, "runs/old", "runs/both", "workspaces/", days=60)
     size = size_text(packed.size)
     for words, what in ((["--dry-run"], "Would remove"), ([], "Removed")):

@@ -74,6 +74,8 @@ def test_json(call: Call, base: str) -> None:
         "sources": [],
         "undelivered": {},
         "code": [],
+        "tags": {},
+        "note": None,
     }
     steps = json.loads(call("show", "base", "a-1/choose", "--format", "json").stdout)["steps"]
     assert steps["train/f1"]["count"] == 4

@@ -121,6 +121,15 @@ dry_run_option: Decorator = click.option(
 )
 
 
+tag_option: Decorator = click.option(
+    "--tag",
+    "tag_words",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A tag of the run, kept with its records under the tracker base. May be given several times.",
+)
+
+
 def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of the connection to a KFP host, which the command takes as the argument ``flags``."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import (
     ArgumentError,
     HostAnswerLostError,
@@ -75,6 +76,8 @@ class RunSummary:
     is_archived: bool = False
     schedule_id: str = ""
     scheduled: float = 0.0
+    #: The run's argument for the tracker base.
+    tracker_base: str = ""
 
 
 class Host:
@@ -353,6 +356,7 @@ class Host:
             is_archived=_is_archived(run),
             schedule_id=text(run.get("recurring_run_id")),
             scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
+            tracker_base=_tracker_base(run),
         )
 
     def _named(self, name: str) -> Sequence[RunSummary]:
@@ -412,6 +416,12 @@ def _meets(run: RunSummary, where: RunFilter, now: float) -> bool:
 
 def _is_archived(run: Mapping[str, Any]) -> bool:
     return run.get("storage_state") == "ARCHIVED"
+
+
+def _tracker_base(run: Mapping[str, Any]) -> str:
+    config = run.get("runtime_config")
+    parameters = config.get("parameters") if isinstance(config, Mapping) else None
+    return text(parameters.get(TRACKER_BASE_PARAMETER)) if isinstance(parameters, Mapping) else ""
 
 
 def pipeline_name(run: Mapping[str, Any]) -> str:

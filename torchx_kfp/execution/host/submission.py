@@ -29,7 +29,7 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
-from torchx_kfp.execution.runs.packing import pack, record_code
+from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack
@@ -72,6 +72,7 @@ def submit(
     arguments: Mapping[str, Any] | None = None,
     *,
     workspace: str | os.PathLike[str] | None = None,
+    tags: Mapping[str, str] | None = None,
     name: str = "",
     experiment: str = "",
     service_account: str = "",
@@ -86,6 +87,7 @@ def submit(
         arguments: values of the pipeline's parameters.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
             ``workspace`` gets its URL.
+        tags: text by name, kept with the run's records under the tracker base.
         name: the run's name in KFP's UI; by default, that of the pipeline with the date.
         experiment: the name of its experiment, which is created if it does not exist.
         service_account: the Kubernetes service account of the stages.
@@ -108,6 +110,7 @@ def submit(
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     loaded = load_pipeline(pipeline)
     values = complete_arguments(loaded, arguments)
+    verify_tags(tags or {}, values)
     refuse_submission(loaded, check_submission(loaded, values))
     host = _connect(settings)
     packed = None
@@ -116,7 +119,9 @@ def submit(
         packed.upload()
         arguments[WORKSPACE_PARAMETER] = packed.url
     run_id = host.submit(loaded, arguments, submission)
-    record_code(run_id, loaded, values | arguments, packed, lambda sentence: warnings.warn(sentence, stacklevel=4))
+    record_start(
+        run_id, loaded, values | arguments, packed, tags or {}, lambda sentence: warnings.warn(sentence, stacklevel=4)
+    )
     return HostRun(host.connection, run_id, named=known_bases(loaded, values))
 
 

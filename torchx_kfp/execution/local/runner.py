@@ -41,7 +41,7 @@ from torchx_kfp.execution.runs.earlier import Resumable, plan_from, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import Journal
-from torchx_kfp.execution.runs.packing import pack, record_code
+from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
 from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState, outline
@@ -58,6 +58,7 @@ def run(
     arguments: Mapping[str, Any] | None = None,
     *,
     workspace: str | os.PathLike[str] | PackedWorkspace | None = None,
+    tags: Mapping[str, str] | None = None,
     output_dir: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
     secrets: Given | None = None,
@@ -77,6 +78,7 @@ def run(
         arguments: values of the pipeline's parameters.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
             ``workspace`` gets its URL. One that is packed already (``pack``) is also stored already.
+        tags: text by name, kept with the run's records under the tracker base.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
         watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
@@ -127,6 +129,7 @@ def run(
     given = GivenKeys(secrets or {}, config_maps or {})
     with reading(f"The pipeline {loaded.name!r}"):
         values = complete_arguments(loaded, arguments)
+        verify_tags(tags or {}, values)
         base = values.get(TRACKER_BASE_PARAMETER)
         if values.get(WORKSPACE_PARAMETER) and isinstance(base, str) and base and "://" not in base:
             # A stage starts in its workspace: a relative tracker base would be there.
@@ -155,7 +158,7 @@ def run(
             warn=watch.on_warning,
         ) as journal:
             context = make_context(folder, chosen, given, containers, docker)
-            record_code(run_id, loaded, values, packed, watch.on_warning)
+            record_start(run_id, loaded, values, packed, tags or {}, watch.on_warning)
             return _execute(loaded, values, found, context, journal, watch)
 
 

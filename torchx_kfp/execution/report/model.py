@@ -29,7 +29,7 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.state import Attempt, Session, StageState, outline
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import Code, History, Recorder, Search, Start
+from torchx_kfp.tracking.recorder import History, Recorder, Search, Start
 
 _READS, _STAGE = re.compile(rf"{READS}(_\d+)?"), re.compile(rf"{STAGE}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
@@ -252,8 +252,8 @@ class Tracked:
     starts: dict[tuple[str, str], Start] = field(default_factory=dict)
     stated: dict[tuple[str, str], Search | None] = field(default_factory=dict)
 
-    #: The code of the run.
-    code: list[Code] = field(default_factory=list)
+    #: The facts of the run: its code, tags and note.
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def start(self, stage: StageView) -> Start | None:
         """Return when and where the stage started; for a cached stage, when its results were made."""
@@ -292,8 +292,8 @@ def read_tracked(run: RunView) -> Tracked:
             tracked.stated.update({(base, run_id): search for run_id, search in searches.items()})
             metadatas = recorder.metadata_of(wanted)
             tracked.metadatas.update({(base, run_id): metadata for run_id, metadata in metadatas.items()})
-            for code in recorder.code_of([run.run_id], lambda error: problems.append(str(error))).values():
-                tracked.code.extend(code)
+            for facts in recorder.facts_of([run.run_id], lambda error: problems.append(str(error))).values():
+                tracked.facts.update(facts)
             tracked.starts.update({(base, run_id): start for run_id, start in recorder.starts_of(wanted).items()})
         except TrackerError as error:
             problems.append(f"Metrics of steps, searches and metadata could not be read: {error}")

@@ -1,6 +1,6 @@
 """Pack the code that travels with a run: the files of a folder, for the pipeline's parameter ``workspace``.
 
-Which code a run had is recorded under its tracker base.
+Which code a run had, and its tags, are recorded under its tracker base.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER, named_workspaces
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder
+from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags
 
 
 def pack(
@@ -66,32 +66,47 @@ def pack(
     return recorder.pack_workspace(folder, without)
 
 
-def record_code(
+def verify_tags(tags: Mapping[str, str], arguments: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if a run with these arguments has no place for tags, or a name cannot be that of a tag."""
+    parse_tags(f"{name}={value}" for name, value in tags.items())
+    if tags and not arguments.get(TRACKER_BASE_PARAMETER):
+        raise ArgumentError(
+            f"Tags ({', '.join(tags)}) are kept under the tracker base, and this run has none: give "
+            f"{TRACKER_BASE_PARAMETER} (on the command line, --tracker-base)."
+        )
+
+
+def record_start(
     run: str,
     pipeline: Pipeline,
     arguments: Mapping[str, Any],
     packed: PackedWorkspace | None,
+    tags: Mapping[str, str],
     warn: Callable[[str], object],
 ) -> None:
-    """Record under the tracker base which code a run has that has just started: the workspaces that it names.
+    """Record under the tracker base which code and tags a run has that has just started.
+
+    Its code are the workspaces that it names.
 
     Args:
         run: its name on this machine, or its id on the host.
         pipeline: the pipeline.
         arguments: the values of its parameters.
         packed: the workspace that was packed for it.
+        tags: its tags.
         warn: gets a sentence if that is not possible. The run goes on.
     """
     texts = [arguments.get(WORKSPACE_PARAMETER), *arguments.values(), pipeline.text]
     named = named_workspaces(*(text for text in texts if isinstance(text, str)))
     code = [packed.code if packed and packed.digest == digest else Code(digest) for digest in named]
     base = arguments.get(TRACKER_BASE_PARAMETER)
-    if not code or not base or not isinstance(base, str):
+    if not (code or tags) or not base or not isinstance(base, str):
         return
     try:
         recorder = Recorder.open(base)
         # A folder that only pods have is not made here.
         if recorder.folder is None or os.path.isdir(recorder.folder):
-            recorder.add_code(run, code)
+            recorder.add_start(run, code, tags)
     except TorchxKfpError as error:
-        warn(f"The code of the run {run} is not recorded, and gc may remove it with older runs: {error}")
+        lost = f"The code of the run {run} is not recorded, and gc may remove it with older runs"
+        warn(f"{lost if code else f'The tags of the run {run} are not recorded'}: {error}")

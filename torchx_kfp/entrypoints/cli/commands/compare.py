@@ -37,7 +37,7 @@ from torchx_kfp.entrypoints.cli.selection import (
 if TYPE_CHECKING:
     from torchx_kfp.tracking.recorder import History, Recorder, Search
 
-_RESULT, _METADATA, _CACHED, _PARAMETER, _SEARCH = "result", "metadata", "cached", "parameter", "search"
+_RESULT, _METADATA, _CACHED, _PARAMETER, _SEARCH, _TAG = "result", "metadata", "cached", "parameter", "search", "tag"
 #: The values of a run, from all executions of a stage, by the stage and their name.
 _Values = dict[tuple[str, str], list[Any]]
 
@@ -87,7 +87,7 @@ class _Compared:
 def compare_command(
     words: tuple[str, ...], changed: bool, shows_code: bool, output_dir: str, form: str, flags: Flags
 ) -> None:
-    """Compare runs: their parameters, results, metrics logged by step, and metadata.
+    """Compare runs: their parameters, tags, results, metrics logged by step, and metadata.
 
     RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
     these: a run on this machine, or on the KFP host. Each run knows its tracker base. With TRACKER_BASE, each RUN is
@@ -129,7 +129,13 @@ def compare_command(
     parameters = [
         {("", name): [value] for name, value in it.arguments.items() if name != TRACKER_BASE} for it in located
     ]
-    rows = [*_rows(_PARAMETER, parameters), *_recorded_rows(located, recorders, chosen), *_cached_rows(chosen)]
+    tags = [{("", name): [value] for name, value in _tags(recorders[it.base], it).items()} for it in located]
+    rows = [
+        *_rows(_PARAMETER, parameters),
+        *_rows(_TAG, tags),
+        *_recorded_rows(located, recorders, chosen),
+        *_cached_rows(chosen),
+    ]
     stages = dict.fromkeys(row.stage for row in rows)
     rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
     if not rows and not any(map(str, codes)):
@@ -154,6 +160,13 @@ def compare_command(
         for code in filter(str, codes):
             between = f" ({code.runs[0]} and {code.runs[1]})" if len(codes) > 1 else ""
             print_text(f"{printable(str(code))}{between}")
+
+
+def _tags(recorder: Recorder, located: Located) -> Mapping[str, str]:
+    from torchx_kfp.tracking.store import pipeline_run
+
+    run = pipeline_run(located.run or "")
+    return recorder.tags_of([run], lambda error: print_message(f"Left out: {error}")).get(run, {})
 
 
 def _recorded_rows(

@@ -47,9 +47,13 @@ if TYPE_CHECKING:
 
     #: Results by run id.
     Results = Mapping[str, Mapping[str, Result]]
+    #: Tags by pipeline run.
+    Tags = Mapping[str, Mapping[str, str]]
 
 #: The names in an expression that are not names of results.
 _OWN = ("run", "stage", "execution", "run_id")
+#: The name of the map with the tags of a run.
+_TAG = "tag"
 #: The name of the map with all results of a run.
 _RESULTS = "results"
 _MACROS = {"all", "exists", "exists_one", "filter", "map", "reduce", "min"}
@@ -107,8 +111,8 @@ def results_command(
 
     EXPRESSION is written in the Common Expression Language. Its variables are the names of results, and run, stage,
     execution and run_id: 'epochs >= 10 && model == "resnet"'. For names that are not identifiers, write
-    'results["l2norm/mean"] > 1.0'. A run that lacks a name does not match. If --where is given several times, all
-    must be true.
+    'results["l2norm/mean"] > 1.0'. The tags of a run are in tag: 'tag.team == "vision"'. A run that lacks a name or a
+    tag does not match. If --where is given several times, all must be true.
 
     JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
@@ -127,8 +131,11 @@ def results_command(
             say_if_misplaced(located.base, keys)
             return
     found: Results = read(recorder, _of_stages(keys, stages))
+    tags: Tags = {}
+    if any(_TAG in expression for expression in expressions):
+        tags = recorder.tags_of(corrupt=lambda error: print_message(f"Left out: {error}"))
     for expression in expressions if found else ():
-        found = {key: found[key] for key in _matching(expression, found)}
+        found = {key: found[key] for key in _matching(expression, found, tags)}
     for sort in reversed(sorts if found else ()):
         found = _sorted(found, sort)
     if not found:
@@ -323,7 +330,7 @@ def _print_table(found: Results, chosen: Chosen, name: str) -> None:
     print_table((label, "results"), rows, above=above)
 
 
-def _matching(expression: str, found: Results) -> list[str]:
+def _matching(expression: str, found: Results, tags: Tags) -> list[str]:
     """Return the run ids for which an expression of ``--where`` is true. A run that lacks a name does not match.
 
     Raises:
@@ -333,15 +340,20 @@ def _matching(expression: str, found: Results) -> list[str]:
     from celpy.celparser import CELParseError
 
     from torchx_kfp.execution.pipeline.conditions import number_operators
+    from torchx_kfp.tracking.store import pipeline_run
 
     environment = celpy.Environment()
     try:
         tree = environment.compile(expression)
     except CELParseError as error:
         raise _wrong(expression, _syntax_error(expression, error.column)) from None
-    variables, fields = set(_variables(tree)), set(_fields(tree))
-    names = variables - {_RESULTS}
+    variables, fields = set(_variables(tree)), set(_fields(tree, _RESULTS))
+    has_tags = _TAG in variables and _TAG not in _names(found)
+    tagged = set(_fields(tree, _TAG)) if has_tags else set()
+    names = variables - {_RESULTS, *([_TAG] if has_tags else [])}
     _check(expression, names, fields, _names(found))
+    of_runs = {key: tags.get(pipeline_run(key), {}) if has_tags else {} for key in found}
+    _check_tags(expression, tagged, {name for its in of_runs.values() for name in its})
     program = environment.program(tree, functions={**number_operators(), **_arithmetic()})
     missing = celpy.CELEvalError("missing")
     matches: list[str] = []
@@ -351,10 +363,12 @@ def _matching(expression: str, found: Results) -> list[str]:
         given = {name: _cel(values[name]) if name in values else missing for name in names}
         if _RESULTS in variables:
             given[_RESULTS] = celpy.celtypes.MapType({_cel(name): _cel(value) for name, value in found[key].items()})
+        if has_tags:
+            given[_TAG] = celpy.celtypes.MapType({_cel(name): _cel(value) for name, value in of_runs[key].items()})
         try:
             holds = program.evaluate(given)
         except (celpy.CELEvalError, ArithmeticError, TypeError, ValueError) as error:
-            if names.issubset(values) and fields.issubset(found[key]):
+            if names.issubset(values) and fields.issubset(found[key]) and tagged.issubset(of_runs[key]):
                 failed.append(error)
             continue
         if not isinstance(holds, celpy.celtypes.BoolType):
@@ -376,6 +390,13 @@ def _check(expression: str, names: set[str], fields: set[str], there: Collection
         composed = next((other for other in there if re.match(rf"{re.escape(name)}\W", other)), None)
         hint = f' Write results["{composed}"].' if composed and name in names else ""
         raise _wrong(expression, f"names {name!r}, {_unknown(name, there)}{hint}")
+
+
+def _check_tags(expression: str, names: set[str], there: Collection[str]) -> None:
+    """Reject tags that no run has."""
+    for name in sorted(names - {*there}):
+        known = f"Their tags: {listed(sorted(there), 20)}." if there else "They have none: torchx-kfp tag sets some."
+        raise _wrong(expression, f"names the tag {name!r}, which no run here has.{did_you_mean(name, there)} {known}")
 
 
 def _unknown(name: str, there: Collection[str]) -> str:
@@ -404,20 +425,20 @@ def _variables(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[str]:
         yield from _variables(child, bound)
 
 
-def _fields(tree: Any) -> Iterator[str]:
-    """Yield the results that constants select from the map, except those in ``has()``, which may be missing."""
+def _fields(tree: Any, of: str) -> Iterator[str]:
+    """Yield the names that constants select from the map, except those in ``has()``, which may be missing."""
     if not hasattr(tree, "children"):
         return
     if tree.data == "ident_arg" and str(tree.children[0]) == "has":
         return
-    if tree.data in ("member_index", "member_dot") and _tokens(tree.children[0]) == [_RESULTS]:
+    if tree.data in ("member_index", "member_dot") and _tokens(tree.children[0]) == [of]:
         text, *others = _tokens(tree.children[1])
         if not others and tree.data == "member_dot":
             yield text
         elif not others and re.fullmatch(r"""(["'])(?:(?!\1)[^\\])*\1""", text):
             yield text[1:-1]
     for child in tree.children:
-        yield from _fields(child)
+        yield from _fields(child, of)
 
 
 def _tokens(tree: Any) -> list[str]:

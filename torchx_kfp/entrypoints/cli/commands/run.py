@@ -18,10 +18,12 @@ from torchx_kfp.entrypoints.cli.flags import (
     container_options,
     dry_run_option,
     parameter_option,
+    tag_option,
     tracker_base_option,
     view_options,
     workspace_option,
 )
+from torchx_kfp.entrypoints.cli.tags import read_tags
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
@@ -57,6 +59,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 @parameter_option
 @tracker_base_option("DIR|URL")
 @workspace_option
+@tag_option
 @dry_run_option
 @click.option(
     "--output-dir",
@@ -116,6 +119,7 @@ def run_command(
     words: tuple[str, ...],
     tracker_base: str | None,
     workspace: str | None,
+    tag_words: tuple[str, ...],
     dry_run: bool,
     output_dir: str | None,
     resumed: str | None,
@@ -156,6 +160,7 @@ def run_command(
             "-p": words,
             "--tracker-base": tracker_base,
             "--workspace": workspace,
+            "--tag": tag_words,
         }
         started_with |= {"--directory": new["directory"], "--kfp-workspace": new["kfp_workspace"]}
         started_with |= {"--docker": stages, "--mount": new["mounts"], "--dry-run": dry_run}
@@ -190,7 +195,15 @@ def run_command(
         # An option without a stage means all stages.
         docker = True if "" in stages else stages
         start = partial(
-            run, pipeline, arguments, workspace=packed, output_dir=output_dir, docker=docker, **new, **options
+            run,
+            pipeline,
+            arguments,
+            workspace=packed,
+            tags=read_tags(tag_words),
+            output_dir=output_dir,
+            docker=docker,
+            **new,
+            **options,
         )
     view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
     summarize(lambda: start(watch=view), view, quiet=quiet, as_json=as_json)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from torchx_kfp.common.text import counted, duration, printable, size_text
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, terminal_width, this_command
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, format_option, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, names_host
+from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, named_bases, names_host
+from torchx_kfp.entrypoints.cli.tags import read_tags, with_tags
 from torchx_kfp.errors import ArgumentError, HostError
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
@@ -57,6 +59,13 @@ _COUNTING = 0.5
 @click.option(
     "--archived", is_flag=True, help="Only runs of the host that are archived, which are not listed otherwise."
 )
+@click.option(
+    "--tag",
+    "tag_words",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Only runs with this tag under their tracker bases. May be given several times.",
+)
 @click.option("--archive", "change", flag_value="archive", help="Archive the listed runs of the host.")
 @click.option("--delete", "change", flag_value="delete", help="Delete the listed runs of the host; results are kept.")
 @click.option("--yes", is_flag=True, help="Do not ask before runs are archived or deleted.")
@@ -68,6 +77,7 @@ def runs_command(
     is_unlimited: bool,
     change: str | None,
     yes: bool,
+    tag_words: tuple[str, ...],
     output_dir: str,
     form: str,
     flags: Flags,
@@ -89,8 +99,13 @@ def runs_command(
     """
     where = _filter(flags, **words)
     most = None if is_unlimited else limit
+    tags = read_tags(tag_words)
     if change is not None:
-        _change(connect(flags), where, most, change, yes=yes, form=form)
+        host = connect(flags)
+        found = _runs_of(host, where, most, tags, flags)
+        if len(found) == most:
+            print_message(f"There may be more than {counted(most, 'run')}: --all takes all.")
+        _change(host, found, where.states, change, yes=yes, form=form)
         return
     if yes:
         raise click.UsageError("--yes is for --archive and --delete.")
@@ -100,13 +115,13 @@ def runs_command(
     name, none_here, stuck = "", "", dict[str, dict[str, str]]()
     if names_host(flags):
         host = connect(flags)
-        name, there = host.connection.name, list(host.list(where, limit=most))
+        name, there = host.connection.name, _runs_of(host, where, most, tags, flags)
         stuck = _stuck(host, there)
     else:
-        name, there, failure = ("", [], None) if given else _runs_there(where, most, flags)
+        name, there, failure = ("", [], None) if given else _runs_there(where, most, tags, flags)
         none_here = f"There are no runs in {output_dir!r}."
         try:
-            here = _runs_here(output_dir, where)
+            here = with_tags(((it, _base(it)) for it in _runs_here(output_dir, where)), tags)
         except ArgumentError as error:
             if not name and not failure:
                 raise
@@ -117,8 +132,8 @@ def runs_command(
         if failure:
             print_message(f"The runs on the KFP host are missing: {failure}")
     if form == "json":
-        found = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
-        print_json([*map(_as_json, here), *found])
+        listed = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
+        print_json([*map(_as_json, here), *listed])
         return
     if here:
         _print_here(here, output_dir, above=f"On this machine, in {output_dir}" if there else "")
@@ -133,13 +148,29 @@ def runs_command(
             print_message(none_here)
 
 
-def _runs_there(where: RunFilter, limit: int | None, flags: Flags) -> tuple[str, list[RunSummary], HostError | None]:
+def _runs_of(
+    host: Host, where: RunFilter, limit: int | None, tags: Mapping[str, str], flags: Flags
+) -> list[RunSummary]:
+    """Return the runs of a host that the filter selects, and that have all these tags."""
+    from torchx_kfp.execution.runs.source import why_not_read
+
+    if not tags:
+        return list(host.list(where, limit=limit))
+    runs = list(host.list(where))
+    named = named_bases({run.tracker_base for run in runs}, flags, ran_here=False)
+    bases = ("" if why_not_read(run.tracker_base, named) else run.tracker_base for run in runs)
+    return with_tags(zip(runs, bases, strict=True), tags)[:limit]
+
+
+def _runs_there(
+    where: RunFilter, limit: int | None, tags: Mapping[str, str], flags: Flags
+) -> tuple[str, list[RunSummary], HostError | None]:
     """Return the name and runs of the host that is set up, if one is, and why they cannot be read."""
     try:
         if not is_host_set_up() or where.states == (State.INTERRUPTED,):
             return "", [], None
         host = connect(flags, is_patient=False)
-        return host.connection.name, list(host.list(where, limit=limit)), None
+        return host.connection.name, _runs_of(host, where, limit, tags, flags), None
     except HostError as error:
         return "", [], error
 
@@ -153,13 +184,12 @@ def _filter(flags: Flags, states: tuple[str, ...], schedule: str, **of_filter: A
     return RunFilter(tuple(State(state) for state in states), schedule_id=schedule_id, **of_filter)
 
 
-def _change(host: Host, where: RunFilter, limit: int | None, change: str, *, yes: bool, form: str) -> None:
-    """Archive or delete the runs of a host that would be listed, as far as they are over."""
+def _change(
+    host: Host, found: Sequence[RunSummary], states: Collection[str], change: str, *, yes: bool, form: str
+) -> None:
+    """Archive or delete these runs of a host, as far as they are over."""
     done = f"{change}d"
-    found = list(host.list(where, limit=limit))
-    if len(found) == limit:
-        print_message(f"There may be more than {counted(limit, 'run')}: --all takes all.")
-    runs = [run for run in found if run.state.is_over or run.state in where.states]
+    runs = [run for run in found if run.state.is_over or run.state in states]
     if left := len(found) - len(runs):
         print_message(
             f"Left out: {counted(left, 'run')} in progress. To include such runs, ask for them: "
@@ -262,6 +292,12 @@ def _runs_here(output_dir: str, where: RunFilter) -> list[RunRecord]:
         return []  # only runs on a host have these
     now = time.time()
     return [record for record in records if where.selects(record.state, record.run_id, record.created, now)]
+
+
+def _base(record: RunRecord) -> str:
+    """Return the tracker base of a run on this machine; empty if it has none."""
+    base = record.arguments.get(TRACKER_BASE)
+    return record.absolute_base(base) if isinstance(base, str) and base else ""
 
 
 def _done_and_failed(record: RunRecord) -> tuple[int, int]:

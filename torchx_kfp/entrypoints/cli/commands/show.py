@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @format_option("table", "json")
 @host_options
 def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
-    """Show all records of RUN: its start, code, results, metrics, metadata, artifacts, and the runs that it reads.
+    """Show all records of RUN: results, metrics, metadata, artifacts, the runs that it reads, and its start.
+
+    The code, the tags and the note of its pipeline run are shown, too.
 
     RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train": of a run on
     this machine, or on the KFP host. The run knows its tracker base. With TRACKER_BASE, RUN is any run that has records
@@ -49,7 +51,8 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
             f"{listed([run_id, *others])}. Give the run id of one."
         )
     run = pipeline_run(run_id)
-    codes = recorder.code_of([run], lambda error: print_message(f"Left out: {error}")).get(run, [])
+    facts = recorder.facts_of([run], lambda error: print_message(f"Left out: {error}")).get(run, {})
+    codes = facts.get("code", [])
     found = {
         "run_id": run_id,
         "results": read(recorder, [run_id]).get(run_id, {}),
@@ -72,6 +75,8 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
         "sources": [vars(source) for source in recorder.sources(run_id)],
         "undelivered": recorder.undelivered(run_id),
         "code": [asdict(code) for code in codes],
+        "tags": facts.get("tags", {}),
+        "note": facts.get("note"),
         "started": vars(start) if (start := recorder.starts_of([run_id]).get(run_id)) else None,
     }
     say_cached(chosen)
@@ -102,6 +107,8 @@ def _print_table(found: dict[str, Any], search: Search | None, codes: Iterable[C
             for it in found["sources"]
         ),
         *(("lacks records", name, why) for name, why in found["undelivered"].items()),
+        *(("tag", name, value) for name, value in found["tags"].items()),
+        *([("note", "", found["note"])] if found["note"] else ()),
         *(("code", name, value) for code in codes for name, value in describe_code(code).items()),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]

@@ -17,12 +17,14 @@ from torchx_kfp.entrypoints.cli.flags import (
     host_options,
     parameter_option,
     submission_options,
+    tag_option,
     tracker_base_option,
     view_options,
     workspace_option,
 )
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
 from torchx_kfp.entrypoints.cli.scheduling import say_created, schedule_options
+from torchx_kfp.entrypoints.cli.tags import read_tags
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission, read_settings
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 @parameter_option
 @tracker_base_option("URL")
 @workspace_option
+@tag_option
 @dry_run_option
 @submission_options
 @click.option(
@@ -56,6 +59,7 @@ def submit_command(
     words: tuple[str, ...],
     tracker_base: str | None,
     workspace: str | None,
+    tag_words: tuple[str, ...],
     dry_run: bool,
     stored_name: str | None,
     watch: bool,
@@ -90,10 +94,12 @@ def submit_command(
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
     from torchx_kfp.execution.pipeline.values import complete_arguments, parse_arguments
     from torchx_kfp.execution.pipeline.walk import known_bases
-    from torchx_kfp.execution.runs.packing import pack, record_code
+    from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
+    if tag_words and timing is not None:
+        raise ArgumentError("--tag is for a run, not for a schedule: tag its runs (torchx-kfp tag) once they start.")
     if watch and timing is not None:
         raise ArgumentError("--watch is for a run, not for a schedule: watch its runs by name or id once they start.")
     usual = read_settings(flags).tracker_base or None
@@ -107,6 +113,8 @@ def submit_command(
     if tracker_base is not None:
         arguments[TRACKER_BASE] = tracker_base
     values = complete_arguments(pipeline, arguments)
+    tags = read_tags(tag_words)
+    verify_tags(tags, values)
     size = measure(pipeline.text)
     findings = [*check_submission(pipeline, values), *check_size(size)]
     refuse_submission(pipeline, findings)
@@ -124,7 +132,7 @@ def submit_command(
         say_created(schedule, host_words(flags), cached=submission.cache, quiet=quiet, as_json=as_json)
         return
     run_id = host.submit(pipeline, arguments, submission, reference=reference)
-    record_code(run_id, pipeline, values, packed, print_message)
+    record_start(run_id, pipeline, values, packed, tags, print_message)
     link = host.connection.link(run_id)
     if as_json and not watch:
         print_json({"run_id": run_id, "link": link})

@@ -1,0 +1,112 @@
+"""Tags and notes of runs: on the command line, and wherever runs are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.cli.conftest import Call
+from tests.kfp_host import KfpHost
+
+PIPELINE = """\
+import sys
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import Stages
+
+RECORD = "import sys; from torchx_kfp.tracking import current_run; current_run().put(loss=float(sys.argv[1]))"
+
+@dsl.pipeline(name="train")
+def train(tracker_base: str = "", loss: float = 0.5):
+    app = AppDef("train", [Role("r", image="i", entrypoint=sys.executable, args=["-c", RECORD, f"{loss}"])])
+    Stages(tracker_base=tracker_base).task(app)
+
+@dsl.pipeline(name="plain")
+def plain():
+    Stages().task(AppDef("train", [Role("r", image="i", entrypoint="true")]))
+"""
+
+
+@pytest.fixture
+def project(project: Path) -> Path:
+    (project / "train.py").write_text(PIPELINE)
+    return project
+
+
+def start(call: Call, loss: str, *words: str, base: str = "base") -> str:
+    """Run the pipeline, and return the run's name."""
+    done = call("run", "train.py:train", "--tracker-base", base, "-p", f"loss={loss}", *words)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(call("runs", "--format", "json").stdout)[0]["run"])
+
+
+def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
+    first = start(call, "0.25", "--tag", "team=vision", "--tag", "stage=draft")
+    second = start(call, "0.75", "--tag", "team=a, 'b'")
+    third = start(call, "0.5")
+    done = call("tag", first, "stage=final", "--note", "with the <new> data")
+    assert done.stdout.splitlines() == ["team=vision", "stage=final", "with the <new> data"]
+
+    assert [each["run"] for each in json.loads(call("runs", "--tag", "stage=final", "--format", "json").stdout)] == [
+        first
+    ]
+    assert call("runs", "--tag", "team=vision", "--tag", "stage=draft", "--format", "json").stdout == "[]\n"
+    chosen = call("results", "base", "--where", 'tag.team == "vision" && loss < 0.5', "--format", "json")
+    assert [run_id.partition("/")[0] for run_id in json.loads(chosen.stdout)] == [first]
+    having = json.loads(call("results", "base", "--where", "!has(tag.team)", "--format", "json").stdout)
+    assert [run_id.partition("/")[0] for run_id in having] == [third]
+
+    rows = json.loads(call("compare", first, second, "--format", "json").stdout)["rows"]
+    tags = {row["name"]: row["values"] for row in rows if row["kind"] == "tag"}
+    assert tags["team"] == {first: ["vision"], second: ["a, 'b'"]}
+    shown = call("show", f"{first}/train").stdout
+    assert all(text in shown for text in ("team", "vision", "with the <new> data"))
+    call("report", first, "-o", "report.html")
+    page = (project / "report.html").read_text()
+    assert "with the &lt;new&gt; data" in page
+    assert "final" in page
+
+    assert call("tag", "base", first, "team=", "--note", "").stdout == "stage=final\n"
+    assert "no tags and no note" in call("tag", third).stderr
+    # They go with the run.
+    assert call("gc", "base", "--older-than", "0.001s").returncode == 0
+    assert not list((project / "base/.torchx_kfp/runs").glob("*/*"))
+
+
+@pytest.mark.s3
+def test_tags_of_a_run_on_a_host(project: Path, call: Call, s3_base: str) -> None:
+    with KfpHost(project / "host") as host:
+        words = ["--host", host.url]
+        done = call(
+            "submit", "train.py:train", *words, "--tracker-base", s3_base, "--tag", "team=vision", "--watch", "--quiet"
+        )
+        assert done.returncode == 0, done.stderr
+        call("submit", "train.py:train", *words, "--tracker-base", s3_base, "--watch")
+        [found] = json.loads(call("runs", *words, "--tag", "team=vision", "--format", "json").stdout)
+        assert call("tag", found["run"], "stage=final", *words).stdout == "team=vision\nstage=final\n"
+        wrong = call("runs", *words, "--tag", "teem=vision")
+        assert (wrong.returncode, "Did you mean 'team'?" in wrong.stderr) == (2, True), wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["run", "train.py:plain", "--tag", "team=a"], ["team", "tracker base"]),
+        (["run", "train.py:train", "--tracker-base", "base", "--tag", "team"], ["'team'", "NAME=VALUE"]),
+        (["run", "train.py:train", "--tracker-base", "base", "--tag", "a=1", "--tag", "a=2"], ["'a'", "twice"]),
+        (["run", "train.py:train", "--tracker-base", "base", "--tag", "a="], ["'a'", "a=VALUE"]),
+        (["tag", "latest", "my-team=a"], ["'my-team=a'", "NAME=VALUE"]),
+        (["results", "base", "--where", 'tag.teem == "a"'], ["'teem'", "'team'"]),
+        (["runs", "--tag", "teem=a"], ["'teem'", "'team'"]),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_refused(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
+    if words[0] != "run":
+        start(call, "0.5", "--tag", "team=a")
+    done = call(*words)
+    assert done.returncode == 2, done.stderr
+    for fact in facts:
+        assert fact in done.stderr, done.stderr

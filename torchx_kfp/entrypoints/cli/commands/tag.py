@@ -1,0 +1,45 @@
+"""``torchx-kfp tag``: give a run tags and a note, or show them."""
+
+from __future__ import annotations
+
+import click
+
+from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
+from torchx_kfp.entrypoints.cli.resolver import locate
+from torchx_kfp.entrypoints.cli.selection import open_recorder
+
+
+@click.command("tag", short_help="Give a run tags and a note.")
+@click.argument("words", nargs=-1, metavar="[TRACKER_BASE] RUN [NAME=VALUE ...]")
+@click.option("--note", metavar="TEXT", help="A note about the run, which the report shows. Empty text removes it.")
+@output_dir_option
+@host_options
+def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags: Flags) -> None:
+    """Give RUN tags and a note, or print those that it has.
+
+    RUN is the id of a pipeline run, the beginning or end of one, or "latest", on this machine or on the KFP host. Tags
+    and the note are kept with the run's records under its tracker base, so everybody who reads them there sees them:
+    `results --where 'tag.team == "a"'`, `runs --tag team=a`, `compare`, `show`, and the report. A tag that the run has
+    gets the new value; without a value (NAME=), it is removed.
+
+    \b
+    torchx-kfp tag latest team=vision stage=final --note "with the new data"
+    """
+    from torchx_kfp.tracking.recorder import parse_tags
+    from torchx_kfp.tracking.store import pipeline_run
+
+    runs = [word for word in words if "=" not in word or "://" in word]
+    tags = parse_tags(word for word in words if word not in runs)
+    [located] = locate(runs, output_dir, flags)
+    recorder = open_recorder(located.base)
+    run = pipeline_run(located.run or "")
+    if tags or note is not None:
+        recorder.add_facts(run, **({"tags": tags} if tags else {}), **({} if note is None else {"note": note or None}))
+    facts = recorder.facts_of([run], lambda error: print_message(f"Left out: {error}")).get(run, {})
+    for name, value in facts.get("tags", {}).items():
+        print_text(f"{name}={value}")
+    if text := facts.get("note"):
+        print_text(text)
+    if not facts.get("tags") and not text:
+        print_message(f"The run {run} has no tags and no note.")
