@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
 from torchx.specs.named_resources_aws import NAMED_RESOURCES
@@ -332,14 +331,11 @@ def test_refused(case: str) -> None:
     ("field", "value", "text"),
     [
         ("base_image", "old:1", says("base_image='old:1'", "deprecated", "'trainer'", "'train'")),
-        ("workspace", "Workspace", says("workspace=", "image")),
     ],
 )
 def test_refused_where_this_torchx_has_the_field(field: str, value: Any, text: str) -> None:
     if field not in {known.name for known in dataclasses.fields(Role)}:
         pytest.skip(f"this torchx has no Role.{field}")
-    if value == "Workspace":
-        value = specs.Workspace({"/src": ""})
     with pytest.raises(AppDefError, match=text):
         plan_stage(make_app(**{field: value}))
 

@@ -23,6 +23,7 @@ from torchx_kfp.authoring.fields import (
     read_retries,
     read_role,
     read_volumes,
+    read_workspace_folders,
 )
 from torchx_kfp.authoring.naming import label_value
 from torchx_kfp.authoring.options import (
@@ -44,6 +45,7 @@ from torchx_kfp.authoring.shell import lift_arguments
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.programs import PUBLISHER, RESULTS_PUBLISHER
 from torchx_kfp.contract.command import Outputs, installed_program
+from torchx_kfp.contract.folders import folders_placeholder
 from torchx_kfp.contract.inputs import RUN_ID, output_placeholder
 from torchx_kfp.contract.scripts import retry_words
 from torchx_kfp.errors import AppDefError, ChannelError
@@ -195,6 +197,19 @@ def check_program(words: tuple[str, ...]) -> tuple[str, ...]:
     for word in words:
         check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
     return words
+
+
+def role_workspace(role: specs.Role, settings: StageSettings) -> Parts | None:
+    """Return where the code is with which a role starts: its own folders, or the option of the stage."""
+    folders = read_workspace_folders(role, f"role {role.name!r}")
+    if not folders:
+        return settings.workspace
+    if settings.workspace:
+        raise AppDefError(
+            f"Role {role.name!r} has a workspace of its own ({', '.join(map(repr, folders))}), and the stage has the "
+            "option workspace. Remove one of them: set Role.workspace to None, or pass workspace=None to task()."
+        )
+    return (folders_placeholder(folders),)
 
 
 def publisher_program(outputs: Outputs, *, inline: bool) -> str:

@@ -8,6 +8,8 @@ that KFP cannot do; errors name the field and the way out.
 from __future__ import annotations
 
 import math
+import os
+import posixpath
 import sys
 import warnings
 from collections.abc import Mapping
@@ -44,7 +46,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "metadata": "ignored: its keys are schedulers, and KFP is not one of them; the key `kubernetes` is rejected, "
         "because it changes pods",
         "mounts": "mapped: VolumeMount; the others are rejected",
-        "workspace": "rejected: torchx-kfp does not build it into the image; `submit --workspace` sends code to stages",
+        "workspace": "mapped: `run` and `submit` pack its folders, and the application starts in them",
         "overrides": "mapped: reading a field of the role resolves its override",
     },
     "Resource": {
@@ -312,13 +314,34 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
             f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "
             "instead."
         )
-    if getattr(role, "workspace", None):
-        raise AppDefError(
-            f"{where} has workspace={role.workspace!r}, but torchx-kfp does not build it into the image. Build and "
-            "push the image first (torchx's DockerWorkspace does), set Role.image to it and Role.workspace to None."
-        )
     if find_rewritten(image) and not contains_channel(image):
         raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
+
+
+def read_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
+    """Return the folders of a role's own workspace, and the path of each in the workspace; {} if it has none.
+
+    TorchX 0.7.0 has no such field; its runner gives schedulers a string.
+    """
+    workspace = getattr(role, "workspace", None)
+    projects = {workspace: ""} if isinstance(workspace, str) and workspace else getattr(workspace, "projects", {})
+    found: dict[str, str] = {}
+    for folder, target in projects.items():
+        path = str(folder).removeprefix("file://")
+        if contains_channel(folder) or not path or "://" in path:
+            raise AppDefError(
+                f"The workspace of {where} has the project {folder!r}. Give a folder of this machine, which is packed "
+                "when the pipeline is submitted."
+            )
+        place = posixpath.normpath(target or ".")
+        if posixpath.isabs(place) or place.split("/")[0] == "..":
+            raise AppDefError(
+                f"The workspace of {where} puts {folder!r} at {target!r}. Give a relative path inside the workspace."
+            )
+        found[os.path.abspath(os.path.expanduser(path))] = "" if place == "." else place
+    if workspace and not found:
+        raise AppDefError(f"The workspace of {where} is {workspace!r}. Give a torchx.specs.Workspace, or a folder.")
+    return found
 
 
 def warn_caller(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -22,7 +23,8 @@ def pipeline_of(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False
     Args:
         app: the app.
         tracked: whether the pipeline has the parameter ``tracker_base``.
-        has_workspace: whether it has the parameter ``workspace``.
+        has_workspace: whether it has the parameter ``workspace``, which replaces workspaces of the app's roles, as
+            TorchX's ``--workspace`` does.
         options: of ``task_from_app``; those that need a tracker base are only allowed for a tracked stage.
 
     Raises:
@@ -36,6 +38,11 @@ def pipeline_of(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False
     from torchx_kfp.authoring.naming import component_name
     from torchx_kfp.authoring.tasks import task_from_app
 
+    if has_workspace:
+        app = copy.copy(app)
+        app.roles = [copy.copy(role) for role in app.roles]
+        for role in app.roles:
+            role.workspace = None
     wanted = {TRACKER_BASE_PARAMETER: tracked, WORKSPACE_PARAMETER: has_workspace}
     names = [name for name, is_wanted in wanted.items() if is_wanted]
 

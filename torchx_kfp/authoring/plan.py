@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.authoring.application import NOT_STARTED, pod_labels, publisher_program, read_payload
+from torchx_kfp.authoring.application import NOT_STARTED, pod_labels, publisher_program, read_payload, role_workspace
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.component_inputs import Input, Prefix, describe, lift, name_inputs, plan_inputs, reads, render
 from torchx_kfp.authoring.fields import Resources, check_app
@@ -77,6 +77,8 @@ def plan_stage(
         alias = app.name
     engine = settings.engine
     payload = read_launcher(app, settings, engine, alias) if engine else read_payload(app, settings)
+    if not engine:
+        settings = replace(settings, workspace=role_workspace(payload.role, settings))
     variables, words, image = payload.variables, payload.words, payload.image
     lifted = lift(stage_name(alias), list(settings.sources), variables, words, kept=list(payload.kept))
     values = (Reference("stage", lifted.text, STAGE, "STRING"),) if tracked else ()

@@ -22,6 +22,7 @@ from torchx_kfp.authoring.application import (
     check_program,
     pod_labels,
     read_role_command,
+    role_workspace,
 )
 from torchx_kfp.authoring.channels import check_parts, contains_channel, may_be_a_whole_number, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
@@ -134,14 +135,16 @@ def read_launcher(app: specs.AppDef, settings: StageSettings, engine: Engine, al
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
     inherited = {name: parts for name, parts in applications[0].env.items() if REPLICA not in parts}
     words = _Words()
-    prefix: list[list[int | None]] = []
-    if settings.workspace:
-        unpack: list[Parts] = [*((word,) for word in workspace_words("")[:-1]), settings.workspace]
-        prefix = [words.place(parts, "the option workspace") for parts in unpack]
+    prefixes: dict[Parts, list[list[int | None]]] = {}
     described: list[RoleSpecification] = []
     planned: list[Role] = []
     for role, name, application in zip(roles, role_names(roles), applications, strict=True):
         own = {} if described else inherited
+        workspace = role_workspace(role, settings)
+        if workspace and workspace not in prefixes:
+            unpack: list[Parts] = [*((word,) for word in workspace_words("")[:-1]), workspace]
+            prefixes[workspace] = [words.place(parts, "the workspace") for parts in unpack]
+        prefix = prefixes[workspace] if workspace else []
         described.append(_describe_role(role, name, application, words, own, counts.get(role.name), prefix))
         image = marker(f"{len(planned)}.image") if described[-1].image else role.image
         planned.append(_plan_role(app, role, name, application, settings, image))
@@ -331,7 +334,7 @@ def _describe_role(
     """Return the role as the launcher takes it, and add its text to the words.
 
     ``inherited`` are the variables that the launcher passes on from its own environment, ``count`` the number of
-    replicas if the option ``replicas`` names the role, ``prefix`` the words that unpack the workspace, for all roles.
+    replicas if the option ``replicas`` names the role, ``prefix`` the words that unpack its workspace.
     """
     where = f"role {role.name!r}"
     env = [

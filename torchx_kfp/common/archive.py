@@ -41,9 +41,13 @@ LARGEST = 100_000_000
 
 @dataclass(frozen=True)
 class WorkspaceFile:
-    """A file or link of a workspace. ``name`` is relative, with ``/``; ``target`` is that of a link."""
+    """A file or link of a workspace.
+
+    ``name`` is relative, with ``/``; ``path`` is where it is on this machine; ``target`` is that of a link.
+    """
 
     name: str
+    path: str
     size: int = 0
     executable: bool = False
     target: str | None = None
@@ -82,20 +86,16 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
     return entries
 
 
-def pack_workspace(
-    folder: str | os.PathLike[str], entries: Sequence[WorkspaceFile], first: Mapping[str, bytes]
-) -> bytes:
+def pack_workspace(entries: Sequence[WorkspaceFile], first: Mapping[str, bytes]) -> bytes:
     """Return the archive.
 
     Args:
-        folder: the folder.
         entries: its files.
         first: the content of the files with which the archive begins, by names that no file of a workspace has.
 
     Raises:
         WorkspaceError: a file has changed since it was listed, or cannot be read.
     """
-    root = os.path.abspath(folder)
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
         for name, content in first.items():
@@ -111,7 +111,7 @@ def pack_workspace(
                 continue
             member.size = entry.size
             try:
-                _add_file(archive, member, os.path.join(root, entry.name))
+                _add_file(archive, member, entry.path)
             except OSError as error:
                 raise WorkspaceError(
                     f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}."
@@ -218,7 +218,7 @@ def _entry(root: str, name: str) -> WorkspaceFile:
         ) from None
     status = os.lstat(path)
     if stat.S_ISREG(status.st_mode):
-        return WorkspaceFile(name, status.st_size, bool(status.st_mode & stat.S_IXUSR))
+        return WorkspaceFile(name, path, status.st_size, bool(status.st_mode & stat.S_IXUSR))
     if not stat.S_ISLNK(status.st_mode):
         raise WorkspaceError(
             f"{shown(name)} in the workspace is a {special_kind(status.st_mode)}. Only files and links travel: exclude "
@@ -232,4 +232,4 @@ def _entry(root: str, name: str) -> WorkspaceFile:
             f"{shown(name)} in the workspace is a link to {shown(target)}, outside of it. Copy the file into the "
             f"workspace, or exclude the link in {IGNORE_FILE}."
         )
-    return WorkspaceFile(name, target=target)
+    return WorkspaceFile(name, path, target=target)

@@ -27,7 +27,7 @@ from torchx_kfp.tracking.statements import (
 from torchx_kfp.tracking.steps import STEPS, Curve, History, Point
 from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, key_text, run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker
-from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folder, read_workspace
+from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
 
 __all__ = [
     "Artifact",
@@ -73,9 +73,12 @@ class Recorder(FsspecResultTracker):
         """The directory of a local tracker base as an absolute path, and None for another store."""
         return self.store.folder if isinstance(self.store, DiskStore) else None
 
-    def pack_workspace(self, folder: str | os.PathLike[str], without: Iterable[str] = ()) -> PackedWorkspace:
-        """Return the files of a folder, ready to be stored; see ``pack_folder``."""
-        return pack_folder(self.store, folder, without)
+    def pack_workspace(
+        self, folder: str | os.PathLike[str] | Mapping[str, str], without: Iterable[str] = ()
+    ) -> PackedWorkspace:
+        """Return the files of a folder, or of several, ready to be stored; see ``pack_folders``."""
+        folders = folder if isinstance(folder, Mapping) else {os.fspath(folder): ""}
+        return pack_folders(self.store, folders, without)
 
     def read_workspace(self, digest: str) -> bytes:
         """Return the archive of a workspace; see ``read_workspace``."""

@@ -15,11 +15,10 @@ for longer than a submit takes one for fresh.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchx_kfp.common.archive import IGNORE_FILE, LARGEST, WorkspaceFile, list_workspace, pack_workspace
 from torchx_kfp.common.git import GitState, read_git_state
@@ -48,7 +47,7 @@ class PackedWorkspace:
 
     Attributes:
         entries: the files.
-        git: the state of the repository in which the folder is, if it is in one.
+        git: the state of the repository in which the folder is, the first one of several, if it is in one.
     """
 
     store: Store
@@ -124,33 +123,51 @@ def last_used(files: Mapping[str, File]) -> float:
     return max((files[kind].modified for kind in (ARCHIVE, USED) if kind in files), default=0.0)
 
 
-def pack_folder(
-    store: Store, folder: str | os.PathLike[str], without: Iterable[str] = (), largest: int = LARGEST
+def pack_folders(
+    store: Store, folders: Mapping[str, str], without: Iterable[str] = (), largest: int = LARGEST
 ) -> PackedWorkspace:
-    """Pack a folder, without a request to the store.
+    """Pack folders, without a request to the store.
 
     Args:
         store: the store of the tracker base.
-        folder: the folder.
+        folders: the folders, and the path of each in the workspace; "" is its top. As in TorchX, a file of a later one
+            replaces that of an earlier one with the same name.
         without: folders that do not belong to the workspace even if they are inside. A tracker base never does.
         largest: the bytes that its files may have.
 
     Raises:
-        WorkspaceError: the folder cannot travel; the message says why.
+        WorkspaceError: a folder cannot travel; the message says why.
     """
     base = [store.folder] if isinstance(store, DiskStore) else []
-    entries = list_workspace(folder, [*base, *without])
-    total = sum(entry.size for entry in entries)
+    found = {folder: list_workspace(folder, [*base, *without]) for folder in folders}
+    entries = _merged(found, folders)
+    total, what = sum(entry.size for entry in entries), ", ".join(map(shown, folders))
     if total > largest:
         biggest = sorted(entries, key=lambda entry: -entry.size)[:5]
         named = ", ".join(f"{entry.name} ({size_text(entry.size)})" for entry in biggest)
         raise WorkspaceError(
-            f"The workspace {shown(os.fspath(folder))} has {size_text(total)}, more than {size_text(largest)}. Its "
-            f"largest files: {named}. Exclude what the stages do not need in {IGNORE_FILE}."
+            f"The workspace {what} has {size_text(total)}, more than {size_text(largest)}. Its largest files: {named}. "
+            f"Exclude what the stages do not need in {IGNORE_FILE}."
         )
-    archive = pack_workspace(folder, entries, {UNPACKER: unpacker_file(WORKSPACE)})
-    git = read_git_state(os.fspath(folder), {entry.name for entry in entries})
+    archive = pack_workspace(entries, {UNPACKER: unpacker_file(WORKSPACE)})
+    first = next(iter(folders))
+    git = read_git_state(first, {entry.name for entry in found[first]})
     return PackedWorkspace(store, hashlib.sha256(archive).hexdigest(), archive, entries, git)
+
+
+def _merged(found: Mapping[str, Sequence[WorkspaceFile]], places: Mapping[str, str]) -> list[WorkspaceFile]:
+    """Return the files of folders with their names in the workspace, sorted."""
+    files: dict[str, WorkspaceFile] = {}
+    for folder, entries in found.items():
+        for entry in entries:
+            name = f"{places[folder]}/{entry.name}" if places[folder] else entry.name
+            files[name] = replace(entry, name=name)
+    for name in files:
+        above = name.split("/")[:-1]
+        for count in range(1, len(above) + 1):
+            if (folder := "/".join(above[:count])) in files:
+                raise WorkspaceError(f"{shown(folder)} is a folder of one project, and a file of another.")
+    return [files[name] for name in sorted(files)]
 
 
 def read_workspace(store: Store, digest: str) -> bytes:

@@ -119,7 +119,7 @@ def test_a_dry_run_shows_what_would_go(project: Path, call: Call) -> None:
     assert [line.strip() for line in done.stdout.splitlines()] == listed
     assert not (project / "base").exists()
     assert not (project / "local_outputs").exists()
-    [found] = json.loads(call("run", *words, "--json").stdout).values()
+    found = json.loads(call("run", *words, "--json").stdout)["workspaces"]["code"]
     assert found["files"]["größe 2.txt"] == 1234
     assert f"4 files, 1.6 kB: {found['digest']}" in done.stderr
     # It is what goes.

@@ -149,7 +149,7 @@ def test_secrets_are_variables(dryrun: Any) -> None:
 
 def test_the_request_is_shown_as_a_file_to_upload() -> None:
     submission = Submission(experiment="a\nb", cache=False)
-    request = make_request(echo(), Options({"host": "http://kfp"}, submission, tracker_base=BASE))
+    request, _ = make_request(echo(), Options({"host": "http://kfp"}, submission, tracker_base=BASE))
     lines = str(request).splitlines()
     assert lines[:4] == [
         "# host: http://kfp",

@@ -203,6 +203,39 @@ def test_replicas_have_their_own_lines(on_host: Program) -> None:
     assert "main[1]:SUCCEEDED" in status.stdout
 
 
+@pytest.mark.s3
+def test_the_workspace_goes_with_the_app(on_host: Program, s3_base: str) -> None:
+    aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    code = on_host.folder / "code"
+    code.mkdir()
+    (code / "travelling.py").write_text("print('the code of the workspace')")
+    words = ["run", "-s", "kfp", "-cfg", f"tracker_base={s3_base}", "--workspace", "code"]
+    shown = on_host(*words, "--dryrun", "utils.python", "-m", "travelling", **aws)
+    assert shown.code == 0, shown
+    assert f"# workspace {code}: {s3_base}/.torchx_kfp/workspaces/" in shown.stdout
+    assert FsspecResultTracker(s3_base).store.files(".torchx_kfp") == []
+    said = on_host(*words, "--wait", "--log", "utils.python", "-m", "travelling", **aws)
+    assert said.code == 0, said
+    assert "the code of the workspace" in said.stderr
+    again = on_host(*words, "--wait", "utils.python", "-m", "travelling", **aws)
+    assert ("stored" in said.stderr, "there already" in again.stderr) == (True, True), again
+
+
+def test_torchxs_default_workspace_is_not_sent(on_host: Program) -> None:
+    """TorchX gives the current folder if nothing is said, which may be anybody's home."""
+    (on_host.folder / "id_rsa").touch()
+    said = on_host("run", "-s", "kfp", "-cfg", "tracker_base=s3://bucket/results", "--dryrun", "utils.echo")
+    assert said.code == 0, said
+    assert re.search(says(str(on_host.folder), "is not sent", "--workspace ."), said.stderr)
+    assert "# workspace" not in said.stdout
+    asked = ["run", "-s", "kfp", "--workspace", ".", "--dryrun"]
+    refused = on_host(*asked, "-cfg", "tracker_base=s3://bucket/results", "utils.echo")
+    assert (refused.code, "'id_rsa'" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False), refused
+    nowhere = on_host(*asked, "utils.echo")
+    assert nowhere.code == 1
+    assert re.search(says("workspace", "-cfg tracker_base=s3://", "--workspace ''"), nowhere.stderr)
+
+
 # What goes wrong
 
 

@@ -3,19 +3,24 @@
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kfp import dsl, kubernetes
+from kfp import compiler, dsl, kubernetes
+from torchx import specs
 from torchx.specs import AppDef, Role
 
 from tests.facts import says
 from tests.kfp_host import KfpHost
-from torchx_kfp import Stages, host, local
-from torchx_kfp.errors import ArgumentError, WorkspaceError
+from torchx_kfp import Stages, component_from_app, host, local
+from torchx_kfp.authoring.fields import read_workspace_folders
+from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
 from torchx_kfp.tracking.recorder import Code, Recorder
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
+#: TorchX 0.7.0 has no workspaces with several projects.
+_Workspace: Any = getattr(specs, "Workspace", SimpleNamespace)
 PROGRAM = "from torchx_kfp.tracking import current_run; current_run().add_metadata(here=%d)"
 
 
@@ -72,6 +77,89 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path) -> None:
     assert found.files == 1
 
 
+def own(folders: Any, module: str = "app", name: str = "app", **role: Any) -> AppDef:
+    """Return an AppDef whose role has a workspace: text, or projects as TorchX's nightly has them."""
+    made = Role(name, image="i", entrypoint=sys.executable, args=["-m", module], **role)
+    made.workspace = _Workspace(projects=folders) if isinstance(folders, dict) else folders
+    return AppDef(name, [made])
+
+
+def test_apps_have_workspaces_of_their_own(code: Path) -> None:
+    """Two stages with different code, one of them an engine's, and the pipeline's own in a third."""
+    for name, value in (("second", 8), ("third", 9)):
+        (code.parent / name).mkdir()
+        (code.parent / name / "app.py").write_text(PROGRAM % value)
+
+    @dsl.pipeline(name="several")
+    def several(tracker_base: str, workspace: str = ""):
+        stages = Stages(tracker_base=tracker_base)
+        stages.task(own("code"), workspace=None)
+        stages.task(own(f"file://{code.parent}/second", name="replicas", num_replicas=2), engine="job", results={})
+        stages.task(APP, name="third", workspace=workspace)
+
+    result = local.run(several, {"tracker_base": "base"}, workspace="third", output_dir="runs", watch=local.Watch())
+    assert result.state == "succeeded"
+    assert sorted(each["here"] for each in recorded("base") if each) == [7, 8, 9]
+    assert len(list(Path("base/.torchx_kfp/workspaces").iterdir())) == 3
+    assert "torchx-kfp-folders" not in next(Path("runs").glob("several-*/pipeline.yaml")).read_text()
+
+
+def test_projects_are_merged_as_torchx_does(code: Path) -> None:
+    """Folders at their places in the workspace; a later file replaces an earlier one."""
+    (code / "lib").mkdir()
+    (code / "lib" / "values.py").write_text("VALUE = 1")
+    (code.parent / "my +lib=").mkdir()
+    (code.parent / "my +lib=" / "values.py").write_text("VALUE = 2")
+    (code / "app.py").write_text(f"from lib.values import VALUE; {PROGRAM.replace('%d', 'VALUE')}")
+    projects = {str(code): "", str(code.parent / "my +lib="): "lib/"}
+    role = own(projects).roles[0]
+    assert read_workspace_folders(role, "role") == {str(code): "", str(code.parent / "my +lib="): "lib"}
+
+    @dsl.pipeline(name="merged")
+    def merged(tracker_base: str):
+        Stages(tracker_base=tracker_base).task(own(projects))
+
+    assert local.run(merged, {"tracker_base": "base"}, output_dir="runs", watch=local.Watch()).state == "succeeded"
+    assert recorded("base") == [{"here": 2}]
+    (code / "lib").rename(code / "lib-folder")
+    (code / "lib").touch()
+    with pytest.raises(WorkspaceError, match=says("'lib'", "a file of another")):
+        local.run(merged, {"tracker_base": "base"}, watch=local.Watch())
+
+
+@pytest.mark.parametrize(
+    ("workspace", "facts"),
+    [
+        ("s3://bucket/code", ["'s3://bucket/code'", "folder of this machine"]),
+        ("memory://code", ["memory://code"]),
+        ({".": "../up"}, ["'../up'", "relative path"]),
+        ({".": "/abs"}, ["'/abs'", "relative path"]),
+        (5, ["5", "torchx.specs.Workspace"]),
+    ],
+)
+def test_workspaces_of_roles_that_are_refused(workspace: Any, facts: list[str]) -> None:
+    with pytest.raises(AppDefError, match=says("'app'", *facts)):
+        component_from_app(own(workspace))
+
+
+def test_a_role_and_its_stage_do_not_both_have_one() -> None:
+    with pytest.raises(AppDefError, match=says("'app'", "code", "workspace=None")):
+        component_from_app(own("code"), workspace=f"s3://b/.torchx_kfp/workspaces/{'0' * 64}.tar")
+
+
+def test_a_compiled_file_does_not_take_folders_of_this_machine(code: Path) -> None:
+    """Whoever runs a file from elsewhere does not send their own files with it."""
+
+    @dsl.pipeline(name="own")
+    def pipeline(tracker_base: str):
+        Stages(tracker_base=tracker_base).task(own("code"))
+
+    compiler.Compiler().compile(pipeline, "own.yaml")
+    with pytest.raises(ArgumentError, match=says("'own'", str(code), "Python file", "--workspace")):
+        local.run("own.yaml", {"tracker_base": "base"}, watch=local.Watch())
+    assert not Path("base").exists()
+
+
 def test_what_is_refused(code: Path) -> None:
     @dsl.pipeline(name="plain")
     def plain(tracker_base: str = ""):
@@ -79,7 +167,7 @@ def test_what_is_refused(code: Path) -> None:
 
     @dsl.pipeline(name="baseless")
     def baseless(workspace: str = "", tracker_base: str = ""):
-        Stages(tracker_base="s3://b/c", workspace=workspace).task(APP)
+        Stages(workspace=workspace).task(APP)
 
     for pipeline, folder, arguments, error, facts in (
         (plain, "code", {}, ArgumentError, ["'code'", "'plain'", "Stages(..., workspace=workspace)"]),

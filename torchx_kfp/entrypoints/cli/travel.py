@@ -9,26 +9,36 @@ from torchx_kfp.common.text import counted, printable, size_text
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.recorder import PackedWorkspace
+    from torchx_kfp.execution.runs.packing import PackedRun
 
 
-def send(packed: PackedWorkspace, folder: str) -> None:
-    """Store a folder's files under the tracker base.
+def send(run: PackedRun) -> None:
+    """Store the files that go with a run under its tracker base.
 
     Raises:
         TrackerError: the tracker base cannot be written.
     """
-    files, size = counted(len(packed.entries), "file"), size_text(packed.size)
-    print_message(f"Workspace {folder}: {files}, {size}, {'stored' if packed.upload() else 'there already'}.")
+    for folders, packed in run.workspaces.items():
+        files, size = counted(len(packed.entries), "file"), size_text(packed.size)
+        print_message(f"Workspace {folders}: {files}, {size}, {'stored' if packed.upload() else 'there already'}.")
 
 
-def show_dry_run(packed: PackedWorkspace | None, *, as_json: bool) -> None:
+def show_dry_run(run: PackedRun, *, as_json: bool) -> None:
     """Print what would go with a run that is not started."""
-    sizes = {entry.name: entry.size for entry in packed.entries} if packed else {}
+    found = {
+        folders: {
+            "digest": packed.digest,
+            "size": packed.size,
+            "files": {entry.name: entry.size for entry in packed.entries},
+        }
+        for folders, packed in run.workspaces.items()
+    }
     if as_json:
-        print_json({"workspace": packed and {"digest": packed.digest, "size": packed.size, "files": sizes}})
-    elif packed:
-        print_files(sizes, packed.digest)
+        print_json({"workspaces": found})
+    else:
+        for folders, packed in run.workspaces.items():
+            print_message(f"Workspace {folders}:")
+            print_files({entry.name: entry.size for entry in packed.entries}, packed.digest)
     print_message("Dry run: nothing was stored or started.")
 
 

@@ -21,6 +21,7 @@ from torchx_kfp.errors import AppDefError, ReadsError
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.submission import check_submission, refuse_submission
 from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.runs.packing import PackedRun, pack
 
 _logger = logging.getLogger(__name__)
 
@@ -37,23 +38,27 @@ class Request:
     arguments: Mapping[str, Any]
     of_connection: Mapping[str, str] = field(default_factory=dict)
     submission: Submission = field(default_factory=Submission)
+    #: Where the code of the app's roles is, by folder, once it is stored.
+    workspaces: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the file to upload, below the other parts of the request as comments."""
         said = {name: value for name, value in vars(self.submission).items() if value not in ("", True)}
         arguments = {f"argument {name}": value for name, value in self.arguments.items()}
-        others = {**self.of_connection, **said, **arguments}
+        code = {f"workspace {folder}": url for folder, url in self.workspaces.items()}
+        others = {**self.of_connection, **said, **arguments, **code}
         lines = [f"# {name}: {printable(str(value))}" for name, value in others.items()]
         return "\n".join([*lines, self.pipeline])
 
 
-def make_request(app: specs.AppDef, options: Options) -> Request:
-    """Return the request that runs the app, after the check of what KFP's backend would refuse or change.
+def make_request(app: specs.AppDef, options: Options) -> tuple[Request, PackedRun]:
+    """Return the request that runs the app, and its code, after the check of what KFP would refuse or change.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
         ReadsError: it has a parent run, but no tracker base; or the tracker base is not one.
         UnsupportedPipelineError: the run would surely fail, such as with a tracker base that pods do not reach.
+        WorkspaceError: the workspace of a role cannot travel.
     """
     app, trackers, parent = without_runner_variables(app)
     arguments = {protocol.TRACKER_BASE_PARAMETER: options.tracker_base} if options.tracker_base else {}
@@ -68,12 +73,19 @@ def make_request(app: specs.AppDef, options: Options) -> Request:
             "base, such as -cfg tracker_base=s3://bucket/results.",
             ", ".join(trackers),
         )
+    if not options.tracker_base and any(getattr(role, "workspace", None) for role in app.roles):
+        raise AppDefError(
+            "The app's workspace is stored under a tracker base, and there is none. Give one, such as -cfg "
+            "tracker_base=s3://bucket/results, or run the code of the image: --workspace ''"
+        )
     pipeline = _compile(app, options, trackers, parent)
     findings = check_submission(pipeline, arguments)
     refuse_submission(pipeline, findings)
     for finding in findings:
         _logger.warning("%s: %s", finding.kind.value, finding)
-    return Request(pipeline.text, arguments, options.of_connection, options.submission)
+    packed = pack(pipeline, arguments, for_pods=True)
+    code = {folder: workspace.url for folder, workspace in packed.workspaces.items()}
+    return Request(packed.pipeline.text, arguments, options.of_connection, options.submission, code), packed
 
 
 def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str, str | None], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from torchx import specs
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
+from torchx.workspace.api import WorkspaceMixin
 
-from torchx_kfp.common.text import UUID
+from torchx_kfp.common.text import UUID, size_text
 from torchx_kfp.entrypoints.scheduler.runopts import NAME, OF_CONNECTION, Connections, read_options, run_options
 from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
 
 if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
     from torchx_kfp.entrypoints.scheduler.request import Request
     from torchx_kfp.execution.host.run import HostRun
+    from torchx_kfp.execution.runs.packing import PackedRun
 
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ _logger = logging.getLogger(__name__)
 _LISTED = 200
 
 
-class KfpScheduler(Scheduler[Any]):  # type: ignore[misc]
+class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
     """Runs apps on a KFP host. An app's id is the id of its run."""
 
     def __init__(self, session_name: str) -> None:
@@ -36,6 +39,8 @@ class KfpScheduler(Scheduler[Any]):  # type: ignore[misc]
         #: The runs that have been described, by their ids: what has been read is not asked for again.
         self._runs: dict[str, HostRun] = {}
         self._lock = threading.Lock()
+        #: The code of requests, by their pipelines: TorchX shows requests with everything in them.
+        self._packed: dict[str, PackedRun] = {}
 
     def _run_opts(self) -> specs.runopts:
         return run_options()
@@ -43,14 +48,27 @@ class KfpScheduler(Scheduler[Any]):  # type: ignore[misc]
     def _validate(self, app: specs.AppDef, scheduler: str, *cfg: object) -> None:
         """Do nothing: `authoring` checks all fields, and knows what KFP can do without, such as resources."""
 
+    def build_workspace_and_update_role(self, role: specs.Role, workspace: str, cfg: Mapping[str, Any]) -> None:
+        """Note the folder that TorchX 0.7.0 gives: it is packed with the request, and stored when the app starts."""
+        role.workspace = None if _is_default(workspace) else workspace
+
+    def caching_build_workspace_and_update_role(self, role: specs.Role, cfg: Mapping[str, Any], *_: object) -> None:
+        """Do the same for a role of TorchX's nightly, which has its workspace already."""
+        if _is_default(str(role.workspace)):
+            role.workspace = None
+        else:
+            # The nightly would take a role that has not changed for one whose image has the code.
+            role.metadata = {**role.metadata, NAME: {"workspace": "packed when the app is submitted"}}
+
     def _submit_dryrun(self, app: specs.AppDef, cfg: Mapping[str, Any]) -> specs.AppDryRunInfo[Request]:
         from torchx_kfp.entrypoints.scheduler.request import make_request
 
         options = read_options(cfg)
         try:
-            request = make_request(app, options)
+            request, packed = make_request(app, options)
         except TorchxKfpError as error:
             raise _as_validation_error(error) from error
+        self._packed[request.pipeline] = packed
         return specs.AppDryRunInfo(request, str)
 
     def schedule(self, dryrun_info: specs.AppDryRunInfo[Request]) -> str:
@@ -67,11 +85,17 @@ class KfpScheduler(Scheduler[Any]):  # type: ignore[misc]
     def _schedule(self, request: Request) -> str:
         from torchx_kfp.execution.host.host_runs import Host
         from torchx_kfp.execution.pipeline.load import pipeline_from_text
+        from torchx_kfp.execution.runs.packing import record_start
 
         connection = self._connections.with_options(request.of_connection)
         for warning in connection.settings.warnings:
             _logger.warning("%s", warning)
+        packed = self._packed[request.pipeline]
+        for folder, workspace in packed.workspaces.items():
+            what = "stored" if workspace.upload() else "there already"
+            _logger.info("Workspace %s: %s, %s", folder, size_text(workspace.size), what)
         run_id = Host(connection).submit(pipeline_from_text(request.pipeline), request.arguments, request.submission)
+        record_start(run_id, packed, request.arguments, {}, _logger.warning)
         self._connections.of_apps[run_id] = connection
         if request.of_connection and self._connections.with_options().name != connection.name:
             _logger.warning(
@@ -182,6 +206,15 @@ class KfpScheduler(Scheduler[Any]):  # type: ignore[misc]
         described = self.describe(app_id)
         if described is not None and not specs.is_terminal(described.state):
             self._cancel_existing(app_id)
+
+
+def _is_default(workspace: str) -> bool:
+    """Tell whether a workspace is the one that ``torchx run`` gives without ``--workspace``."""
+    folder = os.getcwd()
+    if workspace not in (folder, f"file://{folder}"):
+        return False
+    _logger.info("The code in %s is not sent. To send it: --workspace .", folder)
+    return True
 
 
 def _as_validation_error(error: TorchxKfpError) -> Exception:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host as Host
 from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
@@ -113,15 +112,10 @@ def submit(
     verify_tags(tags or {}, values)
     refuse_submission(loaded, check_submission(loaded, values))
     host = _connect(settings)
-    packed = None
-    if workspace is not None:
-        packed = pack(loaded, arguments, workspace, for_pods=True)
-        packed.upload()
-        arguments[WORKSPACE_PARAMETER] = packed.url
-    run_id = host.submit(loaded, arguments, submission)
-    record_start(
-        run_id, loaded, values | arguments, packed, tags or {}, lambda sentence: warnings.warn(sentence, stacklevel=4)
-    )
+    packed = pack(loaded, arguments, workspace, for_pods=True)
+    packed.upload()
+    run_id = host.submit(packed.pipeline, packed.arguments, submission)
+    record_start(run_id, packed, values, tags or {}, lambda sentence: warnings.warn(sentence, stacklevel=4))
     return HostRun(host.connection, run_id, named=known_bases(loaded, values))
 
 
@@ -176,11 +170,9 @@ def schedule(
     loaded = load_pipeline(pipeline)
     refuse_submission(loaded, check_submission(loaded, complete_arguments(loaded, arguments)))
     schedules = Schedules(_connect(settings))
-    if workspace is not None:
-        packed = pack(loaded, arguments, workspace, for_pods=True)
-        packed.upload()
-        arguments[WORKSPACE_PARAMETER] = packed.url
-    return schedules.create(loaded, arguments, timing, submission)
+    packed = pack(loaded, arguments, workspace, for_pods=True)
+    packed.upload()
+    return schedules.create(packed.pipeline, packed.arguments, timing, submission)
 
 
 def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:

@@ -41,13 +41,12 @@ from torchx_kfp.execution.runs.earlier import Resumable, plan_from, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import Journal
-from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
+from torchx_kfp.execution.runs.packing import PackedRun, pack, record_start, verify_tags
 from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Watch, awaitable_processes, ending_signals, raise_for_signal
-from torchx_kfp.tracking.recorder import PackedWorkspace
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack
@@ -57,7 +56,7 @@ def run(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
     *,
-    workspace: str | os.PathLike[str] | PackedWorkspace | None = None,
+    workspace: str | os.PathLike[str] | PackedRun | None = None,
     tags: Mapping[str, str] | None = None,
     output_dir: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
@@ -77,7 +76,8 @@ def run(
         pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
-            ``workspace`` gets its URL. One that is packed already (``pack``) is also stored already.
+            ``workspace`` gets its URL. A run that is packed and stored already (``pack``) replaces the pipeline and the
+            arguments.
         tags: text by name, kept with the run's records under the tracker base.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
         watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
@@ -101,28 +101,24 @@ def run(
         KeyboardInterrupt: SIGINT ended the run.
         SystemExit: SIGTERM or SIGHUP ended the run; the code is 143 or 129.
     """
-    is_stored = isinstance(workspace, PackedWorkspace)
+    is_stored = isinstance(workspace, PackedRun)
     _verify(arguments, output_dir=output_dir, workspace=None if is_stored else workspace)
-    arguments = dict(arguments or {})
     output_dir = OUTPUT_DIR if output_dir is None else output_dir
     if from_stages and resume is None:
         raise ArgumentError("from_stages needs resume, the run whose other stages are kept.")
     earlier = read_earlier(resume, output_dir) if resume is not None else None
-    loaded = load_pipeline(pipeline)
-    if earlier is not None:
-        own_code = [WORKSPACE_PARAMETER] if workspace is not None else []
-        arguments = earlier.arguments_for(loaded, arguments, without=own_code)
-    packed = None
-    if isinstance(workspace, PackedWorkspace):
+    directory = os.fspath(options.get("directory") or os.curdir)
+    if isinstance(workspace, PackedRun):
         packed = workspace
-    elif workspace is not None:
-        directory = options.get("directory") or ""
-        packed = pack(loaded, arguments, workspace, directory=directory, without=[os.fspath(output_dir)])
-    if packed is not None:
-        arguments[WORKSPACE_PARAMETER] = packed.url
+    else:
+        loaded = load_pipeline(pipeline)
+        if earlier is not None:
+            own_code = [WORKSPACE_PARAMETER] if workspace is not None else []
+            arguments = earlier.arguments_for(loaded, arguments or {}, without=own_code)
+        packed = pack(loaded, arguments or {}, workspace, directory=directory, without=[os.fspath(output_dir)])
+    loaded, arguments = packed.pipeline, packed.arguments
     if earlier is not None:
-        place = os.fspath(options.get("directory") or os.curdir)
-        loaded = plan_from(earlier, loaded, arguments, from_stages=from_stages, directory=place).pipeline
+        loaded = plan_from(earlier, loaded, arguments, from_stages=from_stages, directory=directory).pipeline
     chosen = RunOptions.of(options, named_paths(arguments))
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
     found = check_supported(loaded, containers)
@@ -131,7 +127,8 @@ def run(
         values = complete_arguments(loaded, arguments)
         verify_tags(tags or {}, values)
         base = values.get(TRACKER_BASE_PARAMETER)
-        if values.get(WORKSPACE_PARAMETER) and isinstance(base, str) and base and "://" not in base:
+        has_code = packed.workspaces or values.get(WORKSPACE_PARAMETER)
+        if has_code and isinstance(base, str) and base and "://" not in base:
             # A stage starts in its workspace: a relative tracker base would be there.
             values[TRACKER_BASE_PARAMETER] = os.path.abspath(os.path.join(chosen.directory, base))
         verify_given(loaded.components.values(), given, values, os.environ)
@@ -142,7 +139,7 @@ def run(
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
     watch = watch if watch is not None else Lines()
     with connected(containers, run_id) as docker:
-        if packed is not None and not is_stored:
+        if not is_stored:
             packed.upload()
         make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
         if docker is not None and docker.remaps_users:
@@ -158,7 +155,7 @@ def run(
             warn=watch.on_warning,
         ) as journal:
             context = make_context(folder, chosen, given, containers, docker)
-            record_start(run_id, loaded, values, packed, tags or {}, watch.on_warning)
+            record_start(run_id, packed, values, tags or {}, watch.on_warning)
             return _execute(loaded, values, found, context, journal, watch)
 
 

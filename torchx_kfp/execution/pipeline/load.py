@@ -110,7 +110,8 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
             f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
             f"and descriptions into comments, which a line break would end: remove line breaks from them. ({error})"
         ) from None
-    return pipeline_from_documents(documents, name or function.name, text, kind="pipeline")
+    pipeline = pipeline_from_documents(documents, name or function.name, text, kind="pipeline")
+    return dataclasses.replace(pipeline, is_compiled_here=True)
 
 
 def _load_file(path: Path, root: Path | None = None) -> Pipeline:

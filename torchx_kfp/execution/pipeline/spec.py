@@ -248,6 +248,8 @@ class Pipeline:
     description: str = ""
     #: The text of the compiled file.
     text: str = field(default="", repr=False, compare=False)
+    #: Whether this process has compiled it from Python. A file from elsewhere must not name folders of this machine.
+    is_compiled_here: bool = field(default=False, compare=False)
 
     def component_of(self, task: Task) -> Component:
         return self.components[task.component]

@@ -183,21 +183,19 @@ def run_command(
         if tracker_base is not None or not stages:
             # Containers get only folders that the user, not the pipeline, has named.
             arguments.update(base)
-        packed = None
-        if workspace is not None:
-            packed = pack(pipeline, {**arguments, **base}, workspace, without=[output_dir or OUTPUT_DIR])
+        packed = pack(pipeline, arguments, workspace, without=[output_dir or OUTPUT_DIR])
         if dry_run:
             complete_arguments(pipeline, arguments | base)
             show_dry_run(packed, as_json=as_json)
             return
-        if packed is not None:
-            send(packed, str(workspace))
+        send(packed)
+        pipeline = packed.pipeline
         # An option without a stage means all stages.
         docker = True if "" in stages else stages
         start = partial(
             run,
             pipeline,
-            arguments,
+            packed.arguments,
             workspace=packed,
             tags=read_tags(tag_words),
             output_dir=output_dir,

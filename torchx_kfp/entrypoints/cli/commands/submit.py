@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import (
@@ -120,19 +119,17 @@ def submit_command(
     refuse_submission(pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
-    packed = None if workspace is None else pack(pipeline, arguments, workspace, for_pods=True)
+    packed = pack(pipeline, arguments, workspace, for_pods=True)
     if dry_run:
         show_dry_run(packed, as_json=as_json)
         return
-    if packed is not None:
-        send(packed, str(workspace))
-        arguments[WORKSPACE] = values[WORKSPACE] = packed.url
+    send(packed)
     if timing is not None:
-        schedule = Schedules(host).create(pipeline, arguments, timing, submission, reference=reference)
+        schedule = Schedules(host).create(packed.pipeline, packed.arguments, timing, submission, reference=reference)
         say_created(schedule, host_words(flags), cached=submission.cache, quiet=quiet, as_json=as_json)
         return
-    run_id = host.submit(pipeline, arguments, submission, reference=reference)
-    record_start(run_id, pipeline, values, packed, tags, print_message)
+    run_id = host.submit(packed.pipeline, packed.arguments, submission, reference=reference)
+    record_start(run_id, packed, values, tags, print_message)
     link = host.connection.link(run_id)
     if as_json and not watch:
         print_json({"run_id": run_id, "link": link})
