@@ -240,6 +240,68 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     assert call("code", "latest").stdout.startswith("code-")
 
 
+MIXED = """\
+from kfp import dsl
+from pipe import app
+from torchx_kfp import Stages, task_from_app
+
+
+@dsl.pipeline(name="inner")
+def inner(tracker_base: str, code: str):
+    task_from_app(app("nested"), tracker_base=tracker_base, workspace=code)
+
+
+@dsl.pipeline(name="mixed")
+def mixed(tracker_base: str, workspace: str = ""):
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
+    with dsl.ParallelFor([1, 2]) as item:
+        stages.task(app("given", f"{item}"))
+    stages.task(app("replicated", num_replicas=2), engine="job", results={})
+    task_from_app(app("fixed"), tracker_base=tracker_base, workspace="%(url)s")
+    task_from_app(app("other"), tracker_base=tracker_base)
+    first = task_from_app(app("first"), tracker_base=tracker_base, workspace=workspace, results={"url": str})
+    inner(tracker_base=tracker_base, code=first.outputs["url"])
+
+
+@dsl.pipeline(name="constant")
+def constant(tracker_base: str, workspace: str = ""):
+    Stages(tracker_base=tracker_base, workspace=workspace).task(app("given"))
+    task_from_app(app("fixed"), tracker_base=tracker_base, workspace="%(url)s")
+"""
+
+
+def test_the_code_of_a_stage_comes_back(project: Path, call: Call) -> None:
+    (project / "app.py").write_text("")
+    base = Path(f"{project}/base of results")
+    words = ["--tracker-base", str(base), "--workspace", "code"]
+    assert call("run", "pipe.py:one", *words).returncode == 0
+    [archive] = (base / ".torchx_kfp/workspaces").iterdir()
+    (project / "mixed.py").write_text(MIXED % {"url": archive})
+    (project / "code" / "helper.py").write_text("VALUE = 6\n")
+    (project / "code" / "app.py").write_text(f"{APP}current_run().put(url={str(archive)!r})\n")
+    done = call("run", "mixed.py:mixed", *words)
+    assert done.returncode == 0, done.stderr
+    for stage, value in {
+        "given": 6,
+        "given[1]": 6,
+        "replicated": 6,
+        "fixed": 5,
+        "nested": 5,
+        "inner/nested": 5,
+    }.items():
+        back = f"back-{stage.replace('/', '-')}"
+        done = call("code", f"latest/{stage}", back)
+        assert (done.returncode, done.stdout) == (0, f"{back}\n"), done.stderr
+        assert (project / back / "helper.py").read_text() == f"VALUE = {value}\n"
+    for stage, facts in {"other": ["other", "image"], "fixd": ["'fixd'", "Did you mean 'fixed'?"]}.items():
+        done = call("code", f"latest/{stage}", "none")
+        assert (done.returncode, all(fact in done.stderr for fact in facts)) == (2, True), done.stderr
+    # Without the parameter, the only code there is counts.
+    assert call("run", "mixed.py:constant", "--tracker-base", str(base)).returncode == 0
+    assert call("code", "latest", "fixed").returncode == 0
+    assert (project / "fixed/helper.py").read_text() == "VALUE = 5\n"
+
+
 def test_code_that_cannot_come_back(project: Path, call: Call) -> None:
     (project / "app.py").touch()
     assert call("run", "pipe.py:replicas", "--tracker-base", "base").returncode == 0

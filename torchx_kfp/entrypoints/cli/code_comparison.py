@@ -28,7 +28,7 @@ _NO_END = "\n\\ No newline at end of file"
 
 
 @dataclass(frozen=True)
-class _File:
+class _CodeFile:
     """A file of a workspace, or a link; ``content`` of a link is its target."""
 
     content: bytes
@@ -40,8 +40,8 @@ class FileDifference:
     """A file that differs: in the first run, in the second run, or None where it does not exist."""
 
     name: str
-    before: _File | None
-    after: _File | None
+    before: _CodeFile | None
+    after: _CodeFile | None
 
     @property
     def what(self) -> str:
@@ -81,7 +81,7 @@ def compare_code(
         return CodeComparison(runs)
     if None in digests:
         return CodeComparison(runs, problem=f"only {runs[digests[0] is None]} has code that travelled with it")
-    files: list[dict[str, _File]] = []
+    files: list[dict[str, _CodeFile]] = []
     for name, digest, it in zip(runs, digests, located, strict=True):
         try:
             files.append(_files(recorders[it.base].read_workspace(str(digest))))
@@ -121,16 +121,16 @@ def _digest(located: Located, run: str, recorder: Recorder) -> str | None:
     return code[0].digest if code else None
 
 
-def _files(archive: bytes) -> dict[str, _File]:
+def _files(archive: bytes) -> dict[str, _CodeFile]:
     from torchx_kfp.contract.carried.workspace import content, members
 
-    found: dict[str, _File] = {}
+    found: dict[str, _CodeFile] = {}
     for member in members(archive):
         if member.issym():
-            found[member.name] = _File(member.linkname.encode(errors="surrogateescape"), "a link")
+            found[member.name] = _CodeFile(member.linkname.encode(errors="surrogateescape"), "a link")
         else:
             kind = "executable" if member.mode & 0o100 else "not executable"
-            found[member.name] = _File(bytes(content(archive, member)), kind)
+            found[member.name] = _CodeFile(bytes(content(archive, member)), kind)
     return found
 
 
@@ -157,7 +157,7 @@ def _lines(file: FileDifference, runs: tuple[str, str]) -> Iterator[str]:
         yield from clean(line).split("\n")
 
 
-def _text(file: _File | None) -> list[str] | None:
+def _text(file: _CodeFile | None) -> list[str] | None:
     """Return the lines of a file; None if it is not text."""
     if file is None:
         return []

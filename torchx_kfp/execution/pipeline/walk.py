@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.contract.command import StageFacts, decode
-from torchx_kfp.contract.protocol import TRACKER_BASE
+from torchx_kfp.contract.protocol import TRACKER_BASE, workspace_digest
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_value
 from torchx_kfp.execution.pipeline.spec import Component, Constant, Container, FromInput, Pipeline, Task
 
@@ -196,6 +196,11 @@ class KnownStage:
         """The tracker base of a tracked stage; None if it is not known."""
         base = self.facts.tracker_base
         return base if base and "{{$" not in base else None
+
+    @property
+    def workspace(self) -> str:
+        """The URL of its workspace or that of its replicas, or a placeholder; empty without one."""
+        return self.facts.workspace or next(filter(workspace_digest, self.facts.words), "")
 
     @property
     def restarts(self) -> bool:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+from typing import TYPE_CHECKING
 
 import click
 
+from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
-from torchx_kfp.contract.protocol import workspace_digest
+from torchx_kfp.contract.protocol import workspace_digest, workspace_key
 from torchx_kfp.entrypoints.cli.display.printing import print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import locate
+from torchx_kfp.entrypoints.cli.resolver import find_stage_source, named_bases
 from torchx_kfp.entrypoints.cli.travel import print_files
-from torchx_kfp.errors import ArgumentError, WorkspaceError, explain
+from torchx_kfp.errors import ArgumentError, TrackerBaseError, WorkspaceError, explain
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.host.run import HostRun
+    from torchx_kfp.execution.runs.history import RunReader
+    from torchx_kfp.execution.runs.source import RunRecord
 
 
 @click.command("code", short_help="Bring back the code of a run.")
-@click.argument("run")
+@click.argument("run", metavar="RUN[/STAGE]")
 @click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--list", "only_lists", is_flag=True, help="Print the names and sizes of the files, and write nothing.")
 @output_dir_option
@@ -27,22 +34,23 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     """Write the code that travelled with RUN (`--workspace`) into the folder DIR, and print its name.
 
     RUN is a run id, the beginning or end of one, or "latest"; a run that is not on this machine is looked for on the
-    KFP host. DIR is new or empty; the default is code-DIGEST in the current directory.
+    KFP host. With STAGE, as `torchx-kfp watch` shows its name, it is the code of one stage, which may have another than
+    the run. DIR is new or empty; the default is code-DIGEST in the current directory.
     """
     from torchx_kfp.contract.carried.workspace import members, unpack
+    from torchx_kfp.execution.runs.source import missing, why_not_read
     from torchx_kfp.tracking.recorder import Recorder
 
-    [found] = locate([run], output_dir, flags)
-    url = str(found.arguments.get(WORKSPACE) or "")
-    if not url:
-        raise ArgumentError(
-            f"No code travelled with the run {found.run}: it was started without --workspace, and its images have the "
-            "code."
-        )
+    source, stage = find_stage_source(run, None, output_dir, flags)
+    record = source.read()
+    url = _url(source, record, stage)
     digest = workspace_digest(url)
     if digest is None:
-        raise ArgumentError(f"{WORKSPACE}={url!r} of the run {found.run} does not name a stored workspace.")
-    archive = Recorder.open(found.base).read_workspace(digest)
+        raise ArgumentError(f"{url!r} of the run {record.run_id} does not name a stored workspace.")
+    base, ran_here = url.removesuffix(f"/{workspace_key(digest)}"), record.folder is not None
+    if why := why_not_read(base, named_bases([base], flags, ran_here=ran_here), ran_here=ran_here):
+        raise TrackerBaseError(missing(base, why))
+    archive = Recorder.open(record.absolute_base(base)).read_workspace(digest)
     try:
         sizes = {member.name: member.size for member in members(archive)}
     except tarfile.TarError as error:
@@ -70,6 +78,53 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
         if not is_whole:  # half of the code would be taken for all of it
             _clear(folder, with_itself=is_new)
     print_text(folder)
+
+
+def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> str:
+    """Return the URL of the code of a run, or of one of its stages.
+
+    Raises:
+        ArgumentError: it has none, or its stages have different code, or there is no such stage.
+        HostError: the host does not say what the stage was given.
+    """
+    from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
+    from torchx_kfp.execution.pipeline.values import complete_arguments
+    from torchx_kfp.execution.pipeline.walk import known_stages
+
+    if stage is None and (url := record.arguments.get(WORKSPACE)):
+        return str(url)
+    pipeline = record.load()
+    stages = {each.place.name: each for each in known_stages(pipeline, complete_arguments(pipeline, record.arguments))}
+    if stage is None:
+        urls = {name: each.workspace for name, each in stages.items() if workspace_digest(each.workspace)}
+        if len(set(urls.values())) == 1:
+            return next(iter(urls.values()))
+        if urls:
+            names = listed(f"{record.run_id}/{name}" for name in urls)
+            raise ArgumentError(f"The stages of the run {record.run_id} have different code. Name one: {names}.")
+        raise ArgumentError(
+            f"No code travelled with the run {record.run_id}: it was started without --workspace, and its images have "
+            "the code."
+        )
+    wanted = stage.partition("[")[0]
+    found = [name for name in stages if name == wanted or name.rpartition("/")[2] == wanted]
+    if len(found) != 1:
+        what = "is several stages" if found else "is not a stage"
+        raise ArgumentError(
+            f"{stage!r} {what} of the run {record.run_id}.{did_you_mean(wanted, stages)} Stages: "
+            f"{listed(found or stages, 20)}."
+        )
+    url = stages[found[0]].workspace
+    if "{{$" in url:  # of another stage
+        invocation = source.invocation(found[0] + stage[len(wanted) :])
+        container = invocation.component.container
+        words = resolve_command(container.words if container else (), Facts(parameters=dict(invocation.inputs)))
+        url = next(filter(workspace_digest, words), "")
+    if not url:
+        raise ArgumentError(
+            f"No code travelled with the stage {record.run_id}/{found[0]}: it has the code of its image."
+        )
+    return url
 
 
 def _clear(folder: str, *, with_itself: bool) -> None:
