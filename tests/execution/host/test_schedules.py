@@ -93,6 +93,12 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     best = program("results", "--schedule", identity, "--where", "number > 1", "--format", "json", "--sort", "-number")
     assert [key.partition("/")[0] for key in json.loads(best.stdout)] == [runs[3]["run_id"], runs[2]["run_id"]]
 
+    page = program("report", runs[3]["run_id"], "-o", "-").stdout
+    curve = page.partition('id="past"')[2].partition("</section>")[0]
+    assert re.search(says("<strong>number</strong> of count", "min 0", "max 3"), curve)
+    assert [curve.count(f"/#/runs/details/{run['run_id']}") for run in runs] == [1] * 4
+    assert "<strong>word</strong>" not in curve
+
     assert program("schedules", "pause", "hourly").stderr == f"The schedule 'hourly' ({identity}) is paused.\n"
     assert (listed(program)["hourly"]["state"], listed(program)["hourly"]["next"]) == ("paused", None)
     kfp_host.advance(_HOUR)

@@ -202,7 +202,7 @@ def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Loca
     # A run that is not described in full does not say which attempts were the last ones.
     ends = () if record.corrupt else record.run.ends.values()
     run_ids = [end.run_id for end in ends if end.run_id]
-    return Located(base or _base_of(record, flags), found, folders, name, record.arguments, run_ids)
+    return Located(base or base_of(record, flags), found, folders, name, record.arguments, run_ids)
 
 
 def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> tuple[RunRecord, str]:
@@ -225,7 +225,7 @@ def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> 
         raise UnknownRunError(f"There is no directory {word!r}.{near} Nor is there such a run: {error}") from None
 
 
-def _base_of(record: RunRecord, flags: Flags) -> str:
+def base_of(record: RunRecord, flags: Flags) -> str:
     """Return the tracker base of a run: its argument, or the one that its stages have used.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,12 @@ import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Duration
+from torchx_kfp.entrypoints.cli.selection import last_attempts
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.execution.host.recurring import Schedule
+    from torchx_kfp.tracking.recorder import Recorder
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
@@ -106,6 +109,15 @@ def say_created(schedule: Schedule, words: list[str], *, cached: bool, quiet: bo
             "KFP takes a stage from its cache if its inputs are those of an earlier run; --no-cache avoids that."
         )
     print_message(f"To see it: {this_command('schedules', *words)}")
+
+
+def keys_of_runs(recorder: Recorder, runs: Iterable[RunSummary]) -> dict[str, RunSummary]:
+    """Return the run ids of stages with results, with the runs that they belong to, without earlier attempts."""
+    found: dict[str, RunSummary] = {}
+    for run in runs:
+        keys = recorder.keys(run.run_id)
+        found |= dict.fromkeys(last_attempts(recorder, keys, run.run_id) if keys else (), run)
+    return found
 
 
 def at(seconds: float | None) -> str:

@@ -25,7 +25,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
 from torchx_kfp.entrypoints.cli.resolver import Located, connect, locate, named_bases
-from torchx_kfp.entrypoints.cli.scheduling import at
+from torchx_kfp.entrypoints.cli.scheduling import at, keys_of_runs
 from torchx_kfp.entrypoints.cli.selection import (
     Chosen,
     RunsHere,
@@ -192,17 +192,12 @@ def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorde
     if not words and (why := why_not_read(given, named_bases([given], flags, ran_here=False))):
         raise TrackerBaseError(missing(given, why))
     recorder = open_recorder(given)
-    labels: dict[str, str] = {}
     runs = sorted(host.list(schedules.runs_of(schedule)), key=lambda run: run.scheduled)
-    without = 0
-    for run in runs:
-        keys = recorder.keys(run.run_id)
-        without += not keys
-        for key in last_attempts(recorder, keys, run.run_id) if keys else ():
-            labels[key] = f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip()
+    found = keys_of_runs(recorder, runs)
+    labels = {key: f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip() for key, run in found.items()}
     if not labels:
         raise MissingResultsError(f"No run of {name!r} has results under {given!r}, of {counted(len(runs), 'run')}.")
-    if without:
+    if without := len(runs) - len({run.run_id for run in found.values()}):
         print_message(f"{without:,} of {counted(len(runs), 'run')} without results: a cached stage has none again.")
     return recorder, Chosen(name, tuple(labels), labels=labels)
 
