@@ -97,6 +97,8 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.05, help="seconds until the server gets a request")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
+    # Moto takes long to join the parts of an upload, and fsspec's copy does not wait.
+    fsspec.config.conf["s3"] = {"config_kwargs": {"read_timeout": 120}}
     os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
 
     with tempfile.TemporaryDirectory() as place, running(Path(place, "log")) as server:

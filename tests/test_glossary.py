@@ -9,6 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "torchx_kfp"
 #: File names that mean the same idea in several packages.
 SAME_IDEA = {
+    "artifacts.py",  # the artifacts of a pipeline's stages, and the command
     "lineage.py",  # reading a lineage, showing it, and the command
     "replay.py",  # running one stage again, and the command
     "results.py",  # a stage's results, and the command

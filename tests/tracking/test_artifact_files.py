@@ -238,7 +238,7 @@ def test_a_record_that_leads_elsewhere_is_corrupt(tmp_path: Path, content: dict[
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a//b", "a\0"])
 def test_a_list_that_leads_elsewhere_is_corrupt(name: str) -> None:
-    made = artifact_files._Tree({name: artifact_files._File(1, "0" * 64)}, ())
+    made = artifact_files._Tree({name: artifact_files._FileDigest(1, "0" * 64)}, ())
     with pytest.raises(CorruptArtifactError):
         artifact_files._Tree.decode(made.encode())
 

@@ -44,7 +44,7 @@ _KEY = re.compile(r"\.torchx_kfp/files/[^/]+/[^/]+/(?!\.\.?$)[^/\0]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class _File(NamedTuple):
+class _FileDigest(NamedTuple):
     """A file of an artifact: its size in bytes, and its SHA-256 in hexadecimal digits."""
 
     size: int
@@ -158,7 +158,7 @@ class StoredFiles:
     @property
     def _tree(self) -> _Tree:
         if self.count is None:
-            return _Tree({"": _File(self.size, self.sha256)}, ())
+            return _Tree({"": _FileDigest(self.size, self.sha256)}, ())
         content = self._on.read(self._list_key)
         if content is None:
             raise self._gone()
@@ -178,7 +178,7 @@ class StoredFiles:
             return False
         return tree.sha256 == self.sha256
 
-    def _fetch(self, files: Mapping[str, _File], place: Callable[[str], str]) -> None:
+    def _fetch(self, files: Mapping[str, _FileDigest], place: Callable[[str], str]) -> None:
         """Copy files to their places on this machine, and check their digests.
 
         Raises:
@@ -246,7 +246,7 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
     place = f"{folder}/{time_name()}"
     key = f"{place}/{os.path.basename(top) or 'files'}"
-    files: dict[str, _File] = {}
+    files: dict[str, _FileDigest] = {}
 
     def send(name: str, *, whole: bool = True) -> None:
         local, size = (os.path.join(top, name) if name else top), before[name].size
@@ -284,11 +284,11 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
 class _Tree(NamedTuple):
     """The files of an artifact by name, and its empty folders, whose names end with a slash."""
 
-    files: Mapping[str, _File]
+    files: Mapping[str, _FileDigest]
     folders: tuple[str, ...]
 
     @classmethod
-    def of(cls, files: Mapping[str, _File], names: Iterable[str]) -> _Tree:
+    def of(cls, files: Mapping[str, _FileDigest], names: Iterable[str]) -> _Tree:
         """Return the tree of these files, and of the folders among the names."""
         return cls(files, tuple(sorted(name for name in names if name.endswith("/"))))
 
@@ -310,7 +310,7 @@ class _Tree(NamedTuple):
         """
         try:
             found = json.loads(content)
-            files = {name: _File(int(size), str(sha256)) for name, (size, sha256) in found["files"].items()}
+            files = {name: _FileDigest(int(size), str(sha256)) for name, (size, sha256) in found["files"].items()}
             tree = cls.of(files, found["folders"])
             if not all(_DIGEST.fullmatch(file.sha256) for file in files.values()):
                 raise ValueError("a digest")
@@ -391,8 +391,8 @@ class _DigestedChunks:
                     last = pool.submit(self._digest.update, chunk)
                 yield chunk
 
-    def result(self) -> _File:
-        return _File(self._size, self._digest.hexdigest())
+    def result(self) -> _FileDigest:
+        return _FileDigest(self._size, self._digest.hexdigest())
 
 
 def _read(path: str, size: int, part: int) -> Iterator[bytes]:
@@ -418,7 +418,7 @@ def _read(path: str, size: int, part: int) -> Iterator[bytes]:
         raise _unstable(path)
 
 
-def _hash(path: str) -> _File:
+def _hash(path: str) -> _FileDigest:
     size = os.stat(path).st_size
     hashed = _DigestedChunks(lambda: _read(path, size, 1 << 20), is_large=False)
     for _ in hashed:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.tracking.artifact_files import StoredFiles
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
 from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS, TAGS, Code, describe_code, encode_code, parse_tags
@@ -39,6 +40,7 @@ __all__ = [
     "Recorder",
     "Search",
     "Start",
+    "StoredFiles",
     "Trial",
     "describe_code",
     "parse_tags",

@@ -26,7 +26,8 @@ __all__ = ["main"]
 #: The commands in the order of a run's life. The module of each, in ``commands``, defines ``<command>_command``.
 _COMMANDS = (
     *("compile", "check", "run", "submit", "upload", "watch", "runs", "logs", "cancel", "retry", "schedules"),
-    *("replay", "report", "results", "show", "lineage", "compare", "code", "tag", "gc", "import", "rbac", "doctor"),
+    *("replay", "report", "results", "show", "artifacts", "lineage", "compare", "code", "tag"),
+    *("gc", "import", "rbac", "doctor"),
 )
 #: The modules that cannot have the names of their commands.
 _MODULES = {"import": "import_torchx"}

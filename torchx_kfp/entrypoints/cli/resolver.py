@@ -75,7 +75,7 @@ def locate(
         TrackerBaseError: only pods have the tracker base, or only the run names it.
         HostError: the host does not answer.
     """
-    has_base = len(words) - 1 == most or (bool(words) and _is_base(words[0], flags))
+    has_base = len(words) - 1 == most or (bool(words) and is_base(words[0], flags))
     base, runs = (words[0], words[1:]) if has_base else (None, words)
     if not words or len(runs) < min(least, 1):
         raise click.UsageError(f"Missing argument '{' '.join(['RUN'] * (least or 1))}'.")
@@ -183,7 +183,7 @@ def _newer_on_host(folder: Path, flags: Flags) -> str | None:
     return newest.run_id
 
 
-def _is_base(word: str, flags: Flags) -> bool:
+def is_base(word: str, flags: Flags) -> bool:
     """Tell whether a word is a tracker base; otherwise it means a run."""
     from torchx_kfp.execution.runs.history import is_run
 

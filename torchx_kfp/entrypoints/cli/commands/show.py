@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.common.text import counted, listed, moment
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, show_results, show_value, sparkline
+from torchx_kfp.entrypoints.cli.display.printing import (
+    print_json,
+    print_message,
+    show_results,
+    show_stored,
+    show_value,
+    sparkline,
+)
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
 from torchx_kfp.entrypoints.cli.resolver import locate
 from torchx_kfp.entrypoints.cli.selection import choose, open_recorder, read, recorded, say_cached, titled
 from torchx_kfp.errors import UnknownRunError
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.recorder import Code, Search
+    from torchx_kfp.tracking.recorder import Artifact, Code, Search
 
 
 @click.command("show", short_help="Show all records of a stage's run.")
@@ -53,6 +60,7 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
     run = pipeline_run(run_id)
     facts = recorder.facts_of([run], lambda error: print_message(f"Left out: {error}")).get(run, {})
     codes = facts.get("code", [])
+    artifacts = recorder.artifacts(run_id)
     found = {
         "run_id": run_id,
         "results": read(recorder, [run_id]).get(run_id, {}),
@@ -69,8 +77,12 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
         "search": asdict(search) if (search := recorder.search(run_id)) else None,
         "metadata": recorder.metadata(run_id),
         "artifacts": {
-            name: {"path": artifact.path, "metadata": dict(artifact.metadata)}
-            for name, artifact in recorder.artifacts(run_id).items()
+            name: {
+                "path": it.url,
+                "metadata": dict(it.metadata),
+                **({"stored": it.stored.encode()} if it.stored else {}),
+            }
+            for name, it in artifacts.items()
         },
         "sources": [vars(source) for source in recorder.sources(run_id)],
         "undelivered": recorder.undelivered(run_id),
@@ -83,10 +95,16 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
     if form == "json":
         print_json(found)
     else:
-        _print_table(found, search, codes, located.name)
+        _print_table(found, search, codes, artifacts, located.name)
 
 
-def _print_table(found: dict[str, Any], search: Search | None, codes: Iterable[Code], name: str) -> None:
+def _print_table(
+    found: dict[str, Any],
+    search: Search | None,
+    codes: Iterable[Code],
+    artifacts: Mapping[str, Artifact],
+    name: str,
+) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import print_table
     from torchx_kfp.tracking.recorder import describe_code
 
@@ -98,10 +116,7 @@ def _print_table(found: dict[str, Any], search: Search | None, codes: Iterable[C
         *(("steps", name, _curve(it)) for name, it in found["steps"].items()),
         *(("search", name, value) for name, value in (_search(search) if search else ())),
         *(("metadata", name, show_value(value)) for name, value in found["metadata"].items()),
-        *(
-            ("artifact", name, "  ".join(filter(None, [it["path"], it["metadata"] and json.dumps(it["metadata"])])))
-            for name, it in found["artifacts"].items()
-        ),
+        *(("artifact", name, _artifact(it)) for name, it in artifacts.items()),
         *(
             ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
             for it in found["sources"]
@@ -113,6 +128,11 @@ def _print_table(found: dict[str, Any], search: Search | None, codes: Iterable[C
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
     print_table(("what", "name", "value"), rows, above=f"Run {titled(name, found['run_id'])}")
+
+
+def _artifact(artifact: Artifact) -> str:
+    metadata = json.dumps(dict(artifact.metadata)) if artifact.metadata else ""
+    return "  ".join(filter(None, [artifact.url, show_stored(artifact.stored), metadata]))
 
 
 def _curve(found: dict[str, Any]) -> str:

@@ -17,12 +17,15 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from torchx_kfp.common.text import clean, escape_json, printable
+from torchx_kfp.common.text import clean, counted, escape_json, printable, size_text
 from torchx_kfp.errors import TorchxKfpError
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.recorder import StoredFiles
 
 _PROGRAM = "torchx-kfp"
 #: The characters of a sparkline, the lowest first.
@@ -159,6 +162,13 @@ def show_results(results: Mapping[str, Any]) -> str:
 def without_run(text: str, run: str | None) -> str:
     """Remove the run's id from the text for a terminal, which shows the id above; pipes get the whole text."""
     return text.replace(f"{run}/", f"{symbol('…', '...')}/") if run and sys.stdout.isatty() else text
+
+
+def show_stored(stored: StoredFiles | None) -> str:
+    """Format the size of what is stored of an artifact, and for a folder the number of its files."""
+    if stored is None:
+        return ""
+    return size_text(stored.size) + ("" if stored.count is None else f" in {counted(stored.count, 'file')}")
 
 
 def show_value(value: Any) -> str:
