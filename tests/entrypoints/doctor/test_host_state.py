@@ -124,6 +124,7 @@ def test_no_host_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"apiServerReady": True, "apiServerTagName": "2.14.3", "multi_user": False}, "ok", ["KFP 2.14.3"]),
         ({"tag_name": "unknown"}, "ok", ["does not say its version"]),
         ({"tag_name": "1.8.5"}, "missing", ["KFP 1.8.5", "KFP 2"]),
+        ({"tag_name": "2.5.0"}, "warning", ["KFP 2.5.0", "2.14"]),
         ({"apiServerReady": False}, "missing", ["its API server does not", "kubectl -n kubeflow get pods"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +15,14 @@ from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.kfp_host import KfpHost
 from tests.kfp_host.faults import Fault
-from torchx_kfp.entrypoints.doctor import proof
+from torchx_kfp.entrypoints.doctor import probe_program, proof
 from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
 from torchx_kfp.entrypoints.doctor.probe_pipelines import FIRST, RETRIED, SECOND
 from torchx_kfp.entrypoints.doctor.proof import Ended, Wanted, judge_cache, judge_stages, prove
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host
+from torchx_kfp.execution.host.run import PollPolicy
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.vocabulary import State
@@ -28,13 +30,20 @@ from torchx_kfp.execution.runs.vocabulary import State
 RUN = "43ae9826-b5ba-4f2b-a609-ad28f873f6c6"
 
 
-def proved(connection: Connection, base: Path, said: list[str] | None = None, **pod: Any) -> dict[str, Verdict]:
+QUICK = PollPolicy(shortest=0.05, share=1.0)
+
+
+def proved(connection: Connection, base: Path, **pod: Any) -> dict[str, Verdict]:
     """Return what runs prove, by subject. Stages have a volume at the base."""
-    lines: list[str] = [] if said is None else said
-    wanted = Wanted(
-        str(base), PodOptions(**{"image": "app:1", "volume": "claim", **pod}), timeout=120, say=lines.append
-    )
+    wanted = Wanted(str(base), PodOptions(**{"image": "app:1", "volume": "claim", **pod}), policy=QUICK)
     return {verdict.subject: verdict for verdict in prove(Host(connection), wanted)}
+
+
+def without_fsspec(folder: Path) -> dict[str, str]:
+    """Return the variables of an image that lacks fsspec."""
+    (folder / "lacking").mkdir()
+    (folder / "lacking" / "fsspec.py").write_text("raise ImportError('there is none')")
+    return {"PYTHONPATH": str(folder / "lacking")}
 
 
 def is_clean(host: KfpHost, base: Path) -> bool:
@@ -43,10 +52,8 @@ def is_clean(host: KfpHost, base: Path) -> bool:
 
 def test_an_image_without_fsspec(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
     """The line says what is missing, the other checks go on, and nothing is left."""
-    (tmp_path / "lacking").mkdir()
-    (tmp_path / "lacking" / "fsspec.py").write_text("raise ImportError('there is none')")
     base = tmp_path / "results"
-    found = proved(connection, base, env={"PYTHONPATH": str(tmp_path / "lacking")})
+    found = proved(connection, base, env=without_fsspec(tmp_path))
     assert found["first stage"].level.value == "missing"
     assert re.search(says("The image lacks fsspec (there is none)", "--image IMAGE"), str(found["first stage"]))
     assert found["cancel"].level.value == "ok"
@@ -55,9 +62,7 @@ def test_an_image_without_fsspec(kfp_host: KfpHost, connection: Connection, tmp_
 
 
 def test_an_image_in_which_nothing_can_be_installed(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
-    (tmp_path / "lacking").mkdir()
-    (tmp_path / "lacking" / "fsspec.py").write_text("raise ImportError('there is none')")
-    env = {"PYTHONPATH": str(tmp_path / "lacking"), "PIP_NO_INDEX": "1"}
+    env = {**without_fsspec(tmp_path), "PIP_NO_INDEX": "1"}
     found = proved(connection, tmp_path / "results", image="", env=env)
     assert re.search(says("python:3.12-alpine", "install what it lacks", "--image"), str(found["image"]))
     facts = says("image lacks fsspec (there is none)", "pip cannot install", "--image IMAGE")
@@ -74,7 +79,9 @@ def test_a_tracker_base_that_pods_cannot_use(kfp_host: KfpHost, connection: Conn
 @pytest.mark.s3
 def test_pods_that_do_not_reach_the_storage(kfp_host: KfpHost, connection: Connection, s3_base: str) -> None:
     env = {"AWS_ENDPOINT_URL": "http://store.invalid:9000", "AWS_MAX_ATTEMPTS": "1"}
-    found = {each.subject: each for each in prove(Host(connection), Wanted(s3_base, PodOptions("app:1", env)))}
+    found = {
+        each.subject: each for each in prove(Host(connection), Wanted(s3_base, PodOptions("app:1", env), policy=QUICK))
+    }
     facts = says(f"tracker base {s3_base} cannot be used", "store.invalid", "--env AWS_ENDPOINT_URL", "--secret")
     assert re.search(facts, str(found["first stage"])), found["first stage"]
     assert not kfp_host.runs
@@ -98,7 +105,7 @@ def test_a_run_whose_answer_is_lost_is_removed(kfp_host: KfpHost, connection: Co
 
 def test_what_cannot_be_removed_is_named(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
     kfp_host.fail(403, method="DELETE", times=9)
-    found = proved(connection, tmp_path / "file", volume="claim", env={"PYTHONPATH": "/nowhere"})
+    found = proved(connection, tmp_path / "results", env=without_fsspec(tmp_path))
     left = found["cleaned up"]
     assert left.level.value == "warning"
     assert re.search(says("Left over", "403", *kfp_host.runs), left.found)
@@ -106,7 +113,7 @@ def test_what_cannot_be_removed_is_named(kfp_host: KfpHost, connection: Connecti
 
 def test_an_error_of_the_caller_removes_everything(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
     base, said = tmp_path / "results", list[str]()
-    wanted = Wanted(str(base), PodOptions("app:1", volume="claim"), say=said.append)
+    wanted = Wanted(str(base), PodOptions("app:1", volume="claim"), say=said.append, policy=QUICK)
     verdicts = prove(Host(connection), wanted)
     while next(verdicts).subject != "cancel":
         pass
@@ -114,6 +121,14 @@ def test_an_error_of_the_caller_removes_everything(kfp_host: KfpHost, connection
     verdicts.close()  # type: ignore[attr-defined]
     assert "are removed" in said[-1]
     assert is_clean(kfp_host, base)
+
+
+def test_the_program_is_for_old_pythons() -> None:
+    source = Path(probe_program.__file__).read_text(encoding="utf-8")
+    ast.parse(source, feature_version=(3, 8))
+    assert not re.search(r"\{\{|\$\(|\bmatch \w+:|removeprefix| \| None", source), (
+        "Argo, the kubelet or Python 3.8 lack it"
+    )
 
 
 def test_a_pod_whose_image_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:

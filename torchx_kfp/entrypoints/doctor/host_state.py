@@ -32,6 +32,8 @@ _NOBODY = "00000000-0000-0000-0000-000000000000"
 #: The clocks of the host and of this machine may differ by these seconds; beyond the second, most tokens and the
 #: requests of S3 are refused.
 _LATE, _TOO_LATE = 30.0, 300.0
+#: The oldest backend that is supported.
+_OLDEST = (2, 14)
 #: A pipeline that is none, as in the recording ``create-broken-spec``.
 _BROKEN = {"root": 1}
 _NEEDS_NAMESPACE = (
@@ -91,10 +93,14 @@ def _of_version(health: Mapping[str, Any]) -> Iterator[Verdict]:
         return
     tag = str(health.get("tag_name") or health.get("apiServerTagName") or "unknown")
     users = "several users" if health.get("multi_user") else "one user"
-    if re.fullmatch(r"v?2\.\d+.*", tag):
+    version = re.match(r"v?(\d+)\.(\d+)", tag)
+    if version and (int(version[1]), int(version[2])) >= _OLDEST:
         yield ok("version", f"KFP {tag.removeprefix('v')}, for {users}.")
-    elif tag[:1].isdigit():
-        yield missing("version", f"KFP {tag}.", "torchx-kfp needs KFP 2, with a backend from 2.14 on.")
+    elif version:
+        judge = missing if int(version[1]) < _OLDEST[0] else warning
+        yield judge(
+            "version", f"KFP {tag}, for {users}.", "torchx-kfp is for KFP 2 and tested with backends from 2.14 on."
+        )
     else:
         yield ok("version", f"KFP for {users}; this build does not say its version.")
 

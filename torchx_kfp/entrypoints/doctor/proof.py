@@ -32,7 +32,7 @@ from torchx_kfp.errors import HostAnswerLostError, HostError, TorchxKfpError, Un
 from torchx_kfp.execution.host.connection import V1BETA1
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.manifest import manifest_of
-from torchx_kfp.execution.host.run import HostRun
+from torchx_kfp.execution.host.run import DEFAULT_POLICY, HostRun, PollPolicy
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.submission import check_submission
 from torchx_kfp.execution.model.findings import Kind
@@ -65,6 +65,7 @@ class Wanted:
         submission: the service account and the pipeline root of the runs, and their experiment.
         timeout: the seconds that each run may take.
         say: gets sentences about the progress.
+        policy: how often runs are looked at.
     """
 
     base: str
@@ -73,6 +74,7 @@ class Wanted:
     submission: Submission = field(default_factory=Submission)
     timeout: float = 600.0
     say: Callable[[str], object] = lambda sentence: None
+    policy: PollPolicy = DEFAULT_POLICY
 
 
 @dataclass
@@ -82,6 +84,7 @@ class Made:
     host: Host
     recorder: Recorder
     token: str
+    policy: PollPolicy
     run_ids: list[str] = field(default_factory=list)
     #: The names of runs that the host may have accepted without saying so.
     lost: list[str] = field(default_factory=list)
@@ -130,7 +133,7 @@ class Made:
 
     def _end(self, run_id: str) -> None:
         """End a run that has not ended, so that its pods record nothing later."""
-        run = HostRun(self.host.connection, run_id, say=lambda sentence: None, reads="none")
+        run = HostRun(self.host.connection, run_id, policy=self.policy, say=lambda sentence: None, reads="none")
         try:
             if run.read().is_running:
                 run.terminate()
@@ -158,7 +161,7 @@ def prove(host: Host, wanted: Wanted) -> Iterator[Verdict]:
         host: the host.
         wanted: what is proved.
     """
-    made = Made(host, Recorder.open(wanted.base), secrets.token_hex(4))
+    made = Made(host, Recorder.open(wanted.base), secrets.token_hex(4), wanted.policy)
     with ending_signals(raise_for_signal):
         try:
             yield from guarded("runs", lambda: _proved(made, wanted))
@@ -231,7 +234,7 @@ class Ended:
 
 def _wait(host: Host, run_id: str, wanted: Wanted) -> Ended:
     """Wait for the end of a run, but not for a pod whose image cannot be pulled."""
-    run = HostRun(host.connection, run_id, say=wanted.say, named=[wanted.base])
+    run = HostRun(host.connection, run_id, policy=wanted.policy, say=wanted.say, named=[wanted.base])
     problem = ""
     stuck_since: float | None = None
     deadline = time.monotonic() + wanted.timeout
@@ -348,7 +351,7 @@ def judge_cache(run: Ended) -> Verdict:
 
 def _cancel(made: Made, wanted: Wanted) -> Iterator[Verdict]:
     run_id = made.submit("to cancel", sleeping_pipeline(wanted.pod), {}, wanted)
-    run = HostRun(made.host.connection, run_id, say=wanted.say, reads="none")
+    run = HostRun(made.host.connection, run_id, policy=wanted.policy, say=wanted.say, reads="none")
     try:
         run.terminate()
         result = list(run.follow(_ENDING))[-1].run.result()
