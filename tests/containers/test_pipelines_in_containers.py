@@ -14,9 +14,10 @@ from tests.authoring.apps import HOSTILE, PLAIN
 from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY
 from tests.containers.runner import KfpDockerRunner
 from tests.pipelines import regenerate
-from torchx_kfp import local, task_from_app
+from torchx_kfp import Stages, local, task_from_app
 from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.recorder import Recorder
 
 #: The images to use in these tests, by those of the pipelines.
 IMAGES = {
@@ -155,3 +156,37 @@ def test_hostile_arguments_reach_an_application_in_a_container(in_containers: Ru
     in_containers(tmp_path / "hostile.yaml", {}, tmp_path / "run")
     [(_, results)] = recorded(tmp_path / "run")
     assert [bytes.fromhex(word).decode() for word in results["words"].split(",")] == [*HOSTILE, *PLAIN, ""]
+
+
+def test_code_travels_under_kfps_runner(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "app.py").write_text(
+        "import os, sys\nfrom torchx_kfp.tracking import current_run\n"
+        "current_run().put(files=' '.join(os.listdir()), words=sys.argv[1])\n"
+    )
+    base = tmp_path / "base"
+    packed = Recorder.open(str(base)).pack_workspace(tmp_path / "code")
+    packed.upload()
+
+    def app(name: str) -> AppDef:
+        return AppDef(name, [Role(name, image=HOST_IMAGE, entrypoint="python3", args=["-m", "app", "$$ {{x}}"])])
+
+    @dsl.pipeline(name="travels")
+    def pipeline(tracker_base: str, workspace: str = ""):
+        stages = Stages(tracker_base=tracker_base, workspace=workspace)
+        plain = stages.task(app("plain"))
+        published = stages.task(app("published"), reads=plain, results={"words": str})
+        stages.task(app("installed"), reads=published, results={"words": str}, inline=False)
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
+    kfp_docker_runner.run(
+        tmp_path / "p.yaml",
+        {"tracker_base": str(base), "workspace": packed.url},
+        writable=(base,),
+        environment={"PYTHONPATH": str(REPOSITORY)},
+    )
+    tracker = FsspecResultTracker(str(base))
+    run_ids = tracker.keys()
+    found = {run_id.split("/")[1]: tracker[run_id] for run_id in run_ids}
+    results = {"files": "app.py", "words": "$$ {{x}}"}
+    assert found == {"plain": results, "published": results, "installed": results}

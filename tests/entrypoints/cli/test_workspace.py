@@ -58,6 +58,11 @@ def mounted(tracker_base: str, workspace: str = ""):
     kubernetes.mount_pvc(stages.task(app("first")), "claim", "/mnt")
 
 
+@dsl.pipeline(name="risky")
+def risky(tracker_base: str, workspace: str = ""):
+    Stages(tracker_base=tracker_base, workspace=workspace).task(app("risky"), may_fail=True)
+
+
 @dsl.pipeline(name="plain")
 def plain(tracker_base: str = ""):
     Stages().task(app("first"))
@@ -177,9 +182,10 @@ def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
     assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
     [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
     archive.write_bytes(archive.read_bytes().replace(b"VALUE = 5", b"VALUE = 6"))
-    done = call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={archive}", "--no-cache")
+    done = call("run", "pipe.py:risky", "--tracker-base", "base", "-p", f"workspace={archive}")
     assert done.returncode == 1
-    assert f"first | torchx-kfp: the workspace {archive} cannot be used: ValueError('it was changed" in done.stderr
+    assert "exit code 125" in done.stderr
+    assert f"risky | torchx-kfp: the workspace {archive} cannot be used: ValueError('it was changed" in done.stderr
     assert "started in" not in done.stderr
     # The same folder again: the archive is whole again only if its size tells; the digest still protects the stages.
     archive.write_bytes(b"short")
