@@ -31,6 +31,8 @@ def installed(packages: Mapping[str, tuple[str, list[str]]]) -> Installed:
     return look
 
 
+#: As its metadata has it.
+KFP_2_17 = ("2.17.0", ['urllib3==2.6.3; python_version < "3.10"', 'urllib3==2.7.0; python_version >= "3.10"'])
 GOOD: Mapping[str, tuple[str, list[str]]] = {
     "torchx-kfp": ("0.2.0", ['kfp<3,>=2.14; extra == "pipelines"', 'gcsfs>=1; extra == "gcs"', "fsspec>=2023.10.0"]),
     "kfp": ("2.16.1", ["urllib3<3", 'typing-extensions<5; python_version < "3.9"', "not a requirement!"]),
@@ -64,9 +66,10 @@ def test_the_packages_of_this_environment_fit_together() -> None:
     ("change", "facts"),
     [
         (
-            {"kfp": ("2.17.0", ["urllib3<3,>=2"]), "urllib3": ("2.5.0", [])},
-            ["torchx 0.7.0 needs urllib3", "<1.27", "2.5.0 is here", "kfp 2.17.0", '"kfp<2.17"'],
+            {"kfp": KFP_2_17, "urllib3": ("2.7.0", [])},
+            ["torchx 0.7.0 needs urllib3", "<1.27", "2.7.0 is here", "kfp 2.17.0", '"kfp<2.17"'],
         ),
+        ({"kfp": KFP_2_17}, ["kfp 2.17.0 needs urllib3 ==2.7.0", "1.26.20 is here", '"kfp<2.17"']),
         ({"kfp": ("1.8.22", [])}, ["torchx-kfp 0.2.0 needs kfp", "1.8.22 is here", "kfp-kubernetes 2.16.1 needs kfp"]),
         ({"fsspec": ("2026.8.0", [])}, ["s3fs 2026.9.0 needs fsspec", "2026.8.0 is here"]),
         ({"kfp": ("2.16.1", ["click>=8"])}, ["kfp 2.16.1 needs click, which is not installed"]),

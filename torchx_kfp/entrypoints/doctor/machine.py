@@ -78,7 +78,7 @@ def check_packages(of: Installed = installed) -> Iterator[Verdict]:
         yield ok("packages", f"{found}: they fit together.")
     else:
         way_out = "Install versions that pip accepts together, in an environment without others."
-        if any(text.startswith("torchx 0.7.0 needs urllib3") for text in wrong):
+        if versions.get("torchx") == "0.7.0" and any(" needs urllib3" in text for text in wrong):
             way_out = (
                 'TorchX 0.7.0 works with kfp up to 2.16.1: pip install "kfp<2.17" "kfp-kubernetes<2.17" "urllib3<2".'
             )
