@@ -117,7 +117,9 @@ workspace_option: Decorator = click.option(
 
 
 dry_run_option: Decorator = click.option(
-    "--dry-run", is_flag=True, help="Show what would be sent (--workspace), and start nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be sent (--workspace) and what would be kept (--resume), and start nothing.",
 )
 
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from torchx_kfp.common.text import counted, printable, size_text
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
+from torchx_kfp.entrypoints.cli.resuming import plan_as_json
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.packing import PackedRun
+    from torchx_kfp.execution.runs.resume import ResumePlan
 
 
 def send(run: PackedRun) -> None:
@@ -23,8 +25,8 @@ def send(run: PackedRun) -> None:
         print_message(f"Workspace {folders}: {files}, {size}, {'stored' if packed.upload() else 'there already'}.")
 
 
-def show_dry_run(run: PackedRun, *, as_json: bool) -> None:
-    """Print what would go with a run that is not started."""
+def show_dry_run(run: PackedRun, plan: ResumePlan | None = None, *, as_json: bool) -> None:
+    """Print what would go with a run that is not started, and what it would keep of the one that it resumes."""
     found = {
         folders: {
             "digest": packed.digest,
@@ -34,8 +36,10 @@ def show_dry_run(run: PackedRun, *, as_json: bool) -> None:
         for folders, packed in run.workspaces.items()
     }
     if as_json:
-        print_json({"workspaces": found})
+        print_json({"workspaces": found, **({"plan": plan_as_json(plan)} if plan else {})})
     else:
+        if plan:
+            print_text(str(plan))
         for folders, packed in run.workspaces.items():
             print_message(f"Workspace {folders}:")
             print_files({entry.name: entry.size for entry in packed.entries}, packed.digest)

@@ -34,6 +34,7 @@ from torchx_kfp.execution.pipeline.load import read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
+from torchx_kfp.execution.runs.continuation import continuation_of
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -144,6 +145,8 @@ class Host:
             body["pipeline_version_reference"] = dict(reference)
         else:
             body["pipeline_spec"] = {"pipeline_spec": spec, "platform_spec": platform} if platform else spec
+        if before := continuation_of(pipeline.description):
+            body["description"] = f"Resumes {before.resumes}, of which {len(before.ends):,} stages are kept."
         if submission.pipeline_root:
             body["runtime_config"]["pipeline_root"] = submission.pipeline_root
         if submission.service_account:

@@ -20,6 +20,7 @@ from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_inputs, tracked_stages, walk, without_indices
+from torchx_kfp.execution.runs.continuation import continuation_of
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
     KFP_GRACE,
@@ -29,6 +30,7 @@ from torchx_kfp.execution.runs.events import (
     RunStarted,
     StageFinished,
 )
+from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: The sentence that ends a canceled run: "Run X was ended by ...".
@@ -56,6 +58,9 @@ class Observer:
         self._nodes: Nodes | None = None
         #: The names of the nodes of the drivers of stages, by the stages' names.
         self.drivers: Mapping[str, str] = {}
+        #: The id of the run that this one resumes, and the ends of the stages that it has kept.
+        self.resumes = ""
+        self._kept: tuple[StageResult, ...] = ()
         #: The parts of the last answer that matter.
         self._last: tuple[Any, ...] | None = None
         #: The content of each event so far, by its key.
@@ -127,6 +132,9 @@ class Observer:
                 link=self._link,
             )
             yield index, StageEvent(started, "started")
+            for end in self._kept:
+                kept = StageFinished(end, kept=True, time=period.started_at)
+                yield index, StageEvent(kept, ("kept", end.name), end.name)
             canceled = period.canceled_at
             before = [one for one in events if canceled is None or one.event.time < canceled]
             yield from ((index, one) for one in before)
@@ -173,6 +181,8 @@ class Observer:
             self.problem = f"The pipeline of this run cannot be read: {error}"
             return
         self.pipeline = pipeline
+        if (continuation := continuation_of(pipeline.description)) is not None:
+            self.resumes, self._kept = continuation.resumes, continuation.ends
         self._distributed = frozenset(place.name for place in walk(pipeline) if place.component.facts.replica_roles)
 
     def _arguments(self, run: Mapping[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:

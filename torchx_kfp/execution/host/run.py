@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import (
     HostError,
     HostNotFoundError,
     HostRefusedError,
     HostUnreachableError,
     PipelineFileError,
+    TrackerError,
     UnknownRunError,
 )
 from torchx_kfp.execution.host.answers import refuse_run_id
@@ -31,14 +34,18 @@ from torchx_kfp.execution.host.pod_logs import LOGS_AT_ONCE, StageLogs
 from torchx_kfp.execution.host.results import ResultReader, Sought, read_log
 from torchx_kfp.execution.host.states import read_progress, run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.walk import tracked_stages, walk, without_indices
+from torchx_kfp.execution.runs.earlier import earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
+from torchx_kfp.execution.runs.given_values import values_given
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, place_of
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.source import RunRecord, attend
+from torchx_kfp.execution.runs.resume import EarlierRun
+from torchx_kfp.execution.runs.source import RunRecord, attend, why_not_read
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Terminal, Watch
-from torchx_kfp.tracking.recorder import is_run_id
+from torchx_kfp.tracking.recorder import Recorder, is_run_id
 
 #: The message of KFP's launcher if the stage's image lacks the program of an engine's launcher.
 _NO_PYTHON = 'exec: "python3": executable file not found in $PATH'
@@ -128,7 +135,7 @@ class HostRun:
         self._connection = connection
         self._policy = policy
         self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
-        bases = {connection.settings.tracker_base, *named}
+        self._bases = bases = {connection.settings.tracker_base, *named}
         self._reads = reads
         self._results = ResultReader(bases, run_ids_only=reads == "run ids")
         self._nodes = ManifestSource(connection, run_id)
@@ -316,6 +323,46 @@ class HostRun:
             "torchx-kfp run runs the whole pipeline here."
         )
 
+    def earlier(self) -> EarlierRun:
+        """Return what is known of the run for one that continues it: see ``plan_run``.
+
+        Outputs come from the tracker, and from what later stages were given. The errors are those of ``read``.
+        """
+        record = self.read()
+        given: dict[str, dict[str, Any]] = {}
+        ends = dict(record.run.ends)
+        values: dict[tuple[str, str], Any] = {}
+        if (pipeline := self._observer.pipeline) is not None:
+            components = {place.name: place.component for place in walk(pipeline) if place.is_stage}
+            for stage, driver in self._observer.drivers.items():
+                with contextlib.suppress(ValueError):  # of another version of KFP
+                    if (spec := self._nodes.pod_spec(driver)) is not None:
+                        given[stage] = spec.inputs(components[without_indices(stage)])
+            values = values_given(pipeline, given)
+            ends |= self._with_run_ids(pipeline, ends, values)
+        return earlier_run(record, named=self._bases, ends=ends, values=values)
+
+    def _with_run_ids(
+        self, pipeline: Pipeline, ends: Mapping[str, StageResult], values: Mapping[tuple[str, str], Any]
+    ) -> dict[str, StageResult]:
+        """Return the ends of stages whose run ids were given to others: only that tells those of cached stages."""
+        tracked = tracked_stages(pipeline, self._last.arguments if self._last is not None else {})
+        found = {
+            name: dataclasses.replace(end, run_id=values[(name, RUN_ID)], tracker_base=tracked[name].tracker_base)
+            for name, end in ends.items()
+            if name in tracked and end.state.is_success and isinstance(values.get((name, RUN_ID)), str)
+        }
+        for base in {end.tracker_base for end in found.values() if end.tracker_base and end.results is None}:
+            if why_not_read(base, self._bases):
+                continue
+            with contextlib.suppress(TrackerError):
+                run_ids = [end.run_id for end in found.values() if end.run_id and end.tracker_base == base]
+                results = Recorder.open(base).get_many(run_ids, corrupt=lambda error: None)
+                for name, end in found.items():
+                    if end.results is None and end.run_id in results:
+                        found[name] = dataclasses.replace(end, results=results[end.run_id])
+        return found
+
     def terminate(self) -> None:
         """Ask the host to end the run. The errors are those of ``Host.terminate``."""
         Host(self._connection).terminate(self.run_id)
@@ -384,7 +431,11 @@ class HostRun:
         ended = [
             event.result
             for event in events
-            if isinstance(event, StageFinished) and event.result.run_id and event.result.tracker_base
+            if isinstance(event, StageFinished)
+            and event.result.run_id
+            and event.result.tracker_base
+            # The record of a resumed run has the results of the stages that it has kept.
+            and not event.result.cached_from
         ]
         if not ended or self._reads == "none":
             return [self._completed_one(event, {}) for event in events]
@@ -404,7 +455,7 @@ class HostRun:
                 self._starts[event.pod_name] = event.time
             log_file = self._log_files[event.name] = self._logs.add(event.name)
             return dataclasses.replace(event, log_file=log_file)
-        if isinstance(event, StageFinished) and event.result.pod_name:
+        if isinstance(event, StageFinished) and event.result.pod_name and not event.result.cached_from:
             result = event.result
             # The host names the pod in it.
             run_id = result.run_id if is_run_id(result.run_id or "", self.run_id) else None
@@ -466,6 +517,7 @@ class HostRun:
             link=self.link,
             name=str(run.get("display_name") or ""),
             arguments=first.arguments if first else {},
+            resumes=self._observer.resumes,
             corrupt=problems,
         )
 

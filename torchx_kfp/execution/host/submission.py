@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import posixpath
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import shown
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host as Host
 from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
@@ -28,7 +31,9 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
+from torchx_kfp.execution.runs.earlier import Resumable, plan_from, read_earlier
 from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
+from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack
@@ -77,6 +82,8 @@ def submit(
     service_account: str = "",
     pipeline_root: str = "",
     cache: bool = True,
+    resume: Resumable | None = None,
+    from_stages: Sequence[str] = (),
     **settings: Unpack[HostKeywords],
 ) -> HostRun:
     """Start a run on a KFP host.
@@ -92,6 +99,10 @@ def submit(
         service_account: the Kubernetes service account of the stages.
         pipeline_root: where KFP stores the run's artifacts.
         cache: False to run all stages, whatever the pipeline says.
+        resume: an earlier run, on the host or here, whose stages are kept if they succeeded: see
+            ``torchx_kfp.local.plan_run``. A text is the id of a run on the host. The new run has its arguments,
+            unless ``arguments`` has others.
+        from_stages: the stages of that run at which to start anew.
         settings: the connection, such as ``host="https://kfp.example.com"``: see ``HostKeywords``.
 
     Returns:
@@ -108,11 +119,22 @@ def submit(
     arguments = dict(arguments or {})
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     loaded = load_pipeline(pipeline)
+    if from_stages and resume is None:
+        raise ArgumentError("from_stages needs resume, the run whose other stages are kept.")
+    earlier = None
+    if resume is not None:
+        there = attach(resume, **settings) if isinstance(resume, str) else resume
+        earlier = read_earlier(there, OUTPUT_DIR)
+        own_code = [WORKSPACE_PARAMETER] if workspace is not None else []
+        arguments = earlier.arguments_for(loaded, arguments, without=own_code)
     values = complete_arguments(loaded, arguments)
     verify_tags(tags or {}, values)
     refuse_submission(loaded, check_submission(loaded, values))
     host = _connect(settings)
     packed = pack(loaded, arguments, workspace, for_pods=True)
+    if earlier is not None:
+        plan = plan_from(earlier, packed.pipeline, packed.arguments, from_stages=from_stages, is_here=False)
+        packed = dataclasses.replace(packed, pipeline=plan.pipeline)
     packed.upload()
     run_id = host.submit(packed.pipeline, packed.arguments, submission)
     record_start(run_id, packed, values, tags or {}, lambda sentence: warnings.warn(sentence, stacklevel=4))

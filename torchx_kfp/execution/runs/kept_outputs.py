@@ -27,7 +27,7 @@ class KnownOutputs:
         pipeline: the pipeline of the new run.
         ends: how the stages of the earlier run ended, by their names.
         values: what stages of it were given: outputs by the unit's key and the output.
-        is_here: whether the new run is on this machine.
+        leaves: whether the earlier run was on this machine, and the new one is not.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class KnownOutputs:
         ends: Mapping[str, StageResult],
         values: Mapping[tuple[str, str], Any],
         *,
-        is_here: bool,
+        leaves: bool,
     ) -> None:
-        self._pipeline, self._ends, self._values, self._is_here = pipeline, ends, values, is_here
+        self._pipeline, self._ends, self._values, self._leaves = pipeline, ends, values, leaves
         self._found: dict[tuple[str, str], Any] = {}
         #: The indices of all executions, by the stage's name without them.
         self._indices: dict[str, list[tuple[int, ...]]] = {}
@@ -69,7 +69,7 @@ class KnownOutputs:
         if isinstance(value, ArtifactList):
             raise OutputNotKnownError("which is a list of artifacts, and KFP imports only single ones")
         if isinstance(value, Artifact):
-            if value.is_here and not self._is_here:
+            if value.is_here and self._leaves:
                 raise OutputNotKnownError(f"which is the file {value.path!r} of this machine, out of the host's reach")
             if can_be_constant([value.uri, dict(value.metadata)]):
                 return value

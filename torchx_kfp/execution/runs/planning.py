@@ -105,7 +105,8 @@ class _Planner:
         self._executions: dict[str, list[StageResult]] = {}
         for end in earlier.ends.values():
             self._executions.setdefault(without_indices(end.name), []).append(end)
-        self._outputs = KnownOutputs(pipeline, earlier.ends, earlier.values, is_here=is_here)
+        leaves = not is_here and earlier.record.folder is not None
+        self._outputs = KnownOutputs(pipeline, earlier.ends, earlier.values, leaves=leaves)
         self._inputs = {place.path: inputs for place, inputs in known_inputs(pipeline, arguments)}
         self._readers: dict[str, list[Unit]] = {}
         self._followers: dict[str, list[Unit]] = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.common.text import listed
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.continuation import Continuation, continuation_of
 from torchx_kfp.execution.runs.result import StageResult
@@ -59,7 +60,10 @@ class EarlierRun:
             without: parameters of which this run's arguments do not count.
         """
         names = pipeline.root.inputs.keys() - set(without)
-        return {**{name: value for name, value in self.record.arguments.items() if name in names}, **given}
+        own = {name: value for name, value in self.record.arguments.items() if name in names}
+        if isinstance(base := own.get(TRACKER_BASE_PARAMETER), str) and base:
+            own[TRACKER_BASE_PARAMETER] = self.record.absolute_base(base)
+        return {**own, **given}
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,18 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
 from torchx_kfp.entrypoints.cli.flags import (
     Duration,
+    Flags,
     container_options,
     dry_run_option,
+    host_options,
     parameter_option,
     tag_option,
     tracker_base_option,
     view_options,
     workspace_option,
 )
+from torchx_kfp.entrypoints.cli.resolver import is_host_set_up, names_host
+from torchx_kfp.entrypoints.cli.resuming import from_option, print_plan, read_resumed, resumed_arguments
 from torchx_kfp.entrypoints.cli.tags import read_tags
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -90,8 +94,10 @@ def _with_values(words: Sequence[str]) -> list[str]:
     "--resume",
     "resumed",
     metavar="RUN",
-    help='Continue a run that failed, was canceled or was killed: a run id, the beginning or end of one, or "latest".',
+    help='Continue a run that failed, was canceled or was killed: a run id, the beginning or end of one, or "latest". '
+    "With a pipeline, or for a run on KFP, a new run continues it; otherwise the run itself goes on.",
 )
+@from_option
 @click.option("--no-cache", is_flag=True, help="Run every stage, even if an earlier run has its outputs.")
 @click.option(
     "--directory",
@@ -113,6 +119,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 )
 @container_options
 @view_options
+@host_options
 def run_command(
     target: str,
     component: ComponentWords,
@@ -123,10 +130,12 @@ def run_command(
     dry_run: bool,
     output_dir: str | None,
     resumed: str | None,
+    from_stages: tuple[str, ...],
     stages: tuple[str, ...],
     quiet: bool,
     verbose: bool,
     as_json: bool,
+    flags: Flags,
     **options: Any,
 ) -> None:
     """Run a pipeline on this machine: its stages as processes of the current environment, or in containers.
@@ -134,6 +143,10 @@ def run_command(
     Takes a compiled pipeline (*.yaml), a Python file that defines one (NAME selects one of several), or a TorchX
     component, whose arguments follow `--`: torchx-kfp run utils.echo -- --msg hello. Write the values of LIST and
     STRUCT parameters as JSON: -p 'points=[{"lr": 0.1}]'.
+
+    With --resume RUN, stages that succeeded in RUN are kept, also if the pipeline or its code has changed since: the
+    command shows which, and why the others run. RUN is on this machine or on KFP. The new run has the arguments of
+    RUN, unless you give others.
 
     In a terminal, a live view shows the stages while they run. Otherwise the lines that they print are shown.
     """
@@ -143,6 +156,7 @@ def run_command(
     from torchx_kfp.entrypoints.cli.travel import send, show_dry_run
     from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.pipeline.values import complete_arguments
+    from torchx_kfp.execution.runs.earlier import plan_from
     from torchx_kfp.execution.runs.history import find_run, read_run
     from torchx_kfp.execution.runs.packing import pack
     from torchx_kfp.execution.runs.state import RunState, outline
@@ -154,9 +168,13 @@ def run_command(
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None
     new = {name: options.pop(name) for name in ("directory", "kfp_workspace", "mounts")}
-    if resumed is not None:
+    if from_stages and resumed is None:
+        raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
+    earlier = None
+    if resumed is not None and (target or from_stages or not _is_here(resumed, output_dir or OUTPUT_DIR, flags)):
+        earlier = read_resumed(resumed, output_dir or OUTPUT_DIR, flags, tracker_base)
+    if resumed is not None and earlier is None:
         started_with: dict[str, object] = {
-            "FILE": target,
             "-p": words,
             "--tracker-base": tracker_base,
             "--workspace": workspace,
@@ -166,27 +184,34 @@ def run_command(
         started_with |= {"--docker": stages, "--mount": new["mounts"], "--dry-run": dry_run}
         for name in filter(started_with.get, started_with):
             raise click.UsageError(
-                f"--resume does not accept {name}: the run keeps the one that it was started with. For another, start "
-                "a new run: what it has in common with this one comes from the cache."
+                f"--resume does not accept {name} without a pipeline: the run goes on with the one that it was started "
+                "with. Name the pipeline as well: a new run then continues this one, and keeps what has succeeded."
             )
         folder = find_run(output_dir or OUTPUT_DIR, resumed)
         pipeline = read_run(folder).load()
         start = partial(resume, folder, **options)
-    elif target is None:
+    elif target is None and earlier is None:
         raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN.")
     else:
-        pipeline = load_target(
-            target, replace(component, tracker_base=tracker_base, has_workspace=workspace is not None)
-        )
+        asked = replace(component, tracker_base=tracker_base, has_workspace=workspace is not None)
+        pipeline = earlier.pipeline if target is None and earlier else load_target(str(target), asked)
         arguments = parse_arguments(pipeline, split_words(words))
+        if earlier is not None:
+            arguments = resumed_arguments(earlier, pipeline, arguments, tracker_base=tracker_base, workspace=workspace)
         base = _tracker_base(pipeline, arguments, tracker_base)
         if tracker_base is not None or not stages:
             # Containers get only folders that the user, not the pipeline, has named.
             arguments.update(base)
-        packed = pack(pipeline, arguments, workspace, without=[output_dir or OUTPUT_DIR])
+        packed = pack(pipeline, arguments | base, workspace, without=[output_dir or OUTPUT_DIR])
+        plan = None
+        if earlier is not None:
+            place = os.fspath(new["directory"] or os.curdir)
+            plan = plan_from(earlier, packed.pipeline, packed.arguments, from_stages=from_stages, directory=place)
+            print_plan(plan, quiet=quiet or dry_run)
+            packed = replace(packed, pipeline=plan.pipeline)
         if dry_run:
             complete_arguments(pipeline, arguments | base)
-            show_dry_run(packed, as_json=as_json)
+            show_dry_run(packed, plan, as_json=as_json)
             return
         send(packed)
         pipeline = packed.pipeline
@@ -205,6 +230,19 @@ def run_command(
         )
     view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
     summarize(lambda: start(watch=view), view, quiet=quiet, as_json=as_json)
+
+
+def _is_here(run: str, output_dir: str, flags: Flags) -> bool:
+    """Tell whether a run is on this machine, or nowhere: then the error is that of a run on this machine."""
+    from torchx_kfp.execution.runs.history import find_run
+
+    if names_host(flags):
+        return False
+    try:
+        find_run(output_dir, run)
+    except ArgumentError:
+        return not is_host_set_up()
+    return True
 
 
 def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:

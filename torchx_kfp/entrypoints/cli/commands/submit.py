@@ -14,6 +14,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     Flags,
     dry_run_option,
     host_options,
+    output_dir_option,
     parameter_option,
     submission_options,
     tag_option,
@@ -22,6 +23,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     workspace_option,
 )
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
+from torchx_kfp.entrypoints.cli.resuming import from_option, print_plan, read_resumed, resumed_arguments
 from torchx_kfp.entrypoints.cli.scheduling import say_created, schedule_options
 from torchx_kfp.entrypoints.cli.tags import read_tags
 from torchx_kfp.errors import ArgumentError
@@ -41,6 +43,15 @@ if TYPE_CHECKING:
 @workspace_option
 @tag_option
 @dry_run_option
+@click.option(
+    "--resume",
+    "resumed",
+    metavar="RUN",
+    help="Keep what succeeded in an earlier run, on KFP or on this machine: a run id, the beginning of one, or "
+    '"latest". Without a pipeline, that of the run.',
+)
+@from_option
+@output_dir_option
 @submission_options
 @click.option(
     "--pipeline",
@@ -60,6 +71,9 @@ def submit_command(
     workspace: str | None,
     tag_words: tuple[str, ...],
     dry_run: bool,
+    resumed: str | None,
+    from_stages: tuple[str, ...],
+    output_dir: str,
     stored_name: str | None,
     watch: bool,
     quiet: bool,
@@ -79,6 +93,9 @@ def submit_command(
     torchx-kfp submit pipeline.py --host https://kfp.example.com \\
         --tracker-base s3://bucket/results -p lr=0.1 --watch
 
+    With --resume RUN, stages that succeeded in RUN are kept, also if the pipeline or its code has changed since: the
+    command shows which, and why the others run. The new run has the arguments of RUN, unless you give others.
+
     With --cron or --every, the command makes a schedule on the host instead, and prints its id: KFP starts the runs,
     each with its own results under the tracker base. See `torchx-kfp schedules`.
 
@@ -93,6 +110,7 @@ def submit_command(
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
     from torchx_kfp.execution.pipeline.values import complete_arguments, parse_arguments
     from torchx_kfp.execution.pipeline.walk import known_bases
+    from torchx_kfp.execution.runs.earlier import plan_from
     from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
 
     if quiet and verbose:
@@ -101,11 +119,22 @@ def submit_command(
         raise ArgumentError("--tag is for a run, not for a schedule: tag its runs (torchx-kfp tag) once they start.")
     if watch and timing is not None:
         raise ArgumentError("--watch is for a run, not for a schedule: watch its runs by name or id once they start.")
+    if from_stages and resumed is None:
+        raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
+    if resumed is not None and timing is not None:
+        raise ArgumentError("--resume is for a run, not for a schedule.")
     usual = read_settings(flags).tracker_base or None
+    earlier = read_resumed(resumed, output_dir, flags, tracker_base) if resumed is not None else None
     host = connect(flags)
     component = replace(component, tracker_base=tracker_base or usual, has_workspace=workspace is not None)
-    pipeline, reference = _load(host, target, stored_name, component)
+    reference = None
+    if earlier is not None and target is None and stored_name is None:
+        pipeline = earlier.pipeline
+    else:
+        pipeline, reference = _load(host, target, stored_name, component)
     arguments = parse_arguments(pipeline, split_words(words))
+    if earlier is not None:
+        arguments = resumed_arguments(earlier, pipeline, arguments, tracker_base=tracker_base, workspace=workspace)
     if tracker_base is None and TRACKER_BASE in pipeline.root.inputs and TRACKER_BASE not in arguments:
         tracker_base = usual
     tracker_base_of(pipeline, arguments, tracker_base, "s3://bucket/results, or another URL that the pods can write to")
@@ -114,14 +143,21 @@ def submit_command(
     values = complete_arguments(pipeline, arguments)
     tags = read_tags(tag_words)
     verify_tags(tags, values)
+    packed = pack(pipeline, arguments, workspace, for_pods=True)
+    plan = None
+    if earlier is not None:
+        plan = plan_from(earlier, packed.pipeline, packed.arguments, from_stages=from_stages, is_here=False)
+        print_plan(plan, quiet=quiet or dry_run)
+        packed = replace(packed, pipeline=plan.pipeline)
+        # What is kept is not in the pipeline that the host stores.
+        pipeline, reference = plan.pipeline, None
     size = measure(pipeline.text)
     findings = [*check_submission(pipeline, values), *check_size(size)]
     refuse_submission(pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
-    packed = pack(pipeline, arguments, workspace, for_pods=True)
     if dry_run:
-        show_dry_run(packed, as_json=as_json)
+        show_dry_run(packed, plan, as_json=as_json)
         return
     send(packed)
     if timing is not None:
@@ -151,7 +187,7 @@ def _load(
 
     if stored_name is None:
         if target is None:
-            raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --pipeline NAME.")
+            raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', --pipeline NAME, or --resume RUN.")
         return load_target(target, component), None
     if target is not None:
         raise click.UsageError(f"Give a file or --pipeline, not both: got {target!r} and {stored_name!r}.")

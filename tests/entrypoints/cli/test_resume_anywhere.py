@@ -1,0 +1,132 @@
+"""`--resume` of `run` and `submit`: from here to here, from a host to here and back, and from host to host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.cli.conftest import Call
+from tests.kfp_host import KfpHost
+from torchx_kfp.host import attach
+
+PIPELINE = '''\
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from torchx_kfp import Stages, hpo
+
+APP = """
+import os, sys
+from torchx_kfp.tracking import current_run
+tag, folder, *words = sys.argv[1:]
+with open(folder + "/notes", "a") as notes:
+    notes.write(tag + chr(10))
+if os.path.exists(folder + "/fail-" + tag):
+    sys.exit(3)
+stage = current_run()
+parents = [one for each in stage.parents.values() for one in (each if isinstance(each, (list, tuple)) else [each])]
+stage.put(loss=len(tag) + sum(parent.results()["loss"] for parent in parents), text=" ".join([tag, *words]))
+"""
+TRIAL = "import sys; from torchx_kfp.tracking import current_run; current_run().put(y=float(sys.argv[1]))"
+
+
+def app(tag, folder, *words, **role):
+    args = ["-c", APP, tag, f"{folder}", *words]
+    return AppDef(tag, [Role("role", image="app:1", entrypoint="python3", args=args, **role)])
+
+
+@dsl.container_component
+def plain(tag: str, text: str, folder: str, out: dsl.OutputPath(str)):
+    script = 'echo "$1" >> "$2/notes"; printf %s "$1-$3" > "$0"'
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-ec", script, out, tag, folder, text])
+
+
+@dsl.pipeline(name="anywhere")
+def anywhere(tracker_base: str, folder: str, rate: float = 0.5):
+    stages = Stages(tracker_base=tracker_base)
+    prepared = stages.task(app("prepare", folder, f"{rate}"), results={"loss": float, "text": str})
+    named = plain(tag="name", text=prepared.outputs["text"], folder=folder)
+    with dsl.ParallelFor([1, 2]) as item:
+        tried = stages.task(app("try", folder, f"{item}"), reads=prepared)
+    with dsl.If(prepared.outputs["loss"] > 1.0):
+        stages.task(app("branch", folder), reads=prepared)
+    both = stages.task(app("both", folder, num_replicas=2), engine="job", reads=prepared, results={})
+    best = hpo.search(
+        lambda p: AppDef("trial", [Role("r", image="i", entrypoint="python3", args=["-c", TRIAL, f"{p.x}"])]),
+        {"x": hpo.choice(3, 5)}, maximize="y", optimizer="grid", rounds=1, trials=2, tracker_base=tracker_base,
+    )
+    train = stages.task(
+        app("train", folder, f"{named.output}", f"{best.outputs['x']}"),
+        reads={"tries": dsl.Collected(tried.outputs["run_id"]), "both": both},
+    )
+    stages.task(app("last", folder), reads=train)
+'''
+#: The stages that run again after `train` has failed.
+AGAIN = ["last", "train"]
+FIRST = ["both", "both", "branch", "name", "prepare", "train", "try", "try"]
+
+
+class Place:
+    """The folder of a user, and the host."""
+
+    def __init__(self, folder: Path, host: str, base: str, call: Call) -> None:
+        self.folder, self.host, self.base, self.call = folder, host, base, call
+        (folder / "pipe.py").write_text(PIPELINE)
+        self.given = ["-p", f"folder={folder}", "--tracker-base", base]
+
+    def notes(self) -> list[str]:
+        """Return the tags of the stages that have run since the last call, sorted."""
+        notes = self.folder / "notes"
+        found = sorted(notes.read_text().split()) if notes.exists() else []
+        notes.unlink(missing_ok=True)
+        return found
+
+    def submit(self, *words: str, code: int = 0) -> str:
+        done = self.call("submit", *words, "--host", self.host, "--watch", "--quiet", "--no-cache")
+        assert done.returncode == code, done.stderr
+        return done.stdout.split()[0]
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = self.call("run", *words, "--quiet", "--no-cache")
+        assert done.returncode == code, done.stderr
+        return max((self.folder / "local_outputs").iterdir(), key=lambda path: path.stat().st_ctime_ns).name
+
+
+@pytest.fixture
+def place(project: Path, inside: Call, s3_base: str) -> Iterator[Place]:
+    with KfpHost(project / "host", options={"cache": False}) as host:
+        yield Place(project, host.url, s3_base, inside)
+
+
+def test_every_pair_of_places(place: Place) -> None:
+    (place.folder / "fail-train").touch()
+    there = place.submit("pipe.py", *place.given, code=1)
+    assert place.notes() == FIRST
+    here = place.run("pipe.py", *place.given, code=1)
+    assert place.notes() == FIRST
+    (place.folder / "fail-train").unlink()
+
+    planned = place.call("submit", "pipe.py", "--resume", there, "--dry-run", "--host", place.host)
+    assert planned.returncode == 0, planned.stderr
+    for stage in ("prepare", "plain", "try", "branch", "both", "search-ask-1", "trial", "search-best"):
+        assert f"{stage} " in planned.stdout
+    assert planned.stdout.count(f"kept, from {there}") == 8
+    assert "runs: it failed" in planned.stdout
+    assert place.notes() == []
+
+    again = place.submit("pipe.py", "--resume", there)
+    assert place.notes() == AGAIN
+    back = place.run("pipe.py", "--resume", there, "--host", place.host)
+    assert place.notes() == AGAIN
+    up = place.submit("pipe.py", "--resume", here)
+    assert place.notes() == AGAIN
+    down = place.run("pipe.py", "--resume", here)
+    assert place.notes() == AGAIN
+    texts = {attach(run, host=place.host).wait()["train"].results["text"] for run in (again, up)}
+    for run_ in (back, down):
+        shown = place.call("show", f"{run_}/train", "--format", "json")
+        texts |= {json.loads(shown.stdout)["results"]["text"]} if shown.returncode == 0 else {shown.stderr}
+    assert texts == {"train name-prepare 0.5 5"}
