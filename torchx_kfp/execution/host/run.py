@@ -289,6 +289,8 @@ class HostRun:
     def invocation(self, stage: str | None = None) -> Invocation:
         """Return what a stage was started with; see ``InvocationSource.invocation``."""
         record = self.read()
+        if self._nodes.problem:
+            raise self._unknown_inputs(stage or "STAGE", self._nodes.problem)
         found = choose_stage(record, stage)
         driver = self._observer.drivers.get(found)
         try:
@@ -297,7 +299,7 @@ class HostRun:
             raise self._unknown_inputs(found, str(error)) from None
         if spec is None:
             end = record.run.ends.get(found)
-            why = self._nodes.problem or "KFP has made no pod for it so far"
+            why = "KFP has made no pod for it so far"
             if end is not None and end.state is State.CACHED:
                 why = "KFP took its outputs from its cache, so it had no pod. Replay the run whose outputs those are"
             raise self._unknown_inputs(found, why)

@@ -1,0 +1,80 @@
+"""`replay --docker`: a stage in its image, attached to the terminal."""
+
+# No annotations from __future__: KFP reads those of pipelines as objects.
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import docker
+import pytest
+from kfp import compiler, dsl
+from torchx.specs import AppDef, Role
+
+from tests.containers.images import BUSYBOX_IMAGE
+from tests.entrypoints.cli.ready import PROGRAM, Ready
+from tests.entrypoints.cli.terminal import Terminal
+from torchx_kfp import task_from_app
+from torchx_kfp.execution.local.executors.docker import RUN_LABEL
+from torchx_kfp.local import Watch, run
+
+#: Where it runs, and on what; then it records what somebody types.
+ASK = r"""
+[ -t 1 ] && printf '\033[31mred\033[0m\n'
+if [ -e /bin/busybox ] && [ ! -e /root ]; then echo in the image; fi
+printf 'number? '; read n
+mkdir -p "$TORCHX_TRACKER_BASE/${TORCHX_JOB_ID%/*}"
+echo "{\"n\": ${n:-0}}" >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
+[ -z "$n" ] || exit "$n"
+"""
+
+
+@dsl.pipeline(name="asks")
+def asks(tracker_base: str):
+    app = AppDef("ask", [Role("role", image=BUSYBOX_IMAGE, entrypoint="sh", args=["-c", ASK])])
+    task_from_app(app, tracker_base=tracker_base)
+
+
+@pytest.fixture
+def folder(docker_client: docker.DockerClient, tmp_path: Path) -> Path:
+    """A folder with a run whose stage was a process here."""
+    compiler.Compiler().compile(asks, str(tmp_path / "asks.yaml"))
+    arguments = {"tracker_base": str(tmp_path / "results")}
+    done = run(tmp_path / "asks.yaml", arguments, output_dir=tmp_path / "local_outputs", watch=Watch())
+    assert done["ask"].results == {"n": 0}
+    return tmp_path
+
+
+def left(client: docker.DockerClient) -> list[object]:
+    return [each for each in client.containers.list(all=True) if "replay-asks" in each.labels.get(RUN_LABEL, "")]
+
+
+def test_a_container_is_attached(docker_client: docker.DockerClient, folder: Path, ready_program: Ready) -> None:
+    words = ("replay", "latest/ask", "--docker")
+    terminal = Terminal(folder, 100, 40, *words, ready=ready_program)
+    terminal.wait_for("in the image", "number?")
+    assert b"\033[31mred" in terminal.written
+    terminal.send(b"7\r")
+    assert terminal.end() == 7
+    assert "n 7 (was 0)" in terminal.shown
+    # Ctrl-C reaches the application, which ends by the signal.
+    terminal = Terminal(folder, 100, 40, *words, ready=ready_program)
+    terminal.wait_for("number?")
+    terminal.send(b"\x03")
+    assert terminal.end() == 130
+    # Without a terminal, streams are what they are.
+    program = [PROGRAM, *words]
+    done = subprocess.run(program, cwd=folder, input="3\n", capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "in the image\nnumber? "), done.stderr
+    assert not left(docker_client)
+
+
+def test_a_script_does_it_with_docker(docker_client: docker.DockerClient, folder: Path, ready_program: Ready) -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("there is no docker command")
+    done = ready_program.call(("replay", "latest/ask", "--docker", "--print"), folder, dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    ran = subprocess.run(["sh", "-c", done.stdout], cwd=folder, input="4\n", capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (4, "in the image\nnumber? "), ran.stderr
+    assert [path.read_text() for path in folder.glob("results/replay-asks-*/ask/*")] == ['{"n": 4}\n']
