@@ -19,7 +19,7 @@ from torchx_kfp.tracking.objects import FsspecStore, open_filesystem
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.store import File, Store
 from torchx_kfp.tracking.workspace_cleanup import find_unused, remove_unused
-from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folder
+from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders
 
 DAY = 86400.0
 
@@ -27,7 +27,7 @@ DAY = 86400.0
 def pack(store: Store, folder: Path, text: str) -> PackedWorkspace:
     folder.mkdir(exist_ok=True)
     (folder / "app.py").write_text(text)
-    return pack_folder(store, folder)
+    return pack_folders(store, {str(folder): ""})
 
 
 def age(base: Path, days: float, *names: str) -> None:
@@ -39,11 +39,14 @@ def age(base: Path, days: float, *names: str) -> None:
 def test_archives_that_no_run_uses_are_removed(tmp_path: Path) -> None:
     base = tmp_path / "base"
     recorder = Recorder.open(str(base))
-    packed = {name: pack(recorder.store, tmp_path / "code", name) for name in ("old", "both", "unknown", "today")}
+    packed = {
+        name: pack(recorder.store, tmp_path / "code", name) for name in ("old", "both", "unknown", "today", "scheduled")
+    }
     assert all(it.upload() for it in packed.values())
-    for run, names in {"old-run": ("old", "both"), "new-run": ("both",)}.items():
-        recorder.add_start(run, [packed[name].code for name in names], {})
+    for run, its in {"old-run": ("old", "both"), "new-run": ("both",)}.items():
+        recorder.add_start(run, [packed[name].code for name in its], {})
         recorder[f"{run}/train/1"] = {"x": 1}
+    recorder.add_schedule("5f0c", [packed["scheduled"].code])
     recorder.store.write(".torchx_kfp/workspaces/notes.tar", b"of somebody else")
     age(base, 60)
     age(base, 0, "new-run", packed["today"].digest)
@@ -66,7 +69,7 @@ def test_archives_that_no_run_uses_are_removed(tmp_path: Path) -> None:
     gone = {it.digest for it in remove_unused(recorder.store, before)}
     assert gone == {packed["old"].digest, packed["unknown"].digest}
     left = sorted(path.name for path in (base / ".torchx_kfp/workspaces").iterdir())
-    assert left == sorted([f"{packed['both'].digest}.tar", "notes.tar", f"{packed['today'].digest}.tar"])
+    assert left == sorted(["notes.tar", *(f"{packed[name].digest}.tar" for name in ("both", "today", "scheduled"))])
 
 
 def test_code_that_cannot_be_read_stops_the_removal(tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.artifact_files import StoredFiles
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
-from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS, TAGS, Code, describe_code, encode_code, parse_tags
+from torchx_kfp.tracking.run_facts import (
+    CODE,
+    RUN_FACTS,
+    SCHEDULE_FACTS,
+    TAGS,
+    Code,
+    describe_code,
+    encode_code,
+    parse_tags,
+)
 from torchx_kfp.tracking.searches import SEARCH, Search, Trial
 from torchx_kfp.tracking.statements import (
     FOLDERS,
@@ -97,6 +106,10 @@ class Recorder(FsspecResultTracker):
     def add_start(self, run: str, code: Sequence[Code], tags: Mapping[str, str | None]) -> None:
         """Record the code that travelled with a pipeline run, and its tags."""
         self.add_facts(run, **({CODE: encode_code(code)} if code else {}), **({TAGS: dict(tags)} if tags else {}))
+
+    def add_schedule(self, schedule: str, code: Sequence[Code]) -> None:
+        """Record the code that travels with all runs of a schedule: ``gc`` keeps it."""
+        SCHEDULE_FACTS.add(self.store, schedule, {CODE: encode_code(code)}, f"code of the schedule {schedule!r}")
 
     def code_of(self, runs: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, list[Code]]:
         """Return the code of each pipeline run that had any."""

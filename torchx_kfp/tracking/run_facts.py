@@ -133,3 +133,5 @@ def _join(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 #: The facts of pipeline runs by field. The value of ``code`` is a list of ``Code``.
 RUN_FACTS: StatementKind[dict[str, Any], dict[str, Any]] = StatementKind("runs", _parse, _join)
+#: The same about the schedules of a host, by their ids: what their runs use that the host will start.
+SCHEDULE_FACTS: StatementKind[dict[str, Any], dict[str, Any]] = StatementKind("schedules", _parse, _join)

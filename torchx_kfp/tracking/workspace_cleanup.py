@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS
+from torchx_kfp.tracking.run_facts import CODE, RUN_FACTS, SCHEDULE_FACTS
 from torchx_kfp.tracking.store import File, Store
 from torchx_kfp.tracking.workspaces import (
     ARCHIVE,
@@ -34,7 +34,7 @@ class UnusedWorkspace:
 
 
 def find_unused(store: Store, before: float, going: Collection[str] = ()) -> list[UnusedWorkspace]:
-    """Return the archives that no run has recorded, and that no submit has used for some time.
+    """Return the archives that no run or schedule has recorded, and that no submit has used for some time.
 
     Args:
         store: the store of the tracker base.
@@ -49,7 +49,9 @@ def find_unused(store: Store, before: float, going: Collection[str] = ()) -> lis
     # Archives first: a run that has recorded one since then is seen below.
     archives = find_archives(store)
     facts = RUN_FACTS.read_many(store)
-    used = {code.digest for run, its in facts.items() if run not in going for code in its.get(CODE, ())}
+    schedules = SCHEDULE_FACTS.read_many(store)
+    used = {code.digest for its in schedules.values() for code in its.get(CODE, ())}
+    used |= {code.digest for run, its in facts.items() if run not in going for code in its.get(CODE, ())}
     return [
         UnusedWorkspace(digest, files[ARCHIVE], last_used(files))
         for digest, files in sorted(archives.items())

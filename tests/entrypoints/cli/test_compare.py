@@ -18,7 +18,6 @@ from torchx_kfp.tracking import FsspecResultTracker, current_run
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.searches import SEARCH
 from torchx_kfp.tracking.statements import add_metadata
-from torchx_kfp.tracking.workspaces import pack_folder
 
 ONE, TWO = "digits-20260101-120000", "digits-20260102-120000"
 
@@ -293,7 +292,7 @@ def codes(base: Path, project: Path) -> Callable[..., None]:
             else:
                 (folder / name).write_text(content)
                 (folder / name).chmod(0o755 if content.startswith("#!") else 0o644)
-        packed = pack_folder(recorder.store, folder)
+        packed = recorder.pack_workspace(folder)
         packed.upload()
         recorder.add_start(run, [packed.code], {})
 

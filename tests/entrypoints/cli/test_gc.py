@@ -19,7 +19,6 @@ from torchx_kfp.tracking.cleanup import Cleanup, OldRun
 from torchx_kfp.tracking.lineage import add_source
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.statements import add_artifact, add_metadata
-from torchx_kfp.tracking.workspaces import pack_folder
 
 DAY = 86400
 
@@ -56,7 +55,7 @@ def test_code_goes_with_the_last_run_that_had_it(project: Path, inside: Call) ->
     recorder = Recorder.open(str(base))
     for run, text in (("old", "x"), ("both", "y"), ("new", "y")):
         (project / "app.py").write_text(text)
-        packed = pack_folder(recorder.store, project)
+        packed = recorder.pack_workspace(project)
         packed.upload()
         recorder.add_start(run, [packed.code], {})
     age(base, "runs/old", "runs/both", "workspaces/", days=60)

@@ -17,6 +17,7 @@ from torchx_kfp import Stages, component_from_app, host, local
 from torchx_kfp.authoring.fields import read_workspace_folders
 from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
 from torchx_kfp.tracking.recorder import Code, Recorder
+from torchx_kfp.tracking.run_facts import SCHEDULE_FACTS
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
 #: TorchX 0.7.0 has no workspaces with several projects.
@@ -72,6 +73,12 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path) -> None:
         base.mkdir()
         run = host.submit(mounted, {"tracker_base": str(base)}, workspace="code", host=kfp_host.url)
         run.wait(timeout=120).raise_for_failure()
+        made = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
+    # What a schedule will use is not removed with old runs.
+    [[of_schedule]] = [
+        facts["code"] for facts in SCHEDULE_FACTS.read_many(Recorder.open(str(base)).store, [made.schedule_id]).values()
+    ]
+    assert of_schedule.files == 1
     assert recorded(base) == [{"here": 7}]
     [[found]] = Recorder.open(str(base)).code_of([run.run_id]).values()
     assert found.files == 1

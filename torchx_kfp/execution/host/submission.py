@@ -137,7 +137,7 @@ def submit(
         packed = dataclasses.replace(packed, pipeline=plan.pipeline)
     packed.upload()
     run_id = host.submit(packed.pipeline, packed.arguments, submission)
-    record_start(run_id, packed, values, tags or {}, lambda sentence: warnings.warn(sentence, stacklevel=4))
+    record_start(run_id, packed, values, tags or {}, _warn)
     return HostRun(host.connection, run_id, named=known_bases(loaded, values))
 
 
@@ -190,11 +190,18 @@ def schedule(
     timing = Timing(cron, every, start, end, max_runs, catchup)
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     loaded = load_pipeline(pipeline)
-    refuse_submission(loaded, check_submission(loaded, complete_arguments(loaded, arguments)))
+    values = complete_arguments(loaded, arguments)
+    refuse_submission(loaded, check_submission(loaded, values))
     schedules = Schedules(_connect(settings))
     packed = pack(loaded, arguments, workspace, for_pods=True)
     packed.upload()
-    return schedules.create(packed.pipeline, packed.arguments, timing, submission)
+    made = schedules.create(packed.pipeline, packed.arguments, timing, submission)
+    record_start(made.schedule_id, packed, values, {}, _warn, is_schedule=True)
+    return made
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=4)  # where the user has called submit or schedule
 
 
 def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:

@@ -136,6 +136,8 @@ def record_start(
     arguments: Mapping[str, Any],
     tags: Mapping[str, str],
     warn: Callable[[str], object],
+    *,
+    is_schedule: bool = False,
 ) -> None:
     """Record under the tracker base which code and tags a run has that has just started.
 
@@ -147,6 +149,7 @@ def record_start(
         arguments: the values of its parameters.
         tags: its tags.
         warn: gets a sentence if that is not possible. The run goes on.
+        is_schedule: whether it is a schedule of runs, not a run.
     """
     texts = [packed.arguments.get(WORKSPACE_PARAMETER), *arguments.values(), packed.pipeline.text]
     named = named_workspaces(*(text for text in texts if isinstance(text, str)))
@@ -160,7 +163,10 @@ def record_start(
         recorder = Recorder.open(base)
         # A folder that only pods have is not made here.
         if recorder.folder is None or os.path.isdir(recorder.folder):
-            recorder.add_start(run, code, tags)
+            if is_schedule:
+                recorder.add_schedule(run, code)
+            else:
+                recorder.add_start(run, code, tags)
     except TorchxKfpError as error:
         lost = f"The code of the run {run} is not recorded, and gc may remove it with older runs"
         warn(f"{lost if code else f'The tags of the run {run} are not recorded'}: {error}")
