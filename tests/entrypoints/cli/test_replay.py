@@ -60,6 +60,14 @@ def take(data: dsl.Input[dsl.Dataset], times: int) -> str:
         return file.read() * times
 
 
+@dsl.component(base_image="python:3.11")
+def share(path: str) -> str:
+    with open(f"{path}/shared", "a+") as file:
+        file.write("x")
+        file.seek(0)
+        return file.read()
+
+
 @dsl.container_component
 def plain(word: str, out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(
@@ -67,7 +75,7 @@ def plain(word: str, out: dsl.OutputPath(str)):
     )
 
 
-@dsl.pipeline(name="kinds")
+@dsl.pipeline(name="kinds", pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
 def kinds(tracker_base: str, workspace: str = "", word: str = "$HOME {{x}}", names: list = ["a", "b"]):  # noqa: B006
     stages = Stages(tracker_base=tracker_base)
     first = stages.task(app("first", f"{word}", env={"COLOR": f"{word}"}, max_retries=1), may_fail=True)
@@ -78,6 +86,7 @@ def kinds(tracker_base: str, workspace: str = "", word: str = "$HOME {{x}}", nam
     with_code.task(AppDef("coded", [module]))
     with_code.task(AppDef("many", [replace(module, num_replicas=2)]), engine="job")
     made = make(text=word)
+    share(path=dsl.WORKSPACE_PATH_PLACEHOLDER)
     take(data=made.outputs["data"], times=2)
     with_secret = plain(word=word)
     kubernetes.use_secret_as_env(with_secret, "keys", {"token": "TOKEN"})
@@ -195,6 +204,8 @@ def test_stages_of_kfp_take_their_artifacts_and_write_outputs_of_their_own(call,
     assert done.returncode == 0, done.stderr
     assert f"Output {'$HOME {{x}}' * 2!r} (as before)" in done.stderr
     assert call("replay", "latest/make").returncode == 0
+    # A copy of what the run has left in KFP's workspace.
+    assert "Output 'xx' (was 'x')" in call("replay", "latest/share").stderr
     # From Python, with the same result.
     result = replay(here.run, "plain", secrets={"keys": {"token": "secret-2"}}, say=[].append)
     assert result.exit_code == 0

@@ -24,11 +24,13 @@ from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import Containers, verify_private
 from torchx_kfp.execution.local.executors.mounts import Mount, named_paths
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
+from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.local.replay_plan import Change, ReplayPlan, plan_replay
 from torchx_kfp.execution.local.replay_script import script_of
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context, make_folder
+from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import make_run_name, without_indices
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -254,7 +256,7 @@ def _share(docker: DockerExecutor | None, folder: Path) -> None:
 def _plan(invocation: Invocation, context: RunContext, options: ReplayOptions) -> ReplayPlan:
     change = options.change
     try:
-        plan = plan_replay(invocation, context, change)
+        plan = plan_replay(_with_workspace(invocation, context), context, change)
     except ValueError as error:
         if isinstance(error, ArgumentError):
             raise
@@ -264,23 +266,35 @@ def _plan(invocation: Invocation, context: RunContext, options: ReplayOptions) -
         why = why_not_read(base, [os.environ.get(_NAMED_BASE, "")], ran_here=ran_here)
         if why:
             raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
-    _copy_workspace(plan, context)
     return plan
 
 
-def _copy_workspace(plan: ReplayPlan, context: RunContext) -> None:
+def _with_workspace(invocation: Invocation, context: RunContext) -> Invocation:
     """Give a stage that uses KFP's workspace a copy of what the run has left in it."""
-    record = plan.invocation.record
-    if record.folder is None or not any(WORKSPACE in word for word in _words(plan.invocation)):
-        return
-    source = Path(str(record.options.get("workspace") or record.folder / "workspace"))
-    if source.is_dir():
-        shutil.copytree(source, context.constants["workspace_path"], symlinks=True, dirs_exist_ok=True)
-
-
-def _words(invocation: Invocation) -> list[str]:
+    record, own = invocation.record, context.constants["workspace_path"]
+    if record.folder is None or not has_workspace(invocation.pipeline):
+        return invocation
+    source = str(record.options.get("workspace") or record.folder.absolute() / "workspace")
     container = invocation.component.container
-    return [*(container.words if container is not None else ()), *map(str, invocation.inputs.values())]
+    texts = [*(container.words if container is not None else ()), *map(str, invocation.inputs.values())]
+    if not any(path in text for path in (WORKSPACE, source) for text in texts):
+        return invocation
+    if os.path.isdir(source):
+        shutil.copytree(source, own, symlinks=True)
+    inputs = {name: _moved(value, source, own) for name, value in invocation.inputs.items()}
+    return dataclasses.replace(invocation, inputs=inputs)
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    """Return an input in whose texts one path has become another."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, Artifact):
+        moved = {name: getattr(value, name).replace(old, new) for name in ("uri", "custom_path")}
+        return dataclasses.replace(value, **moved)
+    if isinstance(value, list):
+        return type(value)(_moved(item, old, new) for item in value)
+    return {key: _moved(item, old, new) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _name_original(plan: ReplayPlan) -> None:

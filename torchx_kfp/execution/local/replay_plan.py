@@ -27,6 +27,7 @@ from torchx_kfp.execution.local.attempt import RunContext, placed, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.given_keys import VARIABLES, missing_variables, variables_of
+from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import PodNames, StageNames
 from torchx_kfp.execution.runs.invocation import Invocation
 
@@ -238,6 +239,8 @@ def _differences(invocation: Invocation, attempt: AttemptPlan, context: RunConte
         yield f"Only {change.replica} runs: the other replicas are missing"
     for missing in missing_variables(component, given, scope, os.environ):
         yield f"Missing: {missing}"
+    if invocation.record.folder is None and _uses_workspace(invocation):
+        yield "Missing: KFP's workspace, which only the pods of the run had"
     mounts = [mount.target for mount in context.containers.mounts]
     missing_volumes: Callable[[], Iterator[str]] = lambda: (  # noqa: E731 (one of two functions)
         kubernetes.missing_mounts(component, given, scope, mounts)
@@ -260,6 +263,12 @@ def _differences(invocation: Invocation, attempt: AttemptPlan, context: RunConte
         yield f"A shell runs in place of the application, which sh ${COMMAND_FILE} runs"
     if change.tracker_base:
         yield f"It records in {change.tracker_base}"
+
+
+def _uses_workspace(invocation: Invocation) -> bool:
+    container = invocation.place.component.container
+    texts = [*(container.words if container is not None else ()), *map(str, invocation.place.task.inputs.values())]
+    return any(WORKSPACE in text for text in texts)
 
 
 def _resources(resources: Mapping[str, object]) -> str:
