@@ -107,7 +107,11 @@ def test_json_is_json(page: Path) -> None:
             json.loads(block.text)
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=name)
+#: Pages of the repository that the documentation includes.
+OF_REPOSITORY = [pages.REPOSITORY / f"{each}.md" for each in ("CHANGELOG", "CONTRIBUTING", "SECURITY")]
+
+
+@pytest.mark.parametrize("page", [*pages.PAGES, *OF_REPOSITORY], ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for link, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", text):

@@ -79,9 +79,12 @@ def test_signals_remove_what_was_begun(
 ) -> None:
     base = tmp_path / "results"
     program = Program(ready_program, tmp_path)
+    (tmp_path / "slow").mkdir()
+    wait = "import os, time\nif '/second/' in os.environ.get('TORCHX_JOB_ID', ''): time.sleep(120)\n"
+    (tmp_path / "slow" / "sitecustomize.py").write_text(wait)
     words = ["--host", host.url, "--tracker-base", str(base), "--volume", "claim", "--image", "app:1", "--run"]
-    with program.start("doctor", *words) as started:
-        wait_until(lambda: files(base) and any(path.parent.name == "first" for path in files(base)))
+    with program.start("doctor", *words, "--env", f"PYTHONPATH={tmp_path / 'slow'}") as started:
+        wait_until(lambda: any(path.parent.name == "first" for path in files(base)))
         started.send_signal(number)
         _, errors = started.communicate()
     assert started.returncode == code, errors
