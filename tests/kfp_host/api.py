@@ -212,7 +212,9 @@ class Api:
         return text
 
     def _list_pipelines(self, *, query: Mapping[str, str], **_: Any) -> Any:
-        return page_of(list(self.pipelines.by_id.values()), query, "pipeline_id", "pipelines")
+        own = query.get("namespace", "")
+        found = [each for each in self.pipelines.by_id.values() if own == each.get("namespace", "")]
+        return page_of(found, query, "pipeline_id", "pipelines")
 
     def _create_pipeline(self, *, body: Any, **_: Any) -> Any:
         return self.pipelines.create(body)

@@ -94,6 +94,11 @@ class KfpHost:
         """The runs by their ids."""
         return self._api.runs
 
+    @property
+    def pipelines(self) -> Mapping[str, Mapping[str, Any]]:
+        """The uploaded pipelines by their ids."""
+        return self._api.pipelines.by_id
+
     def __enter__(self) -> KfpHost:
         self._thread.start()
         return self

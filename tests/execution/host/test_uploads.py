@@ -104,12 +104,28 @@ def test_a_component_is_described(kfp_host: KfpHost, program: Program) -> None:
     assert (stored.name, list(pipeline.root.inputs)) == ("train", ["tracker_base"])
 
 
+def test_shared_pipelines_and_those_of_a_namespace(kfp_host: KfpHost, pipelines: Path) -> None:
+    pipeline = load_pipeline(pipelines / "plain.yaml")
+    shared = StoredPipelines(connect(host=kfp_host.url)).upload(pipeline)
+    own = StoredPipelines(connect(host=kfp_host.url, namespace="team-a"))
+    assert own.find("plain")[0] == shared
+    mine = own.upload(pipeline, "plain@home", "1")
+    assert [own.find(name)[0] for name in ("plain@home", "plain@home@1")] == [mine, mine]
+    assert {each.get("namespace") for each in kfp_host.pipelines.values()} == {None, "team-a"}
+
+
 def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
+    plain = (program.folder / "plain.yaml").read_text(encoding="utf-8")
+    folders = plain.replace(
+        "image: app:1", "image: app:1\n        env:\n        - {name: A, value: 'torchx-kfp-folders:/mine=b'}"
+    )
+    (program.folder / "folders.yaml").write_text(folders, encoding="utf-8")
     assert program("upload", "plain.yaml", "--version", "1").returncode == 0
     for words, facts in {
         ("upload", "plain.yaml", "--version", "1"): ["'plain'", "version '1' already", "--version"],
         ("upload", "lost.yaml"): ["'lost'", "nothing was uploaded"],
         ("upload", "none.yaml"): ["none.yaml"],
+        ("upload", "folders.yaml"): ["'plain'", "/mine", "parameter workspace"],
         ("submit", "--pipeline", "plan"): ["no pipeline 'plan'", "Did you mean 'plain'", kfp_host.url],
         ("submit", "--pipeline", "plain@2"): ["'plain'", "no version '2'", "Versions: 1"],
         ("submit", "--pipeline", "plain", "plain.yaml"): ["not both", "'plain.yaml'"],

@@ -97,11 +97,14 @@ class StoredPipelines:
             HostError: the host does not answer.
         """
         pipeline, version = name, ""
-        if not (found := self._pipeline_id(name)) and "@" in name:
+        if not (found := self._pipeline_id(name, shared=True)) and "@" in name:
             pipeline, _, version = name.rpartition("@")
-            found = self._pipeline_id(pipeline)
+            found = self._pipeline_id(pipeline, shared=True)
         if not found:
-            names = [text(each.get("display_name")) for each in self._list(_PIPELINES, "pipelines")]
+            names = [
+                text(each.get("display_name"))
+                for each in self._list(_PIPELINES, "pipelines", namespace=self._connection.namespace)
+            ]
             raise ArgumentError(
                 f"There is no pipeline {pipeline!r} on {self._connection.name}{self._host.in_namespace()}."
                 f"{did_you_mean(pipeline, names)} Pipelines: {listed(map(printable, names)) or 'none'}."
@@ -129,9 +132,11 @@ class StoredPipelines:
         link = _link(self._connection, pipeline_id, version_id)
         return StoredPipeline(name, version, pipeline_id, version_id, link)
 
-    def _pipeline_id(self, name: str) -> str:
-        found = self._named(_PIPELINES, "pipelines", name)
-        return text(found.get("pipeline_id"))
+    def _pipeline_id(self, name: str, *, shared: bool = False) -> str:
+        """Return the id of a pipeline in the user's namespace, or of one that all users share; empty without one."""
+        namespaces = dict.fromkeys([self._connection.namespace, *([""] if shared else [])])
+        found = (self._named(_PIPELINES, "pipelines", name, namespace) for namespace in namespaces)
+        return next((text(each.get("pipeline_id")) for each in found if each), "")
 
     def _version(self, pipeline_id: str, name: str) -> Mapping[str, Any]:
         """Return a version, the newest one for an empty name; nothing if there is none."""
@@ -142,19 +147,18 @@ class StoredPipelines:
     def _versions(self, pipeline_id: str) -> Iterator[Mapping[str, Any]]:
         return self._list(f"{_PIPELINES}/{quote(pipeline_id, safe='')}/versions", "pipeline_versions")
 
-    def _named(self, path: str, kind: str, name: str) -> Mapping[str, Any]:
+    def _named(self, path: str, kind: str, name: str, namespace: str = "") -> Mapping[str, Any]:
         equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         try:
-            found = list(self._list(path, kind, json.dumps({"predicates": [equals]})))
+            found = list(self._list(path, kind, json.dumps({"predicates": [equals]}), namespace))
         except HostUnreachableError:
             raise
         except HostError:  # it cannot filter
-            found = list(self._list(path, kind))
+            found = list(self._list(path, kind, namespace=namespace))
         return next((each for each in found if name in (each.get("display_name"), each.get("name"))), {})
 
-    def _list(self, path: str, kind: str, query: str = "") -> Iterator[Mapping[str, Any]]:
+    def _list(self, path: str, kind: str, query: str = "", namespace: str = "") -> Iterator[Mapping[str, Any]]:
         """Yield the newest pipelines, or versions of one."""
-        namespace = self._connection.namespace if path == _PIPELINES else ""
         page = self._connection.get(path, page_size=_PAGE, sort_by=_NEWEST_FIRST, filter=query, namespace=namespace)
         return objects_of(page, kind)
 
