@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.execution.report.runs import write_events
+from torchx_kfp.contract import protocol
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.execution.report import read_model, write_report
@@ -27,6 +29,7 @@ from torchx_kfp.execution.report.artifact_views import (
 )
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.local import StageResult, State
+from torchx_kfp.tracking import current_run
 
 Visit = Callable[..., Chrome]
 
@@ -313,3 +316,37 @@ class TestInABrowser:
         )
         assert bottom[0], "there is more than fits"
         assert bottom[1] < 20
+
+
+# Stored under the tracker base
+
+
+def test_stored_ones_are_linked_and_shown(tmp_path: Path) -> None:
+    base, run_id = str(tmp_path / "base"), "made-1/make/make-0"
+    run = current_run(protocol.encode(protocol.StageContext(base, run_id)))
+    contents = {"scores.md": MARKDOWN, "errors.html": HTML + HARM, "large.md": "x" * (MOST_BYTES + 1), "b.md": "secret"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+        run.add_artifact(name.partition(".")[0], tmp_path / name, store=True, epochs=3)
+    run.add_artifact("folder", tmp_path, store=False)
+    [changed] = Path(base).rglob("b.md")
+    changed.write_text("other!")
+
+    stage = StageResult("make", "make", State.SUCCEEDED, attempts=1, run_id=run_id, tracker_base=base)
+    folder, now = tmp_path / "runs" / "made-1", time.time()
+    end = RunFinished(folder.name, State.SUCCEEDED, 1.0, {}, time=now)
+    write_events(folder, [RunStarted("made", folder.name, folder, time=now), StageFinished(stage, time=now), end])
+    write_report(read_model(folder), folder / "report.html")
+    page = (folder / "report.html").read_text()
+
+    [place] = Path(base).rglob("scores.md")
+    assert f'href="{quote(os.path.relpath(place, folder))}"' in page
+    assert "<td>cat</td>" in page
+    assert "<dt>size</dt>" in page
+    assert "&lt;h2&gt;Errors&lt;/h2&gt;" in page
+    assert "<script>parent.document.title" not in page
+    assert "larger than 1 MB" in page
+    assert "x" * 1000 not in page
+    assert "SHA-256" in page
+    assert "other!" not in page
+    assert "<strong>folder</strong>" not in page, "it is not stored"

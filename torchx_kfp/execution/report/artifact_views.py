@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from torchx_kfp.common.text import size_text
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import LOCATION, Artifact, artifacts_in
 from torchx_kfp.execution.report.formats import number
 from torchx_kfp.execution.report.model import RunView, StageView
 from torchx_kfp.execution.runs.history import is_run
+from torchx_kfp.tracking.recorder import Artifact as StoredArtifact
 
 #: The largest artifact, in bytes, that the page shows; larger ones are linked.
 MOST_BYTES = 1_000_000
@@ -33,6 +36,10 @@ _FRAME = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
     "style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:\">"
 )
+
+
+#: What KFP's UI would call stored files that it could show, by their extensions.
+_KINDS = {".md": "Markdown", ".markdown": "Markdown", ".html": "HTML", ".htm": "HTML"}
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,32 @@ class ArtifactViews:
             for number, artifact in enumerate(found)
         ]
 
+    def stored(self, found: Mapping[str, StoredArtifact]) -> list[ArtifactView]:
+        """Return the views of the artifacts that a stage has stored under the tracker base.
+
+        Their place is derived from the record and the base, so they cannot be other files of this machine.
+        """
+        return [self._stored_view(artifact) for artifact in found.values() if artifact.stored is not None]
+
+    def _stored_view(self, artifact: StoredArtifact) -> ArtifactView:
+        stored, place = artifact.stored, artifact.url
+        assert stored is not None
+        kind = _KINDS.get(os.path.splitext(stored.name)[1].lower(), "") if stored.count is None else ""
+        content, note = _stored_text(artifact) if kind else (None, "")
+        return ArtifactView(
+            name=artifact.name,
+            kind=kind,
+            link=Hyperlink(place, "") if "://" in place else self.file(Path(place), stored.name),
+            metadata={
+                "size": size_text(stored.size),
+                **({} if stored.count is None else {"files": stored.count}),
+                **artifact.metadata,
+            },
+            markdown=render_markdown(content) if content is not None and kind == "Markdown" else "",
+            frame=_FRAME + content if content is not None and kind == "HTML" else "",
+            note=note or ("Scripts and content from elsewhere are blocked here." if kind == "HTML" else ""),
+        )
+
     def file(self, path: Path, label: str, type: str = "") -> Hyperlink:
         """Return a link to a local file; it cannot be opened if the file does not exist."""
         try:
@@ -180,6 +213,17 @@ class ArtifactViews:
             return path.read_text(encoding="utf-8", errors="replace"), ""
         except (OSError, ValueError, RuntimeError) as error:
             return None, f"It cannot be read: {getattr(error, 'strerror', None) or error}."
+
+
+def _stored_text(artifact: StoredArtifact) -> tuple[str | None, str]:
+    """Return the text of a stored file, or None and the reason why it is not shown."""
+    if artifact.stored is None or artifact.stored.size > MOST_BYTES:
+        return None, f"It is larger than {MOST_BYTES // 1_000_000} MB and therefore not shown."
+    try:
+        with artifact.open() as file:
+            return file.read().decode("utf-8", errors="replace"), ""
+    except TrackerError as error:
+        return None, f"It cannot be read: {error}"
 
 
 class Links(ArtifactViews):

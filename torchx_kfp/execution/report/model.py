@@ -29,7 +29,7 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.state import Attempt, Session, StageState, outline
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import History, Recorder, Search, Start
+from torchx_kfp.tracking.recorder import Artifact, History, Recorder, Search, Start
 
 _READS, _STAGE = re.compile(rf"{READS}(_\d+)?"), re.compile(rf"{STAGE}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
@@ -262,6 +262,7 @@ class Tracked:
     problems: list[str] = field(default_factory=list)
     starts: dict[tuple[str, str], Start] = field(default_factory=dict)
     stated: dict[tuple[str, str], Search | None] = field(default_factory=dict)
+    registered: dict[tuple[str, str], Mapping[str, Artifact]] = field(default_factory=dict)
 
     #: The facts of the run: its code, tags and note.
     facts: dict[str, Any] = field(default_factory=dict)
@@ -277,6 +278,11 @@ class Tracked:
     def metadata(self, stage: StageView) -> Mapping[str, Any]:
         """Return the metadata that the stage has recorded."""
         return self.metadatas.get(_key(stage), {})
+
+    def artifacts(self, stage: StageView) -> Mapping[str, Artifact]:
+        """Return the artifacts that the stage has registered, except for those that it has declared to KFP."""
+        found = self.registered.get(_key(stage), {})
+        return {name: artifact for name, artifact in found.items() if identifier(name) not in stage.result.artifacts}
 
     def search(self, stage: StageView) -> Search | None:
         """Return what the stage has stated about the search that it belongs to."""
@@ -303,6 +309,8 @@ def read_tracked(run: RunView) -> Tracked:
             tracked.stated.update({(base, run_id): search for run_id, search in searches.items()})
             metadatas = recorder.metadata_of(wanted)
             tracked.metadatas.update({(base, run_id): metadata for run_id, metadata in metadatas.items()})
+            registered = recorder.artifacts_of(wanted)
+            tracked.registered.update({(base, run_id): found for run_id, found in registered.items()})
             for facts in recorder.facts_of([run.run_id], lambda error: problems.append(str(error))).values():
                 tracked.facts.update(facts)
             tracked.starts.update({(base, run_id): start for run_id, start in recorder.starts_of(wanted).items()})
