@@ -103,6 +103,10 @@ class StoredFiles:
         """Return the sizes of the files in bytes, by their names in the folder; the name of a single file is empty."""
         return {name: file.size for name, file in self._tree.files.items()}
 
+    def are_there(self) -> bool:
+        """Tell whether the store has files of this size here; they are not read."""
+        return sum(file.size for file in self._on.files(self.key.rpartition("/")[0])) == self.size
+
     def open(self, name: str = "") -> BinaryIO:
         """Open a file, after it was copied to this machine and checked: see ``Artifact.open``."""
         files = self._tree.files

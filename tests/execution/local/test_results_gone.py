@@ -1,6 +1,7 @@
 """The cache and a resumed run reuse results only if they still exist: in a local directory, and on S3 over HTTP."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,40 @@ def test_a_stage_whose_registered_file_is_gone_or_changed_runs_again(tmp_path: P
     assert states(attempt(registers, base)) == {"make": "succeeded", "use": "succeeded"}
     data.write_text("changed")
     assert states(attempt(registers, base))["make"] == "succeeded"
+
+
+STORE = """
+from torchx_kfp.tracking import current_run
+open("data.txt", "w").write("1")
+current_run().add_artifact("data", "data.txt", store=True)
+"""
+FETCH = """
+from torchx_kfp.tracking import current_run
+with current_run().parent.artifact("data").open() as file:
+    assert file.read() == b"1"
+"""
+
+
+@dsl.pipeline(name="stores")
+def stores(tracker_base: str) -> None:
+    made = task("make", STORE, tracker_base=tracker_base)
+    task("use", FETCH, tracker_base=tracker_base, reads=made)
+
+
+@pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=pytest.mark.s3)])
+def test_a_stage_whose_stored_file_is_gone_runs_again(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    base = str(tmp_path / "base") if store == "disk" else request.getfixturevalue("s3_base")
+    assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
+    (tmp_path / "data.txt").unlink()
+    assert states(attempt(stores, base)) == {"make": "cached", "use": "cached"}
+    kept = FsspecResultTracker(base).store
+    for file in kept.files(".torchx_kfp/files"):
+        kept.remove(file.key)
+    assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
+    assert list(Cleanup(kept, time.time() + 10).remove())
+    assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
 
 
 def test_a_resumed_run_makes_a_registered_file_that_is_gone_anew(tmp_path: Path) -> None:

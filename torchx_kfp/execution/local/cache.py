@@ -220,13 +220,13 @@ class Memory:
         found = self._finished.get(name)
         if found is None or why_not_kept(found, missing_files(found)):
             return None
-        return found if found.key == key and self._has_results(found) else None
+        return found if found.key == key and self._has_records(found) else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
         found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
         # Two equal stages of one run both run, whichever ends first.
-        if found is None or found.cached_from == self._run_id or not self._has_results(found):
+        if found is None or found.cached_from == self._run_id or not self._has_records(found):
             return None
         return dataclasses.replace(
             found, name=name, task=task, key=key, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time()
@@ -238,6 +238,21 @@ class Memory:
         is_complete = result.state is State.SUCCEEDED and not has_failed and not result.undelivered
         if self._cache is not None and cache_key and is_complete:
             self._cache.put(cache_key, self._run_id, result)
+
+    def _has_records(self, result: StageResult) -> bool:
+        return self._has_results(result) and self._has_stored(result)
+
+    def _has_stored(self, result: StageResult) -> bool:
+        """Tell whether the artifacts that the stage stored elsewhere are still there."""
+        urls = {path for path in result.files if "://" in path}
+        base, run_id = result.tracker_base, result.run_id
+        if not urls or run_id is None or base is None:
+            return True
+        try:
+            found = Recorder.open(base, self._directory).artifacts(run_id).values()
+            return urls <= {it.path for it in found if it.stored and it.stored.are_there()}
+        except TrackerError:
+            return False
 
     def _has_results(self, result: StageResult) -> bool:
         """Tell whether the results that the stage recorded are still there.

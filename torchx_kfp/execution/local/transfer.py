@@ -239,12 +239,16 @@ def _copy_custom(attempt: AttemptPlan, path: str, target: str) -> None:
 
 
 def registered_files(attempt: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
-    """Return the paths on this machine of the files and folders that the stage has registered, if they exist."""
+    """Return the paths on this machine of the files and folders that the stage has registered, if they exist.
+
+    Those that it has stored elsewhere have URLs.
+    """
+    stored = [artifact.path for artifact in registered.values() if artifact.stored and "://" in artifact.path]
     paths = [artifact.path.removeprefix("file://") for artifact in registered.values()]
     if attempt.container is not None:
         mounted = map(attempt.container.mount_of, paths)
         paths = [found[1] for found in mounted if found is not None]
-    return tuple(path for path in paths if os.path.isabs(path) and os.path.exists(path))
+    return (*(path for path in paths if os.path.isabs(path) and os.path.exists(path)), *stored)
 
 
 def describe_missing(attempt: AttemptPlan, recorder: Recorder, run_id: str, results: Mapping[str, Any]) -> str:

@@ -75,7 +75,8 @@ class StageResult:
     cached_from: str = ""
     #: How many replicas a distributed stage has; None for other stages, and if it ended before they were started.
     replicas: int | None = None
-    #: Files and folders of this machine that the stage has registered as artifacts.
+    #: Files and folders of this machine that the stage has registered as artifacts, and the URLs of those that it has
+    #: stored elsewhere.
     files: tuple[str, ...] = ()
     #: The further trackers, such as MLflow, that lack records of the stage, and why.
     undelivered: Mapping[str, str] = field(default_factory=dict)

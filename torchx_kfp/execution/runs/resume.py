@@ -151,5 +151,8 @@ def why_not_kept(end: StageResult | None, gone: str = "") -> str:
 def missing_files(end: StageResult) -> str:
     """Return which file of a stage that ran on this machine is gone, as a clause; empty if all are there."""
     # The log stands for the stage's folder.
-    paths = [*end.files, *([str(end.log_file)] if end.log_file is not None else [])]
+    paths = [
+        *(path for path in end.files if "://" not in path),
+        *([str(end.log_file)] if end.log_file is not None else []),
+    ]
     return next((f"its file {path!r} is gone" for path in paths if not os.path.exists(path)), "")
