@@ -24,7 +24,7 @@ from torchx_kfp.tracking.recorder import Recorder
 #: Milliseconds that the start in the small workspace may take beside the application's own; factors to the peers.
 START, START_FACTOR, STORE_FACTOR = 100.0, 1.5, 3.0
 #: The number of files, their bytes, and the number of rounds.
-CASES = {"small": (10, 2_000, 21), "20,000 files": (20_000, 300, 3), "99 MB": (99, 1_000_000, 5)}
+CASES = {"small": (10, 2_000, 15), "20,000 files": (20_000, 300, 3), "99 MB": (99, 1_000_000, 3)}
 UNPACK = 'sha256sum -c "$0.sum" >&2; mkdir "$1"; tar -xf "$0" -C "$1"; cd "$1"; shift; exec "$@"'
 PACK = 'tar -cf "$1" -C "$0" .; sha256sum "$1"; sync "$1"'
 #: An application that prints the time at which it runs, in nanoseconds.

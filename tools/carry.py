@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import inspect
 import itertools
+import json
 import os
 import random
 import string
@@ -314,7 +315,7 @@ def main() -> None:
         pieces = [
             piece for one in texts for piece in textwrap.wrap(one, 110, drop_whitespace=False, replace_whitespace=False)
         ]
-        lines = "\n".join("    " + (repr(piece) if set(piece) & {'"', "\n"} else f'"{piece}"') for piece in pieces)
+        lines = "\n".join("    " + (repr(piece) if '"' in piece else json.dumps(piece)) for piece in pieces)
         text += _PROGRAM.format(module=module, name=name, lines=lines)
         print(f"{name}: {len(program)} bytes")
     CARRIED.write_text(text, encoding="utf-8")

@@ -12,7 +12,8 @@ from tests.facts import says
 from tools import carry
 from torchx_kfp.common import files
 from torchx_kfp.contract.carried import launcher, publisher, shared
-from torchx_kfp.contract.carried.programs import ASK, LAUNCHER, PUBLISHER, RESULTS_PUBLISHER, SOURCES
+from torchx_kfp.contract.carried.programs import ASK, LAUNCHER, PUBLISHER, RESULTS_PUBLISHER, SOURCES, WORKSPACE
+from torchx_kfp.contract.scripts import workspace_words
 
 #: Names of methods, functions, modules and arguments of the standard library that Python 3.8 lacks.
 NEWER = re.compile(
@@ -31,13 +32,18 @@ def test_what_commands_carry_is_made_of_the_modules() -> None:
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"
+    words = workspace_words("")
+    assert len(words[2]) <= 560
+    assert not re.search(r"\$[$(]|{{|\\", words[2]), "engines would rewrite it"
 
 
 @pytest.mark.parametrize(
-    "program", [PUBLISHER, RESULTS_PUBLISHER, LAUNCHER, ASK], ids=["publisher", "results", "launcher", "ask"]
+    "text",
+    [*map(carry.text_of, [PUBLISHER, RESULTS_PUBLISHER, LAUNCHER, ASK]), WORKSPACE],
+    ids=["publisher", "results", "launcher", "ask", "workspace"],
 )
-def test_what_commands_carry_needs_only_python_38(program: str) -> None:
-    tree = ast.parse(carry.text_of(program), feature_version=(3, 8))
+def test_what_commands_carry_needs_only_python_38(text: str) -> None:
+    tree = ast.parse(text, feature_version=(3, 8))
     for node in ast.walk(tree):
         names = [getattr(node, field, None) or "" for field in ("attr", "arg", "id", "name", "module")]
         assert not [name for name in names if isinstance(name, str) and NEWER.fullmatch(name)], ast.unparse(node)
