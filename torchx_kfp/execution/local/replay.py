@@ -117,6 +117,8 @@ class ReplayOptions:
     config_maps: Given = field(default_factory=dict)
     directory: str | os.PathLike[str] | None = None
     change: Change = field(default_factory=Change)
+    #: The tracker base of runs on a host that the user has named: see ``runs.source``.
+    named_base: str = field(default_factory=lambda: os.environ.get(_NAMED_BASE, ""))
 
 
 def replay(
@@ -263,7 +265,7 @@ def _plan(invocation: Invocation, context: RunContext, options: ReplayOptions) -
         raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
     base, ran_here = plan.facts.tracker_base, invocation.record.folder is not None
     if plan.run_id and base and not change.tracker_base:
-        why = why_not_read(base, [os.environ.get(_NAMED_BASE, "")], ran_here=ran_here)
+        why = why_not_read(base, [options.named_base], ran_here=ran_here)
         if why:
             raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
     return plan

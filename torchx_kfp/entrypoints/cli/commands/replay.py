@@ -51,6 +51,7 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
     torchx-kfp replay latest
     torchx-kfp replay 'latest/train[2]' --workspace . --shell
     """
+    from torchx_kfp.execution.host.settings import read_settings
     from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.local.replay import ReplayOptions, print_script, run_replay
     from torchx_kfp.execution.local.replay_plan import Change
@@ -58,9 +59,11 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
     source, stage = find_stage_source(run, stage, output_dir, flags)
     invocation = source.invocation(stage)
     code = options["workspace"]
+    is_here = invocation.record.folder is not None
     chosen = ReplayOptions(
         # A run on this machine keeps its replays.
-        output_dir=None if invocation.record.folder is not None else output_dir,
+        output_dir=None if is_here else output_dir,
+        named_base="" if is_here else read_settings(flags).tracker_base,
         docker=options["docker"],
         mounts=options["mounts"],
         directory=options["directory"],

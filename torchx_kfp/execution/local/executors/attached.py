@@ -157,7 +157,7 @@ class AttachedContainer(ContainerStage):
 
     def _copy_input(self, stopped: int) -> None:
         connection = getattr(self._socket, "_sock", self._socket)
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no input
             source = sys.stdin.fileno()
             while True:
                 ready, _, _ = select.select([source, stopped], [], [])
