@@ -42,7 +42,7 @@ REPOSITORY = Path(__file__).parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 #: The programs that are run in console blocks. Others need an index, a cluster or an engine, and only their names are
 #: checked.
-PROGRAMS = {"torchx-kfp", "python", "cat", "echo", "cp", "ls"}
+PROGRAMS = {"torchx-kfp", "python", "cat", "echo", "cp", "ls", "sed"}
 OTHERS = {"pip", "make", "git", "docker", "kubectl", "mlflow", "torchx", "export", "uv", "cd"}
 
 #: The folder that readers see in pages.
