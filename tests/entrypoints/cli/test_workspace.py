@@ -168,6 +168,26 @@ def test_a_component_has_the_code(project: Path, call: Call) -> None:
     assert "sh | VALUE = 5" in done.stderr
 
 
+def test_a_component_has_its_own_workspace(project: Path, call: Call) -> None:
+    """A role's own folder goes with a run, --workspace replaces it, and no compiled file can have it."""
+    (project / "comp.py").write_text(
+        "from torchx import specs\n\ndef show() -> specs.AppDef:\n    role = specs.Role('show', 'i')\n"
+        "    role.entrypoint, role.args, role.workspace = 'cat', ['helper.py'], 'code'\n"
+        "    return specs.AppDef('show', [role])\n"
+    )
+    (project / "other").mkdir()
+    (project / "other" / "helper.py").write_text("VALUE = 6\n")
+    done = call("run", "comp.py:show", "--tracker-base", "base")
+    assert "show | VALUE = 5" in done.stderr
+    assert f"Workspace {project}/code: 3 files" in done.stderr
+    assert "show | VALUE = 6" in call("run", "comp.py:show", "--tracker-base", "base", "--workspace", "other").stderr
+    for words in (["run"], ["compile", "-o", "show.yaml"]):
+        refused = call(*words, "comp.py:show")
+        assert (refused.returncode, "Traceback" in refused.stderr) == (2, False), refused.stderr
+        assert "workspace" in refused.stderr
+    assert not (project / "show.yaml").exists()
+
+
 def test_without_a_workspace_nothing_is_needed(project: Path, call: Call) -> None:
     """An image with nothing but sh starts the application where it is."""
     (project / "app.py").write_text("print('the code of the image')")

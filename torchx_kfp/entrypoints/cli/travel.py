@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchx_kfp.common.text import counted, printable, size_text
+from torchx_kfp.common.text import counted, listed, printable, size_text
+from torchx_kfp.contract.folders import find_folders
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
 from torchx_kfp.entrypoints.cli.resuming import plan_as_json
+from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.pipeline.spec import Pipeline
     from torchx_kfp.execution.runs.packing import PackedRun
     from torchx_kfp.execution.runs.resume import ResumePlan
 
@@ -44,6 +47,15 @@ def show_dry_run(run: PackedRun, plan: ResumePlan | None = None, *, as_json: boo
             print_message(f"Workspace {folders}:")
             print_files({entry.name: entry.size for entry in packed.entries}, packed.digest)
     print_message("Dry run: nothing was stored or started.")
+
+
+def refuse_folders(pipeline: Pipeline) -> None:
+    """Raise ArgumentError for a pipeline with a role's own workspace: whoever runs its file lacks the folder."""
+    if folders := find_folders(pipeline.text):
+        raise ArgumentError(
+            f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
+            "machine, which only `torchx-kfp submit` stores. Use the parameter workspace (--workspace) in its place."
+        )
 
 
 def print_files(sizes: Mapping[str, int], digest: str) -> None:

@@ -11,7 +11,6 @@ from torchx_kfp.entrypoints.cli.component import ComponentWords, component_optio
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
-from torchx_kfp.errors import ArgumentError
 
 
 @click.command("upload", short_help="Store a pipeline on a KFP host.")
@@ -36,19 +35,15 @@ def upload_command(
 
     Nothing is uploaded if the pipeline would fail on KFP, whatever its arguments are: see `torchx-kfp check`.
     """
-    from torchx_kfp.contract.folders import find_folders
     from torchx_kfp.entrypoints.cli.pipeline_files import load_target
+    from torchx_kfp.entrypoints.cli.travel import refuse_folders
     from torchx_kfp.execution.host.uploads import StoredPipelines, undescribed
     from torchx_kfp.execution.local.preflight import check_pipeline
     from torchx_kfp.execution.model.findings import Kind, about_backends, refuse
     from torchx_kfp.execution.model.workflow import check_size, measure
 
     pipeline = load_target(target, replace(component, tracker_base=None, has_workspace=False))
-    if folders := find_folders(pipeline.text):
-        raise ArgumentError(
-            f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
-            "machine, which only `torchx-kfp submit` stores. Use the parameter workspace (--workspace) in its place."
-        )
+    refuse_folders(pipeline)
     findings = about_backends([*check_pipeline(pipeline), *check_size(measure(pipeline.text))])
     refuse(pipeline.name, [each for each in findings if each.kind is Kind.FAILS], "nothing was uploaded")
     for each in findings:
