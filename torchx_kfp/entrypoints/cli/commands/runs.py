@@ -135,17 +135,28 @@ def runs_command(
         listed = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
         print_json([*map(_as_json, here), *listed])
         return
+    _print(here, there, stuck, name, output_dir)
+    if not here and not there:
+        if name:
+            print_message(f"There are no runs on {name}.")
+        if none_here:
+            print_message(none_here)
+
+
+def _print(
+    here: Sequence[RunRecord],
+    there: Sequence[RunSummary],
+    stuck: Mapping[str, Mapping[str, str]],
+    name: str,
+    output_dir: str,
+) -> None:
+    """Print the runs on this machine, and those on the host with this name, with the stages that cannot start."""
     if here:
         _print_here(here, output_dir, above=f"On this machine, in {output_dir}" if there else "")
     if there:
         _print_there(there, above=f"\nOn {name}" if here else "")
     for run_id, stages in stuck.items():
         print_message("\n".join(f"{run_id}: {stage} cannot start: {why}." for stage, why in stages.items()))
-    if not here and not there:
-        if name:
-            print_message(f"There are no runs on {name}.")
-        if none_here:
-            print_message(none_here)
 
 
 def _runs_of(
