@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from kfp import compiler, dsl
+from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.ready import Ready
@@ -58,7 +58,10 @@ def outer(tracker_base: str, data: str, go: str = "", lr: float = 0.5):
     inner(tracker_base=tracker_base, lr=lr)
     imported = dsl.importer(artifact_uri=data, artifact_class=dsl.Dataset)
     count(data=imported.output, factor=2)
-    waits(go=go)
+    waiting = waits(go=go)
+    waiting.set_memory_limit("1G")
+    kubernetes.mount_pvc(waiting, "claim", "/no/such/place")
+    kubernetes.use_secret_as_env(waiting, "keys", {"token": "TOKEN"}, optional=False)
 
 
 @pytest.fixture
@@ -84,7 +87,9 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     # The only one that has failed, by default.
     done = program("replay", run_id)
     assert (done.returncode, done.stdout) == (3, "begun\n"), done.stderr
-    assert says(done.stderr, f"{run_id}/waits", "image app:1", "your own rights", "service account")
+    block = done.stderr.partition("replayed as")[0]
+    assert says(block, f"{run_id}/waits", "image app:1", "your own rights", "service account", "memory 1G"), block
+    assert says(block, "the secret 'keys'", "set TOKEN", "'claim'", "/no/such/place"), block
     # Tracked, in a nested pipeline and a loop, with its parent's results.
     done = program("replay", f"{run_id}/inner/train[0]")
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,8 @@ from torchx_kfp.execution.local.executors.mounts import Mount, named_paths
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
-from torchx_kfp.execution.local.replay_plan import Change, ReplayPlan, plan_replay
+from torchx_kfp.execution.local.replay_differences import Change
+from torchx_kfp.execution.local.replay_plan import ReplayPlan, plan_replay
 from torchx_kfp.execution.local.replay_script import script_of
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context, make_folder
@@ -207,8 +208,10 @@ def print_script(invocation: Invocation, options: ReplayOptions) -> str:
 def notice(plan: ReplayPlan) -> list[str]:
     """Return the block of lines that says what is replayed, and what is not as it was."""
     where = plan.invocation.record.link or str(plan.invocation.record.folder)
-    lines = [f"Replays {plan.invocation.name} ({where}). What is not as it was:"]
-    return lines + [f"- {sentence}." for sentence in plan.differs]
+    head = f"Replays {plan.invocation.name} ({where})."
+    return [f"{head} What is not as it was:" if plan.differs else head] + [
+        f"- {sentence}." for sentence in plan.differs
+    ]
 
 
 def _containers(invocation: Invocation, options: ReplayOptions) -> Containers:

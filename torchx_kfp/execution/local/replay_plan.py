@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +26,11 @@ from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.attempt import RunContext, placed, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
-from torchx_kfp.execution.local.given_keys import VARIABLES, missing_variables, variables_of
-from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
+from torchx_kfp.execution.local.given_keys import VARIABLES, variables_of
+from torchx_kfp.execution.local.replay_differences import COMMAND_FILE, Change, differences
 from torchx_kfp.execution.pipeline.walk import PodNames, StageNames
 from torchx_kfp.execution.runs.invocation import Invocation
 
-#: The variable of a shell that has the file which runs the stage's command.
-COMMAND_FILE = "TORCHX_KFP_REPLAY"
 #: Starts a program in a folder whose code comes first, in place of the workspace of the run.
 _IN_FOLDER = ("sh", "-c", 'cd "$0" && PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" exec "$@"')
 
@@ -79,23 +77,6 @@ class ReplayPlan:
         return _command_file(self.attempt)
 
 
-@dataclass(frozen=True)
-class Change:
-    """What the user wants to be different.
-
-    Attributes:
-        code: the folder whose code runs in place of that of the run; empty for the run's.
-        replica: the replica of a distributed stage that runs alone, as ``role/index``; empty for the whole stage.
-        tracker_base: where it records and reads; empty for the run's place.
-        has_shell: whether a shell runs in place of the application.
-    """
-
-    code: str = ""
-    replica: str = ""
-    tracker_base: str = ""
-    has_shell: bool = False
-
-
 def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> ReplayPlan:
     """Plan a replay, without writing to the disk, except for folders for the results of a container.
 
@@ -136,7 +117,7 @@ def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> 
         [*application],
         own,
         secret,
-        tuple(_differences(invocation, attempt, context, change)),
+        tuple(differences(invocation, attempt, context, change)),
     )
 
 
@@ -221,60 +202,3 @@ def _count(role: ReplicaRole) -> int:
     with contextlib.suppress(ValueError):
         return int(float(role.count))
     return role.most
-
-
-def _differences(invocation: Invocation, attempt: AttemptPlan, context: RunContext, change: Change) -> Iterator[str]:
-    """Describe what is not as it was, one thing a sentence."""
-    component, given, scope = invocation.component, context.given, invocation.scope
-    in_container = attempt.container is not None
-    facts = decode(attempt.words)
-    if not in_container:
-        yield f"It runs as a process of this machine, not in the image {attempt.image} (--docker)"
-    if change.code:
-        was = "the code in its image" if not facts.workspace else f"the workspace {facts.workspace}"
-        yield f"The code is that of {change.code}, not {was}"
-    elif facts.workspace in (None, "") and not in_container and invocation.record.folder is None:
-        yield f"The code is that of {attempt.directory}, not that in the image (--workspace, --directory)"
-    elif change.replica:
-        yield f"Only {change.replica} runs: the other replicas are missing"
-    for missing in missing_variables(component, given, scope, os.environ):
-        yield f"Missing: {missing}"
-    if invocation.record.folder is None and _uses_workspace(invocation):
-        yield "Missing: KFP's workspace, which only the pods of the run had"
-    mounts = [mount.target for mount in context.containers.mounts]
-    missing_volumes: Callable[[], Iterator[str]] = lambda: (  # noqa: E731 (one of two functions)
-        kubernetes.missing_mounts(component, given, scope, mounts)
-        if in_container
-        else kubernetes.missing_folders(component, scope)
-    )
-    for missing in missing_volumes():
-        yield f"Missing: {missing}"
-    ignored = kubernetes.not_applied(component, in_container=in_container, has_gpus=context.containers.has_gpus)
-    if kubernetes.time_limit(component.platform):
-        ignored.append("its time limit")
-    if ignored:
-        resources = component.container.resources if component.container is not None else {}
-        yield f"Not applied: {', '.join(ignored)}{_resources(resources)}"
-    if invocation.service_account:
-        yield f"It has your own rights, not those of the service account {invocation.service_account}"
-    if facts.retries or invocation.place.task.retry is not None:
-        yield "It is tried only once"
-    if change.has_shell:
-        yield f"A shell runs in place of the application, which sh ${COMMAND_FILE} runs"
-    if change.tracker_base:
-        yield f"It records in {change.tracker_base}"
-
-
-def _uses_workspace(invocation: Invocation) -> bool:
-    container = invocation.place.component.container
-    texts = [*(container.words if container is not None else ()), *map(str, invocation.place.task.inputs.values())]
-    return any(WORKSPACE in text for text in texts)
-
-
-def _resources(resources: Mapping[str, object]) -> str:
-    known = {"resourceCpuLimit": "cpu", "resourceMemoryLimit": "memory"}
-    named = [f"{name} {resources[key]}" for key, name in known.items() if resources.get(key)]
-    accelerator = resources.get("accelerator")
-    if isinstance(accelerator, Mapping):
-        named.append(f"{accelerator.get('resourceCount') or 1} x {accelerator.get('resourceType') or 'accelerator'}")
-    return f" ({', '.join(named)})" if named else ""

@@ -54,7 +54,7 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
     from torchx_kfp.execution.host.settings import read_settings
     from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.local.replay import ReplayOptions, print_script, run_replay
-    from torchx_kfp.execution.local.replay_plan import Change
+    from torchx_kfp.execution.local.replay_differences import Change
 
     source, stage = find_stage_source(run, stage, output_dir, flags)
     invocation = source.invocation(stage)
