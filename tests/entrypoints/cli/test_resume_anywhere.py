@@ -11,6 +11,7 @@ import pytest
 from tests.entrypoints.cli.conftest import Call
 from tests.kfp_host import KfpHost
 from torchx_kfp.host import attach
+from torchx_kfp.tracking.recorder import Recorder
 
 PIPELINE = '''\
 from kfp import dsl
@@ -63,7 +64,28 @@ def anywhere(tracker_base: str, folder: str, rate: float = 0.5):
         reads={"tries": dsl.Collected(tried.outputs["run_id"]), "both": both},
     )
     stages.task(app("last", folder), reads=train)
+
+
+@dsl.pipeline(name="light")
+def light(tracker_base: str, folder: str, rate: float = 0.5):
+    stages = Stages(tracker_base=tracker_base)
+    prepared = stages.task(app("prepare", folder, f"{rate}"), results={"loss": float, "text": str})
+    unread = plain(tag="unread", text="x", folder=folder)
+    train = stages.task(app("train", folder, f"{prepared.outputs['text']}"), reads=prepared)
+    both = plain(tag="both", text=unread.output, folder=folder).after(train)
+    stages.task(app("last", folder), reads=train).after(both)
 '''
+SLEEPS = """
+from kfp import dsl
+
+@dsl.container_component
+def nap():
+    return dsl.ContainerSpec(image="busybox", command=["sleep", "300"])
+
+@dsl.pipeline(name="sleeps")
+def sleeps():
+    nap()
+"""
 #: The stages that run again after `train` has failed.
 AGAIN = ["last", "train"]
 FIRST = ["both", "both", "branch", "name", "prepare", "train", "try", "try"]
@@ -103,13 +125,13 @@ def place(project: Path, inside: Call, s3_base: str) -> Iterator[Place]:
 
 def test_every_pair_of_places(place: Place) -> None:
     (place.folder / "fail-train").touch()
-    there = place.submit("pipe.py", *place.given, code=1)
+    there = place.submit("pipe.py:anywhere", *place.given, code=1)
     assert place.notes() == FIRST
-    here = place.run("pipe.py", *place.given, code=1)
+    here = place.run("pipe.py:anywhere", *place.given, code=1)
     assert place.notes() == FIRST
     (place.folder / "fail-train").unlink()
 
-    planned = place.call("submit", "pipe.py", "--resume", there, "--dry-run", "--host", place.host)
+    planned = place.call("submit", "pipe.py:anywhere", "--resume", there, "--dry-run", "--host", place.host)
     assert planned.returncode == 0, planned.stderr
     for stage in ("prepare", "plain", "try", "branch", "both", "search-ask-1", "trial", "search-best"):
         assert f"{stage} " in planned.stdout
@@ -117,16 +139,69 @@ def test_every_pair_of_places(place: Place) -> None:
     assert "runs: it failed" in planned.stdout
     assert place.notes() == []
 
-    again = place.submit("pipe.py", "--resume", there)
+    again = place.submit("pipe.py:anywhere", "--resume", there)
     assert place.notes() == AGAIN
-    back = place.run("pipe.py", "--resume", there, "--host", place.host)
+    back = place.run("pipe.py:anywhere", "--resume", there, "--host", place.host)
     assert place.notes() == AGAIN
-    up = place.submit("pipe.py", "--resume", here)
+    up = place.submit("pipe.py:anywhere", "--resume", here)
     assert place.notes() == AGAIN
-    down = place.run("pipe.py", "--resume", here)
+    down = place.run("pipe.py:anywhere", "--resume", here)
     assert place.notes() == AGAIN
     texts = {attach(run, host=place.host).wait()["train"].results["text"] for run in (again, up)}
     for run_ in (back, down):
         shown = place.call("show", f"{run_}/train", "--format", "json")
         texts |= {json.loads(shown.stdout)["results"]["text"]} if shown.returncode == 0 else {shown.stderr}
     assert texts == {"train name-prepare 0.5 5"}
+
+
+def test_a_chain_on_a_host(place: Place) -> None:
+    """Outputs that nobody was given, and results that are gone, are made again; the chain is told."""
+    (place.folder / "fail-train").touch()
+    first = place.submit("pipe.py:light", *place.given, code=1)
+    assert place.notes() == ["prepare", "train", "unread"]
+    (place.folder / "fail-train").unlink()
+    (place.folder / "fail-last").touch()
+    planned = place.call("submit", "pipe.py:light", "--resume", first, "--host", place.host, "--dry-run", "--json")
+    steps = {step["name"]: step for step in json.loads(planned.stdout)["plan"]["stages"]}
+    assert steps["prepare"]["kept_from"] == first
+    assert "no other stage was given it" in steps["plain"]["reason"]
+    second = place.submit("--resume", first[:8], code=1)
+    assert place.notes() == ["both", "last", "train", "unread"]
+    (place.folder / "fail-last").unlink()
+    last = place.submit("pipe.py:light", "--resume", second)
+    assert place.notes() == ["last"]
+    result = attach(last, host=place.host).wait()
+    assert result["prepare"].cached_from == first
+    assert result["train"].cached_from == second
+    assert result["train"].results["text"] == "train prepare 0.5"
+    anew = ["--from", "last", "-p", "rate=0.7", "--host", place.host, "--dry-run"]
+    changed = place.call("submit", "pipe.py:light", "--resume", last, *anew)
+    assert f"kept, from {first}" in changed.stdout
+    assert "changed, kept anyway: command: " in changed.stdout
+    found = place.call("runs", "--host", place.host, "--format", "json")
+    assert {run["run"]: run["resumes"] for run in json.loads(found.stdout)} == {
+        first: None,
+        second: first,
+        last: second,
+    }
+
+    other = ["--tracker-base", f"{place.base}/other"]
+    refused = place.call("submit", "pipe.py:light", "--resume", second, *other, "--host", place.host)
+    assert refused.returncode == 2
+    assert all(fact in refused.stderr for fact in (place.base, "/other", "--tracker-base", "without --resume"))
+    recorder = Recorder.open(place.base)
+    for key in recorder.keys(second):
+        recorder.store.remove(key)
+    gone = place.call("submit", "pipe.py:light", "--resume", second, "--host", place.host, "--dry-run")
+    assert f"runs: no results of it are under '{place.base}' (any more)" in gone.stdout
+
+
+def test_a_run_that_is_not_over(place: Place) -> None:
+    (place.folder / "sleeps.py").write_text(SLEEPS)
+    started = place.call("submit", "sleeps.py", "--host", place.host, "--quiet")
+    run_id = started.stdout.split()[0]
+    refused = place.call("submit", "sleeps.py", "--resume", run_id, "--host", place.host)
+    assert refused.returncode == 2
+    assert f"torchx-kfp watch {run_id}" in refused.stderr
+    assert f"torchx-kfp cancel {run_id}" in refused.stderr
+    assert place.call("cancel", run_id, "--host", place.host).returncode == 0

@@ -34,7 +34,7 @@ from torchx_kfp.execution.pipeline.load import read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.runs.continuation import continuation_of
+from torchx_kfp.execution.runs.continuation import continuation_of, resumed_by, summary
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -79,6 +79,8 @@ class RunSummary:
     scheduled: float = 0.0
     #: The run's argument for the tracker base.
     tracker_base: str = ""
+    #: The id of the run that it resumes, if any.
+    resumes: str = ""
 
 
 class Host:
@@ -146,7 +148,7 @@ class Host:
         else:
             body["pipeline_spec"] = {"pipeline_spec": spec, "platform_spec": platform} if platform else spec
         if before := continuation_of(pipeline.description):
-            body["description"] = f"Resumes {before.resumes}, of which {len(before.ends):,} stages are kept."
+            body["description"] = summary(before)
         if submission.pipeline_root:
             body["runtime_config"]["pipeline_root"] = submission.pipeline_root
         if submission.service_account:
@@ -360,6 +362,7 @@ class Host:
             schedule_id=text(run.get("recurring_run_id")),
             scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
             tracker_base=_tracker_base(run),
+            resumes=resumed_by(text(run.get("description"))),
         )
 
     def _named(self, name: str) -> Sequence[RunSummary]:

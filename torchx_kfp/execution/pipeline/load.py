@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,9 @@ SUFFIXES = (".yaml", ".yml", ".json")
 _LONGEST = 16 << 20
 _DEEPEST = 100
 _LARGEST = 1_000_000
+#: The last large texts, and what they contain; and how many characters such a text has.
+_RECENT: dict[str, bytes] = {}
+_LARGE = 100_000
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_DEEP = f"it contains lists or dicts that are nested more than {_DEEPEST} levels deep"
 
@@ -155,7 +159,23 @@ def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
 
 
 def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
-    """Parse YAML or JSON. Text that KFP has just compiled does not need limits, and is read faster without them."""
+    """Parse YAML or JSON. Text that KFP has just compiled does not need limits, and is read faster without them.
+
+    Large texts are remembered: a command reads the same pipeline several times, such as that of a run and of the run
+    that it resumes, and YAML of 1,000 stages takes seconds.
+    """
+    if (known := _RECENT.get(text)) is not None:
+        found: list[Any] = pickle.loads(known)
+        return found
+    found = _parsed(text, is_compiled=is_compiled)
+    if len(text) > _LARGE:
+        while len(_RECENT) > 1:
+            del _RECENT[next(iter(_RECENT))]
+        _RECENT[text] = pickle.dumps(found)
+    return found
+
+
+def _parsed(text: str, *, is_compiled: bool) -> list[Any]:
     # JSON is not quite YAML: PyYAML reads the number 1e-05 as text.
     if text.lstrip().startswith("{"):
         try:

@@ -66,11 +66,11 @@ def without_tasks(pipeline: Pipeline, kept: Mapping[str, KeptOutputs], descripti
         ValueError: a remaining task reads an output that is not known; the message names both.
     """
     spec, platform = read_specs(pipeline.text, is_compiled=True)
-    surgery = _Surgery(copy.deepcopy(spec), kept)
+    surgery = _Surgery(spec, kept)
     spec = surgery.operate()
     if description:
         spec["pipelineInfo"]["description"] = description
-    kubernetes = copy.deepcopy(platform.get("platforms", {}).get("kubernetes", {}))
+    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
     if executors := kubernetes.get("deploymentSpec", {}).get("executors"):
         left = spec.get("deploymentSpec", {}).get("executors", {})
         kubernetes["deploymentSpec"]["executors"] = {name: one for name, one in executors.items() if name in left}

@@ -6,7 +6,9 @@ and on the host. It makes the run complete in itself: it can be shown, and resum
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +20,7 @@ from torchx_kfp.execution.runs.result import StageResult
 #: The version of the record.
 VERSION = 1
 _MARK = "torchx-kfp-resumed: "
+_SUMMARY = re.compile(r"Resumes ([\w.-]+), of which [\d,]+ stages are kept\.")
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,18 @@ def describe(own: str, continuation: Continuation) -> str:
         "definitions": {key: dict(each) for key, each in continuation.definitions.items()},
         "outputs": {name: _encoded(value) for name, value in continuation.outputs.items()},
     }
-    said = f"Resumes {continuation.resumes}, of which {len(continuation.ends):,} stages are kept."
-    return "\n".join(filter(None, [without_record(own), said, f"{_MARK}{json.dumps(content)}"]))
+    return "\n".join(filter(None, [without_record(own), summary(continuation), f"{_MARK}{json.dumps(content)}"]))
+
+
+def summary(continuation: Continuation) -> str:
+    """Return the sentence that describes a resumed run on a host."""
+    return f"Resumes {continuation.resumes}, of which {len(continuation.ends):,} stages are kept."
+
+
+def resumed_by(sentence: str) -> str:
+    """Return the id of the run that a run with this description resumes; empty if it does not say so."""
+    found = _SUMMARY.match(sentence)
+    return found[1] if found else ""
 
 
 def without_record(description: str) -> str:
@@ -59,6 +72,7 @@ def without_record(description: str) -> str:
     return before.rstrip("\n").rpartition("\n")[0] if mark else description
 
 
+@functools.lru_cache(maxsize=4)
 def continuation_of(description: str) -> Continuation | None:
     """Return the record in a pipeline's description; None without one, or if this version cannot read it."""
     _, mark, text = description.partition(_MARK)

@@ -251,12 +251,16 @@ def _stuck(host: Host, runs: Sequence[RunSummary]) -> dict[str, dict[str, str]]:
 def _print_there(runs: Sequence[RunSummary], above: str) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import fits, print_table
 
-    columns = ("run", "name", "state", "started", "took")
+    columns: tuple[str, ...] = ("run", "name", "state", "started", "took")
     rows: list[tuple[str, ...]] = []
+    shows_chains = any(run.resumes for run in runs)
+    if shows_chains:
+        columns = (*columns, "resumes")
     for run in runs:
         end = run.finished if run.state.is_over and run.finished else time.time()
         times = (_started(run.created), duration(end - run.created)) if run.created else ("", "")
-        rows.append((run.run_id, printable(run.name), str(run.state), *times))
+        chain = (printable(run.resumes),) if shows_chains else ()
+        rows.append((run.run_id, printable(run.name), str(run.state), *times, *chain))
     if not fits(columns, rows):
         # The beginning of an id is enough for commands, and a name says more than the rest.
         ids = {run.run_id for run in runs}
@@ -278,6 +282,7 @@ def _summary_as_json(run: RunSummary) -> dict[str, Any]:
         "schedule": run.schedule_id or None,
         "scheduled": run.scheduled or None,
         "finished": run.finished,
+        "resumes": run.resumes or None,
         "link": run.link,
     }
 
@@ -321,12 +326,17 @@ def _print_here(records: Sequence[RunRecord], output_dir: str, above: str) -> No
     from torchx_kfp.entrypoints.cli.display.tables import print_table
     from torchx_kfp.execution.local.old_runs import total_size
 
-    rows = []
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = []
     for record in records:
         done, failed = _done_and_failed(record)
         ended = f"{done:,}" + (f", {failed:,} failed" if failed else "")
         rows.append((record.run_id, str(record.state), _started(record.created), duration(record.duration), ended))
-    print_table(("run", "state", "started", "took", "done"), rows, right=("took",), above=above)
+    columns = ("run", "state", "started", "took", "done")
+    if any(record.resumes for record in records):
+        columns = (*columns, "resumes")
+        rows = [(*row, printable(record.resumes)) for row, record in zip(rows, records, strict=True)]
+    print_table(columns, rows, right=("took",), above=above)
     size, is_whole = total_size(output_dir, _COUNTING)
     takes = f"{'' if is_whole else 'more than '}{size_text(size)}"
     print_message(f"{output_dir} takes {takes}. To remove old runs: {this_command('gc', '--output-dir', output_dir)}")
@@ -351,5 +361,6 @@ def _as_json(record: RunRecord) -> dict[str, Any]:
         "done": done,
         "failed": failed,
         "running": record.run.active,
+        "resumes": record.resumes or None,
         **({"link": record.link} if record.folder is None else {"folder": str(record.folder.absolute())}),
     }
