@@ -60,7 +60,8 @@ def gc_command(
     for which KFP keeps executions, or a later run may get a run id whose results are gone.
 
     Only folders that are recognized as runs are removed: their names are as KFP or `torchx-kfp run` make them, or a
-    stage has recorded its start there. A folder with other files in it is left alone. Artifact files are never touched.
+    stage has recorded its start there. A folder with other files in it is left alone. Stored artifacts
+    go with their run; registered files elsewhere are never touched.
 
     The code of removed runs (--workspace) is removed if no other run has recorded it, and no run was started with it
     within AGE, or within the last day.
