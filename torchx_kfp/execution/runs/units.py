@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torchx_kfp.common.text import listed
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.execution.pipeline.spec import (
+    CHANNEL,
     Component,
     Constant,
     Dag,
@@ -228,6 +229,11 @@ def _definition(
 ) -> Iterator[tuple[str, str]]:
     if unit.task.condition:
         yield "condition", unit.task.condition
+    branches = unit.component.dag.tasks.values() if unit.component.dag is not None else ()
+    conditions = [task.condition for task in (unit.task, *branches) if task.condition]
+    for name, value in inputs[unit.path].items():
+        if any(f"'{name}'" in condition for condition in conditions):
+            yield f"condition on {name.removeprefix(CHANNEL)}", _short(value)
     if unit.task.loop is not None:
         items = unit.task.loop.raw or inputs[unit.path].get(unit.task.loop.from_input or "")
         if items is not None:

@@ -1,0 +1,172 @@
+"""What a resumed run keeps, as a table: the same rules for each pair of places."""
+
+# No postponed annotations: kfp reads annotations as types.
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from tests.facts import says
+from torchx_kfp import Stages
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
+from torchx_kfp.execution.pipeline.load import load_pipeline
+from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
+from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
+from torchx_kfp.execution.runs.planning import plan_resume
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
+from torchx_kfp.execution.runs.source import RunRecord
+from torchx_kfp.execution.runs.state import RunState
+from torchx_kfp.execution.runs.vocabulary import State
+
+BASE = "s3://bucket/results"
+ARGUMENTS = {"tracker_base": BASE, "lr": 0.1, "branch": True}
+
+
+@dsl.container_component
+def make(text: str, out: dsl.OutputPath(str), data: dsl.Output[dsl.Dataset]):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "make", text, out, data.path])
+
+
+@dsl.container_component
+def take(text: str, data: dsl.Input[dsl.Dataset]):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "take", text, data.path])
+
+
+def app(name: str, *args: str, image: str = "app:1") -> AppDef:
+    return AppDef(name, [Role(name, image=image, entrypoint="python3", args=["app.py", *args])])
+
+
+def pipeline(image: str = "app:1", name: str = "table") -> Pipeline:
+    """A tracked stage that two others read, one of them in a branch, and two of KFP's own components."""
+
+    @dsl.pipeline(name=name)
+    def table(tracker_base: str, lr: float, branch: bool):
+        stages = Stages(tracker_base=tracker_base)
+        prepare = stages.task(app("prepare", f"{lr}", image=image), results={"rows": int})
+        made = make(text="x")
+        with dsl.If(branch == True):  # noqa: E712 (KFP compiles it)
+            stages.task(app("branch"), reads=prepare)
+        take(text=made.outputs["out"], data=made.outputs["data"])
+        stages.task(app("train", f"{prepare.outputs['rows']}"), reads=prepare)
+
+    return load_pipeline(table)
+
+
+PIPELINE = pipeline()
+DATA = Artifact("data", ArtifactType("system.Dataset"), "s3://bucket/data")
+
+
+def earlier(
+    states: Mapping[str, State] | None = None,
+    *,
+    here: bool = True,
+    values: Mapping[tuple[str, str], Any] | None = None,
+    data: Any = DATA,
+    text: str = "x",
+    state: State = State.FAILED,
+    **known: Any,
+) -> EarlierRun:
+    """Return a run in which all but the last stage succeeded; ``states`` has others. On a host, less is known."""
+    run_id = "table-1"
+    found = dict.fromkeys(("prepare", "make", "branch"), State.SUCCEEDED) | {"take": State.FAILED}
+    ends = {}
+    for name, each in {**found, "train": State.NOT_RUN, **(states or {})}.items():
+        tracked = {"run_id": f"{run_id}/{name}/1", "tracker_base": BASE, "results": {"rows": 5}}
+        own = {"outputs": {"out": text}, "artifacts": {"data": data}} if here and name == "make" else {}
+        ends[name] = StageResult(name, name, each, **(tracked if name not in ("make", "take") else own))
+    run = RunState()
+    events = [RunStarted("table", run_id), *map(StageFinished, ends.values())]
+    if state is not State.RUNNING:
+        events.append(RunFinished(run_id, state, 1.0))
+    for event in events:
+        run.on_event(event)
+    is_running = state is State.RUNNING
+    folder = Path("/runs/table-1") if here else None
+    record = RunRecord(run_id, "table", 0.0, (), run, is_running, lambda: PIPELINE, folder, arguments=ARGUMENTS)
+    given = {("make", "out"): text, ("make", "data"): data} if not here and values is None else values
+    return EarlierRun(record, PIPELINE, ends, given or {}, **known)
+
+
+def planned(run: EarlierRun, new: Pipeline = PIPELINE, to_here: bool = True, **options: Any) -> ResumePlan:
+    arguments = {**ARGUMENTS, **options.pop("arguments", {})}
+    return plan_resume(run, new, arguments, is_here=to_here, **options)
+
+
+PLACES = [(here, there) for here in (True, False) for there in (True, False)]
+#: What is different in a case -> the stages that are kept, and a part of the reason of each one that runs.
+CASES: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
+    "failed": ({}, {"prepare", "make", "branch"}, {"take": "it failed", "train": "it was not run"}),
+    "cached": ({"states": {"prepare": State.CACHED}}, {"prepare", "make", "branch"}, {}),
+    "canceled": ({"states": {"make": State.CANCELED}}, {"prepare", "branch"}, {"make": "it was ended"}),
+    "gone": (
+        {"gone": {"prepare": "no results of it are there"}},
+        {"make"},
+        {"prepare": "no results", "branch": "it reads prepare", "train": "it was not run"},
+    ),
+    "lists of artifacts": ({"data": ArtifactList([DATA, DATA])}, {"prepare", "branch"}, {"make": "only single ones"}),
+    "braces": ({"text": "{{x}}"}, {"prepare", "branch"}, {"make": "contains '{{'"}),
+    "skipped": ({"states": {"branch": State.SKIPPED}}, {"prepare", "make"}, {"branch": "it was skipped"}),
+}
+
+
+@pytest.mark.parametrize(("here", "to_here"), PLACES, ids=["here-here", "here-host", "host-here", "host-host"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_rules(case: str, here: bool, to_here: bool) -> None:
+    given, kept, reasons = CASES[case]
+    plan = planned(earlier(here=here, **given), to_here=to_here)
+    assert {step.name for step in plan.kept} == kept
+    found = {step.name: step.reason for step in plan.running}
+    assert all(part in found[name] for name, part in reasons.items()), found
+    assert not {task for task in plan.pipeline.root.as_dag().tasks if task in kept}
+
+
+def test_what_only_some_pairs_have() -> None:
+    # Nobody was given it, and a host does not tell it.
+    unknown = planned(earlier(here=False, values={}))
+    assert {step.name: step.reason for step in unknown.running}["make"].endswith("no other stage was given it")
+    # A file of this machine is out of the host's reach, and only then.
+    file = Artifact("data", ArtifactType("system.Dataset"), "/runs/table-1/data")
+    there = {step.name: step.reason for step in planned(earlier(data=file), to_here=False).running}
+    assert "'/runs/table-1/data' of this machine" in there["make"]
+    assert "make" in {step.name for step in planned(earlier(data=file)).kept}
+    unreadable = {BASE: "no such bucket"}
+    (note,) = planned(earlier(here=False, unreadable=unreadable), to_here=False).notes
+    assert BASE in note
+    assert "no such bucket" in note
+    with pytest.raises(ArgumentError, match=says("cannot read", BASE, "no such bucket", "submit --resume")):
+        planned(earlier(here=False, unreadable=unreadable))
+    with pytest.raises(ArgumentError, match=says(BASE, "s3://other", "--tracker-base", "without --resume")):
+        planned(earlier(), arguments={"tracker_base": "s3://other"})
+
+
+def test_changes_are_named_and_kept_unless_the_user_starts_from_them() -> None:
+    changed = planned(earlier(), pipeline("app:2"), arguments={"lr": 0.2})
+    (prepare,) = (step for step in changed.kept if step.name == "prepare")
+    assert prepare.changes == ("image: app:1 -> app:2", "command: python3 app.py 0.1 -> python3 app.py 0.2")
+    anew = planned(earlier(), pipeline("app:2"), from_stages=["prepare"])
+    assert {step.name: step.reason for step in anew.running} == {
+        "prepare": "you start from it",
+        "branch": "it depends on prepare, from which you start",
+        "take": "it failed",
+        "train": "it depends on prepare, from which you start",
+    }
+
+
+def test_a_condition_that_is_false_now_is_evaluated_in_the_new_run() -> None:
+    plan = planned(earlier(), arguments={"branch": False})
+    assert {step.name: step.reason for step in plan.running}["branch"] == "its condition has another result now"
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=says("table-1", "not over", "torchx-kfp watch", "torchx-kfp cancel")):
+        planned(earlier(state=State.RUNNING))
+    everything = dict.fromkeys(("take", "train"), State.SUCCEEDED)
+    with pytest.raises(ArgumentError, match=says("nothing left", "--from STAGE")):
+        planned(earlier(everything, state=State.SUCCEEDED))
+    # A pipeline that was only renamed is the same one.
+    assert planned(earlier(), pipeline(name="renamed")).kept
