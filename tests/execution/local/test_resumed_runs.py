@@ -1,13 +1,15 @@
 """A new run continues an earlier one: what succeeded is kept, as constants in the new run's pipeline."""
 
+import contextlib
 import shutil
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from kfp import components, dsl
 
-from tests.execution.local.resuming import RandomPipeline, Runs, everything, made, stage
+from tests.execution.local.resuming import RandomPipeline, Runs, everything, items, joined, made, stage
 from tests.facts import says
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_text
@@ -60,6 +62,44 @@ def test_conditions_are_evaluated_again_on_what_is_kept(runs: Runs) -> None:
     resumed = runs.run(everything(), {"text": "other"}, resume=failed, from_stages=["stage", "inner"])
     assert made(resumed) == made(runs.run(everything(), {"text": "other"}))
     assert resumed["stage-4"].outputs == {"out": "f(no)"}
+
+
+def test_groups_that_would_be_others_run(runs: Runs) -> None:
+    """A condition on an argument is evaluated again; loops with new stages, and stages in new loops, run."""
+
+    def pipeline(*, has_more: bool = False, is_looped: bool = False, tag: str = "c") -> Any:
+        @dsl.pipeline(name="groups")
+        def groups(folder: str, mode: str = "full"):
+            with dsl.If(mode == "full"):
+                yes = stage(tag="a", text="", folder=folder)
+            with dsl.Else():
+                no = stage(tag="b", text="", folder=folder)
+            with dsl.ParallelFor(["x", "y"]) as item:
+                stage(tag=tag, text=item, folder=folder)
+                if has_more:
+                    items(tag="d", folder=folder)
+            with dsl.ParallelFor(["x", "y"]) if is_looped else contextlib.nullcontext():
+                one = joined(tag="e", texts=[], folder=folder)
+            last = stage(tag="z", text=dsl.OneOf(yes.output, no.output), folder=folder)
+            texts = dsl.Collected(one.output) if is_looped else [one.output]
+            joined(tag="l", texts=texts, folder=folder).after(last)
+
+        return groups
+
+    runs.fail("z")
+    failed = runs.run(pipeline())
+    runs.mend()
+    given = {"folder": str(runs.folder)}
+    branches = plan_run(pipeline(), {**given, "mode": "quick"}, resume=failed)
+    reasons = {step.name: step.reason for step in branches.running}
+    assert reasons["stage, stage-2"] == "its condition has another result now"
+    plan = plan_run(pipeline(has_more=True, is_looped=True, tag="C"), given, resume=failed)
+    steps = {step.name: step for step in plan.running}
+    assert steps["items, stage-3"].reason == "items is new"
+    assert steps["items, stage-3"].changes == ("stage-3: input tag: c -> C",)
+    assert steps["joined"].reason == "joined is in other loops now"
+    resumed = runs.run(pipeline(is_looped=True), {"mode": "quick"}, resume=failed)
+    assert made(resumed) == made(runs.run(pipeline(is_looped=True), {"mode": "quick"}))
 
 
 def test_changes_are_named_and_kept(runs: Runs) -> None:

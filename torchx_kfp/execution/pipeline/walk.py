@@ -75,6 +75,12 @@ class ScopedTask:
         """Whether it is a single stage rather than a group of tasks."""
         return self.component.dag is None
 
+    @property
+    def loops(self) -> int:
+        """The number of loops around it that the walk has entered."""
+        around = self.inside
+        return 0 if around is None else around.loops + (around.task.loop is not None)
+
     def has_input(self, name: str) -> bool:
         """Tell whether the scope has an input with this name, so that the task can take it."""
         around = self.inside

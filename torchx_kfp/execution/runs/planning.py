@@ -21,6 +21,7 @@ from torchx_kfp.execution.pipeline.spec import Component, Constant, FromInput, P
 from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
 from torchx_kfp.execution.pipeline.walk import (
     ScopedTask,
+    indices_of,
     known_inputs,
     tracked_stages,
     without_indices,
@@ -187,8 +188,12 @@ class _Planner:
             return "it runs at the end of each run"
         if unit.is_volume:
             return "each run has its own volumes"
-        if unit.stages and not any(place.name in self._names for place in unit.stages):
-            return "it is new"
+        if new := [place.name for place in unit.stages if place.name not in self._names]:
+            return "it is new" if len(new) == len(unit.stages) else f"{listed(new, _NAMED)} is new"
+        for place in unit.stages:
+            ran = [end.name for end in self._executions.get(place.name, ()) if end.state.is_success]
+            if any(len(indices_of(name)) != place.loops for name in ran):
+                return f"{place.name} is in other loops now"
         ends = [end for place in unit.stages for end in self._executions.get(place.name, ())]
         for end in sorted(ends, key=lambda end: end.state.rank):
             reason = why_not_kept(end, self._earlier.gone.get(end.name, ""))
@@ -198,7 +203,7 @@ class _Planner:
             return "it was skipped" if ends else "it had not begun"
         if missing := self._without_end(unit):
             return f"{missing} had not ended"
-        if self._changes(unit) and not self._is_taken(unit.task, unit.component, unit.stages, self._inputs_of(unit)):
+        if not self._is_taken(unit.task, unit.component, unit.stages, self._inputs_of(unit)):
             return "its condition has another result now"
         return ""
 
@@ -222,6 +227,9 @@ class _Planner:
 
     def _changes(self, unit: Unit) -> tuple[str, ...]:
         before = self._before.get(unit.key)
+        if before is None and unit.task.is_group:  # it has other stages now
+            same = {place.name for place in unit.stages}
+            before = next((one for key, one in self._before.items() if same & set(key.split("+"))), None)
         return differences(before, self._definitions[unit.key]) if before is not None else ()
 
     # Conditions

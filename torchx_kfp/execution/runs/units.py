@@ -277,10 +277,14 @@ def _short(value: Any) -> str:
 
 
 def differences(before: Definition, now: Definition) -> tuple[str, ...]:
-    """Return how a definition has changed, as clauses."""
-    names = dict.fromkeys([*before, *now])
+    """Return how a definition has changed, as clauses, but for stages that only one of them has."""
+    both = {_stage_of(name) for name in before} & {_stage_of(name) for name in now} | {""}
     return tuple(
         f"{name}: {before.get(name, 'none')} -> {now.get(name, 'none')}"
-        for name in names
-        if before.get(name) != now.get(name)
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name) and _stage_of(name) in both
     )
+
+
+def _stage_of(name: str) -> str:
+    return name.rpartition(": ")[0]
