@@ -4,6 +4,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,10 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     done = program("replay", run_id)
     assert (done.returncode, done.stdout) == (3, "begun\n"), done.stderr
     block = done.stderr.partition("replayed as")[0]
-    assert says(block, f"{run_id}/waits", "image app:1", "your own rights", "service account", "memory 1G"), block
-    assert says(block, "the secret 'keys'", "set TOKEN", "'claim'", "/no/such/place"), block
+    assert re.search(
+        says(f"{run_id}/waits", "image app:1", "your own rights", "service account", "memory 1G"), block
+    ), block
+    assert re.search(says("the secret 'keys'", "set TOKEN", "'claim'", "/no/such/place"), block), block
     # Tracked, in a nested pipeline and a loop, with its parent's results.
     done = program("replay", f"{run_id}/inner/train[0]")
     assert done.returncode == 0, done.stderr
@@ -115,12 +118,12 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     # Without the credentials, the message names the artifact and what to set.
     nowhere = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
     done = program("replay", f"{run_id}/count", **nowhere)
-    assert says(done.stderr, data, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), done.stderr
+    assert re.search(says(data, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), done.stderr), done.stderr
     # Without the manifest, it says what can still be done.
     kfp_host.fail(404, times=math.inf, path="v1beta1")
     done = program("replay", f"{run_id}/waits")
     assert done.returncode == 1
-    assert says(done.stderr, "v1beta1", "torchx-kfp show", "torchx-kfp run"), done.stderr
+    assert re.search(says("v1beta1", "torchx-kfp show", "torchx-kfp run"), done.stderr), done.stderr
 
 
 def _objects(base: str) -> dict[str, bytes]:
@@ -140,7 +143,7 @@ def test_a_tracker_base_of_pods_has_to_be_named(program: Program, kfp_host: KfpH
     assert ended(kfp_host, run_id)["state"] == "SUCCEEDED"
     done = program("replay", f"{run_id}/train")
     assert done.returncode != 0
-    assert says(done.stderr, str(base), "--tracker-base"), done.stderr
+    assert re.search(says(str(base), "--tracker-base"), done.stderr), done.stderr
     done = program("replay", f"{run_id}/train", "--tracker-base", "elsewhere")
     assert done.returncode == 0, done.stderr
     assert "loss 0.5" in done.stderr
@@ -151,7 +154,7 @@ def test_a_tracker_base_of_pods_has_to_be_named(program: Program, kfp_host: KfpH
     ended(kfp_host, again)
     done = program("replay", f"{again}/train", TORCHX_KFP_TRACKER_BASE=str(base))
     assert done.returncode == 1
-    assert says(done.stderr, "cache", again), done.stderr
+    assert re.search(says("cache", again), done.stderr), done.stderr
 
 
 def test_a_stage_that_still_runs(program: Program, kfp_host: KfpHost, tmp_path: Path) -> None:

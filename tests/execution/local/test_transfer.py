@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
+from tests.facts import says
+from torchx_kfp.execution.local.transfer import UnavailableError, copy_here
+
 
 @dsl.container_component
 def cat(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
@@ -126,3 +129,19 @@ def test_a_copy_that_does_not_come_to_an_end(tmp_path):
         server.close()
     assert "was ended by SIGINT" in shown
     assert runner.returncode == -signal.SIGINT
+
+
+def test_an_artifact_of_kfps_own_store_is_copied_from_s3(s3_base, tmp_path, monkeypatch):
+    """KFP calls it ``minio``; without its address and credentials, the message says what to set."""
+    import s3fs
+
+    s3fs.S3FileSystem().pipe(f"{s3_base}/model", b"weights")
+    url = f"{s3_base}/model".replace("s3://", "minio://")
+    folder = str(tmp_path)
+    copy_here(url, f"{folder}/copy", folder, folder)
+    assert (tmp_path / "copy").read_bytes() == b"weights"
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    facts = (f"{url}/no", "'AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY' and 'AWS_ENDPOINT_URL'")
+    with pytest.raises(UnavailableError, match=says(*facts)):
+        copy_here(f"{url}/no", f"{folder}/other", folder, folder)

@@ -111,19 +111,19 @@ def copy_here(url: str, path: str, root: str, folder: str) -> None:
     except Exception as error:  # each file system has its own errors
         text = f"{type(error).__name__}: {error}"
         raise UnavailableError(
-            f"takes the file of an artifact that cannot be copied here from {url}: {text}.{_to_set(url)}"
+            f"takes the file of an artifact that cannot be copied here from {url}: {text}{_not_set(url)}"
         ) from None
 
 
-def _to_set(url: str) -> str:
-    """Say which variables an object store needs that are not set."""
+def _not_set(url: str) -> str:
+    """Name the variables for an object store that are not set."""
     if url.partition("://")[0] not in ("s3", "minio"):
         return ""
     names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
-    if url.startswith("minio://") and "AWS_ENDPOINT_URL_S3" not in os.environ:
+    if url.startswith("minio://") and not os.environ.get("AWS_ENDPOINT_URL_S3"):
         names.append("AWS_ENDPOINT_URL")
-    lacking = [name for name in names if name not in os.environ]
-    return f" Set {joined(lacking)} for it" if lacking else ""
+    lacking = [name for name in names if not os.environ.get(name)]
+    return f" (not set here: {joined(lacking)})" if lacking else ""
 
 
 def _download(store: Any, source: str, path: str) -> None:
