@@ -203,7 +203,8 @@ class FsspecStore(Store):
         try:
             done = list(self.each(send, enumerate(parts, 1), _PARTS))
             try:
-                call("complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": done})
+                size = len(done) * self.part  # S3 may take minutes to join the parts of a large file
+                call("complete_multipart_upload", size, UploadId=upload, MultipartUpload={"Parts": done})
             except FileNotFoundError:
                 if not self._fs.exists(path):  # the answer to an earlier attempt was lost
                     raise
