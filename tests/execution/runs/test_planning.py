@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
+from torchx_kfp.execution.runs.continuation import Continuation, continuation_of, describe
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.planning import plan_resume
 from torchx_kfp.execution.runs.result import StageResult
@@ -22,6 +25,8 @@ from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.local import Watch
+from torchx_kfp.local import run as run_here
 
 BASE = "s3://bucket/results"
 ARGUMENTS = {"tracker_base": BASE, "lr": 0.1, "branch": True}
@@ -170,3 +175,35 @@ def test_what_is_refused() -> None:
         planned(earlier(everything, state=State.SUCCEEDED))
     # A pipeline that was only renamed is the same one.
     assert planned(earlier(), pipeline(name="renamed")).kept
+
+
+def test_the_record_of_somebody_else_names_no_file_of_this_machine(tmp_path: Path) -> None:
+    secret = tmp_path / "secret" / "log.txt"
+    secret.parent.mkdir()
+    secret.write_text("a secret")
+    ends = tuple(
+        StageResult(name, name, state, log_file=secret, cached_from=str(tmp_path))
+        for name, state in (("made", State.SUCCEEDED), ("bad", State.FAILED))
+    )
+    text = describe("", Continuation("before", ends))
+    found = continuation_of(text)
+    assert found is not None
+    assert [end.name for end in found.ends] == ["made"]
+    assert continuation_of(text.replace('"version": 1', '"version": 2')) is None
+    assert continuation_of(f"{text[:-20]}") is None
+    document = next(yaml.safe_load_all(PIPELINE.text))
+    document["pipelineInfo"]["description"] = text
+    observer = Observer()
+    run = {"run_id": "r", "state": "RUNNING", "pipeline_spec": document, "created_at": "2026-01-01T00:00:00Z"}
+    (there,) = (event.result for event in observer.observe(run) if isinstance(event, StageFinished))
+    assert there.log_file is None
+
+    @dsl.pipeline(name="small")
+    def small():
+        make(text="x")
+
+    document = next(yaml.safe_load_all(load_pipeline(small).text))
+    document["pipelineInfo"]["description"] = text
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(document))
+    result = run_here(tmp_path / "small.yaml", output_dir=tmp_path / "runs", watch=Watch())
+    assert result["made"].log_file is None

@@ -182,7 +182,9 @@ class Observer:
             return
         self.pipeline = pipeline
         if (continuation := continuation_of(pipeline.description)) is not None:
-            self.resumes, self._kept = continuation.resumes, continuation.ends
+            # The record may be anybody's: it names no files of this machine.
+            kept = (dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in continuation.ends)
+            self.resumes, self._kept = continuation.resumes, tuple(kept)
         self._distributed = frozenset(place.name for place in walk(pipeline) if place.component.facts.replica_roles)
 
     def _arguments(self, run: Mapping[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:

@@ -39,8 +39,8 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.continuation import continuation_of
 from torchx_kfp.execution.runs.earlier import Resumable, plan_from, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
-from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.execution.runs.journal import Journal
+from torchx_kfp.execution.runs.history import is_name, read_run
+from torchx_kfp.execution.runs.journal import LOG_FILE, Journal
 from torchx_kfp.execution.runs.packing import PackedRun, pack, record_start, verify_tags
 from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunRecord
@@ -298,7 +298,9 @@ def _execute(
                     )
                 )
                 for kept in before.ends if before else ():
-                    listener(StageFinished(kept, kept=True))
+                    # A pipeline may be anybody's: the log is one of a run next to this one.
+                    log = kept.log_file if _is_log_of(kept.log_file, folder.parent, kept.cached_from) else None
+                    listener(StageFinished(dataclasses.replace(kept, log_file=log), kept=True))
                 root = scheduler.run(arguments)
             except Interrupted as interrupted:
                 name = signal.Signals(interrupted.number).name
@@ -314,6 +316,10 @@ def _execute(
     end, seconds = State.FAILED if root.failed else State.SUCCEEDED, time.monotonic() - started
     listener(RunFinished(run_id, end, seconds, parameters_of(outputs), artifacts, scheduler.reason))
     return state.result()
+
+
+def _is_log_of(log: Path | None, output_dir: Path, run: str) -> bool:
+    return log is not None and is_name(run) and log == output_dir / run / log.parent.name / LOG_FILE
 
 
 @contextlib.contextmanager

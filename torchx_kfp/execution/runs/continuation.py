@@ -16,9 +16,12 @@ from typing import Any
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.runs.events import StageFinished, decode, decode_artifact, encode, encode_artifact
 from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.vocabulary import State
 
 #: The version of the record.
 VERSION = 1
+#: The states of stages that can be kept. In a branch that is kept, others are skipped.
+_KEPT = (State.SUCCEEDED, State.CACHED, State.SKIPPED)
 _MARK = "torchx-kfp-resumed: "
 _SUMMARY = re.compile(r"Resumes ([\w.-]+), of which [\d,]+ stages are kept\.")
 
@@ -85,7 +88,11 @@ def continuation_of(description: str) -> Continuation | None:
         events = [decode(one) for one in content["stages"]]
         return Continuation(
             resumes=str(content["resumes"]),
-            ends=tuple(event.result for event in events if isinstance(event, StageFinished)),
+            ends=tuple(
+                event.result
+                for event in events
+                if isinstance(event, StageFinished) and event.result.state in _KEPT and event.result.cached_from
+            ),
             values={(str(key), str(output)): _decoded(rest) for key, output, *rest in content["values"]},
             definitions={
                 str(key): {str(name): str(text) for name, text in each.items()}
