@@ -63,6 +63,19 @@ def test_old_runs_are_removed_but_for_those_in_use(project: Path, call: Call, ru
     assert "cached" in again.stdout
 
 
+def test_replays_and_resumed_runs(project: Path, call: Call, runs: list[Path]) -> None:
+    replayed = call("replay", f"{runs[2].name}/write")
+    assert replayed.returncode == 0, replayed.stderr
+    resumed = call("run", "one.py", "--resume", runs[1].name, "--from", "write-2")
+    assert resumed.returncode == 0, resumed.stderr
+    done = call("gc", "--output-dir", "local_outputs", "--keep", "1")
+    assert f"{runs[1].name}" in names(project)
+    assert done.stdout.count("kept: used by") == 1
+    assert len(list((project / "local_outputs/replays").iterdir())) == 1
+    call("gc", "--output-dir", "local_outputs", "--keep", "0")
+    assert not list((project / "local_outputs/replays").iterdir())
+
+
 def test_a_number_is_kept(project: Path, call: Call, runs: list[Path]) -> None:
     words = ["gc", "--output-dir", "local_outputs", "--keep", "0"]
     with (runs[1] / "lock").open() as lock:

@@ -1,7 +1,8 @@
 """Remove old runs from a folder of runs on this machine, with what the cache has of them.
 
-A run stays while it is running, and while a run that stays has taken a stage from it: the stage's log and files are in
-its folder. A folder is renamed before it is removed, with the lock of its run held, so that nobody resumes half of it.
+A run stays while it is running, and while a run that stays has taken a stage from it or resumes it: the stage's log and
+files are in its folder. A folder is renamed before it is removed, with the lock of its run held, so that nobody resumes
+half of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.cache import FOLDER
+from torchx_kfp.execution.local.replay import REPLAYS
 from torchx_kfp.execution.runs.history import find_runs, read_run
 from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOCK_FILE
 from torchx_kfp.execution.runs.vocabulary import State
@@ -35,7 +37,7 @@ class StoredRun:
         state: its state.
         modified: when its last event was recorded, in seconds since the epoch.
         size: the bytes of the files in its folder.
-        uses: the runs from which it has taken stages.
+        uses: the runs from which it has taken stages, or which it resumes.
         kept: why it stays; empty if it is to be removed.
     """
 
@@ -54,21 +56,24 @@ def select(
     keep: int | None = None,
     size: int | None = None,
 ) -> list[StoredRun]:
-    """Return the runs in a folder, the newest first, each with the reason to keep it.
+    """Return the runs in a folder, the newest first, each with the reason to keep it; then its replays likewise.
 
     Args:
         output_dir: the folder of the runs.
         age: remove the runs whose last event is older than this, in seconds.
-        keep: keep this number of the newest runs, whatever their age and size; with nothing else, remove all others.
+        keep: keep this number of the newest runs and of the newest replays, whatever their age and size; with nothing
+            else, remove all others.
         size: remove the oldest runs until the others take no more bytes than this.
 
     Raises:
         ArgumentError: there is no such folder.
     """
-    runs, now = [_read(folder) for folder in find_runs(output_dir)], time.time()
+    replays, now = Path(output_dir, REPLAYS), time.time()
+    folders = [*enumerate(find_runs(output_dir)), *enumerate(find_runs(replays) if replays.is_dir() else ())]
+    runs = [_read(folder) for _, folder in folders]
     reasons: list[str] = []
     total = 0
-    for number, run in enumerate(runs):
+    for (number, _), run in zip(folders, runs, strict=True):
         total += run.size
         is_old = age is not None and now - run.modified >= age
         is_large = size is not None and total > size
@@ -102,7 +107,7 @@ def remove(runs: Sequence[StoredRun]) -> Iterator[StoredRun]:
 def forget(output_dir: str | os.PathLike[str]) -> None:
     """Remove what the cache has of runs whose folders are gone, and folders that an interrupted removal has left."""
     top = Path(output_dir)
-    for left in top.glob(f".*{_GOING}"):
+    for left in (*top.glob(f".*{_GOING}"), *top.glob(f"{REPLAYS}/.*{_GOING}")):
         shutil.rmtree(left, ignore_errors=True)
     for entry in (top / FOLDER).glob("*/*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -130,8 +135,10 @@ def _read(folder: Path) -> StoredRun:
         record = read_run(folder)
     except (ArgumentError, OSError) as error:
         return StoredRun(folder, State.INTERRUPTED, modified, size, frozenset(), f"it cannot be read: {error}")
-    uses = frozenset(stage.cached_from for stage in record.run.ends.values()) - {"", folder.name}
-    return StoredRun(folder, record.state, modified, size, uses, "it is running" if record.is_running else "")
+    uses = {record.resumes, *(stage.cached_from for stage in record.run.ends.values())} - {"", folder.name}
+    return StoredRun(
+        folder, record.state, modified, size, frozenset(uses), "it is running" if record.is_running else ""
+    )
 
 
 def _sizes(folder: str | os.PathLike[str]) -> Iterator[int]:
