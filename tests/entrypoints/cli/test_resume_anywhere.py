@@ -205,3 +205,25 @@ def test_a_run_that_is_not_over(place: Place) -> None:
     assert f"torchx-kfp watch {run_id}" in refused.stderr
     assert f"torchx-kfp cancel {run_id}" in refused.stderr
     assert place.call("cancel", run_id, "--host", place.host).returncode == 0
+
+
+def test_stages_that_kfp_took_from_its_cache(project: Path, inside: Call, s3_base: str) -> None:
+    """They have no pod that would tell their run ids: stages that read them were given those."""
+    with KfpHost(project / "host") as host:
+        place = Place(project, host.url, s3_base, inside)
+        words = ["--host", place.host, "--watch", "--quiet"]
+        assert inside("submit", "pipe.py:light", *place.given, *words).returncode == 0
+        place.notes()
+        (place.folder / "fail-again").touch()
+        edited = PIPELINE.replace('app("last", folder)', 'app("again", folder)')
+        (place.folder / "edited.py").write_text(edited)
+        failed = inside("submit", "edited.py:light", *place.given, *words)
+        assert failed.returncode == 1
+        assert place.notes() == ["again"]
+        planned = inside(
+            "run", "edited.py:light", "--resume", failed.stdout.split()[0], "--host", host.url, "--dry-run"
+        )
+        assert planned.returncode == 0, planned.stderr
+        kept = [line.split()[0] for line in planned.stdout.splitlines() if "kept, from" in line]
+        # Nobody was given an output of the last two stages, and nobody needs one.
+        assert set(kept) == {"prepare", "train", "plain", "plain-2"}
