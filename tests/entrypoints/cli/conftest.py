@@ -8,14 +8,16 @@ import pty
 import signal
 import struct
 import subprocess
+import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.entrypoints.cli.ready import PROGRAM, Ready
 from torchx_kfp.entrypoints.cli import cli
+from torchx_kfp.execution.host.run import DEFAULT_POLICY
 
 PIPELINE = '''\
 import sys
@@ -90,8 +92,11 @@ def call(project: Path, ready_program: Ready) -> Call:
 
 
 @pytest.fixture
-def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command line in this process, for tests with many cases."""
+def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """The command line in this process, for tests with many cases. It polls hosts often, and imports files anew."""
+    for name, value in {"shortest": 0.1, "longest": 0.5, "share": 1.0}.items():
+        monkeypatch.setitem(DEFAULT_POLICY.__dict__, name, value)
+    imported = set(sys.modules)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(project)
@@ -100,7 +105,10 @@ def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         shown = capsys.readouterr()
         return subprocess.CompletedProcess(words, int(ended.value.code or 0), shown.out, shown.err)
 
-    return run
+    yield run
+    for name in set(sys.modules) - imported:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(project):
+            del sys.modules[name]
 
 
 @pytest.fixture

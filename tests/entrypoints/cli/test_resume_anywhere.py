@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,10 @@ from tests.kfp_host import KfpHost
 from torchx_kfp.host import attach
 from torchx_kfp.tracking.recorder import Recorder
 
+#: A host's pods have the folder of the tracker base as a volume.
 PIPELINE = '''\
-from kfp import dsl
+from kfp import dsl, kubernetes
+from kfp.dsl import pipeline_context
 from torchx.specs import AppDef, Role
 
 from torchx_kfp import Stages, hpo
@@ -38,6 +39,11 @@ TRIAL = "import sys; from torchx_kfp.tracking import current_run; current_run().
 def app(tag, folder, *words, **role):
     args = ["-c", APP, tag, f"{folder}", *words]
     return AppDef(tag, [Role("role", image="app:1", entrypoint="python3", args=args, **role)])
+
+
+def mount_base():
+    for task in pipeline_context.Pipeline.get_default_pipeline().tasks.values():
+        kubernetes.mount_pvc(task, "claim", BASE)
 
 
 @dsl.container_component
@@ -65,6 +71,7 @@ def anywhere(tracker_base: str, folder: str, rate: float = 0.5):
         reads={"tries": dsl.Collected(tried.outputs["run_id"]), "both": both},
     )
     stages.task(app("last", folder), reads=train)
+    mount_base()
 
 
 @dsl.pipeline(name="light")
@@ -75,6 +82,7 @@ def light(tracker_base: str, folder: str, rate: float = 0.5):
     train = stages.task(app("train", folder, f"{prepared.outputs['text']}"), reads=prepared)
     both = plain(tag="both", text=unread.output, folder=folder).after(train)
     stages.task(app("last", folder), reads=train).after(both)
+    mount_base()
 '''
 SLEEPS = """
 from kfp import dsl
@@ -92,18 +100,14 @@ AGAIN = ["last", "train"]
 FIRST = ["both", "both", "branch", "name", "prepare", "train", "try", "try"]
 
 
-_numbers = itertools.count()
-
-
 class Place:
     """The folder of a user, and the host."""
 
-    def __init__(self, folder: Path, host: str, base: str, call: Call) -> None:
-        self.folder, self.host, self.base, self.call = folder, host, base, call
-        # This process imports the file: a module's name belongs to one folder.
-        self.file = f"pipe_{next(_numbers)}"
-        (folder / f"{self.file}.py").write_text(PIPELINE)
-        self.given = ["-p", f"folder={folder}", "--tracker-base", base]
+    def __init__(self, folder: Path, host: str, call: Call) -> None:
+        self.folder, self.host, self.base, self.call = folder, host, str(folder / "base"), call
+        (folder / "base").mkdir()
+        (folder / "pipe.py").write_text(f"BASE = {self.base!r}\n{PIPELINE}")
+        self.given = ["-p", f"folder={folder}", "--tracker-base", self.base]
 
     def notes(self) -> list[str]:
         """Return the tags of the stages that have run since the last call, sorted."""
@@ -123,21 +127,27 @@ class Place:
         return max((self.folder / "local_outputs").iterdir(), key=lambda path: path.stat().st_ctime_ns).name
 
 
+@pytest.fixture(autouse=True)
+def _named_base(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the folder of the pods: what is there is read for those only who have named it."""
+    monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", str(project / "base"))
+
+
 @pytest.fixture
-def place(project: Path, inside: Call, s3_base: str) -> Iterator[Place]:
+def place(project: Path, inside: Call) -> Iterator[Place]:
     with KfpHost(project / "host", options={"cache": False}) as host:
-        yield Place(project, host.url, s3_base, inside)
+        yield Place(project, host.url, inside)
 
 
 def test_every_pair_of_places(place: Place) -> None:
     (place.folder / "fail-train").touch()
-    there = place.submit(f"{place.file}.py:anywhere", *place.given, code=1)
+    there = place.submit("pipe.py:anywhere", *place.given, code=1)
     assert place.notes() == FIRST
-    here = place.run(f"{place.file}.py:anywhere", *place.given, code=1)
+    here = place.run("pipe.py:anywhere", *place.given, code=1)
     assert place.notes() == FIRST
     (place.folder / "fail-train").unlink()
 
-    planned = place.call("submit", f"{place.file}.py:anywhere", "--resume", there, "--dry-run", "--host", place.host)
+    planned = place.call("submit", "pipe.py:anywhere", "--resume", there, "--dry-run", "--host", place.host)
     assert planned.returncode == 0, planned.stderr
     for stage in ("prepare", "plain", "try", "branch", "both", "search-ask-1", "trial", "search-best"):
         assert f"{stage} " in planned.stdout
@@ -145,13 +155,13 @@ def test_every_pair_of_places(place: Place) -> None:
     assert "runs: it failed" in planned.stdout
     assert place.notes() == []
 
-    again = place.submit(f"{place.file}.py:anywhere", "--resume", there)
+    again = place.submit("pipe.py:anywhere", "--resume", there)
     assert place.notes() == AGAIN
-    back = place.run(f"{place.file}.py:anywhere", "--resume", there, "--host", place.host)
+    back = place.run("pipe.py:anywhere", "--resume", there, "--host", place.host)
     assert place.notes() == AGAIN
-    up = place.submit(f"{place.file}.py:anywhere", "--resume", here)
+    up = place.submit("pipe.py:anywhere", "--resume", here)
     assert place.notes() == AGAIN
-    down = place.run(f"{place.file}.py:anywhere", "--resume", here)
+    down = place.run("pipe.py:anywhere", "--resume", here)
     assert place.notes() == AGAIN
     texts = {attach(run, host=place.host).wait()["train"].results["text"] for run in (again, up)}
     for run_ in (back, down):
@@ -163,27 +173,25 @@ def test_every_pair_of_places(place: Place) -> None:
 def test_a_chain_on_a_host(place: Place) -> None:
     """Outputs that nobody was given, and results that are gone, are made again; the chain is told."""
     (place.folder / "fail-train").touch()
-    first = place.submit(f"{place.file}.py:light", *place.given, code=1)
+    first = place.submit("pipe.py:light", *place.given, code=1)
     assert place.notes() == ["prepare", "train", "unread"]
     (place.folder / "fail-train").unlink()
     (place.folder / "fail-last").touch()
-    planned = place.call(
-        "submit", f"{place.file}.py:light", "--resume", first, "--host", place.host, "--dry-run", "--json"
-    )
+    planned = place.call("submit", "pipe.py:light", "--resume", first, "--host", place.host, "--dry-run", "--json")
     steps = {step["name"]: step for step in json.loads(planned.stdout)["plan"]["stages"]}
     assert steps["prepare"]["kept_from"] == first
     assert "no other stage was given it" in steps["plain"]["reason"]
     second = place.submit("--resume", first[:8], code=1)
     assert place.notes() == ["both", "last", "train", "unread"]
     (place.folder / "fail-last").unlink()
-    last = place.submit(f"{place.file}.py:light", "--resume", second)
+    last = place.submit("pipe.py:light", "--resume", second)
     assert place.notes() == ["last"]
     result = attach(last, host=place.host).wait()
     assert result["prepare"].cached_from == first
     assert result["train"].cached_from == second
     assert result["train"].results["text"] == "train prepare 0.5"
     anew = ["--from", "last", "-p", "rate=0.7", "--host", place.host, "--dry-run"]
-    changed = place.call("submit", f"{place.file}.py:light", "--resume", last, *anew)
+    changed = place.call("submit", "pipe.py:light", "--resume", last, *anew)
     assert f"kept, from {first}" in changed.stdout
     assert "changed, kept anyway: command: " in changed.stdout
     found = place.call("runs", "--host", place.host, "--format", "json")
@@ -194,13 +202,13 @@ def test_a_chain_on_a_host(place: Place) -> None:
     }
 
     other = ["--tracker-base", f"{place.base}/other"]
-    refused = place.call("submit", f"{place.file}.py:light", "--resume", second, *other, "--host", place.host)
+    refused = place.call("submit", "pipe.py:light", "--resume", second, *other, "--host", place.host)
     assert refused.returncode == 2
     assert all(fact in refused.stderr for fact in (place.base, "/other", "--tracker-base", "without --resume"))
     recorder = Recorder.open(place.base)
     for key in recorder.keys(second):
         recorder.store.remove(key)
-    gone = place.call("submit", f"{place.file}.py:light", "--resume", second, "--host", place.host, "--dry-run")
+    gone = place.call("submit", "pipe.py:light", "--resume", second, "--host", place.host, "--dry-run")
     assert f"runs: no results of it are under '{place.base}' (any more)" in gone.stdout
 
 
@@ -215,21 +223,21 @@ def test_a_run_that_is_not_over(place: Place) -> None:
     assert place.call("cancel", run_id, "--host", place.host).returncode == 0
 
 
-def test_stages_that_kfp_took_from_its_cache(project: Path, inside: Call, s3_base: str) -> None:
+def test_stages_that_kfp_took_from_its_cache(project: Path, inside: Call) -> None:
     """They have no pod that would tell their run ids: stages that read them were given those."""
     with KfpHost(project / "host") as host:
-        place = Place(project, host.url, s3_base, inside)
+        place = Place(project, host.url, inside)
         words = ["--host", place.host, "--watch", "--quiet"]
-        assert inside("submit", f"{place.file}.py:light", *place.given, *words).returncode == 0
+        assert inside("submit", "pipe.py:light", *place.given, *words).returncode == 0
         place.notes()
         (place.folder / "fail-again").touch()
         edited = PIPELINE.replace('app("last", folder)', 'app("again", folder)')
-        (place.folder / f"{place.file}_edited.py").write_text(edited)
-        failed = inside("submit", f"{place.file}_edited.py:light", *place.given, *words)
+        (place.folder / "edited.py").write_text(f"BASE = {place.base!r}\n{edited}")
+        failed = inside("submit", "edited.py:light", *place.given, *words)
         assert failed.returncode == 1
         assert place.notes() == ["again"]
         dry = ["--resume", failed.stdout.split()[0], "--host", host.url, "--dry-run"]
-        planned = inside("run", f"{place.file}_edited.py:light", *dry)
+        planned = inside("run", "edited.py:light", *dry)
         assert planned.returncode == 0, planned.stderr
         kept = [line.split()[0] for line in planned.stdout.splitlines() if "kept, from" in line]
         # Nobody was given an output of the last two stages, and nobody needs one.
