@@ -282,6 +282,12 @@ class TestUse:
         add_source(local, "new/evaluate/1", Source("old/train/1", "model"))
         assert self.kept(local) == {"old": "used by new/evaluate/1"}
 
+    def test_by_a_run_that_resumes_it(self, local: Store) -> None:
+        put(local, "first/train/1", "second/train/1", "third/train/1")
+        RUN_FACTS.add(local, "third", {"resumes": ["second", "first"]}, "facts")
+        age(local, "first", "second")
+        assert self.kept(local) == {"first": "used by third", "second": "used by third"}
+
     def test_by_what_is_left_alone(self, local: Store) -> None:
         put(local, "old/train/1", "mixed/evaluate/1", "mixed/notes")
         add_source(local, "mixed/evaluate/1", Source("old/train/1"))

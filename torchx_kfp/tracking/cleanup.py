@@ -13,14 +13,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torchx_kfp.common.text import UUID
 from torchx_kfp.contract.carried.shared import folder_name
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.lineage import SOURCES, Source
-from torchx_kfp.tracking.run_facts import RUN_FACTS
-from torchx_kfp.tracking.statements import FILES, FOLDERS, run_id_of
-from torchx_kfp.tracking.store import PRIVATE, File, Store, run_id_parts
+from torchx_kfp.tracking.run_facts import RESUMES, RUN_FACTS
+from torchx_kfp.tracking.statements import FILES, FOLDERS, StatementKind, run_id_of
+from torchx_kfp.tracking.store import PRIVATE, File, Store, pipeline_run, run_id_parts
 
 #: A larger file, in bytes, does not contain results. A result has at most 1 kB, and there are hundreds of names.
 _MAX_SIZE = 1 << 20
@@ -114,8 +115,8 @@ class Cleanup:
         self._before = before
         # Files are read once, and again only if they have changed.
         self._problems: dict[File, str] = {}
-        self._seen: dict[str, set[File]] = {}
-        self._known: dict[str, list[Source]] = {}
+        self._seen: dict[tuple[str, str], set[File]] = {}
+        self._known: dict[tuple[str, str], Any] = {}
 
     def look(self) -> Findings:
         """Return the current findings.
@@ -142,7 +143,7 @@ class Cleanup:
             for run in old
             if run not in left_alone
         ]
-        users = _users(self._sources(files), {run.run for run in candidates}) if candidates else {}
+        users = _users(self._uses(files), {run.run for run in candidates}) if candidates else {}
         return Findings(
             old=tuple(replace(it, kept=f"used by {users[it.run]}") if it.run in users else it for it in candidates),
             younger=len(runs) - len(old),
@@ -173,17 +174,27 @@ class Cleanup:
             done.update(run.run for run in batch)
             yield from (run for run in batch if run.run not in written)
 
-    def _sources(self, files: Iterable[File]) -> dict[str, list[Source]]:
-        """Return the sources of all runs. Files that have not changed are not read again."""
+    def _uses(self, files: Iterable[File]) -> list[tuple[str, str]]:
+        """Return pairs of a run id, or a pipeline run, and a pipeline run that it has read or that it resumes."""
+        files = list(files)
+        sources: dict[str, list[Source]] = self._stated(SOURCES, files)
+        facts: dict[str, dict[str, Any]] = self._stated(RUN_FACTS, files)
+        resumes = ((run, earlier) for run, found in facts.items() for earlier in found.get(RESUMES, ()))
+        reads = ((run_id, pipeline_run(source.run_id)) for run_id, found in sources.items() for source in found)
+        return [*reads, *resumes]
+
+    def _stated(self, kind: StatementKind[Any, Any], files: Iterable[File]) -> dict[str, Any]:
+        """Return the statements of a kind about all runs. Files that have not changed are not read again."""
         there: dict[str, set[File]] = {}
         for file in files:
-            if file.key.startswith(f"{PRIVATE}/{SOURCES.folder}/") and file.key.count("/") >= 3:
+            if file.key.startswith(f"{PRIVATE}/{kind.folder}/") and file.key.count("/") >= 3:
                 there.setdefault(run_id_of(file.key), set()).add(file)
-        changed = [run_id for run_id, its in there.items() if self._seen.get(run_id) != its]
+        changed = [run_id for run_id, its in there.items() if self._seen.get((kind.folder, run_id)) != its]
         if changed:
-            self._known.update(SOURCES.read_many(self._store, changed))
-            self._seen.update((run_id, there[run_id]) for run_id in changed)
-        return {run_id: self._known.get(run_id, []) for run_id in there}
+            read = kind.read_many(self._store, changed)
+            self._known.update(((kind.folder, run_id), found) for run_id, found in read.items())
+            self._seen.update(((kind.folder, run_id), there[run_id]) for run_id in changed)
+        return {run_id: self._known[kind.folder, run_id] for run_id in there if (kind.folder, run_id) in self._known}
 
     def _read(self, files: Iterable[File]) -> None:
         new = [file for file in files if file not in self._problems]
@@ -238,16 +249,15 @@ def _shape_problem(files: Iterable[File]) -> str:
     return "" if results else "it does not have a result of a stage"
 
 
-def _users(sources: Mapping[str, list[Source]], candidates: set[str]) -> dict[str, str]:
+def _users(uses: Iterable[tuple[str, str]], candidates: set[str]) -> dict[str, str]:
     """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them."""
-    uses: dict[str, list[tuple[str, str]]] = {}
-    for run_id, found in sources.items():
-        user = run_id.partition("/")[0]
-        uses.setdefault(user, []).extend((source.run_id.partition("/")[0], run_id) for source in found)
+    by_user: dict[str, list[tuple[str, str]]] = {}
+    for run_id, source in uses:
+        by_user.setdefault(pipeline_run(run_id), []).append((source, run_id))
     used: dict[str, str] = {}
-    waiting = [run for run in uses if run not in candidates]
+    waiting = [run for run in by_user if run not in candidates]
     for run in waiting:  # the list grows
-        for source, run_id in uses.get(run, ()):
+        for source, run_id in by_user.get(run, ()):
             if source in candidates and source not in used:
                 used[source] = run_id
                 waiting.append(source)

@@ -14,6 +14,7 @@ from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
 from torchx_kfp.tracking.run_facts import (
     CODE,
+    RESUMES,
     RUN_FACTS,
     SCHEDULE_FACTS,
     TAGS,
@@ -103,9 +104,12 @@ class Recorder(FsspecResultTracker):
         """
         RUN_FACTS.add(self.store, run, facts, f"facts of the run {run!r}")
 
-    def add_start(self, run: str, code: Sequence[Code], tags: Mapping[str, str | None]) -> None:
-        """Record the code that travelled with a pipeline run, and its tags."""
-        self.add_facts(run, **({CODE: encode_code(code)} if code else {}), **({TAGS: dict(tags)} if tags else {}))
+    def add_start(
+        self, run: str, code: Sequence[Code], tags: Mapping[str, str | None], resumes: Sequence[str] = ()
+    ) -> None:
+        """Record the code that travelled with a pipeline run, its tags, and the runs from which it keeps stages."""
+        facts = {CODE: encode_code(code), TAGS: dict(tags), RESUMES: list(resumes)}
+        self.add_facts(run, **{name: value for name, value in facts.items() if value})
 
     def add_schedule(self, schedule: str, code: Sequence[Code]) -> None:
         """Record the code that travels with all runs of a schedule: ``gc`` keeps it."""

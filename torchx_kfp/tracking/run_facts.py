@@ -11,6 +11,7 @@ several values of one field, the last one counts. The fields:
 - ``code``: what travelled with the run: a list, see ``Code``. Several lists are joined.
 - ``tags``: text by name. Several objects are joined; null takes a tag back.
 - ``note``: text.
+- ``resumes``: the runs from which it has kept stages, a list.
 
 To add a field, describe it here, write it with ``Recorder.add_facts(run, field=value)``, and read it with
 ``Recorder.facts_of([run])``. A value is anything that JSON can represent; ``null`` takes a field back. ``gc`` removes
@@ -30,7 +31,7 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.tracking.statements import StatementKind
 
 #: The fields of a run.
-CODE, TAGS, NOTE = "code", "tags", "note"
+CODE, TAGS, NOTE, RESUMES = "code", "tags", "note", "resumes"
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 
@@ -92,6 +93,8 @@ def _parse(content: Mapping[str, Any]) -> dict[str, Any]:
     if TAGS in content:
         tags = dict(content[TAGS] or {})
         content[TAGS] = {str(name): None if value is None else str(value) for name, value in tags.items()}
+    if RESUMES in content:
+        content[RESUMES] = [str(run) for run in content[RESUMES] or ()]
     if content.get(NOTE) is not None:
         content[NOTE] = str(content[NOTE])
     if CODE not in content:

@@ -206,6 +206,8 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert refused.returncode == 2
     assert all(fact in refused.stderr for fact in (place.base, "/other", "--tracker-base", "without --resume"))
     recorder = Recorder.open(place.base)
+    # gc keeps what a kept run resumes.
+    assert recorder.facts_of([last])[last]["resumes"] == [second, first]
     for key in recorder.keys(second):
         recorder.store.remove(key)
     gone = place.call("submit", "pipe.py:light", "--resume", second, "--host", place.host, "--dry-run")

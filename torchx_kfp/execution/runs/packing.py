@@ -17,6 +17,7 @@ from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import known_bases
+from torchx_kfp.execution.runs.continuation import continuation_of
 from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags
 
 
@@ -139,7 +140,7 @@ def record_start(
     *,
     is_schedule: bool = False,
 ) -> None:
-    """Record under the tracker base which code and tags a run has that has just started.
+    """Record under the tracker base which code and tags a run has that has just started, and which runs it resumes.
 
     Its code are the workspaces that it names.
 
@@ -157,7 +158,9 @@ def record_start(
     code = [known.get(digest) or Code(digest) for digest in named]
     base = arguments.get(TRACKER_BASE_PARAMETER)
     base = next((workspace.store.base for workspace in packed.workspaces.values()), base)
-    if not (code or tags) or not base or not isinstance(base, str):
+    before = continuation_of(packed.pipeline.description)
+    resumes = [] if before is None else [before.resumes, *(end.cached_from for end in before.ends)]
+    if not (code or tags or resumes) or not base or not isinstance(base, str):
         return
     try:
         recorder = Recorder.open(base)
@@ -166,7 +169,7 @@ def record_start(
             if is_schedule:
                 recorder.add_schedule(run, code)
             else:
-                recorder.add_start(run, code, tags)
+                recorder.add_start(run, code, tags, list(dict.fromkeys(filter(None, resumes))))
     except TorchxKfpError as error:
         lost = f"The code of the run {run} is not recorded, and gc may remove it with older runs"
         warn(f"{lost if code else f'The tags of the run {run} are not recorded'}: {error}")
