@@ -183,6 +183,13 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert "no other stage was given it" in steps["plain"]["reason"]
     second = place.submit("--resume", first[:8], code=1)
     assert place.notes() == ["both", "last", "train", "unread"]
+    for words, what in {
+        ("replay", f"{first}/last"): f"'last' was not started in the run {first}: it was not run",
+        ("replay", f"{second}/prepare"): f"come from the run {first}. To replay it there: torchx-kfp replay {first}",
+        ("submit", "--resume", second, "--from", "prepare"): "name the whole pipeline",
+    }.items():
+        refused = place.call(*words, "--host", place.host)
+        assert (refused.returncode, what in refused.stderr) == (2, True), refused.stderr
     (place.folder / "fail-last").unlink()
     last = place.submit("pipe.py:light", "--resume", second)
     assert place.notes() == ["last"]

@@ -1,6 +1,7 @@
 """A new run continues an earlier one: what succeeded is kept, as constants in the new run's pipeline."""
 
 import contextlib
+import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_text
 from torchx_kfp.execution.runs.continuation import continuation_of, without_record
 from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.units import differences
 from torchx_kfp.local import plan_run
 
 
@@ -112,6 +114,13 @@ def test_changes_are_named_and_kept(runs: Runs) -> None:
     assert steps["stage"].changes == ("input tag: a -> A", "input text: t -> u")
     assert steps["inner"].changes == ("inner/stage: input text: t -> u",)
     assert "changed, kept anyway: input tag: a -> A" in str(plan)
+    long = plan_run(everything({"a": "x" * 200 + "\nA"}), {"folder": str(runs.folder)}, resume=failed)
+    (change,) = next(step for step in long.steps if step.name == "stage").changes
+    assert re.fullmatch(r"input tag: a -> x{60}\.\.\.x{58}\\nA \(\w{8}\)", change)
+    same = "a" * 80
+    assert differences({"command": f"{same}1"}, {"command": f"{same}2"}) == (
+        f"command: ...{same[:15]}1 -> ...{same[:15]}2",
+    )
     assert "--from stage" in str(plan)
     resumed = runs.run(everything({"a": "A"}), {"text": "u"}, resume=failed)
     assert resumed["stage"].outputs == {"out": "a(t)"}

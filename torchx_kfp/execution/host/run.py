@@ -38,7 +38,7 @@ from torchx_kfp.execution.pipeline.walk import tracked_stages, walk, without_ind
 from torchx_kfp.execution.runs.earlier import earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.given_values import values_given
-from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, place_of
+from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.resume import EarlierRun
 from torchx_kfp.execution.runs.source import RunRecord, attend, why_not_read
@@ -299,6 +299,8 @@ class HostRun:
             raise self._unknown_inputs(found, str(error)) from None
         if spec is None:
             end = record.run.ends.get(found)
+            if end is not None and (end.cached_from or end.state in (State.SKIPPED, State.NOT_RUN)):
+                raise not_started(record, found)
             why = "KFP has made no pod for it so far"
             if end is not None and end.state is State.CACHED:
                 why = "KFP took its outputs from its cache, so it had no pod. Replay the run whose outputs those are"

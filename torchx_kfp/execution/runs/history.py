@@ -18,7 +18,7 @@ from torchx_kfp.errors import ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
-from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, place_of
+from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOG_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState
@@ -199,10 +199,7 @@ class RunReader:
             found = [one for attempts in earlier for one in attempts if one.pod_name == end.log_file.parent.name]
             if found:
                 return found[-1]
-        why = f"it {end.reason or end.state}" if end is not None else "it waits for other stages"
-        if end is not None and end.cached_from:
-            why = f"its results come from the run {end.cached_from}, whose folder was removed"
-        raise ArgumentError(f"{stage!r} was not started in the run {record.run_id}: {why}.")
+        raise not_started(record, stage)
 
     def _record(self, alive: bool) -> RunRecord:
         first = next((event for event in self._events if isinstance(event, RunStarted)), None)

@@ -5,6 +5,7 @@ A source of runs makes it from what it has: a folder from its events, a host fro
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -102,6 +103,16 @@ def choose_stage(record: RunRecord, stage: str | None) -> str:
         f"There is no stage {stage!r} in the run {record.run_id}, or it has not begun.{did_you_mean(stage, there)} "
         f"Stages: {listed(there) or 'none yet'}.{problems}"
     )
+
+
+def not_started(record: RunRecord, stage: str) -> ArgumentError:
+    """Return the error about a stage of which no attempt was started in the run."""
+    end = record.run.ends.get(stage)
+    why = "it waits for other stages" if end is None else f"it {end.reason or end.state}"
+    if end is not None and end.cached_from:
+        there = shlex.quote(f"{end.cached_from}/{stage}")
+        why = f"its results come from the run {end.cached_from}. To replay it there: torchx-kfp replay {there}"
+    return ArgumentError(f"{stage!r} was not started in the run {record.run_id}: {why.rstrip('.')}.")
 
 
 def _none_failed(record: RunRecord) -> str:

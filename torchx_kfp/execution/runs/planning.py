@@ -142,6 +142,11 @@ class _Planner:
             found = [unit for unit in self._units.values() if unit.names(stage)]
             if not found:
                 known = [place.name for unit in self._units.values() for place in unit.stages]
+                if stage in {without_indices(end.name) for end in (self._known.ends if self._known else ())}:
+                    raise ArgumentError(
+                        f"The run {self._earlier.run_id} has kept {stage!r} itself, so its pipeline does not have that "
+                        "stage. To start from it, name the whole pipeline as well."
+                    )
                 raise ArgumentError(
                     f"There is no stage {stage!r} to start from.{did_you_mean(stage, known)} The pipeline has: "
                     f"{listed(known, 20)}."

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torchx_kfp.common.text import listed
+from torchx_kfp.common.text import listed, printable
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.execution.pipeline.spec import (
     CHANNEL,
@@ -32,6 +32,8 @@ from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_inp
 
 #: The longest text of a value in a definition; the rest counts by its digest.
 _LONGEST = 120
+#: How much of a common beginning stays before a difference.
+_CONTEXT = 15
 
 
 class UnitRead(NamedTuple):
@@ -273,17 +275,25 @@ def _short(value: Any) -> str:
     text = to_text(value)
     if len(text) <= _LONGEST:
         return text
-    return f"{text[:_LONGEST]}... ({hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]})"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    # The arguments of an application come last.
+    return f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]} ({digest[:8]})"
 
 
 def differences(before: Definition, now: Definition) -> tuple[str, ...]:
     """Return how a definition has changed, as clauses, but for stages that only one of them has."""
     both = {_stage_of(name) for name in before} & {_stage_of(name) for name in now} | {""}
     return tuple(
-        f"{name}: {before.get(name, 'none')} -> {now.get(name, 'none')}"
+        f"{name}: {_apart(before.get(name, 'none'), now.get(name, 'none'))}"
         for name in dict.fromkeys([*before, *now])
         if before.get(name) != now.get(name) and _stage_of(name) in both
     )
+
+
+def _apart(before: str, now: str) -> str:
+    same = next((index for index, (one, other) in enumerate(zip(before, now, strict=False)) if one != other), 0)
+    start = same - _CONTEXT if same > 2 * _CONTEXT else 0
+    return printable(" -> ".join(f"...{text[start:]}" if start else text for text in (before, now)))
 
 
 def _stage_of(name: str) -> str:
