@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
-import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -22,11 +22,11 @@ from torchx_kfp.errors import (
     HostAnswerLostError,
     HostError,
     HostNotFoundError,
-    HostUnreachableError,
     UnknownRunError,
 )
 from torchx_kfp.execution.host.answers import refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
+from torchx_kfp.execution.host.listing import NEWEST_FIRST, PAGE, named, objects
 from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import run_state, seconds
@@ -48,11 +48,8 @@ _RUNS, _EXPERIMENTS = f"{V2BETA1}/runs", f"{V2BETA1}/experiments"
 _URL_OF_RUN = re.compile(rf"[a-z]+://.*/({UUID.pattern})(?:[/?&#].*)?")
 #: The beginning of a run id that is long enough to be meant as one.
 _BEGINNING = re.compile(r"[0-9a-f]{4,8}(?:-[0-9a-f-]*)?")
-#: How many runs are looked at for a name, and how many the host sends at once: each comes with its whole pipeline.
-_LOOKED_AT, _PAGE = 300, 50
-#: How many pages of runs are asked for at most.
-_MOST_PAGES = 1000
-_NEWEST_FIRST = "created_at desc"
+#: How many runs are looked at for a name.
+_LOOKED_AT = 300
 #: A run of which nothing is said.
 DEFAULT = Submission()
 UNARCHIVED, ANY_RUN = RunFilter(), RunFilter(archived=None)
@@ -198,19 +195,19 @@ class Host:
         wanted = name.strip()
         if UUID.fullmatch(wanted.lower()):
             return wanted.lower()
-        if found := _URL_OF_RUN.fullmatch(wanted.lower()):
-            return found[1]
+        if url := _URL_OF_RUN.fullmatch(wanted.lower()):
+            return url[1]
         if wanted == LATEST:
             newest = next(self.list(ANY_RUN, limit=1), None)
             if newest is None:
                 raise UnknownRunError(f"{self.connection.name} has no runs{self.in_namespace()}.")
             return newest.run_id
-        named: Sequence[RunSummary] = self._named(wanted)
+        found = self._named(wanted)
         begins = bool(_BEGINNING.fullmatch(wanted.lower()))
-        if not named:
-            recent = list(self.list(ANY_RUN, limit=_LOOKED_AT if begins else _PAGE))
-            named = [run for run in recent if run.run_id.startswith(wanted.lower())] if begins else []
-            if not named:
+        if not found:
+            recent = list(self.list(ANY_RUN, limit=_LOOKED_AT if begins else PAGE))
+            found = [run for run in recent if run.run_id.startswith(wanted.lower())] if begins else []
+            if not found:
                 names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
                 newest_runs = listed(_described(run) for run in recent)
                 raise UnknownRunError(
@@ -218,12 +215,12 @@ class Host:
                     f"{did_you_mean(wanted, names)} "
                     + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
                 )
-        if len(named) > 1:
+        if len(found) > 1:
             raise UnknownRunError(
-                f"{name!r} means {len(named):,} runs on {self.connection.name}: "
-                f"{listed(_described(run) for run in named)}. Give the run id."
+                f"{name!r} means {len(found):,} runs on {self.connection.name}: "
+                f"{listed(_described(run) for run in found)}. Give the run id."
             )
-        return named[0].run_id
+        return found[0].run_id
 
     def list(self, where: RunFilter = UNARCHIVED, *, limit: int | None = None) -> Iterator[RunSummary]:
         """Yield runs, the newest first, a page at a time.
@@ -238,8 +235,8 @@ class Host:
         """
         now = time.time()
         experiment = self._known_experiment(where.experiment) if where.experiment else ""
-        order = "scheduled_at desc" if where.schedule_id else _NEWEST_FIRST
-        found = self._filtered(limit, where.query(now), experiment, order)
+        order = "scheduled_at desc" if where.schedule_id else NEWEST_FIRST
+        found = self._runs(where.query(now), limit, experiment_id=experiment, sort_by=order)
         return itertools.islice((run for run in found if _meets(run, where, now)), limit)
 
     def archive(self, run_id: str) -> None:
@@ -253,10 +250,8 @@ class Host:
             UnknownRunError: there is no such run.
             HostError: the host does not answer.
         """
-        try:
+        with self._known(run_id):
             self.connection.delete(f"{_RUNS}/{quote(run_id, safe='')}")
-        except HostNotFoundError as error:
-            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
 
     def terminate(self, run_id: str) -> None:
         """Ask the host to end a run, which takes a moment.
@@ -276,10 +271,8 @@ class Host:
             HostError: the host does not answer, or cannot retry the run, such as one whose workflow it has lost.
         """
         path = f"{_RUNS}/{quote(run_id, safe='')}"
-        try:
+        with self._known(run_id):
             run = self.connection.get(path)
-        except HostNotFoundError as error:
-            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
         refuse_run_id(run.get("run_id"), f"GET {self.connection.name}{path}", run_id)
         state = run_state(run)
         if not state.is_over:
@@ -294,58 +287,39 @@ class Host:
         self.connection.post(f"{path}:retry")
 
     def _act(self, run_id: str, verb: str) -> None:
-        try:
+        with self._known(run_id):
             self.connection.post(f"{_RUNS}/{quote(run_id, safe='')}{verb}")
+
+    @contextlib.contextmanager
+    def _known(self, run_id: str) -> Iterator[None]:
+        try:
+            yield
         except HostNotFoundError as error:
             raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
-
-    def _filtered(self, limit: int | None, query: str, experiment: str, order: str) -> Iterator[RunSummary]:
-        """Yield the runs of a query; all runs if the host cannot filter them."""
-        pages = self._pages(limit, query, experiment, order)
-        try:
-            first = next(pages, None)
-        except HostUnreachableError:
-            raise
-        except HostError:
-            if not query:
-                raise
-            yield from self._pages(None, "", experiment, order)
-            return
-        if first is not None:
-            yield first
-            yield from pages
 
     def _known_experiment(self, name: str) -> str:
         if found := self._find_experiment(name):
             return found
-        page = self.connection.get(_EXPERIMENTS, page_size=_PAGE, namespace=self.connection.namespace)
-        names = [str(each.get("display_name") or "") for each in objects_of(page, "experiments")]
-        raise ArgumentError(
-            f"There is no experiment {name!r} on {self.connection.name}{self.in_namespace()}."
-            f"{did_you_mean(name, names)} Experiments: {listed(sorted(map(printable, names))) or 'none'}."
+        page = itertools.islice(self.objects(_EXPERIMENTS, "experiments"), PAGE)
+        raise self.unknown("experiment", name, sorted(text(each.get("display_name")) for each in page))
+
+    def objects(self, path: str, key: str, query: str = "") -> Iterator[Mapping[str, Any]]:
+        """Yield the objects of a list in the user's namespace: see ``listing.objects``."""
+        return objects(self.connection, path, key, query, namespace=self.connection.namespace)
+
+    def unknown(self, kind: str, name: str, names: Iterable[str]) -> ArgumentError:
+        """Return the error for a name of an experiment, a schedule or a pipeline; ``names`` are those that exist."""
+        names = list(names)
+        return ArgumentError(
+            f"There is no {kind} {name!r} on {self.connection.name}{self.in_namespace()}.{did_you_mean(name, names)} "
+            f"{kind.capitalize()}s: {listed(map(printable, names)) or 'none'}."
         )
 
-    def _pages(
-        self, limit: int | None, query: str, experiment: str = "", order: str = _NEWEST_FIRST
-    ) -> Iterator[RunSummary]:
-        size = _PAGE if limit is None else min(limit, _PAGE)
-        token = ""
-        for _ in range(_MOST_PAGES):
-            page = self.connection.get(
-                _RUNS,
-                page_token=token,
-                page_size=size,
-                sort_by=order,
-                filter=query,
-                experiment_id=experiment,
-                # An experiment has its own namespace.
-                namespace="" if experiment else self.connection.namespace,
-            )
-            runs = [run for run in objects_of(page, "runs") if run.get("run_id")]
-            yield from map(self._summary, runs)
-            token, before = str(page.get("next_page_token") or ""), token
-            if token in ("", before) or not runs:
-                return
+    def _runs(self, query: str, limit: int | None, experiment_id: str = "", **asked: str) -> Iterator[RunSummary]:
+        # An experiment has its own namespace.
+        asked["namespace"] = "" if experiment_id else self.connection.namespace
+        found = objects(self.connection, _RUNS, "runs", query, limit=limit, experiment_id=experiment_id, **asked)
+        return (self._summary(run) for run in found if run.get("run_id"))
 
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
         run_id = str(run["run_id"])
@@ -367,15 +341,7 @@ class Host:
 
     def _named(self, name: str) -> Sequence[RunSummary]:
         """Return the runs with a name, the newest first, without asking for all runs if the host can filter them."""
-        equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
-        try:
-            # Hosts that ignore the filter send other runs, too.
-            found = list(itertools.islice(self._pages(_PAGE, json.dumps({"predicates": [equals]})), _PAGE))
-        except HostUnreachableError:
-            raise
-        except HostError:
-            found = list(self.list(ANY_RUN, limit=_LOOKED_AT))
-        return [run for run in found if run.name == name]
+        return [run for run in itertools.islice(self._runs(named(name), None), _LOOKED_AT) if run.name == name]
 
     def _experiment_id(self, name: str) -> str:
         if found := self._find_experiment(name):
@@ -392,14 +358,8 @@ class Host:
             raise
 
     def _find_experiment(self, name: str) -> str:
-        equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
-        page = self.connection.get(
-            _EXPERIMENTS, filter=json.dumps({"predicates": [equals]}), namespace=self.connection.namespace
-        )
-        for experiment in objects_of(page, "experiments"):
-            if experiment.get("display_name") == name:
-                return str(experiment.get("experiment_id") or "")
-        return ""
+        found = self.objects(_EXPERIMENTS, "experiments", named(name))
+        return next((text(each.get("experiment_id")) for each in found if each.get("display_name") == name), "")
 
     def in_namespace(self) -> str:
         namespace = self.connection.namespace
@@ -437,12 +397,6 @@ def pipeline_name(run: Mapping[str, Any]) -> str:
         spec = spec.get("pipeline_spec", spec)
     info = spec.get("pipelineInfo") if isinstance(spec, Mapping) else None
     return str(info.get("name") or "") if isinstance(info, Mapping) else ""
-
-
-def objects_of(page: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the JSON objects in a list of an answer."""
-    found = page.get(name)
-    return (item for item in (found if isinstance(found, list) else ()) if isinstance(item, Mapping))
 
 
 def _described(run: RunSummary) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -10,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from torchx_kfp.common.text import UUID, did_you_mean, listed, printable
-from torchx_kfp.errors import ArgumentError, HostError, HostNotFoundError, HostUnreachableError
+from torchx_kfp.common.text import UUID, listed, printable
+from torchx_kfp.errors import ArgumentError, HostNotFoundError
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1
-from torchx_kfp.execution.host.host_runs import DEFAULT, Host, objects_of
+from torchx_kfp.execution.host.host_runs import DEFAULT, Host
+from torchx_kfp.execution.host.listing import named
 from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import seconds
@@ -22,7 +22,6 @@ from torchx_kfp.execution.host.timing import Timing
 from torchx_kfp.execution.pipeline.spec import Pipeline
 
 _SCHEDULES = f"{V2BETA1}/recurringruns"
-_PAGE, _MOST_PAGES = 50, 200
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Schedules:
         """
         name = submission.name or pipeline.name
         fields = self._host.describe(pipeline, arguments, submission, reference=reference, environ=environ)
-        if others := [each for each in self._named(name) if each.name == name]:
+        if others := [each for each in self.list(named(name)) if each.name == name]:
             raise ArgumentError(
                 f"{self._connection.name} has a schedule {printable(name)!r} already ({others[0].schedule_id}). Delete "
                 "it first (torchx-kfp schedules delete), or give this one another --name."
@@ -119,21 +118,8 @@ class Schedules:
         Raises:
             HostError: the host does not answer.
         """
-        token = ""
-        for _ in range(_MOST_PAGES):
-            page = self._connection.get(
-                _SCHEDULES,
-                page_token=token,
-                page_size=_PAGE,
-                sort_by="created_at desc",
-                filter=query,
-                namespace=self._connection.namespace,
-            )
-            found = [each for each in objects_of(page, "recurringRuns") if each.get("recurring_run_id")]
-            yield from map(self._schedule, found)
-            token, before = str(page.get("next_page_token") or ""), token
-            if token in ("", before) or not found:
-                return
+        found = self._host.objects(_SCHEDULES, "recurringRuns", query)
+        return (self._schedule(each) for each in found if each.get("recurring_run_id"))
 
     def find(self, name: str) -> Schedule:
         """Return the schedule with a name in KFP's UI, or an id.
@@ -147,18 +133,14 @@ class Schedules:
                 return self._schedule(self._connection.get(f"{_SCHEDULES}/{quote(name.lower(), safe='')}"))
             except HostNotFoundError as error:
                 raise ArgumentError(f"There is no schedule {name!r}. ({error})") from None
-        found = [each for each in self._named(name) if each.name == name]
+        found = [each for each in self.list(named(name)) if each.name == name]
         if len(found) == 1:
             return found[0]
-        where = f"{self._connection.name}{self._host.in_namespace()}"
         if found:
+            where = f"{self._connection.name}{self._host.in_namespace()}"
             ids = listed(each.schedule_id for each in found)
             raise ArgumentError(f"{where} has {len(found):,} schedules {name!r}: {ids}. Give the id.")
-        names = [each.name for each in self.list()]
-        raise ArgumentError(
-            f"There is no schedule {name!r} on {where}.{did_you_mean(name, names)} "
-            f"Schedules: {listed(map(printable, names)) or 'none'}."
-        )
+        raise self._host.unknown("schedule", name, (each.name for each in self.list()))
 
     def pause(self, schedule: Schedule) -> None:
         """Let a schedule start no further runs. Those that have started continue."""
@@ -176,16 +158,6 @@ class Schedules:
     def runs_of(schedule: Schedule) -> RunFilter:
         """Return the filter for the runs of a schedule, with those that are archived."""
         return RunFilter(archived=None, schedule_id=schedule.schedule_id)
-
-    def _named(self, name: str) -> Iterator[Schedule]:
-        """Yield schedules, those with the name among them."""
-        equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
-        try:
-            yield from list(self.list(json.dumps({"predicates": [equals]})))
-        except HostUnreachableError:
-            raise
-        except HostError:  # it cannot filter
-            yield from self.list()
 
     def _schedule(self, answer: Mapping[str, Any]) -> Schedule:
         identity = answer.get("recurring_run_id")

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from torchx_kfp.common.text import did_you_mean, listed, printable
-from torchx_kfp.errors import ArgumentError, HostError, HostUnreachableError, PipelineFileError
+from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError
 from torchx_kfp.execution.host.answers import mapping, text
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
-from torchx_kfp.execution.host.host_runs import Host, objects_of
+from torchx_kfp.execution.host.host_runs import Host
+from torchx_kfp.execution.host.listing import PAGE, named, objects
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents, read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 
 _PIPELINES = f"{V2BETA1}/pipelines"
-_NEWEST_FIRST, _PAGE = "created_at desc", 50
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,10 @@ class StoredPipelines:
             pipeline, _, version = name.rpartition("@")
             found = self._pipeline_id(pipeline, shared=True)
         if not found:
-            names = [
-                text(each.get("display_name"))
-                for each in self._list(_PIPELINES, "pipelines", namespace=self._connection.namespace)
-            ]
-            raise ArgumentError(
-                f"There is no pipeline {pipeline!r} on {self._connection.name}{self._host.in_namespace()}."
-                f"{did_you_mean(pipeline, names)} Pipelines: {listed(map(printable, names)) or 'none'}."
-            )
+            raise self._host.unknown("pipeline", pipeline, _names(self._host.objects(_PIPELINES, "pipelines")))
         answer = self._version(found, version)
         if not answer:
-            versions = [text(each.get("display_name")) for each in self._versions(found)]
+            versions = _names(self._versions(found))
             which = f"version {version!r}" if version else "version"
             raise ArgumentError(
                 f"The pipeline {pipeline!r} on {self._connection.name} has no {which}."
@@ -135,32 +128,29 @@ class StoredPipelines:
     def _pipeline_id(self, name: str, *, shared: bool = False) -> str:
         """Return the id of a pipeline in the user's namespace, or of one that all users share; empty without one."""
         namespaces = dict.fromkeys([self._connection.namespace, *([""] if shared else [])])
-        found = (self._named(_PIPELINES, "pipelines", name, namespace) for namespace in namespaces)
-        return next((text(each.get("pipeline_id")) for each in found if each), "")
+        for namespace in namespaces:
+            found = objects(self._connection, _PIPELINES, "pipelines", named(name), namespace=namespace)
+            if pipeline := _with_name(name, found):
+                return text(pipeline.get("pipeline_id"))
+        return ""
 
     def _version(self, pipeline_id: str, name: str) -> Mapping[str, Any]:
         """Return a version, the newest one for an empty name; nothing if there is none."""
         if not name:
             return next(self._versions(pipeline_id), {})
-        return self._named(f"{_PIPELINES}/{quote(pipeline_id, safe='')}/versions", "pipeline_versions", name)
+        return _with_name(name, self._versions(pipeline_id, named(name)))
 
-    def _versions(self, pipeline_id: str) -> Iterator[Mapping[str, Any]]:
-        return self._list(f"{_PIPELINES}/{quote(pipeline_id, safe='')}/versions", "pipeline_versions")
+    def _versions(self, pipeline_id: str, query: str = "") -> Iterator[Mapping[str, Any]]:
+        path = f"{_PIPELINES}/{quote(pipeline_id, safe='')}/versions"
+        return objects(self._connection, path, "pipeline_versions", query)
 
-    def _named(self, path: str, kind: str, name: str, namespace: str = "") -> Mapping[str, Any]:
-        equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
-        try:
-            found = list(self._list(path, kind, json.dumps({"predicates": [equals]}), namespace))
-        except HostUnreachableError:
-            raise
-        except HostError:  # it cannot filter
-            found = list(self._list(path, kind, namespace=namespace))
-        return next((each for each in found if name in (each.get("display_name"), each.get("name"))), {})
 
-    def _list(self, path: str, kind: str, query: str = "", namespace: str = "") -> Iterator[Mapping[str, Any]]:
-        """Yield the newest pipelines, or versions of one."""
-        page = self._connection.get(path, page_size=_PAGE, sort_by=_NEWEST_FIRST, filter=query, namespace=namespace)
-        return objects_of(page, kind)
+def _with_name(name: str, found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return next((each for each in found if name in (each.get("display_name"), each.get("name"))), {})
+
+
+def _names(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [text(each.get("display_name")) for each in itertools.islice(found, PAGE)]
 
 
 def _link(connection: Connection, pipeline_id: str, version_id: str) -> str:
