@@ -95,19 +95,30 @@ def test_git_decides_if_the_folder_is_in_a_repository(tmp_path: Path) -> None:
     (tmp_path / "run.sh").unlink()
     assert names(tmp_path) == [".gitignore", "a.log", "lib/__init__.py", "lib/größe 工.py", "sub/new.py", "train.py"]
     assert names(tmp_path / "sub") == ["new.py"]
+    (tmp_path / ".git/HEAD").unlink()  # what git ignores must not travel where git is of no help
+    with pytest.raises(WorkspaceError, match=says(f"in the repository '{tmp_path}'", "git -C", ".torchxignore")):
+        list_workspace(tmp_path / "sub")
 
 
 def test_an_ignore_file_decides_before_git(tmp_path: Path) -> None:
     make(tmp_path, {**TREE, ".torchxignore": "# data\n*.sh\nlib/*\n!lib/__init__.py\n", ".gitignore": "train.py\n"})
     git(tmp_path, "init", "-q")
     assert names(tmp_path) == [".gitignore", ".torchxignore", "lib/__init__.py", "train.py"]
+    (tmp_path / ".torchxignore").write_bytes(b"\xef\xbb\xbf*.sh\r\nlib/\r\n.*\r\n")  # of an editor on Windows
+    assert names(tmp_path) == ["train.py"]
+    (tmp_path / ".torchxignore").write_text("*.sh\n!\n")
+    with pytest.raises(WorkspaceError, match=says(".torchxignore", "'!'")):
+        list_workspace(tmp_path)
 
 
 def test_files_that_look_like_credentials_are_named(tmp_path: Path) -> None:
     make(tmp_path, {"train.py": "", ".env": "KEY=1", "deploy/id_rsa": "", "deploy/tls.pem": ""})
     with pytest.raises(WorkspaceError, match=says(".env", "deploy/id_rsa", "deploy/tls.pem", ".torchxignore", "!.env")):
         list_workspace(tmp_path)
-    make(tmp_path, {".torchxignore": "deploy/\n!.env\n"})
+    make(tmp_path, {".torchxignore": "*\n!*\n!deploy/**\n"})  # which names none of them
+    with pytest.raises(WorkspaceError, match=says("3 files", ".env", "deploy/id_rsa")):
+        list_workspace(tmp_path)
+    make(tmp_path, {".torchxignore": "!*\ndeploy/\n!.env\n"})
     assert names(tmp_path) == [".env", ".torchxignore", "train.py"]
 
 
@@ -118,7 +129,7 @@ def test_links_stay_links_if_they_stay_inside(tmp_path: Path) -> None:
     found = {entry.name: entry.target for entry in list_workspace(tmp_path / "code")}
     assert found == {"a/same": "../a/train.py", "a/train.py": None, "folder": "a"}
     (tmp_path / "code/top").symlink_to(".")
-    for target in ("../outside", "/etc/passwd", "top/.."):
+    for target in ("../outside", "/etc/passwd", "top/..", "../code/a/train.py"):
         (tmp_path / "code/bad").unlink(missing_ok=True)
         (tmp_path / "code/bad").symlink_to(target)
         with pytest.raises(WorkspaceError, match=says("bad", target, "outside", ".torchxignore")):
@@ -142,11 +153,11 @@ def test_a_name_that_is_not_text(tmp_path: Path) -> None:
         list_workspace(tmp_path)
 
 
-@pytest.mark.parametrize("folder", ["none", "file"])
-def test_no_folder(tmp_path: Path, folder: str) -> None:
+def test_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WorkspaceError, match=says(folder, "not a folder")):
-        list_workspace(tmp_path / folder)
+    for folder in (f"{tmp_path}/none", f"{tmp_path}/file", ""):
+        with pytest.raises(WorkspaceError, match=says(f"{folder}'", "not a folder")):
+            list_workspace(folder)
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "gone", "link", "same size"])

@@ -14,7 +14,7 @@ from tests.conftest import finish_requests
 from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.errors import TrackerError, WorkspaceError
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.workspaces import PackedWorkspace
 
@@ -72,6 +72,12 @@ def test_submits_at_once_store_one_archive(tmp_path: Path, code: Path, there: st
     assert [submit.returncode for submit in submits] == [0] * 4
     assert archives(base) == [Path(packed.url)]
     assert packed.upload() is False
+
+
+def test_a_workspace_without_files(tmp_path: Path, code: Path) -> None:
+    (code / ".torchxignore").write_text("*\n")
+    with pytest.raises(WorkspaceError, match=says(str(code), "no files", ".torchxignore")):
+        Recorder.open(str(tmp_path)).pack_workspace(code)
 
 
 def test_a_full_disk_leaves_no_archive(tmp_path: Path, code: Path) -> None:

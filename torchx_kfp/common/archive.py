@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from torchx_kfp.common.git import run_git
@@ -63,10 +65,10 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
     Raises:
         WorkspaceError: the folder cannot be read, or has something that cannot travel: a socket, FIFO or device, a link
             that leads out of the folder, a name that is not UTF-8, or a file that looks like credentials and that
-            ``.torchxignore`` does not include by a line ``!name``.
+            ``.torchxignore`` does not include by a line ``!name``. Git cannot list a folder of a repository.
     """
     root = os.path.abspath(folder)
-    if not os.path.isdir(root):
+    if not os.path.isdir(folder):  # the root of "" is the current directory
         raise WorkspaceError(
             f"The workspace {shown(os.fspath(folder))} is not a folder. Give the folder with the code."
         )
@@ -155,19 +157,36 @@ def _inside(root: str, folders: Iterable[str]) -> tuple[str, ...]:
 def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], Callable[[str], bool]]:
     """Return the names of the files that travel, and a test of those that are included by name."""
     try:
-        with open(os.path.join(root, IGNORE_FILE), encoding="utf-8") as file:
+        with open(os.path.join(root, IGNORE_FILE), encoding="utf-8-sig") as file:
             lines = file.read().splitlines()
+        ignored = _match(lines)
+        included = [_match([line[1:]]) for line in lines if line.startswith("!")]
     except FileNotFoundError:
         tracked = _of_git(root)
         if tracked is None:
+            _refuse_repository(root)
             return _walk(root, lambda name: name.startswith(without)), lambda _: False
         return (name for name in tracked if not name.startswith(without)), lambda _: False
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
-    ignored = _match(lines)
-    return _walk(root, lambda name: name.startswith(without) or ignored(name)), _match(
-        [line[1:] for line in lines if line.startswith("!")]
-    )
+
+    def is_named(name: str) -> bool:
+        """Tell whether a line includes the file, but not any other one in its folder, as ``!*`` does."""
+        other = os.path.join(os.path.dirname(name), "other")
+        return any(matches(name) and not matches(other) for matches in included)
+
+    return _walk(root, lambda name: name.startswith(without) or ignored(name)), is_named
+
+
+def _refuse_repository(root: str) -> None:
+    """Raise WorkspaceError if git should have listed the folder: what it ignores must not travel."""
+    here = Path(root).resolve()
+    for path in (here, *here.parents):
+        if os.path.lexists(path / ".git"):
+            raise WorkspaceError(
+                f"The workspace {shown(root)} is in the repository {shown(str(path))}, and git does not say which "
+                f"files it tracks: see `git -C {shlex.quote(root)} status`. Or list in {IGNORE_FILE} what must not travel."
+            )
 
 
 def _match(lines: Iterable[str]) -> Callable[[str], bool]:
@@ -225,9 +244,10 @@ def _entry(root: str, name: str) -> WorkspaceFile:
             f"it in {IGNORE_FILE}."
         )
     target = os.readlink(path)
-    # A link to the top, and .. after it, would lead out.
+    # A link to the top, and .. after it, would lead out, and so does a path through the name that the folder has here.
     inside = f"{os.path.realpath(path)}/".startswith(f"{os.path.realpath(root)}/")
-    if os.path.isabs(target) or not inside:
+    leaves = os.path.normpath(os.path.join(os.path.dirname(name), target)).split("/")[0] == ".."
+    if os.path.isabs(target) or leaves or not inside:
         raise WorkspaceError(
             f"{shown(name)} in the workspace is a link to {shown(target)}, outside of it. Copy the file into the "
             f"workspace, or exclude the link in {IGNORE_FILE}."

@@ -142,6 +142,8 @@ def pack_folders(
     found = {folder: list_workspace(folder, [*base, *without]) for folder in folders}
     entries = _merged(found, folders)
     total, what = sum(entry.size for entry in entries), ", ".join(map(shown, folders))
+    if not entries:
+        raise WorkspaceError(f"The workspace {what} has no files, or {IGNORE_FILE} or git ignores them all.")
     if total > largest:
         biggest = sorted(entries, key=lambda entry: -entry.size)[:5]
         named = ", ".join(f"{entry.name} ({size_text(entry.size)})" for entry in biggest)
