@@ -185,7 +185,7 @@ def _refuse_repository(root: str) -> None:
         if os.path.lexists(path / ".git"):
             raise WorkspaceError(
                 f"The workspace {shown(root)} is in the repository {shown(str(path))}, and git does not say which "
-                f"files it tracks: see `git -C {shlex.quote(root)} status`. Or list in {IGNORE_FILE} what must not travel."
+                f"files it tracks: see `git -C {shlex.quote(root)} status`, or list what to leave out in {IGNORE_FILE}."
             )
 
 
