@@ -21,6 +21,7 @@ from tests.facts import says
 from torchx_kfp import Stages, hpo
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local.replay import ReplayOptions, find_invocation, print_script
 from torchx_kfp.local import Watch, replay, run
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -282,6 +283,20 @@ def test_a_script_does_the_same_without_secrets(call, here, tmp_path):
             assert ran.returncode == code, ran.stderr
     found = list(here.base.glob("replay-kinds-*/first/*"))
     assert len(found) >= 2
+
+
+def test_a_script_runs_only_the_stage(here, tmp_path):
+    """Names and texts of a pipeline are data in it."""
+    invocation = find_invocation("latest", "plain", here.folder / "local_outputs")
+    component = invocation.component
+    harm = "\ntouch harm\n"
+    env = ((f"A;{harm}", "1"), ("B.C", "$(touch harm)"))
+    container = replace(component.container, image=f"x{harm}", command=("env",), args=(), env=env)
+    odd = replace(component, container=container, platform={})
+    script = print_script(replace(invocation, component=odd), ReplayOptions(output_dir=tmp_path))
+    ran = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert "\nB.C=$(touch harm)\n" in ran.stdout, (script, ran.stderr)
+    assert not [*tmp_path.glob("harm"), *here.folder.glob("harm")]
 
 
 def _secret(folder: Path) -> Path:

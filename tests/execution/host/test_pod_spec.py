@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -69,3 +70,30 @@ def test_the_parents_of_a_recorded_stage_are_known() -> None:
 def test_a_patch_of_another_form_is_refused(patch: str) -> None:
     with pytest.raises(ValueError, match="pod-spec-patch has another form"):
         PodSpec.parse(patch)
+
+
+@pytest.mark.parametrize(
+    ("image", "words", "given"),
+    [
+        ("app:1", [], {}),
+        ("--privileged", ["true"], {}),
+        ("app\x1b[31m", ["true"], {}),
+        ("app:1", ["\ud800"], {}),
+        ("app:1", [["true"]], {}),
+        ("app:1", ["true"], []),
+    ],
+)
+def test_what_no_driver_says_is_refused(image: str, words: list[object], given: object) -> None:
+    command = ["--executor_input", json.dumps(given), "--", *words]
+    with pytest.raises(ValueError, match="another form"):
+        PodSpec.parse(json.dumps({"containers": [{"image": image, "command": command}]}))
+
+
+def test_inputs_that_the_stage_does_not_have_are_left_out() -> None:
+    recorded = nodes("succeeded")
+    observer = Observer()
+    observer.observe(last("succeeded"), recorded)
+    assert observer.pipeline is not None
+    component = place_of(observer.pipeline, "first", {})[0].component
+    given = {"inputs": {"artifacts": {"../../harm": {"artifacts": [{"uri": "s3://bucket/file"}]}}}}
+    assert PodSpec("app:1", ("true",), given).inputs(component) == {}

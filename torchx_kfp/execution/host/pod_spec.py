@@ -41,13 +41,16 @@ class PodSpec:
             words = [*container["command"], *(container.get("args") or ())]
             given = json.loads(words[words.index(_INPUT) + 1])
             own = words[words.index(_COMMAND) + 1 :]
+            "".join(own).encode()
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"the driver's pod-spec-patch has another form ({type(error).__name__}: {error})"
             ) from None
-        if not isinstance(given, dict) or not all(isinstance(word, str) for word in own):
+        image = text(container.get("image"))
+        # Programs that start containers would take it for an option.
+        if not isinstance(given, dict) or not own or image.startswith("-") or not image.isprintable():
             raise ValueError("the driver's pod-spec-patch has another form")
-        return cls(text(container.get("image")), tuple(own), given)
+        return cls(image, tuple(own), given)
 
     def component(self, component: Component) -> Component:
         """Return the component of the stage's task, with this image and command."""
@@ -65,6 +68,8 @@ class PodSpec:
             parameter = component.inputs.get(name)
             values[name] = convert(value, parameter.type if parameter is not None else "")
         for name, made in mapping(given.get("artifacts")).items():
+            if name not in component.artifact_inputs:
+                continue  # names become parts of paths
             listed = mapping(made).get("artifacts")
             artifacts = [_artifact(name, mapping(item)) for item in (listed if isinstance(listed, list) else ())]
             values[name] = artifacts[0] if len(artifacts) == 1 else ArtifactList(artifacts)

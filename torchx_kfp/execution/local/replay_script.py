@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 
+from torchx_kfp.common.text import printable
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.execution.local.replay_plan import ReplayPlan
 from torchx_kfp.execution.local.transfer import storage_url
@@ -24,7 +25,12 @@ def script_of(plan: ReplayPlan, notice: Sequence[str]) -> str:
         plan: the replay.
         notice: lines that say what is not as it was.
     """
-    return "\n".join(["#!/bin/sh", *(f"# {line}" for line in notice), *_Script(plan).lines(), ""])
+    return "\n".join(["#!/bin/sh", *(f"# {printable(line)}" for line in notice), *_Script(plan).lines(), ""])
+
+
+def _is_plain(name: str) -> bool:
+    """Tell whether a shell can have a variable with this name."""
+    return name.isascii() and name.isidentifier()
 
 
 class _Script:
@@ -38,19 +44,25 @@ class _Script:
         yield "set -eu"
         yield f"run={shlex.quote(self._run.rsplit('-', 3)[0])}-{_NOW}"
         yield from self._files()
-        for name in sorted(self._plan.secret):
+        for name in sorted(filter(_is_plain, self._plan.secret)):
             yield f': "${{{name}:?is a secret: set it}}"'
         if attempt.container is not None:
             yield f"exec {' '.join(self._docker())}"
             return
+        # A shell cannot export names with dots.
+        words = [] if all(map(_is_plain, self._plan.environ)) else ["env"]
         for name, value in sorted(self._plan.environ.items()):
-            if name not in self._plan.secret:
+            if name in self._plan.secret:
+                continue
+            if _is_plain(name):
                 yield f"export {name}={shlex.quote(value) if name == 'PATH' else self._quoted(value)}"
+            else:
+                words.append(f"{name}={value}")
         if attempt.python is not None:
-            for words in attempt.python.installs:
-                yield f"# Needs: python3 -m pip install {shlex.join(words)}"
+            for packages in attempt.python.installs:
+                yield f"# Needs: python3 -m pip install {printable(shlex.join(packages))}"
         yield f"cd {shlex.quote(str(attempt.directory))}"
-        yield f"exec {self._joined(self._plan.words)}"
+        yield f"exec {self._joined([*words, *self._plan.words])}"
 
     def _files(self) -> Iterator[str]:
         attempt, plan = self._plan.attempt, self._plan
@@ -83,14 +95,15 @@ class _Script:
             yield f"--shm-size {container.shared_memory}"
         for mount in container.mounts:
             if mount.source in container.files:
-                yield f'-v "${{SECRET_FILES:?is the folder with the files for {mount.target}}}":{mount.target}:ro'
+                target = shlex.quote(f":{mount.target}:ro")
+                yield f'-v "${{SECRET_FILES:?is the folder with the files of the secrets}}"{target}'
                 continue
             if mount.source.startswith(str(attempt.folder)):
                 continue  # below
             yield f"-v {self._quoted(str(mount))}"
         yield f"-v {self._quoted(str(attempt.folder))}:{self._quoted(str(attempt.folder))}"
         for name, value in sorted(attempt.environ.items()):
-            yield f"-e {name}" if name in self._plan.secret else f"-e {self._quoted(f'{name}={value}')}"
+            yield f"-e {self._quoted(name if name in self._plan.secret else f'{name}={value}')}"
         words = self._plan.words
         yield f"--entrypoint {self._quoted(words[0])} {shlex.quote(attempt.image)} {self._joined(words[1:])}"
 
