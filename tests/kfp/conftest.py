@@ -17,27 +17,16 @@ NAMED = named_place()
 
 
 @pytest.fixture(scope="session")
-def whole_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """The suite for the host that the variables name, or for that of the tests."""
     folder = tmp_path_factory.mktemp("suite")
     with contextlib.ExitStack() as stack:
         place = NAMED
         if place is None:
             host = stack.enter_context(KfpHost(folder / "host", directory=folder, options={"parallelism": 2}))
-            place = Place(host.url, "s3://kfp-suite/results")
+            place = Place(host.url, str(folder / "base"), claim="claim")
+            Path(place.base).mkdir()
         yield Suite(place, folder)
-
-
-@pytest.fixture
-def suite(whole_suite: Suite, request: pytest.FixtureRequest) -> Suite:
-    """The suite, with its storage."""
-    if not whole_suite.place.is_real:
-        request.getfixturevalue("s3_server")
-        import s3fs
-
-        with contextlib.suppress(FileExistsError):
-            s3fs.S3FileSystem().call_s3("create_bucket", Bucket="kfp-suite")
-    return whole_suite
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -24,6 +24,7 @@ class Place:
         base: the tracker base, which this machine and the pods reach.
         image: an image with python3, fsspec, the storage's driver, and kfp.
         shell_image: an image with nothing but a shell.
+        claim: a volume claim that pods mount at the base, if that is a folder.
         secret: a Kubernetes secret with credentials for the storage, ``NAME:KEY_OF_THE_ID:KEY_OF_THE_SECRET``.
         endpoint: the URL of the S3 server as pods reach it; that of AWS if it is empty.
         engines: the engines of distributed stages that the cluster has.
@@ -34,6 +35,7 @@ class Place:
     base: str
     image: str = "python:3.11"
     shell_image: str = "busybox"
+    claim: str = ""
     secret: str = ""
     endpoint: str = ""
     engines: tuple[str, ...] = ("job",)

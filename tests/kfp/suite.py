@@ -121,7 +121,7 @@ class Suite:
             known = {"digest": digest, "run_id": self.submit(pipeline, proof.arguments, proof.name).run_id}
             _write(entry, known)
         if "verdict" not in known:
-            there = attach(known["run_id"], host=self.place.host).wait(Watch(), PATIENCE)
+            there = attach(known["run_id"], host=self.place.host, tracker_base=self.base).wait(Watch(), PATIENCE)
             here = self.run(pipeline, proof.arguments, proof.name)
             found = differences(here, there)
             for stage, results in proof.results.items():
@@ -137,13 +137,18 @@ class Suite:
         return Verdict(known["run_id"], **known["verdict"])
 
     def load(self, pipeline: Any) -> Pipeline:
-        """Return the pipeline with the images of the place."""
+        """Return the pipeline with the images of the place, and its volume."""
         loaded = load_pipeline(pipeline)
         spec, platform = read_specs(loaded.text)
         names = {"busybox": self.place.shell_image, "python:3.11": self.place.image}
         for executor in spec["deploymentSpec"]["executors"].values():
             container = executor.get("container", {})
             container["image"] = names.get(container.get("image"), container.get("image"))
+        if self.place.claim:
+            mount = {"constant": self.place.claim, "mountPath": self.place.base}
+            kubernetes = _below(platform, "platforms", "kubernetes", "deploymentSpec", "executors")
+            for name in spec["deploymentSpec"]["executors"]:
+                _below(kubernetes, name).setdefault("pvcMount", []).append(mount)
         file = self.folder / f"{loaded.name}-{uuid.uuid4().hex[:8]}.yaml"
         file.write_text("\n---\n".join(map(json.dumps, filter(None, [spec, platform]))), encoding="utf-8")
         return load_pipeline(file)
@@ -152,7 +157,7 @@ class Suite:
         """Start a run on the host."""
         given = self.arguments(pipeline, arguments, self.base)
         options = {"name": f"suite {name}", "cache": False, **options}
-        return submit(pipeline, given, host=self.place.host, **options)
+        return submit(pipeline, given, host=self.place.host, tracker_base=self.base, **options)
 
     def run(self, pipeline: Pipeline, arguments: Mapping[str, Any], name: str, **options: Any) -> RunResult:
         """Run the pipeline on this machine."""
@@ -204,6 +209,13 @@ class Suite:
         filesystem, path = fsspec.core.url_to_fs(url)
         with contextlib.suppress(FileNotFoundError):
             filesystem.rm(path, recursive=True)
+
+
+def _below(content: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the object at a path, which is made where it is missing."""
+    for name in names:
+        content = content.setdefault(name, {})
+    return content
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

@@ -6,15 +6,11 @@ import time
 import uuid
 
 import fsspec
-import pytest
 
-from tests.kfp.conftest import NAMED
 from tests.kfp.pipelines import PROOFS, mended, sleeping
 from tests.kfp.suite import PATIENCE, Suite, differences
 from torchx_kfp import local
 from torchx_kfp.local import Watch
-
-pytestmark = [] if NAMED else [pytest.mark.s3]
 
 
 def test_the_cache_takes_a_stage_from_an_earlier_run(suite: Suite) -> None:

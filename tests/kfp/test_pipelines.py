@@ -10,7 +10,6 @@ from tests.kfp.conftest import NAMED
 from tests.kfp.pipelines import PROOFS, Proof, corpus, replicas
 from tests.kfp.suite import Suite
 
-pytestmark = [] if NAMED else [pytest.mark.s3]
 #: Of the corpus, what the tests run on their own host, which runs pipelines as this machine does.
 FEW = ("loops.nested", "exits.two_handlers")
 CASES = [*PROOFS, *(each for each in corpus() if NAMED or each.name in FEW)]
