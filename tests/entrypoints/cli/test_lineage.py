@@ -180,7 +180,9 @@ def test_json_has_all(inside: Call) -> None:
         "source": "a-1/train/t0",
         "run_id": "a-1/choose/c",
         "alias": "trials",
-        "artifacts": [{"name": "model", "path": f"s3://bucket/{'long/' * 9}0.pt", "metadata": {"epochs": 3}}],
+        "artifacts": [
+            {"name": "model", "path": f"s3://bucket/{'long/' * 9}0.pt", "metadata": {"epochs": 3}, "stored": None}
+        ],
         "named": False,
     } in shown["links"]
     assert len(shown["links"]) == 7

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.text import LISTED, counted, did_you_mean_path, listed, most_similar, nearest, printable
 from torchx_kfp.contract.protocol import superseded
-from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
 from torchx_kfp.errors import (
     ArgumentError,
     CorruptResultError,
@@ -81,10 +81,15 @@ def read(recorder: Recorder, keys: Iterable[str]) -> dict[str, dict[str, Result]
     corrupt: list[CorruptResultError] = []
     found = recorder.get_many(keys, corrupt=corrupt.append)
     for error in corrupt[:LISTED]:
-        print_message(f"Left out: {error}")
+        say_left_out(error)
     if len(corrupt) > LISTED:
         print_message(f"Also left out: {counted(len(corrupt) - LISTED, 'more file')} without results.")
     return found
+
+
+def facts_of(recorder: Recorder, run: str) -> dict[str, Any]:
+    """Return the facts about a pipeline run by field, such as its tags. Those that cannot be read are named."""
+    return recorder.facts_of([run], say_left_out).get(run, {})
 
 
 def say_if_misplaced(base: str, keys: Collection[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from torchx_kfp.common.text import did_you_mean
-from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def with_tags(runs: Iterable[tuple[R, str]], wanted: Mapping[str, str]) -> list[
         if base not in tags:
             tags[base] = {}
             try:
-                tags[base] = Recorder.open(base).tags_of(corrupt=lambda error: print_message(f"Left out: {error}"))
+                tags[base] = Recorder.open(base).tags_of(corrupt=say_left_out)
             except TorchxKfpError as error:
                 print_message(f"The tags of some runs could not be read: {error}")
     found = [(run, tags[base].get(run.run_id, {})) for run, base in runs]

@@ -26,6 +26,7 @@ from torchx_kfp.entrypoints.cli.resolver import Located, locate
 from torchx_kfp.entrypoints.cli.selection import (
     Chosen,
     choose,
+    facts_of,
     open_recorder,
     parts,
     read,
@@ -106,6 +107,7 @@ def compare_command(
     runs (--workspace); --code shows how, in the form of `diff -u`.
     """
     from torchx_kfp.entrypoints.cli.code_comparison import compare_code, print_differences
+    from torchx_kfp.tracking.store import pipeline_run
 
     if shows_code and form != "table":
         raise click.UsageError(f"--code and --format {form} contradict each other. JSON has the names of files.")
@@ -126,13 +128,10 @@ def compare_command(
             if code.problem or not code.files:
                 print_message(str(code) or f"The code of {code.runs[0]} and {code.runs[1]} does not differ.")
         return
-    parameters = [
-        {("", name): [value] for name, value in it.arguments.items() if name != TRACKER_BASE} for it in located
-    ]
-    tags = [{("", name): [value] for name, value in _tags(recorders[it.base], it).items()} for it in located]
+    facts = [facts_of(recorders[it.base], pipeline_run(it.run or "")) for it in located]
     rows = [
-        *_rows(_PARAMETER, parameters),
-        *_rows(_TAG, tags),
+        *_rows(_PARAMETER, [_of_run(it.arguments, TRACKER_BASE) for it in located]),
+        *_rows(_TAG, [_of_run(its.get("tags", {})) for its in facts]),
         *_recorded_rows(located, recorders, chosen),
         *_cached_rows(chosen),
     ]
@@ -162,11 +161,8 @@ def compare_command(
             print_text(f"{printable(str(code))}{between}")
 
 
-def _tags(recorder: Recorder, located: Located) -> Mapping[str, str]:
-    from torchx_kfp.tracking.store import pipeline_run
-
-    run = pipeline_run(located.run or "")
-    return recorder.tags_of([run], lambda error: print_message(f"Left out: {error}")).get(run, {})
+def _of_run(values: Mapping[str, Any], left_out: str = "") -> _Values:
+    return {("", name): [value] for name, value in values.items() if name != left_out}
 
 
 def _recorded_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.common.text import counted
-from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
 from torchx_kfp.entrypoints.cli.selection import verify_exists
 from torchx_kfp.errors import CorruptResultError
 
@@ -30,7 +30,7 @@ def import_command(torchx_root: str, tracker_base: str) -> None:
     wrong: list[CorruptResultError] = []
     found = import_torchx(root.store, Recorder.open(tracker_base).store, corrupt=wrong.append)
     for error in wrong:
-        print_message(f"Left out: {error}")
+        say_left_out(error)
     print_message(f"Imported {counted(sum(found.values()), 'file')} from {counted(len(found), 'run')}.")
     if wrong:
         click.get_current_context().exit(1)

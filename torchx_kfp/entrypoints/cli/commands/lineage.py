@@ -14,6 +14,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
     print_message,
     print_text,
+    say_left_out,
     show_results,
     styled,
     terminal_width,
@@ -29,7 +30,6 @@ from torchx_kfp.entrypoints.cli.selection import (
     recorded,
     say_cached,
 )
-from torchx_kfp.errors import CorruptResultError
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -81,12 +81,9 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     from torchx_kfp.tracking.lineage import trace
     from torchx_kfp.tracking.store import pipeline_run
 
-    def corrupt(error: CorruptResultError) -> None:
-        print_message(f"Left out: {error}")
-
     [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
-    sources = recorder.sources_of(corrupt=corrupt)
+    sources = recorder.sources_of(corrupt=say_left_out)
     named = {source.run_id for found in sources.values() for source in found}
     known = recorded(recorder) | named
     chosen = choose(located, known, recorder)
@@ -107,7 +104,7 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
         # A tree shows only the starts of the requested runs.
         shown = runs_of(lineage) if form == "json" else lineage.run_ids
         starts = recorder.starts_of(shown)
-        codes = recorder.code_of(dict.fromkeys(map(pipeline_run, shown)), corrupt)
+        codes = recorder.code_of(dict.fromkeys(map(pipeline_run, shown)), say_left_out)
     if form == "json":
         print_json(_as_json(lineage, results, starts, codes))
     elif form == "tree":

@@ -15,7 +15,13 @@ from click.core import ParameterSource
 
 from torchx_kfp.common.text import counted, duration, printable, size_text
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, terminal_width, this_command
+from torchx_kfp.entrypoints.cli.display.printing import (
+    print_json,
+    print_message,
+    say_left_out,
+    terminal_width,
+    this_command,
+)
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, format_option, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, named_bases, names_host
 from torchx_kfp.entrypoints.cli.tags import read_tags, with_tags
@@ -300,7 +306,7 @@ def _runs_here(output_dir: str, where: RunFilter) -> list[RunRecord]:
         try:
             records.append(read_run(folder))
         except (ArgumentError, OSError) as error:
-            print_message(f"Left out: {error}")
+            say_left_out(error)
     for record in records:
         for sentence in record.corrupt:
             print_message(sentence)

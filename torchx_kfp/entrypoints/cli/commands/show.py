@@ -12,7 +12,6 @@ import click
 from torchx_kfp.common.text import counted, listed, moment
 from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
-    print_message,
     show_results,
     show_stored,
     show_value,
@@ -20,7 +19,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
 from torchx_kfp.entrypoints.cli.resolver import locate
-from torchx_kfp.entrypoints.cli.selection import choose, open_recorder, read, recorded, say_cached, titled
+from torchx_kfp.entrypoints.cli.selection import choose, facts_of, open_recorder, read, recorded, say_cached, titled
 from torchx_kfp.errors import UnknownRunError
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
             f"{located.run!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
             f"{listed([run_id, *others])}. Give the run id of one."
         )
-    run = pipeline_run(run_id)
-    facts = recorder.facts_of([run], lambda error: print_message(f"Left out: {error}")).get(run, {})
+    facts = facts_of(recorder, pipeline_run(run_id))
     codes = facts.get("code", [])
     artifacts = recorder.artifacts(run_id)
     found = {

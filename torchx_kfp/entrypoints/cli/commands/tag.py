@@ -7,7 +7,7 @@ import click
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import locate
-from torchx_kfp.entrypoints.cli.selection import open_recorder
+from torchx_kfp.entrypoints.cli.selection import facts_of, open_recorder
 
 
 @click.command("tag", short_help="Give a run tags and a note.")
@@ -36,7 +36,7 @@ def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags
     run = pipeline_run(located.run or "")
     if tags or note is not None:
         recorder.add_facts(run, **({"tags": tags} if tags else {}), **({} if note is None else {"note": note or None}))
-    facts = recorder.facts_of([run], lambda error: print_message(f"Left out: {error}")).get(run, {})
+    facts = facts_of(recorder, run)
     for name, value in facts.get("tags", {}).items():
         print_text(f"{name}={value}")
     if text := facts.get("note"):
