@@ -70,9 +70,6 @@ def gc_command(
     what the cache has of them. A run that is running stays, and so does one from which a kept run has taken stages.
     Results that are recorded elsewhere are not touched.
     """
-    from torchx_kfp.tracking.cleanup import Cleanup
-    from torchx_kfp.tracking.workspace_cleanup import find_unused, remove_unused
-
     if (tracker_base is None) == (output_dir is None):
         raise click.UsageError("Give either a TRACKER_BASE, or --output-dir DIR for runs on this machine.")
     if output_dir is not None:
@@ -83,8 +80,15 @@ def gc_command(
             raise click.UsageError(f"{option} is for runs on this machine: give --output-dir, and no TRACKER_BASE.")
     if tracker_base is None or age is None:
         raise click.UsageError("Missing option '--older-than'.")
+    _clean_base(tracker_base, time.time() - age, dry_run=dry_run)
 
-    store, before = open_recorder(tracker_base).store, time.time() - age
+
+def _clean_base(tracker_base: str, before: float, *, dry_run: bool) -> None:
+    """Remove pipeline runs older than a time from a tracker base, then their code, and show what has become of each."""
+    from torchx_kfp.tracking.cleanup import Cleanup
+    from torchx_kfp.tracking.workspace_cleanup import find_unused, remove_unused
+
+    store = open_recorder(tracker_base).store
     cleanup = Cleanup(store, before)
     findings = cleanup.look()
     going = [run for run in findings.old if not run.kept]
