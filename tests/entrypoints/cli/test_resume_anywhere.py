@@ -106,7 +106,9 @@ class Place:
     def __init__(self, folder: Path, host: str, call: Call) -> None:
         self.folder, self.host, self.base, self.call = folder, host, str(folder / "base"), call
         (folder / "base").mkdir()
-        (folder / "pipe.py").write_text(f"BASE = {self.base!r}\n{PIPELINE}")
+        # A process imports one module of a name.
+        self.file = f"{folder.name}.py"
+        (folder / self.file).write_text(f"BASE = {self.base!r}\n{PIPELINE}")
         self.given = ["-p", f"folder={folder}", "--tracker-base", self.base]
 
     def notes(self) -> list[str]:
@@ -141,13 +143,13 @@ def place(project: Path, inside: Call) -> Iterator[Place]:
 
 def test_every_pair_of_places(place: Place) -> None:
     (place.folder / "fail-train").touch()
-    there = place.submit("pipe.py:anywhere", *place.given, code=1)
+    there = place.submit(f"{place.file}:anywhere", *place.given, code=1)
     assert place.notes() == FIRST
-    here = place.run("pipe.py:anywhere", *place.given, code=1)
+    here = place.run(f"{place.file}:anywhere", *place.given, code=1)
     assert place.notes() == FIRST
     (place.folder / "fail-train").unlink()
 
-    planned = place.call("submit", "pipe.py:anywhere", "--resume", there, "--dry-run", "--host", place.host)
+    planned = place.call("submit", f"{place.file}:anywhere", "--resume", there, "--dry-run", "--host", place.host)
     assert planned.returncode == 0, planned.stderr
     for stage in ("prepare", "plain", "try", "branch", "both", "search-ask-1", "trial", "search-best"):
         assert f"{stage} " in planned.stdout
@@ -155,13 +157,13 @@ def test_every_pair_of_places(place: Place) -> None:
     assert "runs: it failed" in planned.stdout
     assert place.notes() == []
 
-    again = place.submit("pipe.py:anywhere", "--resume", there)
+    again = place.submit(f"{place.file}:anywhere", "--resume", there)
     assert place.notes() == AGAIN
-    back = place.run("pipe.py:anywhere", "--resume", there, "--host", place.host)
+    back = place.run(f"{place.file}:anywhere", "--resume", there, "--host", place.host)
     assert place.notes() == AGAIN
-    up = place.submit("pipe.py:anywhere", "--resume", here)
+    up = place.submit(f"{place.file}:anywhere", "--resume", here)
     assert place.notes() == AGAIN
-    down = place.run("pipe.py:anywhere", "--resume", here)
+    down = place.run(f"{place.file}:anywhere", "--resume", here)
     assert place.notes() == AGAIN
     texts = {attach(run, host=place.host).wait()["train"].results["text"] for run in (again, up)}
     for run_ in (back, down):
@@ -173,11 +175,13 @@ def test_every_pair_of_places(place: Place) -> None:
 def test_a_chain_on_a_host(place: Place) -> None:
     """Outputs that nobody was given, and results that are gone, are made again; the chain is told."""
     (place.folder / "fail-train").touch()
-    first = place.submit("pipe.py:light", *place.given, code=1)
+    first = place.submit(f"{place.file}:light", *place.given, code=1)
     assert place.notes() == ["prepare", "train", "unread"]
     (place.folder / "fail-train").unlink()
     (place.folder / "fail-last").touch()
-    planned = place.call("submit", "pipe.py:light", "--resume", first, "--host", place.host, "--dry-run", "--json")
+    planned = place.call(
+        "submit", f"{place.file}:light", "--resume", first, "--host", place.host, "--dry-run", "--json"
+    )
     steps = {step["name"]: step for step in json.loads(planned.stdout)["plan"]["stages"]}
     assert steps["prepare"]["kept_from"] == first
     assert "no other stage was given it" in steps["plain"]["reason"]
@@ -191,14 +195,14 @@ def test_a_chain_on_a_host(place: Place) -> None:
         refused = place.call(*words, "--host", place.host)
         assert (refused.returncode, what in refused.stderr) == (2, True), refused.stderr
     (place.folder / "fail-last").unlink()
-    last = place.submit("pipe.py:light", "--resume", second)
+    last = place.submit(f"{place.file}:light", "--resume", second)
     assert place.notes() == ["last"]
     result = attach(last, host=place.host).wait()
     assert result["prepare"].cached_from == first
     assert result["train"].cached_from == second
     assert result["train"].results["text"] == "train prepare 0.5"
     anew = ["--from", "last", "-p", "rate=0.7", "--host", place.host, "--dry-run"]
-    changed = place.call("submit", "pipe.py:light", "--resume", last, *anew)
+    changed = place.call("submit", f"{place.file}:light", "--resume", last, *anew)
     assert f"kept, from {first}" in changed.stdout
     assert "changed, kept anyway: command: " in changed.stdout
     found = place.call("runs", "--host", place.host, "--format", "json")
@@ -209,7 +213,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     }
 
     other = ["--tracker-base", f"{place.base}/other"]
-    refused = place.call("submit", "pipe.py:light", "--resume", second, *other, "--host", place.host)
+    refused = place.call("submit", f"{place.file}:light", "--resume", second, *other, "--host", place.host)
     assert refused.returncode == 2
     assert all(fact in refused.stderr for fact in (place.base, "/other", "--tracker-base", "without --resume"))
     recorder = Recorder.open(place.base)
@@ -217,7 +221,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert recorder.facts_of([last])[last]["resumes"] == [second, first]
     for key in recorder.keys(second):
         recorder.store.remove(key)
-    gone = place.call("submit", "pipe.py:light", "--resume", second, "--host", place.host, "--dry-run")
+    gone = place.call("submit", f"{place.file}:light", "--resume", second, "--host", place.host, "--dry-run")
     assert f"runs: no results of it are under '{place.base}' (any more)" in gone.stdout
 
 
@@ -237,7 +241,7 @@ def test_stages_that_kfp_took_from_its_cache(project: Path, inside: Call) -> Non
     with KfpHost(project / "host") as host:
         place = Place(project, host.url, inside)
         words = ["--host", place.host, "--watch", "--quiet"]
-        assert inside("submit", "pipe.py:light", *place.given, *words).returncode == 0
+        assert inside("submit", f"{place.file}:light", *place.given, *words).returncode == 0
         place.notes()
         (place.folder / "fail-again").touch()
         edited = PIPELINE.replace('app("last", folder)', 'app("again", folder)')

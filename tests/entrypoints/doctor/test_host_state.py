@@ -15,7 +15,7 @@ from tests.execution.host.answers_of_kfp import manifest
 from tests.execution.host.scripted import CLOSE, Reply, Request, scripted, status
 from tests.facts import says
 from tests.kfp_host import KfpHost
-from torchx_kfp.entrypoints.doctor.host_state import check_host, pipeline_root
+from torchx_kfp.entrypoints.doctor.host_state import artifacts_root, check_host
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict
 from torchx_kfp.execution.host.connection import Connection, Patience
 from torchx_kfp.execution.host.manifest import manifest_of
@@ -198,8 +198,8 @@ def test_a_run_that_is_taken_by_mistake_is_deleted() -> None:
 def test_the_pipeline_root_is_that_of_the_newest_run() -> None:
     answer = manifest("succeeded")
     run_id = answer["run"]["id"]
-    assert pipeline_root(manifest_of(answer), run_id) == "minio://mlpipeline/v2/artifacts"
-    assert pipeline_root(manifest_of(answer), "another") == ""
+    assert artifacts_root(manifest_of(answer), run_id) == "minio://mlpipeline/v2/artifacts"
+    assert artifacts_root(manifest_of(answer), "another") == ""
     newest = {("GET", "/apis/v2beta1/runs"): Reply({"runs": [{"run_id": run_id}]})}
     found, _ = looked_at({**newest, ("GET", "/apis/v1beta1/runs"): Reply(json.loads(json.dumps(answer)))})
     assert found["pipeline root"].level.value == "ok"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.text import counted, listed, printable, size_text
-from torchx_kfp.contract.folders import find_folders
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
 from torchx_kfp.entrypoints.cli.resuming import plan_as_json
 from torchx_kfp.errors import ArgumentError
@@ -51,6 +50,8 @@ def show_dry_run(run: PackedRun, plan: ResumePlan | None = None, *, as_json: boo
 
 def refuse_folders(pipeline: Pipeline) -> None:
     """Raise ArgumentError for a pipeline with a role's own workspace: whoever runs its file lacks the folder."""
+    from torchx_kfp.contract.folders import find_folders
+
     if folders := find_folders(pipeline.text):
         raise ArgumentError(
             f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "

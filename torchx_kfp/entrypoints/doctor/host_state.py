@@ -156,13 +156,13 @@ def _of_v1beta1(connection: Connection, run_id: str) -> Iterator[Verdict]:
         yield skipped("pipeline root", "Only v1beta1 tells it.")
         return
     yield ok("API v1beta1", "The host serves it.")
-    if root := pipeline_root(manifest_of(answer), run_id):
+    if root := artifacts_root(manifest_of(answer), run_id):
         yield ok("pipeline root", f"{root}, as the newest run has it.")
     else:
         yield skipped("pipeline root", "The newest run does not say where KFP stores artifacts.")
 
 
-def pipeline_root(manifest: str, run_id: str) -> str:
+def artifacts_root(manifest: str, run_id: str) -> str:
     """Return where KFP stores the artifacts of a run, before the names of the pipeline and the run; empty if unknown.
 
     KFP's drivers write the URI of each artifact of a stage: ``<root>/<pipeline>/<run>/<task>/<id>/<artifact>``.

@@ -15,7 +15,7 @@ from typing import Any
 
 from torchx_kfp.common.text import counted, duration, printable, shorten
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, Execution
-from torchx_kfp.entrypoints.doctor.host_state import pipeline_root
+from torchx_kfp.entrypoints.doctor.host_state import artifacts_root
 from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
 from torchx_kfp.entrypoints.doctor.probe_pipelines import (
     DEFAULT_IMAGE,
@@ -379,6 +379,6 @@ def _meet(made: Made, wanted: Wanted) -> Iterator[Verdict]:
 
 
 def _root(host: Host, run_id: str) -> Iterator[Verdict]:
-    root = pipeline_root(manifest_of(host.connection.get(f"{V1BETA1}/runs/{run_id}")), run_id)
+    root = artifacts_root(manifest_of(host.connection.get(f"{V1BETA1}/runs/{run_id}")), run_id)
     if root:
         yield ok("pipeline root", f"{root}, as the run has it.")
