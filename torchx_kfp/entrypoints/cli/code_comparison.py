@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchx_kfp.common.text import clean, counted, listed, printable
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest
-from torchx_kfp.entrypoints.cli.display.printing import print_text, styled
+from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, styled
 from torchx_kfp.errors import TrackerError, WorkspaceError
 
 if TYPE_CHECKING:
@@ -95,7 +95,12 @@ def compare_code(
 
 
 def print_differences(comparison: CodeComparison) -> None:
-    """Print the lines that differ, in the form of ``diff -u``: colored in a terminal, and bounded."""
+    """Print the lines that differ, in the form of ``diff -u``: colored in a terminal, and bounded.
+
+    A sentence on stderr says why there are none.
+    """
+    if comparison.problem or not comparison.files:
+        print_message(str(comparison) or f"The code of {' and '.join(comparison.runs)} does not differ.")
     left = _ALL_LINES
     for number, file in enumerate(comparison.files):
         if left <= 0:

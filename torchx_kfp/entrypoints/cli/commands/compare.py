@@ -116,17 +116,14 @@ def compare_command(
     known = {base: recorded(recorder) for base, recorder in recorders.items()}
     chosen = [choose(it, known[it.base], recorders[it.base]) for it in located]
     labels = [one.name for one in chosen]
-    again = next((label for label in labels if labels.count(label) > 1), None)
-    if again is not None:
-        raise click.UsageError(f"The run {again!r} is given twice. Name different runs.")
+    if again := [label for label in labels if labels.count(label) > 1]:
+        raise click.UsageError(f"The run {again[0]!r} is given twice. Name different runs.")
     runs = [label.partition("/")[0] for label in labels]
     # Each run is compared with the first one.
     codes = [compare_code((runs[0], runs[at]), (located[0], located[at]), recorders) for at in range(1, len(runs))]
     if shows_code:
         for code in codes:
             print_differences(code)
-            if code.problem or not code.files:
-                print_message(str(code) or f"The code of {code.runs[0]} and {code.runs[1]} does not differ.")
         return
     facts = [facts_of(recorders[it.base], pipeline_run(it.run or "")) for it in located]
     rows = [
@@ -151,14 +148,15 @@ def compare_command(
         }
         print_json({"runs": labels, "rows": [row.as_json(labels) for row in rows], "code": differing})
     else:
-        names = [it.name or run for it, run in zip(located, labels, strict=True)]
-        labels = [
-            name if names.count(name) == 1 else titled(name, run) for name, run in zip(names, labels, strict=True)
-        ]
-        _print_table(labels, rows)
+        _print_table(_titles([it.name or run for it, run in zip(located, labels, strict=True)], labels), rows)
         for code in filter(str, codes):
             between = f" ({code.runs[0]} and {code.runs[1]})" if len(codes) > 1 else ""
             print_text(f"{printable(str(code))}{between}")
+
+
+def _titles(names: Sequence[str], runs: Sequence[str]) -> list[str]:
+    """Return the names of runs, those that several have with the run."""
+    return [name if names.count(name) == 1 else titled(name, run) for name, run in zip(names, runs, strict=True)]
 
 
 def _of_run(values: Mapping[str, Any], left_out: str = "") -> _Values:

@@ -24,6 +24,7 @@ from torchx_kfp.errors import UnknownRunError
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.recorder import Artifact, Code, Search
+    from torchx_kfp.tracking.steps import Curve
 
 
 @click.command("show", short_help="Show all records of a stage's run.")
@@ -62,26 +63,10 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
     found = {
         "run_id": run_id,
         "results": read(recorder, [run_id]).get(run_id, {}),
-        "steps": {
-            name: {
-                "count": curve.count,
-                "last": curve.last._asdict(),
-                "min": curve.min._asdict(),
-                "max": curve.max._asdict(),
-                "points": [point._asdict() for point in curve.points],
-            }
-            for name, curve in recorder.history(run_id).items()
-        },
+        "steps": {name: _curve_as_json(curve) for name, curve in recorder.history(run_id).items()},
         "search": asdict(search) if (search := recorder.search(run_id)) else None,
         "metadata": recorder.metadata(run_id),
-        "artifacts": {
-            name: {
-                "path": it.url,
-                "metadata": dict(it.metadata),
-                **({"stored": it.stored.encode()} if it.stored else {}),
-            }
-            for name, it in artifacts.items()
-        },
+        "artifacts": {name: _artifact_as_json(it) for name, it in artifacts.items()},
         "sources": [vars(source) for source in recorder.sources(run_id)],
         "undelivered": recorder.undelivered(run_id),
         "code": [asdict(code) for code in codes],
@@ -94,6 +79,16 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
         print_json(found)
     else:
         _print_table(found, search, codes, artifacts, located.name)
+
+
+def _curve_as_json(curve: Curve) -> dict[str, Any]:
+    ends = {"last": curve.last._asdict(), "min": curve.min._asdict(), "max": curve.max._asdict()}
+    return {"count": curve.count, **ends, "points": [point._asdict() for point in curve.points]}
+
+
+def _artifact_as_json(artifact: Artifact) -> dict[str, Any]:
+    stored = {"stored": artifact.stored.encode()} if artifact.stored else {}
+    return {"path": artifact.url, "metadata": dict(artifact.metadata), **stored}
 
 
 def _print_table(
