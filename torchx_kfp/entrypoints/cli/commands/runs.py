@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -107,11 +107,7 @@ def runs_command(
     most = None if is_unlimited else limit
     tags = read_tags(tag_words)
     if change is not None:
-        host = connect(flags)
-        found = _runs_of(host, where, most, tags, flags)
-        if len(found) == most:
-            print_message(f"There may be more than {counted(most, 'run')}: --all takes all.")
-        _change(host, found, where.states, change, yes=yes, form=form)
+        _change(flags, where, most, tags, change, yes=yes, form=form)
         return
     if yes:
         raise click.UsageError("--yes is for --archive and --delete.")
@@ -141,12 +137,7 @@ def runs_command(
         listed = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
         print_json([*map(_as_json, here), *listed])
         return
-    _print(here, there, stuck, name, output_dir)
-    if not here and not there:
-        if name:
-            print_message(f"There are no runs on {name}.")
-        if none_here:
-            print_message(none_here)
+    _print(here, there, stuck, name, output_dir, none_here)
 
 
 def _print(
@@ -155,8 +146,12 @@ def _print(
     stuck: Mapping[str, Mapping[str, str]],
     name: str,
     output_dir: str,
+    none_here: str,
 ) -> None:
     """Print the runs on this machine, and those on the host with this name, with the stages that cannot start."""
+    if not here and not there:
+        for sentence in filter(None, [f"There are no runs on {name}." if name else "", none_here]):
+            print_message(sentence)
     if here:
         _print_here(here, output_dir, above=f"On this machine, in {output_dir}" if there else "")
     if there:
@@ -202,11 +197,22 @@ def _filter(flags: Flags, states: tuple[str, ...], schedule: str, **of_filter: A
 
 
 def _change(
-    host: Host, found: Sequence[RunSummary], states: Collection[str], change: str, *, yes: bool, form: str
+    flags: Flags,
+    where: RunFilter,
+    limit: int | None,
+    tags: Mapping[str, str],
+    change: str,
+    *,
+    yes: bool,
+    form: str,
 ) -> None:
-    """Archive or delete these runs of a host, as far as they are over."""
+    """Archive or delete the runs of a host that are selected, as far as they are over."""
+    host = connect(flags)
+    found = _runs_of(host, where, limit, tags, flags)
+    if limit is not None and len(found) == limit:
+        print_message(f"There may be more than {counted(limit, 'run')}: --all takes all.")
     done = f"{change}d"
-    runs = [run for run in found if run.state.is_over or run.state in states]
+    runs = [run for run in found if run.state.is_over or run.state in where.states]
     if left := len(found) - len(runs):
         print_message(
             f"Left out: {counted(left, 'run')} in progress. To include such runs, ask for them: "
