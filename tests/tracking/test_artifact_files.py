@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -228,19 +229,33 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
         {"key": ".torchx_kfp/files/../x/y"},
         {"key": ".torchx_kfp/files/r/i/.."},
         {"sha256": "../x"},
+        {"size": -1},
+        {"size": "1"},
     ],
 )
-def test_a_record_that_leads_elsewhere_is_corrupt(tmp_path: Path, content: dict[str, str]) -> None:
+def test_a_record_that_leads_elsewhere_is_corrupt(content: dict[str, object]) -> None:
     whole = {"key": ".torchx_kfp/files/r/i/name", "size": 1, "sha256": "0" * 64, **content}
-    with pytest.raises(ValueError, match=says("not stored files")):
+    with pytest.raises(ValueError, match=r"not the place of stored files|are not a size and a digest"):
         artifact_files.StoredFiles.parse(whole)
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a//b", "a\0"])
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a//b", "a\0", "\ud800"])
 def test_a_list_that_leads_elsewhere_is_corrupt(name: str) -> None:
-    made = artifact_files._Tree({name: artifact_files._FileDigest(1, "0" * 64)}, ())
+    content = {"files": {name: [1, "0" * 64]}, "folders": []}
     with pytest.raises(CorruptArtifactError):
-        artifact_files._Tree.decode(made.encode())
+        artifact_files._Tree.decode(json.dumps(content).encode())
+
+
+@pytest.mark.parametrize("size", [-1, float("inf"), 1.5, True, "1", None])
+def test_a_list_with_sizes_that_are_none_is_corrupt(tmp_path: Path, size: object) -> None:
+    """A file with less than no bytes is neither a small nor a large one: its digest would not be checked."""
+    store = FsspecResultTracker(str(tmp_path / "base")).store
+    content = json.dumps({"files": {"x": [size, "0" * 64]}, "folders": []}).encode()
+    store.write(".torchx_kfp/files/r/i.json", content)
+    stored = artifact_files.StoredFiles(".torchx_kfp/files/r/i/name", 0, hashlib.sha256(content).hexdigest(), 1)
+    with pytest.raises(CorruptArtifactError, match=says("malformed", repr(size))):
+        stored.on(store).download(tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
 
 
 # Interruptions

@@ -50,6 +50,14 @@ class _FileDigest(NamedTuple):
     size: int
     sha256: str
 
+    @classmethod
+    def parse(cls, size: object, sha256: object) -> _FileDigest:
+        """Read what somebody has written. Raises ValueError if it is none."""
+        # A file with less than no bytes would be neither copied nor checked.
+        if type(size) is not int or size < 0 or not (isinstance(sha256, str) and _DIGEST.fullmatch(sha256)):
+            raise ValueError(f"{size!r} and {sha256!r} are not a size and a digest")
+        return cls(size, sha256)
+
 
 @dataclass(frozen=True)
 class StoredFiles:
@@ -79,10 +87,10 @@ class StoredFiles:
         Raises:
             KeyError, TypeError, ValueError: it does not say it.
         """
-        key, sha256, count = str(content["key"]), str(content["sha256"]), content.get("files")
-        if not _KEY.fullmatch(key) or ".." in key.split("/") or not _DIGEST.fullmatch(sha256):
-            raise ValueError(f"{key!r} with {sha256!r} are not stored files")
-        return cls(key, int(content["size"]), sha256, None if count is None else int(count))
+        key, count = str(content["key"]), content.get("files")
+        if not _KEY.fullmatch(key) or ".." in key.split("/"):
+            raise ValueError(f"{key!r} is not the place of stored files")
+        return cls(key, *_FileDigest.parse(content["size"], content["sha256"]), None if count is None else int(count))
 
     def encode(self) -> dict[str, object]:
         """Return what ``parse`` reads."""
@@ -314,12 +322,9 @@ class _Tree(NamedTuple):
         """
         try:
             found = json.loads(content)
-            files = {name: _FileDigest(int(size), str(sha256)) for name, (size, sha256) in found["files"].items()}
-            tree = cls.of(files, found["folders"])
-            if not all(_DIGEST.fullmatch(file.sha256) for file in files.values()):
-                raise ValueError("a digest")
+            tree = cls.of({name: _FileDigest.parse(*file) for name, file in found["files"].items()}, found["folders"])
             for name in (*tree.files, *(folder.removesuffix("/") for folder in tree.folders)):
-                if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+                if b"\0" in name.encode() or not {"", ".", ".."}.isdisjoint(name.split("/")):
                     raise ValueError(name)
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise CorruptArtifactError(

@@ -391,9 +391,19 @@ def test_archives_that_are_not_code_leave_nothing(project: Path, call: Call) -> 
     with tarfile.open(fileobj=special, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("before/app.py"))
         archive.addfile(member)
+    sized = io.BytesIO()
+    with tarfile.open(fileobj=sized, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("app.py")
+        member.pax_headers = {"size": "-9999"}
+        archive.addfile(member)
     (project / "empty").mkdir()
     (project / "base/.torchx_kfp/workspaces").mkdir(parents=True)
-    for content, fact in [(b"no archive" * 100, "not an archive of code"), (special.getvalue(), "'pipe'")]:
+    contents = {
+        b"no archive" * 100: "not an archive of code",
+        special.getvalue(): "'pipe'",
+        sized.getvalue(): "not an archive of code",
+    }
+    for content, fact in contents.items():
         place = project / f"base/.torchx_kfp/workspaces/{hashlib.sha256(content).hexdigest()}.tar"
         place.write_bytes(content)
         assert call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={place}").returncode == 1

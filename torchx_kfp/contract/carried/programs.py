@@ -6,7 +6,7 @@ SOURCES = {
     "RESULTS_PUBLISHER": "ef68e991b40e4dda32ae0b8309fa1c2cd979ad8ce207fc72761e4688c3d8f7ae",
     "LAUNCHER": "f7aab5b3e310aae8a42816f96870c8f3a803845cfd166bb78cd3721494954880",
     "ASK": "d9fa414d3b6dd8578400857c2ca8e5564290838fc58598b7a75dfa717e9fbaf0",
-    "WORKSPACE": "a636a765b11b708599925af8fbda2346197526b0400e1ffa4eba7bb14feb397b",
+    "WORKSPACE": "40a1c1fc88c2c7c336b8c61e2301e0c9183f443bc396e865d620ae5c922b07ca",
 }
 
 #: ``torchx_kfp.contract.carried.publisher``.
@@ -288,10 +288,13 @@ WORKSPACE = (
     "\n"
     "def members(archive: bytes, /) -> Iterator[tarfile.TarInfo]:\n"
     "    0\n"
-    "    with tarfile.open(fileobj=io.BytesIO(archive), mode='r:') as opened:\n"
-    "        for member in opened:\n"
-    "            if not member.name.startswith(_OWN):\n"
-    "                yield member\n"
+    "    try:\n"
+    "        with tarfile.open(fileobj=io.BytesIO(archive), mode='r:') as opened:\n"
+    "            for member in opened:\n"
+    "                if not member.name.startswith(_OWN):\n"
+    "                    yield member\n"
+    "    except (OverflowError, ValueError) as error:\n"
+    "        raise tarfile.ReadError(str(error)) from None\n"
     "\n"
     "def content(archive: bytes, member: tarfile.TarInfo, /) -> memoryview:\n"
     "    0\n"

@@ -28,10 +28,13 @@ def members(archive: bytes, /) -> Iterator[tarfile.TarInfo]:
     Raises:
         tarfile.TarError: it is not an archive.
     """
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
-        for member in opened:
-            if not member.name.startswith(_OWN):
-                yield member
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
+            for member in opened:
+                if not member.name.startswith(_OWN):
+                    yield member
+    except (OverflowError, ValueError) as error:  # a size in a header
+        raise tarfile.ReadError(str(error)) from None
 
 
 def content(archive: bytes, member: tarfile.TarInfo, /) -> memoryview:
