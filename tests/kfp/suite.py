@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +26,10 @@ from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.host import Host, HostRun, attach, submit
-from torchx_kfp.local import RunResult, Watch
+from torchx_kfp.local import RunResult, StageFinished, StageStarted, Watch
 from torchx_kfp.tracking.recorder import Recorder
 
 #: The seconds after which a run on the host counts as stuck.
@@ -68,6 +71,23 @@ def differences(here: RunResult, there: RunResult) -> list[str]:
             if key in one.outputs and one.outputs[key] != value:
                 found.append(f"{name}: output {key} here {one.outputs[key]!r}, there {value!r}")
     return found
+
+
+def different_events(here: RunRecord, there: RunRecord) -> list[str]:
+    """Return the stages that do not begin and end equally often. A host may not have seen an attempt."""
+    ours, theirs = (
+        Counter(
+            (type(event).__name__, event.result.name if isinstance(event, StageFinished) else event.name)
+            for event in record.events
+            if isinstance(event, StageStarted | StageFinished)
+        )
+        for record in (here, there)
+    )
+    return [
+        f"{name}: {kind} {ours[kind, name]} times here, {theirs[kind, name]} there"
+        for kind, name in sorted({*ours, *theirs})
+        if ours[kind, name] != theirs[kind, name]
+    ]
 
 
 def _plain(results: Mapping[str, Any] | None, run: str) -> dict[str, Any] | None:
@@ -121,9 +141,11 @@ class Suite:
             known = {"digest": digest, "run_id": self.submit(pipeline, proof.arguments, proof.name).run_id}
             _write(entry, known)
         if "verdict" not in known:
-            there = attach(known["run_id"], host=self.place.host, tracker_base=self.base).wait(Watch(), PATIENCE)
+            run = attach(known["run_id"], host=self.place.host, tracker_base=self.base)
+            there = run.wait(Watch(), PATIENCE)
             here = self.run(pipeline, proof.arguments, proof.name)
-            found = differences(here, there)
+            assert here.folder is not None
+            found = [*differences(here, there), *different_events(read_run(here.folder), run.read())]
             for stage, results in proof.results.items():
                 measured = {name: there[stage].measures.get(name) for name in results}
                 if measured != results:
