@@ -213,9 +213,8 @@ class StoredFiles:
                     store.fetch(key, wanted.size, place(name))
             except FileNotFoundError:
                 raise self._gone() from None
-            found = _hash(place(name))
-            if found != wanted:
-                raise self._changed(key, found.sha256, wanted.sha256)
+            if (found := _hash(place(name)).sha256) != wanted.sha256:
+                raise self._changed(key, found, wanted.sha256)
 
         _for_each(store, {name: file.size for name, file in files.items()}, fetch)
 

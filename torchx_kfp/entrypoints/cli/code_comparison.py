@@ -87,7 +87,7 @@ def compare_code(
             files.append(_files(recorders[it.base].read_workspace(str(digest))))
         except (TrackerError, WorkspaceError) as error:
             return CodeComparison(runs, problem=f"it differs, but that of {name} cannot be read: {error}")
-        except (tarfile.TarError, ValueError) as error:
+        except tarfile.TarError as error:
             return CodeComparison(runs, problem=f"it differs, but that of {name} is not an archive of code: {error}")
     first, second = files
     found = (FileDifference(name, first.get(name), second.get(name)) for name in sorted({**first, **second}))
