@@ -238,7 +238,7 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
     with KfpHost(project / "host") as host:
         words = ["pipe.py:one", "--host", host.url, "--tracker-base", s3_base, "--workspace", "code"]
         done = call("submit", *words, "--watch")
-        again = call("submit", *words, "--watch")
+        again = call("submit", *words)
     assert done.returncode == 0, done.stderr
     assert "Workspace code: 3 files, 10.2 kB, stored." in done.stderr
     assert "there already." in again.stderr
