@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from torchx_kfp.authoring.tasks import Stages, artifact_from_uri, container_from_app, publish_results, task_from_app
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Stages",
