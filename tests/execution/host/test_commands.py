@@ -222,7 +222,8 @@ def test_the_exit_code_of_a_run_that_fails(kfp_host: KfpHost, program: Program) 
     quoted = done.stderr[done.stderr.index("Its last lines") :]
     # There is no terminal: the colors of the log are left out. The folder of the log is gone.
     assert quoted.splitlines()[:3] == ["Its last lines:", "    one", "    the last line"]
-    assert f"torchx-kfp logs {done.stdout.splitlines()[0]} script --host {kfp_host.url}" in quoted
+    for command in ("logs", "replay"):
+        assert f"torchx-kfp {command} {done.stdout.splitlines()[0]} script --host {kfp_host.url}" in quoted
 
 
 def test_the_exit_code_of_a_run_that_is_canceled(kfp_host: KfpHost, program: Program) -> None:

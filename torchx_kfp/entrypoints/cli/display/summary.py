@@ -88,11 +88,16 @@ def _follow(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bo
     def notes(result: RunResult) -> list[str]:
         return [*last.corrupt, *_cached(last, result), *([] if last.corrupt else unread(result))]
 
-    def log_of(result: RunResult) -> str:
+    def next_steps(result: RunResult) -> str:
         failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
-        return f"To see the whole log: {this_command('logs', result.run_id, failed[0], *words)}" if failed else ""
+        if not failed:
+            return ""
+        ways = {"see the whole log": "logs", "run the stage here": "replay"}
+        return "\n".join(
+            f"To {what}: {this_command(how, result.run_id, failed[0], *words)}" for what, how in ways.items()
+        )
 
-    on_host: dict[str, Any] = {"notes": notes, "way_on": log_of} if last.folder is None else {}
+    on_host: dict[str, Any] = {"notes": notes, "way_on": next_steps} if last.folder is None else {}
     return summarize(follow, view, quiet=quiet, as_json=as_json, **on_host)
 
 
