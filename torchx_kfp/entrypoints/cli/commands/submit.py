@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -106,8 +107,6 @@ def submit_command(
     from torchx_kfp.entrypoints.cli.travel import send, show_dry_run
     from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run import HostRun
-    from torchx_kfp.execution.host.submission import check_submission, refuse_submission
-    from torchx_kfp.execution.model.workflow import check_size, describe, measure
     from torchx_kfp.execution.pipeline.values import complete_arguments, parse_arguments
     from torchx_kfp.execution.pipeline.walk import known_bases
     from torchx_kfp.execution.runs.earlier import plan_from
@@ -115,14 +114,12 @@ def submit_command(
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
-    if tag_words and timing is not None:
-        raise ArgumentError("--tag is for a run, not for a schedule: tag its runs (torchx-kfp tag) once they start.")
-    if watch and timing is not None:
-        raise ArgumentError("--watch is for a run, not for a schedule: watch its runs by name or id once they start.")
     if from_stages and resumed is None:
         raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
-    if resumed is not None and timing is not None:
-        raise ArgumentError("--resume is for a run, not for a schedule.")
+    of_runs = {"--tag": tag_words, "--watch": watch, "--resume": resumed}
+    if timing is not None and any(of_runs.values()):
+        given = next(name for name, value in of_runs.items() if value)
+        raise ArgumentError(f"{given} is for a run, not for a schedule. Its runs have ids once they start.")
     usual = read_settings(flags).tracker_base or None
     earlier = read_resumed(resumed, output_dir, flags, tracker_base) if resumed is not None else None
     host = connect(flags)
@@ -151,11 +148,7 @@ def submit_command(
         packed = replace(packed, pipeline=plan.pipeline)
         # What is kept is not in the pipeline that the host stores.
         pipeline, reference = plan.pipeline, None
-    size = measure(pipeline.text)
-    findings = [*check_submission(pipeline, values), *check_size(size)]
-    refuse_submission(pipeline, findings)
-    for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
-        print_message(text)
+    _check(pipeline, values)
     if dry_run:
         show_dry_run(packed, plan, as_json=as_json)
         return
@@ -177,6 +170,22 @@ def submit_command(
         attach(run, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
     elif not (as_json or quiet):
         print_message(f"{link}\nTo watch it: {this_command('watch', run_id, *host_words(flags))}".strip())
+
+
+def _check(pipeline: Pipeline, values: Mapping[str, Any]) -> None:
+    """Print what may go wrong on KFP.
+
+    Raises:
+        UnsupportedPipelineError: something will surely go wrong.
+    """
+    from torchx_kfp.execution.host.submission import check_submission, refuse_submission
+    from torchx_kfp.execution.model.workflow import check_size, describe, measure
+
+    size = measure(pipeline.text)
+    findings = [*check_submission(pipeline, values), *check_size(size)]
+    refuse_submission(pipeline, findings)
+    for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
+        print_message(text)
 
 
 def _load(
