@@ -24,7 +24,7 @@ from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import describe_parameters, parse_arguments
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.earlier import plan_run
+from torchx_kfp.execution.runs.earlier_run import plan_run
 from torchx_kfp.execution.runs.events import (
     Event,
     LoopStarted,

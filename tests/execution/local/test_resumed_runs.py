@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from kfp import components, dsl
 
-from tests.execution.local.resuming import RandomPipeline, Runs, everything, items, joined, made, stage
+from tests.execution.local.resuming import RandomPipeline, Runs, clean, everything, items, joined, made, stage
 from tests.facts import says
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_text
-from torchx_kfp.execution.runs.continuation import continuation_of, without_record
 from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.execution.runs.units import differences
+from torchx_kfp.execution.runs.resume_record import continuation_of, without_record
+from torchx_kfp.execution.runs.task_groups import differences
 from torchx_kfp.local import plan_run
+from torchx_kfp.tracking.recorder import Recorder
 
 
 @pytest.fixture
@@ -102,6 +103,22 @@ def test_groups_that_would_be_others_run(runs: Runs) -> None:
     assert steps["joined"].reason == "joined is in other loops now"
     resumed = runs.run(pipeline(is_looped=True), {"mode": "quick"}, resume=failed)
     assert made(resumed) == made(runs.run(pipeline(is_looped=True), {"mode": "quick"}))
+
+
+def test_the_run_that_is_resumed_is_recorded(runs: Runs) -> None:
+    """The tracker base says it, so that gc keeps what a kept run resumes."""
+    (runs.folder / "base").mkdir()
+    base = str(runs.folder / "base")
+
+    @dsl.pipeline
+    def pipeline(folder: str, tracker_base: str):
+        clean(tag="second", folder=folder).after(clean(tag="first", folder=folder))
+
+    runs.fail("second")
+    failed = runs.run(pipeline, {"tracker_base": base})
+    runs.mend()
+    resumed = runs.run(pipeline, resume=failed)
+    assert Recorder.open(base).facts_of([resumed.run_id])[resumed.run_id]["resumes"] == [failed.run_id]
 
 
 def test_changes_are_named_and_kept(runs: Runs) -> None:

@@ -39,7 +39,7 @@ def read_resumed(run: str, output_dir: str, flags: Flags, tracker_base: str | No
         UnknownRunError: there is no such run.
         HostError: the host does not answer.
     """
-    from torchx_kfp.execution.runs.earlier import earlier_run
+    from torchx_kfp.execution.runs.earlier_run import earlier_run
     from torchx_kfp.execution.runs.history import RunReader
 
     source = find_source(run, output_dir, flags, base=tracker_base)

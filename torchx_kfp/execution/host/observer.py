@@ -20,7 +20,6 @@ from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_inputs, tracked_stages, walk, without_indices
-from torchx_kfp.execution.runs.continuation import continuation_of
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
     KFP_GRACE,
@@ -31,6 +30,7 @@ from torchx_kfp.execution.runs.events import (
     StageFinished,
 )
 from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: The sentence that ends a canceled run: "Run X was ended by ...".

@@ -35,7 +35,7 @@ from torchx_kfp.execution.host.results import ResultReader, Sought, read_log
 from torchx_kfp.execution.host.states import read_progress, run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import tracked_stages, walk, without_indices
-from torchx_kfp.execution.runs.earlier import earlier_run
+from torchx_kfp.execution.runs.earlier_run import earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.given_values import values_given
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of

@@ -31,7 +31,7 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
-from torchx_kfp.execution.runs.earlier import Resumable, plan_from, read_earlier
+from torchx_kfp.execution.runs.earlier_run import Resumable, plan_from, read_earlier
 from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 

@@ -36,13 +36,13 @@ from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.continuation import continuation_of
-from torchx_kfp.execution.runs.earlier import Resumable, plan_from, read_earlier
+from torchx_kfp.execution.runs.earlier_run import Resumable, plan_from, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import is_name, read_run
 from torchx_kfp.execution.runs.journal import LOG_FILE, Journal
 from torchx_kfp.execution.runs.packing import PackedRun, pack, record_start, verify_tags
 from torchx_kfp.execution.runs.result import RunResult
+from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
@@ -116,9 +116,10 @@ def run(
             own_code = [WORKSPACE_PARAMETER] if workspace is not None else []
             arguments = earlier.arguments_for(loaded, arguments or {}, without=own_code)
         packed = pack(loaded, arguments or {}, workspace, directory=directory, without=[os.fspath(output_dir)])
-    loaded, arguments = packed.pipeline, packed.arguments
     if earlier is not None:
-        loaded = plan_from(earlier, loaded, arguments, from_stages=from_stages, directory=directory).pipeline
+        plan = plan_from(earlier, packed.pipeline, packed.arguments, from_stages=from_stages, directory=directory)
+        packed = dataclasses.replace(packed, pipeline=plan.pipeline)
+    loaded, arguments = packed.pipeline, packed.arguments
     chosen = RunOptions.of(options, named_paths(arguments))
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
     found = check_supported(loaded, containers)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchx_kfp.execution.pipeline.spec import FromInput, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, without_indices
-from torchx_kfp.execution.runs.units import Unit, units_of
+from torchx_kfp.execution.runs.task_groups import Unit, units_of
 
 
 def values_given(pipeline: Pipeline, given: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], Any]:

@@ -13,7 +13,7 @@ from torchx_kfp.execution.pipeline.surgery import can_be_constant
 from torchx_kfp.execution.pipeline.values import from_output
 from torchx_kfp.execution.pipeline.walk import StageNames, indices_of, walk, without_indices
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.units import Unit
+from torchx_kfp.execution.runs.task_groups import Unit
 
 
 class OutputNotKnownError(Exception):

@@ -17,7 +17,7 @@ from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import known_bases
-from torchx_kfp.execution.runs.continuation import continuation_of
+from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags
 
 

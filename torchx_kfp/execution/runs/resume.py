@@ -1,4 +1,4 @@
-"""A run that is resumed, as far as it is known, and the plan of the run that continues it: see ``planning``."""
+"""A run that is resumed, as far as it is known, and the plan of the run that continues it: see ``resume_plan``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from torchx_kfp.common.text import listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.runs.continuation import Continuation, continuation_of
 from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 

@@ -14,7 +14,6 @@ from functools import cached_property
 
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
-from torchx_kfp.execution.runs.continuation import continuation_of
 from torchx_kfp.execution.runs.events import (
     Event,
     LoopStarted,
@@ -30,6 +29,7 @@ from torchx_kfp.execution.runs.events import (
     StageWaiting,
 )
 from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: A function that returns the time at which an attempt was last known to be alive, in seconds since the epoch; 0 if it

@@ -156,7 +156,7 @@ def run_command(
     from torchx_kfp.entrypoints.cli.travel import send, show_dry_run
     from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.pipeline.values import complete_arguments
-    from torchx_kfp.execution.runs.earlier import plan_from
+    from torchx_kfp.execution.runs.earlier_run import plan_from
     from torchx_kfp.execution.runs.history import find_run, read_run
     from torchx_kfp.execution.runs.packing import pack
     from torchx_kfp.execution.runs.state import RunState, outline

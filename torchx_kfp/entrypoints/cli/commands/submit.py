@@ -109,7 +109,7 @@ def submit_command(
     from torchx_kfp.execution.host.run import HostRun
     from torchx_kfp.execution.pipeline.values import complete_arguments, parse_arguments
     from torchx_kfp.execution.pipeline.walk import known_bases
-    from torchx_kfp.execution.runs.earlier import plan_from
+    from torchx_kfp.execution.runs.earlier_run import plan_from
     from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
 
     if quiet and verbose:

@@ -26,12 +26,12 @@ from torchx_kfp.execution.pipeline.walk import (
     tracked_stages,
     without_indices,
 )
-from torchx_kfp.execution.runs.continuation import Continuation, continuation_of, describe
 from torchx_kfp.execution.runs.kept_outputs import KnownOutputs, OutputNotKnownError
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan, Step, why_not_kept
+from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
 from torchx_kfp.execution.runs.source import same_base
-from torchx_kfp.execution.runs.units import Definition, Unit, definitions_of, differences, outputs_of, units_of
+from torchx_kfp.execution.runs.task_groups import Definition, Unit, definitions_of, differences, outputs_of, units_of
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: How many stages a message names.

@@ -11,11 +11,11 @@ from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.runs.continuation import continuation_of
 from torchx_kfp.execution.runs.history import find_run, read_run
-from torchx_kfp.execution.runs.planning import plan_resume
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan, missing_files
+from torchx_kfp.execution.runs.resume_plan import plan_resume
+from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.source import RunRecord, why_not_read
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 from torchx_kfp.tracking.recorder import Recorder

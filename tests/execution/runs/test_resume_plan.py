@@ -17,11 +17,11 @@ from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
-from torchx_kfp.execution.runs.continuation import Continuation, continuation_of, describe
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
-from torchx_kfp.execution.runs.planning import plan_resume
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
+from torchx_kfp.execution.runs.resume_plan import plan_resume
+from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
