@@ -219,6 +219,8 @@ def test_a_chain_on_a_host(place: Place) -> None:
     recorder = Recorder.open(place.base)
     # gc keeps what a kept run resumes.
     assert recorder.facts_of([last])[last]["resumes"] == [second, first]
+    shown = place.call("show", place.base, f"{last}/last", "--format", "json")
+    assert json.loads(shown.stdout)["resumes"] == [second, first]
     for key in recorder.keys(second):
         recorder.store.remove(key)
     gone = place.call("submit", f"{place.file}:light", "--resume", second, "--host", place.host, "--dry-run")

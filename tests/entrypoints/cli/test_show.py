@@ -76,6 +76,7 @@ def test_json(call: Call, base: str) -> None:
         "code": [],
         "tags": {},
         "note": None,
+        "resumes": [],
     }
     steps = json.loads(call("show", "base", "a-1/choose", "--format", "json").stdout)["steps"]
     assert steps["train/f1"]["count"] == 4
