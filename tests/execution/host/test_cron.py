@@ -120,6 +120,7 @@ def test_times_of_a_timing() -> None:
         ({}, ["--cron", "--every"]),
         ({"cron": "0 3 * * *", "every": 60.0}, ["--cron", "--every"]),
         ({"every": 0.5}, ["at least 1 s", "0.5"]),
+        ({"every": 1e11}, ["at most 100 years"]),
         ({"every": 0.0}, ["at least 1 s"]),
         ({"every": float("nan")}, ["at least 1 s", "nan"]),
         ({"every": 60.0, "max_runs": 11}, ["1 to 10", "11"]),

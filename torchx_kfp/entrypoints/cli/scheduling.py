@@ -37,7 +37,6 @@ _OPTIONS = (
     click.option(
         "--cron",
         metavar="EXPRESSION",
-        default="",
         help="Make a schedule instead of a run: minute, hour, day of the month, month, day of the week, such as "
         "'0 3 * * *' for 03:00 of each day (UTC).",
     ),
@@ -65,10 +64,10 @@ def schedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def with_argument(
-        *, cron: str, every: float | None, max_runs: int | None, catchup: bool | None, **words: Any
+        *, cron: str | None, every: float | None, max_runs: int | None, catchup: bool | None, **words: Any
     ) -> Any:
         times = {"start": words.pop("start"), "end": words.pop("end")}
-        if not cron and every is None:
+        if cron is None and every is None:
             given = {"--start": times["start"], "--end": times["end"], "--max-runs": max_runs, "--catchup": catchup}
             for name in [name for name, value in given.items() if value is not None]:
                 raise click.UsageError(f"{name} is for a schedule: give --cron or --every, too.")
@@ -76,7 +75,7 @@ def schedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
         from torchx_kfp.execution.host.timing import Timing
 
         most = 1 if max_runs is None else max_runs
-        return command(timing=Timing(cron, every, **times, max_runs=most, catchup=bool(catchup)), **words)
+        return command(timing=Timing(cron or "", every, **times, max_runs=most, catchup=bool(catchup)), **words)
 
     decorated: Callable[..., Any] = with_argument
     for option in reversed(_OPTIONS):

@@ -93,9 +93,12 @@ class Schedules:
             environ: the environment.
 
         Raises:
-            ArgumentError: the arguments do not fit, or there is a schedule with this name.
+            ArgumentError: the arguments do not fit, no run would ever start, or there is a schedule with this name.
             HostError: the host does not answer or refuses the schedule.
         """
+        # A start in the past counts: runs that were missed are caught up.
+        if timing.next(timing.begin(None, time.time())) is None:
+            raise ArgumentError("The schedule would start no run: it ends before its first one is due (--end).")
         name = submission.name or pipeline.name
         fields = self._host.describe(pipeline, arguments, submission, reference=reference, environ=environ)
         if others := [each for each in self.list(named(name)) if each.name == name]:

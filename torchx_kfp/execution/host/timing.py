@@ -17,6 +17,8 @@ from torchx_kfp.execution.host.states import seconds
 
 #: The most runs of a schedule that KFP has at once.
 _MOST_RUNS = 10
+#: The longest interval in seconds. Times after some more of them cannot be shown.
+_LONGEST = 100 * 365 * 86400
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Timing:
     Attributes:
         cron: minute, hour, day of the month, month and day of the week, such as ``"0 3 * * *"``, in UTC unless KFP's
             administrator has set another zone. KFP's own form, with seconds before them, is accepted, too.
-        every: the seconds between two runs.
+        every: the seconds between two runs: 1 to those of 100 years.
         start: the time in seconds since the epoch before which no run starts; the first interval begins then.
         end: the time after which no run starts.
         max_runs: how many runs there are at once, 1 to 10; the next one waits.
@@ -50,8 +52,10 @@ class Timing:
             raise ArgumentError("A schedule has either a cron expression or an interval (--cron or --every).")
         if self.cron:
             Cron.parse(self.cron)
-        elif not (self.every and math.isfinite(self.every) and self.every >= 1):
-            raise ArgumentError(f"The interval of a schedule is at least 1 s, but {self.every!r} is given.")
+        elif not (self.every and 1 <= self.every <= _LONGEST):
+            raise ArgumentError(
+                f"The interval of a schedule is at least 1 s, and at most 100 years, but {self.every!r} s is given."
+            )
         if not 1 <= self.max_runs <= _MOST_RUNS:
             raise ArgumentError(f"A schedule has 1 to {_MOST_RUNS} runs at once (--max-runs), not {self.max_runs}.")
         if self.start is not None and self.end is not None and self.end <= self.start:
