@@ -89,6 +89,17 @@ def test_tags_of_a_run_on_a_host(project: Path, call: Call, s3_base: str) -> Non
         assert (wrong.returncode, "Did you mean 'team'?" in wrong.stderr) == (2, True), wrong.stderr
 
 
+def test_a_tag_of_runs_on_this_machine_only(project: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    with KfpHost(project / "host") as host:
+        assert call("submit", "train.py:plain", "--host", host.url).returncode == 0
+        first = start(call, "0.5", "--tag", "team=vision")
+        monkeypatch.setenv("TORCHX_KFP_HOST", host.url)
+        done = call("runs", "--tag", "team=vision", "--format", "json")
+        assert (done.returncode, [each["run"] for each in json.loads(done.stdout)]) == (0, [first]), done.stderr
+        wrong = call("runs", "--tag", "teem=vision")
+        assert (wrong.returncode, "Did you mean 'team'?" in wrong.stderr) == (2, True), wrong.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "facts"),
     [

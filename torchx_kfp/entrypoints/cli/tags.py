@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", "RunRecord", "RunSummary")
 
 
+class UnknownTagError(ArgumentError):
+    """None of some runs has a tag of this name."""
+
+
 def read_tags(words: Iterable[str]) -> dict[str, str]:
     """Return the tags in words ``NAME=VALUE``.
 
@@ -32,15 +36,16 @@ def read_tags(words: Iterable[str]) -> dict[str, str]:
     return tags
 
 
-def with_tags(runs: Iterable[tuple[R, str]], wanted: Mapping[str, str]) -> list[R]:
+def with_tags(runs: Iterable[tuple[R, str]], wanted: Mapping[str, str], where: str) -> list[R]:
     """Return the runs that have all these tags. Tracker bases that cannot be read are named.
 
     Args:
         runs: each run, with the tracker base under which its tags are; empty if there is none.
         wanted: tags by name.
+        where: where the runs are, for the message.
 
     Raises:
-        ArgumentError: no run has a tag of one of these names.
+        UnknownTagError: no run has a tag of one of these names.
     """
     from torchx_kfp.tracking.recorder import Recorder
 
@@ -60,5 +65,5 @@ def with_tags(runs: Iterable[tuple[R, str]], wanted: Mapping[str, str]) -> list[
     for name in wanted:
         if runs and name not in known:
             there = f" Their tags: {', '.join(sorted(known))}." if known else " They have no tags at all."
-            raise ArgumentError(f"None of the runs has a tag {name!r}.{did_you_mean(name, known)}{there}")
+            raise UnknownTagError(f"None of the runs {where} has a tag {name!r}.{did_you_mean(name, known)}{there}")
     return [run for run, its in found if all(its.get(name) == value for name, value in wanted.items())]

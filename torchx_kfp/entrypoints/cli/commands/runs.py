@@ -24,7 +24,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, format_option, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, named_bases, names_host
-from torchx_kfp.entrypoints.cli.tags import read_tags, with_tags
+from torchx_kfp.entrypoints.cli.tags import UnknownTagError, read_tags, with_tags
 from torchx_kfp.errors import ArgumentError, HostError
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
@@ -123,7 +123,10 @@ def runs_command(
         name, there, failure = ("", [], None) if given else _runs_there(where, most, tags, flags)
         none_here = f"There are no runs in {output_dir!r}."
         try:
-            here = with_tags(((it, _base(it)) for it in _runs_here(output_dir, where)), tags)
+            known = [(it, _base(it)) for it in _runs_here(output_dir, where)]
+            here = with_tags(known, tags, f"in {output_dir!r}")
+            if known and isinstance(failure, UnknownTagError):
+                failure = None  # It is a tag of runs on this machine only.
         except ArgumentError as error:
             if not name and not failure:
                 raise
@@ -171,19 +174,19 @@ def _runs_of(
     runs = list(host.list(where))
     named = named_bases({run.tracker_base for run in runs}, flags, ran_here=False)
     bases = ("" if why_not_read(run.tracker_base, named) else run.tracker_base for run in runs)
-    return with_tags(zip(runs, bases, strict=True), tags)[:limit]
+    return with_tags(zip(runs, bases, strict=True), tags, f"on {host.connection.name}")[:limit]
 
 
 def _runs_there(
     where: RunFilter, limit: int | None, tags: Mapping[str, str], flags: Flags
-) -> tuple[str, list[RunSummary], HostError | None]:
-    """Return the name and runs of the host that is set up, if one is, and why they cannot be read."""
+) -> tuple[str, list[RunSummary], HostError | UnknownTagError | None]:
+    """Return the name and runs of the host that is set up, if one is, and why they cannot be read or chosen."""
     try:
         if not is_host_set_up() or where.states == (State.INTERRUPTED,):
             return "", [], None
         host = connect(flags, is_patient=False)
         return host.connection.name, _runs_of(host, where, limit, tags, flags), None
-    except HostError as error:
+    except (HostError, UnknownTagError) as error:
         return "", [], error
 
 
