@@ -132,6 +132,13 @@ def test_a_wrong_token(inside: Call, host: KfpHost, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_password_in_the_tracker_base(inside: Call) -> None:
+    done = inside("doctor", "--tracker-base", "unknown://key:word-1@bucket/results")
+    assert done.returncode == 1
+    assert re.search(says("missing  tracker base: ", "unknown://...@bucket/results", "Protocol not known"), done.stdout)
+    assert "word-1" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "facts"),
     [

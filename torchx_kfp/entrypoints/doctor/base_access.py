@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict, missing, ok, said, within
@@ -12,6 +13,18 @@ from torchx_kfp.tracking.recorder import Recorder
 
 #: Seconds that the storage may take.
 _SECONDS = 45.0
+
+
+def without_passwords(base: str, verdicts: Iterator[Verdict]) -> Iterator[Verdict]:
+    """Yield the verdicts without what may be a user and a password in the tracker base, which errors of drivers repeat.
+
+    Args:
+        base: the tracker base.
+        verdicts: what was found with it.
+    """
+    user = base.rpartition("@")[0].rpartition("//")[2]
+    for verdict in verdicts:
+        yield replace(verdict, found=verdict.found.replace(f"{user}@", "...@")) if user else verdict
 
 
 def check_base(base: str) -> Iterator[Verdict]:

@@ -165,7 +165,8 @@ def _verdicts(
             can_run = can_run and has_host
             yield verdict
     if base:
-        for verdict in guarded("tracker base", lambda: base_access.check_base(base)):
+        found = guarded("tracker base", lambda: base_access.check_base(base))
+        for verdict in base_access.without_passwords(base, found):
             # Pods may have a volume that this machine lacks, but then nothing can be read here.
             can_run = can_run and verdict.level is not Level.MISSING
             yield verdict
@@ -178,7 +179,8 @@ def _verdicts(
     elif not can_run:
         yield missing("runs", "--run needs a host and a tracker base without anything missing: see above.")
     else:
-        yield from guarded("runs", lambda: _proofs(settings, base, pod, engine, submission, timeout))
+        proofs = guarded("runs", lambda: _proofs(settings, base, pod, engine, submission, timeout))
+        yield from base_access.without_passwords(base, proofs)
 
 
 def _proofs(
