@@ -82,6 +82,9 @@ def test_what_cannot_be_filtered_by(kfp_host: KfpHost, program: Program) -> None
         ("--older-than", "long"): ["long"],
         ("--yes",): ["--archive", "--delete"],
         ("--delete", "--state", "failed"): ["Nothing was deleted", "--yes"],
+        ("--delete", "--yes", "--name", ""): ["'--name'", "empty"],
+        ("--delete", "--yes", "--schedule", ""): ["'--schedule'", "empty"],
+        ("--delete", "--yes", "--experiment", ""): ["'--experiment'", "empty"],
     }.items():
         done = program("runs", "--host", kfp_host.url, *words)
         assert done.returncode == 2

@@ -39,6 +39,13 @@ _MOST_LOOKED_INTO = 8
 _COUNTING = 0.5
 
 
+def _refuse_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """Refuse an empty text: with a variable of a shell that is not set, --delete would remove all runs."""
+    if value == "":
+        raise click.BadParameter("It is empty. Leave the option out to choose all.", ctx, param)
+    return value or ""
+
+
 @click.command("runs", short_help="List runs, the newest first.")
 @click.option(
     "--limit",
@@ -55,9 +62,11 @@ _COUNTING = 0.5
     multiple=True,
     help="Only runs in this state. May be given several times.",
 )
-@click.option("--name", metavar="TEXT", default="", help="Only runs with this text in their names.")
-@click.option("--experiment", metavar="NAME", default="", help="Only runs of this experiment of the host.")
-@click.option("--schedule", metavar="NAME", default="", help="Only runs that this schedule of the host has started.")
+@click.option("--name", metavar="TEXT", callback=_refuse_empty, help="Only runs with this text in their names.")
+@click.option("--experiment", metavar="NAME", callback=_refuse_empty, help="Only runs of this experiment of the host.")
+@click.option(
+    "--schedule", metavar="NAME", callback=_refuse_empty, help="Only runs that this schedule of the host has started."
+)
 @click.option(
     "--newer-than", metavar="AGE", type=Duration(), help="Only runs that began after this, such as 12h or 7d."
 )
