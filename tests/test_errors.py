@@ -52,6 +52,7 @@ def test_exit_codes() -> None:
         "PipelineFileError",
         "TrackerBaseError",
         "UnknownRunError",
+        "UnknownTagError",
         "UnsupportedPipelineError",
         "WorkspaceError",
     }

@@ -35,7 +35,8 @@
         ├── UnsupportedPipelineError  the pipeline uses something that cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
         ├── ArgumentError             the arguments do not fit the pipeline
-        │   └── UnknownRunError           no run has this name, or several match it
+        │   ├── UnknownRunError           no run has this name, or several match it
+        │   └── UnknownTagError           no run among several has a tag of this name
         ├── ContainerEngineError      no container engine answers
         ├── StageFailedError          a stage of the run failed
         └── StageNotFoundError        the run has no such stage, or several match
@@ -229,6 +230,10 @@ class ArgumentError(LocalRunError, ValueError):
 
 class UnknownRunError(ArgumentError, LookupError):
     """No run has this name, or several match it."""
+
+
+class UnknownTagError(ArgumentError):
+    """No run among several has a tag of this name."""
 
 
 class ContainerEngineError(LocalRunError):

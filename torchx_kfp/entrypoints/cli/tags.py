@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
-from torchx_kfp.errors import ArgumentError, TorchxKfpError
+from torchx_kfp.errors import ArgumentError, TorchxKfpError, UnknownTagError
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.execution.runs.source import RunRecord
 
 R = TypeVar("R", "RunRecord", "RunSummary")
-
-
-class UnknownTagError(ArgumentError):
-    """None of some runs has a tag of this name."""
 
 
 def read_tags(words: Iterable[str]) -> dict[str, str]:

@@ -24,8 +24,8 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, format_option, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, named_bases, names_host
-from torchx_kfp.entrypoints.cli.tags import UnknownTagError, read_tags, with_tags
-from torchx_kfp.errors import ArgumentError, HostError
+from torchx_kfp.entrypoints.cli.tags import read_tags, with_tags
+from torchx_kfp.errors import ArgumentError, HostError, UnknownTagError
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
 if TYPE_CHECKING:
