@@ -24,7 +24,7 @@ ROUNDS = 3
 
 
 @dsl.container_component
-def stage(text: str, first: str, folder: str, name: str, out: dsl.OutputPath(str)):  # type: ignore[valid-type]
+def stage(text: str, first: str, folder: str, name: str, out: dsl.OutputPath(str)):  # type: ignore[valid-type] (KFP's own form)
     """Fails while a file of its name exists."""
     script = 'test ! -e "$1/fail-$2" && printf %s "$2" > "$0"'
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, out, folder, name, text, first])

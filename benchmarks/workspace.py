@@ -9,6 +9,7 @@ with ``tar`` after ``sha256sum`` has checked it. Exits with 1 if the small works
 the download, or another one than its factor times ``tar``.
 """
 
+import functools
 import os
 import shutil
 import statistics
@@ -59,6 +60,10 @@ def milliseconds(action: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+def store(base: str, code: Path) -> None:
+    Recorder.open(base).pack_workspace(code).upload()
+
+
 def measure(folder: Path, rounds: int) -> dict[str, float]:
     """Return the medians of the milliseconds for the workspace ``code`` in the folder."""
     code, made, base = folder / "code", folder / "made", folder / "base"
@@ -71,8 +76,8 @@ def measure(folder: Path, rounds: int) -> dict[str, float]:
         made.mkdir()
         new = str(folder / "other" / str(number))
         actions: dict[str, Callable[[], float]] = {
-            "store": lambda: milliseconds(lambda: Recorder.open(new).pack_workspace(code).upload()),  # noqa: B023
-            "store again": lambda: milliseconds(lambda: Recorder.open(new).pack_workspace(code).upload()),  # noqa: B023
+            "store": functools.partial(milliseconds, functools.partial(store, new, code)),
+            "store again": functools.partial(milliseconds, functools.partial(store, new, code)),
             "tar -c": lambda: milliseconds(
                 lambda: subprocess.run(["sh", "-ec", PACK, code, made / "a.tar"], check=True, capture_output=True)
             ),

@@ -77,7 +77,7 @@ def plain(word: str, out: dsl.OutputPath(str)):
 
 
 @dsl.pipeline(name="kinds", pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
-def kinds(tracker_base: str, workspace: str = "", word: str = "$HOME {{x}}", names: list = ["a", "b"]):  # noqa: B006
+def kinds(tracker_base: str, workspace: str = "", word: str = "$HOME {{x}}", names: list = ["a", "b"]):  # noqa: B006 (KFP reads it)
     stages = Stages(tracker_base=tracker_base)
     first = stages.task(app("first", f"{word}", env={"COLOR": f"{word}"}, max_retries=1), may_fail=True)
     with dsl.ParallelFor(names) as name:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from torchx_kfp.entrypoints.doctor.verdicts import Level, Verdict
 from torchx_kfp.execution.host.settings import read_settings
 
 
-def one(verdicts: object) -> Verdict:
-    [verdict] = verdicts  # type: ignore[misc, has-type]
-    return verdict  # type: ignore[no-any-return, has-type]
+def one(verdicts: Iterable[Verdict]) -> Verdict:
+    [verdict] = verdicts
+    return verdict
 
 
 def installed(packages: Mapping[str, tuple[str, list[str]]]) -> Installed:

@@ -118,7 +118,7 @@ def test_an_error_of_the_caller_removes_everything(kfp_host: KfpHost, connection
     while next(verdicts).subject != "cancel":
         pass
     assert kfp_host.runs
-    verdicts.close()  # type: ignore[attr-defined]
+    verdicts.close()
     assert "are removed" in said[-1]
     assert is_clean(kfp_host, base)
 

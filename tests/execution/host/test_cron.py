@@ -54,15 +54,16 @@ def test_next_times_are_those_of_a_search() -> None:
         after = utc("2026-01-01 00:00:00") + rng.randrange(300 * 86400)
         found = Cron.parse(f"{minute} {hour[0]},{hour[1]} {day} * {weekday}").next(after)
         when = datetime.datetime.fromtimestamp(after - after % 60 + 60, datetime.timezone.utc)
-
-        def fires(when: datetime.datetime) -> bool:
-            in_week = (when.weekday() + 1) % 7 == weekday  # noqa: B023
-            is_day = in_week if day == "*" else in_week or when.day == int(day)  # noqa: B023
-            return when.minute == minute and when.hour in hour and is_day  # noqa: B023
-
-        while not fires(when):
+        while not fires(when, minute, hour, weekday, day):
             when += datetime.timedelta(minutes=1)
         assert text_of(found) == text_of(when.timestamp())
+
+
+def fires(when: datetime.datetime, minute: int, hours: list[int], weekday: int, day: str) -> bool:
+    """Tell whether ``MINUTE HOURS DAY * WEEKDAY`` means this minute."""
+    in_week = (when.weekday() + 1) % 7 == weekday
+    is_day = in_week if day == "*" else in_week or when.day == int(day)
+    return when.minute == minute and when.hour in hours and is_day
 
 
 @pytest.mark.parametrize(
