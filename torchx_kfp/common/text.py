@@ -33,6 +33,8 @@ UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: The number of names with which a misspelled one is compared.
 _COMPARED = 2000
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+#: Matches a user with a password in a URL.
+_USER = re.compile(r"://[^/@:\s'\"]*:[^/@\s'\"]*@")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]?)B", re.ASCII)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 
@@ -140,6 +142,11 @@ def shown(value: object, limit: int = 120) -> str:
     except (ValueError, RecursionError):  # an int of thousands of digits, or deeply nested lists
         return f"a very large {type(value).__name__}"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+def without_passwords(text: str) -> str:
+    """Return a message without the users and passwords of the URLs in it, which errors of drivers repeat."""
+    return _USER.sub("://...@", text)
 
 
 def shorten(text: str, limit: int, *, keep: str = "start") -> str:

@@ -431,3 +431,10 @@ def test_earlier_attempts_are_left_out(call: Call, base: Path, earlier: str, las
     assert json.loads(named.stdout) == {f"{RUN}/train/{earlier}": {"stale": 1}}
     (base / RUN / "train" / "other_0b5a1f3c").unlink()
     assert json.loads(call("show", "base", f"{RUN}/train", "--format", "json").stdout)["results"] == {"w": 2.5}
+
+
+def test_a_password_in_a_tracker_base_is_not_shown(inside: Call) -> None:
+    shown = inside("results", "no-such-store://me:SECRET@host/results")
+    assert shown.returncode != 0
+    assert "SECRET" not in shown.stderr
+    assert "no-such-store://...@host/results" in shown.stderr
