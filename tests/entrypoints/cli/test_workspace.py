@@ -115,6 +115,22 @@ def test_stages_run_with_the_code(project: Path, call: Call) -> None:
     assert "exit_code=3" in changed.stdout
 
 
+def test_only_what_travels_is_found(project: Path, call: Call) -> None:
+    """A module of the pipeline's folder that does not travel is missing here, as it is on a cluster."""
+    (project / "code" / "helper.py").rename(project / "helper.py")
+    words = ["--tracker-base", "base", "--workspace", "code", "--quiet"]
+    done = call("run", "pipe.py:one", *words)
+    assert (done.returncode, "No module named 'helper'" in done.stderr) == (1, True), done.stderr
+    for again in (["run", "--resume", "latest"], ["replay", "latest/first"]):
+        assert "No module named 'helper'" in call(*again).stderr
+    done = call("run", "pipe.py:replicas", *words)
+    assert "No module named 'helper'" in done.stderr
+    # For what does not travel, that folder stands for the image.
+    (project / "code" / "app.py").rename(project / "app.py")
+    (project / "run.sh").touch(0o755)
+    assert call("run", "pipe.py:replicas", "--tracker-base", "base").returncode == 0
+
+
 def test_a_dry_run_shows_what_would_go(project: Path, call: Call) -> None:
     (project / "code" / "größe 2.txt").write_text("x" * 1234)
     words = ["pipe.py:one", "--tracker-base", "base", "--workspace", "code", "--dry-run"]

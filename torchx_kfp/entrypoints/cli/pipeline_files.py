@@ -206,6 +206,8 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 def _import(path: Path) -> ModuleType:
+    from torchx_kfp.execution.local.run_options import PROJECT
+
     if "." in path.stem:
         raise PipelineFileError(f"{path} cannot be imported: a module's name must not contain a dot. Rename the file.")
     root, parts = path.parent, [path.stem]
@@ -217,6 +219,7 @@ def _import(path: Path) -> ModuleType:
     sys.path[:0] = added
     paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    os.environ[PROJECT] = str(root)
     with_traceback = "" if _TRACEBACK in sys.argv[1:2] else this_command(_TRACEBACK, *sys.argv[1:])
     # The arguments of the command line are not the file's.
     arguments, sys.argv = sys.argv, [str(path)]

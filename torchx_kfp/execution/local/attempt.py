@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.contract.command import decode
-from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, POD_NAME, WORKSPACES
+from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, POD_NAME, WORKSPACES, workspace_digest
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.execution.local.cache import cache_key
@@ -106,7 +106,10 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     else:
         mark = stage_mark(context.environ, context.run_id, pod_name)
         marks = {RUN_MARK: mark, **({} if python is None else {RUNTIME_MARK: "true"})}
-        environ = {**context.environ, **pod, **marks, WORKSPACES: str(folder)}
+        shared = context.environ
+        if any(map(workspace_digest, [*command, *args])):
+            shared = _without_project(shared, context.options)
+        environ = {**shared, **pod, **marks, WORKSPACES: str(folder)}
     return AttemptPlan(
         stage=run.name,
         task=run.task.name,
@@ -124,6 +127,13 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         copies=copies,
         python=python,
     )
+
+
+def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:
+    """Return the variables of a stage whose code travels: on a cluster, it would not find other modules either."""
+    folders = environ.get("PYTHONPATH", "").split(os.pathsep)
+    left = os.pathsep.join(folder for folder in folders if folder != options.project)
+    return {**environ, "PYTHONPATH": left}
 
 
 def placed(plan: AttemptPlan, run: TaskRun, context: RunContext) -> AttemptPlan:

@@ -245,8 +245,10 @@ def _context(
     folder = folder.absolute() / REPLAYS / run_id
     verify_private(containers, str(folder.parent), None)
     chosen = RunOptions.of({"directory": directory})
-    if isinstance(path := record.options.get("python_path"), str) and record.folder is not None:
-        chosen = dataclasses.replace(chosen, python_path=path)
+    if record.folder is not None:
+        paths = {name: record.options.get(name) for name in ("python_path", "project")}
+        kept: dict[str, Any] = {name: path for name, path in paths.items() if isinstance(path, str)}
+        chosen = dataclasses.replace(chosen, **kept)
     given = GivenKeys(options.secrets, options.config_maps)
     verify_given([invocation.component], given, invocation.scope, os.environ)
     make_folder(folder, "output_dir", "--output-dir", exist_ok=False)

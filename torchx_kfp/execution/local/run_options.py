@@ -48,6 +48,10 @@ class ResumeKeywords(TypedDict, total=False):
 
 #: The options that ``run.json`` stores under the names that they had before.
 _STORED = {"kfp_workspace": "workspace"}
+#: The options that runs of earlier versions do not record.
+_LATER = {"project"}
+#: The variable in which the command line keeps the folder of the pipeline's project.
+PROJECT = "TORCHX_KFP_PROJECT"
 
 
 class RunKeywords(ResumeKeywords, total=False):
@@ -81,6 +85,8 @@ class RunOptions:
         directory: the folder in which stages run and find their scripts. Default: the current directory.
         kfp_workspace: the folder that stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
         python_path: PYTHONPATH at the start of the run; not a keyword.
+        project: the folder in it that stands for the image, so that a stage with code that travels does not have it;
+            not a keyword.
         named: the paths of this machine that the run's arguments name; not a keyword.
     """
 
@@ -96,6 +102,7 @@ class RunOptions:
     directory: str = field(default_factory=os.getcwd)
     kfp_workspace: str = ""
     python_path: str = field(default_factory=lambda: os.environ.get("PYTHONPATH", ""))
+    project: str = field(default_factory=lambda: os.environ.get(PROJECT, ""))
     named: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -144,7 +151,7 @@ class RunOptions:
             ArgumentError: the run's folder does not record an option that may not change.
         """
         names = {_STORED.get(item.name, item.name): item.name for item in dataclasses.fields(cls)}
-        for name in sorted(names.keys() - ResumeKeywords.__annotations__.keys() - record.options.keys()):
+        for name in sorted(names.keys() - ResumeKeywords.__annotations__.keys() - _LATER - record.options.keys()):
             raise ArgumentError(
                 f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} does not record its option "
                 f"{name!r}. Start a new run."

@@ -27,7 +27,7 @@ from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.local.preflight import check_bases, check_supported, find_not_applied
-from torchx_kfp.execution.local.run_options import ResumeKeywords, RunKeywords, RunOptions
+from torchx_kfp.execution.local.run_options import PROJECT, ResumeKeywords, RunKeywords, RunOptions
 from torchx_kfp.execution.model.checks import of_arguments
 from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
@@ -233,7 +233,7 @@ def make_context(
     """Return the facts that all stages of the run in this folder share; ``created`` is None if it begins now."""
     run_id = folder.name
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", PROJECT)}
     if options.python_path:
         environ["PYTHONPATH"] = options.python_path
     return RunContext(
