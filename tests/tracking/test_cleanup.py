@@ -7,12 +7,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import finish_requests
 from tests.facts import says
+from tests.proxy import Proxy
+from tests.s3 import S3Server
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.cleanup import Cleanup
@@ -305,13 +307,21 @@ class TestUse:
 
     def test_nothing_goes_where_use_cannot_be_read(self, local: Store) -> None:
         put(local, "old/train/1")
+        age(local, "old/")
         local.write(".torchx_kfp/sources/new%2Fs%2F1/1", b"no entry")
         with pytest.raises(
             CorruptResultError,
             match=says("sources", "torchx_kfp", "Remove"),
         ):
-            removed(local, later())
+            removed(local, time.time() - DAY)
         assert "old/train/1" in keys(local)
+
+    def test_what_runs_use_that_go_is_not_read(self, local: Store) -> None:
+        put(local, "old/train/1", "used/train/1")
+        local.write(".torchx_kfp/sources/old%2Fs%2F1/1", b"no entry")
+        age(local, "")
+        add_source(local, "new/s/1", Source("used/train/1"))
+        assert removed(local, time.time() - DAY) == ["old"]
 
 
 class TestInterruptions:
@@ -400,14 +410,65 @@ def test_links_in_the_base_lose_nothing_behind_them(local: Store, tmp_path: Path
     assert (tmp_path / "elsewhere/train/1").read_text() == '{"loss": 1}'
 
 
-def test_few_requests(s3_base: str, s3_server: object) -> None:
+def test_few_requests(s3_base: str, s3_server: S3Server) -> None:
     store = FsspecResultTracker(s3_base).store
     put(store, *(f"run-{number}/train/{execution}" for number in range(5) for execution in range(4)))
-    requests: Callable[[Callable[[], object]], list[str]] = s3_server.requests
-    # There are listings of files and of sources, and one request for each file's content.
-    assert len(requests(lambda: Cleanup(store, later()).look())) <= 20 + 6
-    assert len(requests(lambda: Cleanup(store, time.time() - DAY).look())) <= 2
-    assert len(requests(lambda: removed(store, later()))) <= 2 * 20 + 12
+    # There are listings of files, and one request for each result's content.
+    assert len(s3_server.requests(lambda: Cleanup(store, later()).look())) <= 20 + 2
+    assert len(s3_server.requests(lambda: Cleanup(store, time.time() - DAY).look())) <= 2
+    # They are removed with one request.
+    assert len(s3_server.requests(lambda: removed(store, later()))) <= 20 + 7
+    assert keys(store) == []
+
+
+def test_a_file_that_is_gone_since_it_was_listed_is_no_problem(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another gc is at work."""
+    put(local, "one/train/1", "two/train/1")
+    listed = local.files()
+    monkeypatch.setattr(local, "files", lambda: listed)
+    local.remove("one/train/1")
+    assert not Cleanup(local, later()).look().left_alone
+
+
+def test_s3_says_which_files_must_stay(s3_base: str) -> None:
+    """The answer to the removal of many objects is a success, with the errors of some in its body."""
+    import s3fs
+
+    store = FsspecResultTracker(s3_base).store
+    put(store, "one/train/1", "two/a b?*[1]&<é>/1", "locked/train/1")
+    bucket = s3_base.split("/")[2]
+    deny = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:DeleteObject",
+        "Resource": f"arn:aws:s3:::{bucket}/*/locked/*",
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [deny]})
+    s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
+    with pytest.raises(TrackerError, match=says("No permission to remove", f"{s3_base}/locked/train/1")):
+        removed(store, later())
+    assert keys(store) == ["locked/train/1"]
+
+
+@pytest.mark.parametrize("status", [403, 501])
+def test_a_server_without_the_removal_of_many(
+    status: int, s3_base: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    with Proxy(s3_server.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        s3fs.S3FileSystem.clear_instance_cache()
+        store = FsspecResultTracker(s3_base).store
+        put(store, "one/train/1", "two/train/1")
+        proxy.refused = {"POST": status}
+        assert removed(store, later()) == ["one", "two"]
+        assert keys(store) == []
+        put(store, "one/train/1")
+        proxy.refused = {"POST": status, "DELETE": 403}
+        with pytest.raises(TrackerError, match=says("No permission to remove", f"{s3_base}/one/train/1")):
+            removed(store, later())
+        finish_requests()
 
 
 @pytest.mark.parametrize(

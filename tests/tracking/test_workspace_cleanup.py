@@ -18,7 +18,7 @@ from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.objects import FsspecStore, open_filesystem
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.store import File, Store
-from torchx_kfp.tracking.workspace_cleanup import find_unused, remove_unused
+from torchx_kfp.tracking.workspace_cleanup import WorkspaceCleanup
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders
 
 DAY = 86400.0
@@ -53,7 +53,7 @@ def test_archives_that_no_run_uses_are_removed(tmp_path: Path) -> None:
     before = time.time() - 30 * DAY
 
     def unused(before: float, *going: str) -> list[str]:
-        found = {it.digest for it in find_unused(recorder.store, before, going)}
+        found = {it.digest for it in WorkspaceCleanup(recorder.store, before).look(going)}
         return [name for name, it in packed.items() if it.digest in found]
 
     assert unused(before) == ["unknown"]
@@ -66,10 +66,28 @@ def test_archives_that_no_run_uses_are_removed(tmp_path: Path) -> None:
     assert "today" in unused(time.time())
 
     assert [run.run for run in Cleanup(recorder.store, before).remove()] == ["old-run"]
-    gone = {it.digest for it in remove_unused(recorder.store, before)}
+    gone = {it.digest for it in WorkspaceCleanup(recorder.store, before).remove()}
     assert gone == {packed["old"].digest, packed["unknown"].digest}
     left = sorted(path.name for path in (base / ".torchx_kfp/workspaces").iterdir())
     assert left == sorted(["notes.tar", *(f"{packed[name].digest}.tar" for name in ("both", "today", "scheduled"))])
+
+
+def test_what_runs_have_recorded_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the time in which gc may remove archives would pass with reading, if there are many."""
+    monkeypatch.setattr("torchx_kfp.tracking.workspace_cleanup._MANY", 1)
+    recorder = Recorder.open(str(tmp_path / "base"))
+    packed = [pack(recorder.store, tmp_path / "code", str(number)) for number in range(3)]
+    assert all(it.upload() for it in packed)
+    for run in ("one", "two"):
+        recorder.add_start(run, [packed[0].code], {})
+    age(tmp_path / "base", 60)
+    read: list[str] = []
+    one = recorder.store.read
+    monkeypatch.setattr(recorder.store, "read", lambda key: read.append(key) or one(key))
+    cleanup = WorkspaceCleanup(recorder.store, time.time() - 30 * DAY)
+    assert len(cleanup.look()) == 2
+    assert {it.digest for it in cleanup.remove()} == {it.digest for it in packed[1:]}
+    assert len(read) == 2
 
 
 def test_code_that_cannot_be_read_stops_the_removal(tmp_path: Path) -> None:
@@ -78,7 +96,7 @@ def test_code_that_cannot_be_read_stops_the_removal(tmp_path: Path) -> None:
     recorder.add_facts("run", code=[{"digest": 1, "size": "much"}])
     age(tmp_path / "base", 60)
     with pytest.raises(CorruptResultError, match="run"):
-        list(remove_unused(recorder.store, time.time() - 30 * DAY))
+        list(WorkspaceCleanup(recorder.store, time.time() - 30 * DAY).remove())
     assert len(list((tmp_path / "base/.torchx_kfp/workspaces").iterdir())) == 1
 
 
@@ -92,10 +110,10 @@ def test_an_old_archive_is_used_again_without_another_upload(tmp_path: Path) -> 
     assert not packed.upload()
     after = archive.stat()
     assert (after.st_ino, after.st_mtime) == (before.st_ino, before.st_mtime)
-    assert find_unused(recorder.store, time.time() - 30 * DAY) == []
+    assert WorkspaceCleanup(recorder.store, time.time() - 30 * DAY).look() == []
     # Both files grow old, and go together.
     age(tmp_path / "base", 40)
-    assert [it.digest for it in remove_unused(recorder.store, time.time() - 30 * DAY)] == [packed.digest]
+    assert [it.digest for it in WorkspaceCleanup(recorder.store, time.time() - 30 * DAY).remove()] == [packed.digest]
     assert not archive.parent.exists()
 
 
@@ -188,7 +206,9 @@ def test_a_submit_never_loses_its_archive(memory_base: str, tmp_path: Path, monk
                 packed.store.write(packed_key := f".torchx_kfp/workspaces/{packed.digest}.tar", packed.archive)
                 store.old = {packed_key}
                 order = ["gc"] * first + ["submit"] * then + ["gc"] * again + ["submit"] * 20
-                ended = in_turns(store, order, gc=lambda: len(list(remove_unused(store, before))), submit=packed.upload)
+                ended = in_turns(
+                    store, order, gc=lambda: len(list(WorkspaceCleanup(store, before).remove())), submit=packed.upload
+                )
                 assert ended["gc"] in (0, 1), ended
                 assert ended["submit"] in (True, False), ended
                 assert store.read(packed_key) == packed.archive, order
@@ -208,5 +228,5 @@ def test_what_a_killed_gc_has_left_holds_up_nobody(tmp_path: Path) -> None:
     age(tmp_path / "base", 60)
     assert not packed.upload()
     age(tmp_path / "base", 60)
-    assert [it.digest for it in remove_unused(store, time.time() - 30 * DAY)] == [packed.digest]
+    assert [it.digest for it in WorkspaceCleanup(store, time.time() - 30 * DAY).remove()] == [packed.digest]
     assert store.files() == []

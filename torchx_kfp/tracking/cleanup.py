@@ -11,16 +11,15 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torchx_kfp.common.text import UUID
 from torchx_kfp.contract.carried.shared import folder_name
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking.lineage import SOURCES, Source
+from torchx_kfp.tracking.lineage import SOURCES
 from torchx_kfp.tracking.run_facts import RESUMES, RUN_FACTS
-from torchx_kfp.tracking.statements import FILES, FOLDERS, StatementKind, run_id_of
+from torchx_kfp.tracking.statements import FILES, FOLDERS, StatementCache, run_id_of
 from torchx_kfp.tracking.store import PRIVATE, File, Store, pipeline_run, run_id_parts
 
 #: A larger file, in bytes, does not contain results. A result has at most 1 kB, and there are hundreds of names.
@@ -28,6 +27,8 @@ _MAX_SIZE = 1 << 20
 #: The base is checked again after this many files have been removed, or after one part in this many of all files if
 #: that is more.
 _FILES, _PART = 2000, 8
+#: What begins the keys of statements that say which other runs a run uses.
+_USES = tuple(f"{PRIVATE}/{kind.folder}/" for kind in (SOURCES, RUN_FACTS))
 #: The name of a temporary file that a killed writer left in a folder ``.torchx_kfp`` (``files``).
 _TEMPORARY = re.compile(r"[0-9a-f]{16}")
 #: The names of pipeline runs: UUIDs from KFP (and from stages that do not know a name), and names of local runs.
@@ -77,12 +78,11 @@ class OldRun:
         If the removal is interrupted, statements without results still belong to a known run, sources still protect
         other runs, and facts the code of this one. A stored file goes after the statement that registers it.
         """
-        last = tuple(f"{PRIVATE}/{kind.folder}/" for kind in (SOURCES, RUN_FACTS))
         others = sorted(
-            (file for file in self.statements if not file.key.startswith(last)),
+            (file for file in self.statements if not file.key.startswith(_USES)),
             key=lambda file: file.key.startswith(f"{PRIVATE}/{FILES}/"),
         )
-        return list(self.results), others, [file for file in self.statements if file.key.startswith(last)]
+        return list(self.results), others, [file for file in self.statements if file.key.startswith(_USES)]
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,7 @@ class Cleanup:
         self._before = before
         # Files are read once, and again only if they have changed.
         self._problems: dict[File, str] = {}
-        self._seen: dict[tuple[str, str], set[File]] = {}
-        self._known: dict[tuple[str, str], Any] = {}
+        self._sources, self._facts = StatementCache(SOURCES, store), StatementCache(RUN_FACTS, store)
 
     def look(self) -> Findings:
         """Return the current findings.
@@ -143,7 +142,7 @@ class Cleanup:
             for run in old
             if run not in left_alone
         ]
-        users = _users(self._uses(files), {run.run for run in candidates}) if candidates else {}
+        users = self._users(files, {run.run for run in candidates})
         return Findings(
             old=tuple(replace(it, kept=f"used by {users[it.run]}") if it.run in users else it for it in candidates),
             younger=len(runs) - len(old),
@@ -168,33 +167,36 @@ class Cleanup:
             written: set[str] = set()
             for part in range(3):
                 files = [(run.run, file) for run in batch if run.run not in written for file in run.parts[part]]
-                gone = self._store.each(self._store.remove_old, [file for _, file in files])
+                gone = self._store.remove_many([file for _, file in files])
                 written.update(run for (run, _), is_gone in zip(files, gone, strict=True) if not is_gone)
             # A file that exists again was written since then, so its run is not over.
             done.update(run.run for run in batch)
             yield from (run for run in batch if run.run not in written)
 
-    def _uses(self, files: Iterable[File]) -> list[tuple[str, str]]:
+    def _users(self, files: Iterable[File], candidates: Collection[str]) -> dict[str, str]:
+        """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them.
+
+        What runs use that are about to go does not matter, and is not read.
+        """
+        by_run: dict[str, list[File]] = {}
+        for file in files if candidates else ():
+            if file.key.startswith(_USES):
+                by_run.setdefault(pipeline_run(run_id_of(file.key)), []).append(file)
+        used: dict[str, str] = {}
+        waiting: Collection[str] = by_run.keys() - candidates
+        while waiting:
+            found = self._uses([file for run in waiting for file in by_run.get(run, ())])
+            new = {run: user for user, run in reversed(found) if run in candidates and run not in used}
+            used |= new
+            waiting = new.keys()
+        return used
+
+    def _uses(self, files: Sequence[File]) -> list[tuple[str, str]]:
         """Return pairs of a run id, or a pipeline run, and a pipeline run that it has read or that it resumes."""
-        files = list(files)
-        sources: dict[str, list[Source]] = self._stated(SOURCES, files)
-        facts: dict[str, dict[str, Any]] = self._stated(RUN_FACTS, files)
+        sources, facts = self._sources.read(files), self._facts.read(files)
         resumes = ((run, earlier) for run, found in facts.items() for earlier in found.get(RESUMES, ()))
         reads = ((run_id, pipeline_run(source.run_id)) for run_id, found in sources.items() for source in found)
-        return [*reads, *resumes]
-
-    def _stated(self, kind: StatementKind[Any, Any], files: Iterable[File]) -> dict[str, Any]:
-        """Return the statements of a kind about all runs. Files that have not changed are not read again."""
-        there: dict[str, set[File]] = {}
-        for file in files:
-            if file.key.startswith(f"{PRIVATE}/{kind.folder}/") and file.key.count("/") >= 3:
-                there.setdefault(run_id_of(file.key), set()).add(file)
-        changed = [run_id for run_id, its in there.items() if self._seen.get((kind.folder, run_id)) != its]
-        if changed:
-            read = kind.read_many(self._store, changed)
-            self._known.update(((kind.folder, run_id), found) for run_id, found in read.items())
-            self._seen.update(((kind.folder, run_id), there[run_id]) for run_id in changed)
-        return {run_id: self._known[kind.folder, run_id] for run_id in there if (kind.folder, run_id) in self._known}
+        return sorted([*reads, *resumes])
 
     def _read(self, files: Iterable[File]) -> None:
         new = [file for file in files if file not in self._problems]
@@ -206,7 +208,10 @@ class Cleanup:
         if file.size > _MAX_SIZE:
             return f"{file.key!r} is larger than results can be"
         try:
-            found = json.loads(self._store.read(file.key) or b"")
+            content = self._store.read(file.key)
+            if content is None:  # another gc has removed it since it was listed
+                return ""
+            found = json.loads(content)
         except TrackerError:
             return f"{file.key!r} cannot be read"
         except (ValueError, RecursionError):
@@ -247,18 +252,3 @@ def _shape_problem(files: Iterable[File]) -> str:
             return f"{file.key!r} is not a result of a stage"
         results += 1
     return "" if results else "it does not have a result of a stage"
-
-
-def _users(uses: Iterable[tuple[str, str]], candidates: set[str]) -> dict[str, str]:
-    """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them."""
-    by_user: dict[str, list[tuple[str, str]]] = {}
-    for run_id, source in uses:
-        by_user.setdefault(pipeline_run(run_id), []).append((source, run_id))
-    used: dict[str, str] = {}
-    waiting = [run for run in by_user if run not in candidates]
-    for run in waiting:  # the list grows
-        for source, run_id in by_user.get(run, ()):
-            if source in candidates and source not in used:
-                used[source] = run_id
-                waiting.append(source)
-    return used

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import errno
 import inspect
+import itertools
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -33,6 +34,8 @@ _REQUESTS = 64
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
 #: How many parts of a large file are on their way at once, besides as many that wait.
 _PARTS = 3
+#: How many objects of S3 are removed with one request, and how many such requests are made at once.
+_REMOVED, _REMOVALS = 1000, 3
 #: The bytes that are read with one request of a large file.
 _RANGE = 64 << 20
 #: The fields in which fsspec's file systems give the time at which a file was written.
@@ -264,6 +267,31 @@ class FsspecStore(Store):
         """Remove a file. An object store cannot be asked to keep a file that was written since it was listed."""
         self.remove(file.key)
         return True
+
+    def remove_many(self, files: Iterable[File]) -> Iterator[bool]:
+        if not hasattr(type(self._fs), "_call_s3"):
+            yield from super().remove_many(files)
+            return
+        keys = (file.key for file in files)
+        batches = iter(lambda: list(itertools.islice(keys, _REMOVED)), [])
+        for number in self.each(self._remove_batch, batches, _REMOVALS):
+            yield from itertools.repeat(True, number)
+
+    def _remove_batch(self, keys: Sequence[str]) -> int:
+        """Remove objects of S3 with one request, and return their number. (s3fs's ``rm`` hides which have stayed.)"""
+        names = {self._fs.split_path(self._path(key))[1]: key for key in keys}
+        bucket = self._root.partition("/")[0]
+        wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+        try:
+            answer = self._tried(
+                "remove", keys[0], lambda: self._fs.call_s3("delete_objects", Bucket=bucket, Delete=wanted)
+            )
+            left = [names[error["Key"]] for error in answer.get("Errors", ())]
+        except Exception:  # servers like S3 may not know this request, or not this form of it
+            left = list(keys)
+        for key in left:  # with retries, and with the reason if it must stay
+            self.remove(key)
+        return len(keys)
 
     def for_this_thread(self) -> FsspecStore:
         """Return the store for a thread other than the one that opened it: its client may work only in that one."""

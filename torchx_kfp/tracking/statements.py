@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Generic, TypeVar
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ from torchx_kfp.common.text import shown
 from torchx_kfp.contract.carried.shared import folder_name, folder_of
 from torchx_kfp.errors import CorruptResultError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking.artifact_files import StoredFiles, store_files
-from torchx_kfp.tracking.store import PRIVATE, Store, key_text, time_name
+from torchx_kfp.tracking.store import PRIVATE, File, Store, key_text, time_name
 
 _logger = logging.getLogger(__name__)
 
@@ -95,7 +95,10 @@ class StatementKind(Generic[S, T]):
             corrupt: called with the error, instead of raising it, for each file that does not contain a statement of
                 this kind. The file is then left out.
         """
-        keys = self._keys(store, run_ids)
+        return self.read_keys(store, self._keys(store, run_ids), corrupt)
+
+    def read_keys(self, store: Store, keys: Sequence[str], corrupt: Corrupt | None = None) -> dict[str, T]:
+        """Return the joined statements with these keys by run, for whoever has listed them."""
         statements: dict[str, list[S]] = {}
         for key, text in zip(keys, store.each(store.read, keys), strict=True):
             if text is None:  # removed since it was listed
@@ -127,6 +130,32 @@ class StatementKind(Generic[S, T]):
 
     def _folder_of(self, run_id: str) -> str:
         return folder_of(self.folder, key_text(run_id))
+
+
+class StatementCache(Generic[T]):
+    """Reads the statements of a kind again and again: those about a run only if their files have changed."""
+
+    def __init__(self, kind: StatementKind[Any, T], store: Store) -> None:
+        #: The folder that has the statements.
+        self.folder = f"{PRIVATE}/{kind.folder}"
+        self._kind = kind
+        self._store = store
+        self._seen: dict[str, set[File]] = {}
+        self._known: dict[str, T] = {}
+
+    def read(self, files: Iterable[File]) -> dict[str, T]:
+        """Return the joined statements in these files by run. The errors are those of ``StatementKind``."""
+        there: dict[str, set[File]] = {}
+        for file in files:
+            if file.key.startswith(f"{self.folder}/") and file.key.count("/") >= 3:
+                there.setdefault(run_id_of(file.key), set()).add(file)
+        changed = {run_id: its for run_id, its in there.items() if self._seen.get(run_id) != its}
+        read = self._kind.read_keys(self._store, sorted(file.key for its in changed.values() for file in its))
+        for run_id in changed:
+            self._known.pop(run_id, None)
+        self._known.update(read)
+        self._seen.update(changed)
+        return {run_id: self._known[run_id] for run_id in there if run_id in self._known}
 
 
 def encode_json(content: Mapping[str, object], what: str) -> bytes:

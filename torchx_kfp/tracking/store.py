@@ -351,6 +351,10 @@ class Store(abc.ABC):
     def remove_old(self, file: File) -> bool:
         """Remove a file unless it was written since it was listed, and return whether it is gone."""
 
+    def remove_many(self, files: Iterable[File]) -> Iterator[bool]:
+        """Remove files as ``remove_old`` does, many at once, and yield for each whether it is gone."""
+        return self.each(self.remove_old, files)
+
     @abc.abstractmethod
     def keys(self, prefix: str | None) -> list[str]:
         """Return the prefix and the keys below it, if they exist, or all keys. Both lists are sorted."""

@@ -86,13 +86,13 @@ def gc_command(
 def _clean_base(tracker_base: str, before: float, *, dry_run: bool) -> None:
     """Remove pipeline runs older than a time from a tracker base, then their code, and show what has become of each."""
     from torchx_kfp.tracking.cleanup import Cleanup
-    from torchx_kfp.tracking.workspace_cleanup import find_unused, remove_unused
+    from torchx_kfp.tracking.workspace_cleanup import WorkspaceCleanup
 
     store = open_recorder(tracker_base).store
-    cleanup = Cleanup(store, before)
+    cleanup, code = Cleanup(store, before), WorkspaceCleanup(store, before)
     findings = cleanup.look()
     going = [run for run in findings.old if not run.kept]
-    unused = find_unused(store, before, {run.run for run in going})
+    unused = code.look({run.run for run in going})
     _say_left_alone(findings)
     if not (findings.old or unused):
         younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
@@ -119,7 +119,7 @@ def _clean_base(tracker_base: str, before: float, *, dry_run: bool) -> None:
     # The code of a run goes after the run, which may have been used meanwhile.
     codes: list[UnusedWorkspace] = []
     try:
-        codes.extend(remove_unused(store, before))
+        codes.extend(code.remove())
     finally:
         _print_code("Removed", codes)
 
