@@ -17,8 +17,8 @@ from torchx_kfp import Stages
 
 
 @dsl.pipeline(name="ddp", description="A training in two replicas, whose loss the next stage reads")
-def ddp(tracker_base: str, epochs: int = 20, bound: float = 0.2, checkpoints: str = ""):
-    stages = Stages(tracker_base=tracker_base)
+def ddp(tracker_base: str, epochs: int = 20, bound: float = 0.2, checkpoints: str = "", workspace: str = ""):
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
     app = apps.train(epochs, checkpoints=checkpoints)
     trained = stages.task(app, results={"loss": float, "accuracy": float}, engine="job")
     stages.task(apps.report(bound), reads=trained)

@@ -5,9 +5,9 @@ The stages find each other's results through the tracker: no stage gets a path o
 
     torchx-kfp run pipelines/digits.py --tracker-base demo-results/tracker -p threshold=0.98
 
-The applications are in ``components/`` and need the extra ``examples``. To run a compiled file on this machine, do
-so in the folder that contains ``components/``, or add that folder to ``PYTHONPATH``. In a container, it is the image's
-working directory.
+The applications are in ``components/`` and need the extra ``examples``. On a cluster, they are in the image, or come
+with each run (``submit pipelines/digits.py --workspace .``): then, the image only needs what they import. To run a
+compiled file on this machine, do so in the folder that contains ``components/``, or add that folder to ``PYTHONPATH``.
 
 ``artifacts`` is the folder for data and models: a local one, or an fsspec URL such as ``s3://bucket/digits``. The
 default is a folder next to the tracker base, with ``-artifacts`` added to its name.
@@ -22,14 +22,14 @@ from torchx_kfp import Stages, task_from_app
 
 
 @dsl.pipeline(name="digits", description="Trials on hand-written digits, and what becomes of the best one")
-def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed: int = 0):
-    stages = Stages(tracker_base=tracker_base)
+def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed: int = 0, workspace: str = ""):
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
 
     prepared = stages.task(apps.prepare(artifacts, seed))
     # The loop is in a nested pipeline because KFP's local runner replaces values that a loop reads from a task next to
     # it with the loop's item. KFP 2.16's runner also needs a condition or a loop at this level: otherwise, it does not
     # accept any in nested pipelines.
-    trained = trials.trials(tracker_base=tracker_base, prepared=prepared.outputs["run_id"])
+    trained = trials.trials(tracker_base=tracker_base, prepared=prepared.outputs["run_id"], workspace=workspace)
     selected = stages.task(apps.select(), reads={"train": trained.output}, results={"accuracy": float, "model": str})
     evaluated = stages.task(
         apps.evaluate(),

@@ -19,8 +19,13 @@ def in_experiment(app, name: str):
 
 
 @dsl.pipeline(name="experiments", description="Trials on hand-written digits, as runs of MLflow")
-def experiments(tracker_base: str, tracking_uri: str = "", weights: list = [0.1, 1.0, 10.0]):  # noqa: B006 (a constant to KFP)
-    stages = Stages(tracker_base=tracker_base)
+def experiments(
+    tracker_base: str,
+    tracking_uri: str = "",
+    weights: list = [0.1, 1.0, 10.0],  # noqa: B006 (a constant to KFP)
+    workspace: str = "",
+):
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
     recorded = stages.with_options(trackers={"mlflow": tracking_uri})
 
     prepared = stages.task(apps.prepare())

@@ -18,8 +18,8 @@ PARAMETERS = {"C": hpo.log(0.1, 100.0), "gamma": hpo.log(0.001, 1.0)}
 
 
 @dsl.pipeline(name="search", description="A random search on hand-written digits, and a test of its best model")
-def search(tracker_base: str, artifacts: str = "", seed: int = 0):
-    stages = Stages(tracker_base=tracker_base)
+def search(tracker_base: str, artifacts: str = "", seed: int = 0, workspace: str = ""):
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
     prepared = stages.task(apps.prepare(artifacts, seed))
     best = hpo.search(
         lambda p: apps.train(p.C, p.gamma),
@@ -30,6 +30,7 @@ def search(tracker_base: str, artifacts: str = "", seed: int = 0):
         seed=0,
         reads={"prepare": prepared},
         tracker_base=tracker_base,
+        workspace=workspace,
     )
     stages.task(
         apps.evaluate(),

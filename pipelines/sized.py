@@ -11,17 +11,17 @@ An accelerator's count must have the type str: KFP silently drops counts of othe
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from components.sizing.component import size
+from components.sizing.component import IMAGE, size
 from torchx_kfp import Stages
 
 
 @dsl.pipeline(name="sized", description="A stage of the size that another one decides")
-def sized(tracker_base: str, rows: int = 1000, columns: int = 64):
-    stages = Stages(tracker_base=tracker_base)
-    decided = stages.task(size(rows, columns), results={"memory": str, "cpu": str, "gpus": str, "image": str})
+def sized(tracker_base: str, rows: int = 1000, columns: int = 64, image: str = IMAGE, workspace: str = ""):
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
+    decided = stages.task(size(rows, columns, image), results={"memory": str, "cpu": str, "gpus": str, "image": str})
     code = "import sys; print('Training with', *sys.argv[1:])"
-    image, memory = decided.outputs["image"], decided.outputs["memory"]
-    role = Role("fit", image=f"{image}", entrypoint="python", args=["-c", code, f"{memory}"])
+    chosen, memory = decided.outputs["image"], decided.outputs["memory"]
+    role = Role("fit", image=f"{chosen}", entrypoint="python", args=["-c", code, f"{memory}"])
     fit = stages.task(AppDef("fit", roles=[role]), reads=decided)
     fit.set_memory_limit(memory).set_cpu_limit(decided.outputs["cpu"])
     fit.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(decided.outputs["gpus"])

@@ -11,7 +11,7 @@ from typing import List  # noqa: UP035 (KFP's name for the type)
 from kfp import dsl
 
 from components.digits import component as apps
-from torchx_kfp import task_from_app
+from torchx_kfp import Stages
 
 HYPERPARAMETERS = [
     {"C": 0.1, "gamma": 0.01},
@@ -22,12 +22,11 @@ HYPERPARAMETERS = [
 
 
 @dsl.pipeline(name="trials", description="One training for each pair of hyperparameters")
-def trials(tracker_base: str, prepared: str) -> List[str]:  # noqa: UP006 (KFP's name for the type)
+def trials(tracker_base: str, prepared: str, workspace: str = "") -> List[str]:  # noqa: UP006 (KFP's name for the type)
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
     with dsl.ParallelFor(HYPERPARAMETERS) as trial:
-        app = apps.train(trial.C, trial.gamma)
-        trained = task_from_app(
-            app,
-            tracker_base=tracker_base,
+        trained = stages.task(
+            apps.train(trial.C, trial.gamma),
             reads={"prepare": prepared},
             results={"accuracy": float},
             artifacts={"model": dsl.Model},

@@ -13,8 +13,8 @@ def size(rows: int, columns: int, image: str = IMAGE) -> specs.AppDef:
     Args:
         rows: rows of the table
         columns: columns of the table
-        image: image that holds the application
+        image: image that holds the application, and the training if it needs no GPU
     """
-    args = ["-m", "components.sizing.size", f"--rows={rows}", f"--columns={columns}"]
+    args = ["-m", "components.sizing.size", f"--rows={rows}", f"--columns={columns}", f"--image={image}"]
     role = specs.Role(name="size", image=image, entrypoint="python", args=args)
     return specs.AppDef(name="size", roles=[role])

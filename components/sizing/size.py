@@ -14,6 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--columns", type=int, required=True)
+    parser.add_argument("--image", required=True, help="the training's image; with a GPU, its tag ends in -gpu")
     args = parser.parse_args()
 
     megabytes = 256 + args.rows * args.columns * _NUMBER * _COPIES // 10**6
@@ -22,7 +23,7 @@ def main() -> None:
         memory=f"{megabytes}M",
         cpu="4" if large else "1",
         gpus="1" if large else "0",
-        image="torchx-kfp-examples:1-gpu" if large else "torchx-kfp-examples:1",
+        image=f"{args.image}-gpu" if large else args.image,
     )
     print(f"{args.rows} rows of {args.columns} columns: {megabytes} MB, {'a GPU' if large else 'no GPU'}")
 

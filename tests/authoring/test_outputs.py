@@ -329,8 +329,9 @@ def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:
     assert {Path(path).read_text() for name, path in outputs.items() if name != "run_id"} == {"0.5"}
 
 
-def test_an_image_without_python_is_told(shells: Path, tmp_path: Path) -> None:
-    compiled = stage(results={"accuracy": float})
+@pytest.mark.parametrize("workspace", ["", f"/tmp/results/.torchx_kfp/workspaces/{'0a' * 32}.tar"])
+def test_an_image_without_python_is_told(workspace: str, shells: Path, tmp_path: Path) -> None:
+    compiled = stage(results={"accuracy": float}, workspace=workspace)
     only = tmp_path / "bin"
     only.mkdir()
     for program in ("env", "mkdir", "true"):

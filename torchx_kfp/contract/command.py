@@ -187,7 +187,7 @@ class Application:
         start |= ({"mask": mask} if mask else {}) | ({"env": len(late)} if late else {})
         return (
             *("env", assignment(tracker_base), *(word.text for word in early)),
-            *self._script(signature, needs_python=OF_LAUNCHER if self.program else OF_PUBLISHER),
+            *self._script(signature, needs_python=OF_PUBLISHER),
             *self._shown,
             *outputs.words(publisher, start),
             parameter_placeholder(STAGE),
