@@ -13,7 +13,7 @@ from tests.kfp_host import KfpHost
 from tests.s3 import running
 
 #: Addresses on pages: what a port forward to KFP's UI has, and the store as pods of the cluster reach it.
-HOST, STORE = "http://localhost:8080", "http://minio-service.kubeflow:9000"
+HOST, STORE = "http://localhost:8080", "http://seaweedfs.kubeflow:9000"
 BUCKET = "mlpipeline"
 _SECRET = {"accesskey": "minio", "secretkey": "minio123"}
 

@@ -124,7 +124,7 @@ def test_a_server_of_s3_on_this_machine() -> None:
 
     [finding] = find(pipeline)
     assert finding.kind is Kind.FAILS
-    assert re.search(says("task 'train'", "AWS_ENDPOINT_URL", LOCAL, "minio-service.kubeflow"), str(finding))
+    assert re.search(says("task 'train'", "AWS_ENDPOINT_URL", LOCAL, "seaweedfs.kubeflow"), str(finding))
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"])
@@ -140,7 +140,7 @@ def test_a_server_of_s3_that_only_this_process_uses(name: str) -> None:
 def test_a_stage_may_have_the_server_of_s3_from_elsewhere() -> None:
     @dsl.pipeline
     def pipeline(base: str = "s3://bucket"):
-        task("own", base, AWS_ENDPOINT_URL="http://minio-service.kubeflow:9000")
+        task("own", base, AWS_ENDPOINT_URL="http://seaweedfs.kubeflow:9000")
         task("secret", base, secret=True)
 
     assert find(pipeline, {"AWS_ENDPOINT_URL": LOCAL}) == []

@@ -305,7 +305,7 @@ def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tupl
             yield (
                 Kind.FAILS,
                 f"and its variable {name} is {shown(value)}, which means the pod itself there, not this machine. Give "
-                "the address that the server has in the cluster, such as http://minio-service.kubeflow:9000",
+                "the address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000",
             )
     if own or any(stage.place.component.platform.get(setting) for setting in _HIDDEN_VARIABLES):
         return
@@ -315,7 +315,7 @@ def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tupl
                 Kind.MAY_FAIL,
                 f"and {name}={value} here sends S3 to this machine; the stage has no such variable, and looks for the "
                 "bucket at AWS. Give its AppDef the server's address in the cluster with env= or secrets=, such as "
-                "http://minio-service.kubeflow:9000",
+                "http://seaweedfs.kubeflow:9000",
             )
             return
 

@@ -111,7 +111,7 @@ def _pod(image: str, env: tuple[str, ...], secrets: tuple[str, ...], volume: str
         name, equals, value = word.partition("=")
         if not (name and equals):
             raise ArgumentError(
-                f"--env is {word!r}. Give NAME=VALUE, such as AWS_ENDPOINT_URL=http://minio-service.kubeflow:9000"
+                f"--env is {word!r}. Give NAME=VALUE, such as AWS_ENDPOINT_URL=http://seaweedfs.kubeflow:9000"
             )
         variables[name] = value
     by_secret: dict[str, dict[str, str]] = {}
