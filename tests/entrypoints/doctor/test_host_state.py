@@ -88,6 +88,8 @@ def test_the_host_of_the_tests_is_well_and_nothing_is_left_there(kfp_host: KfpHo
         (Reply("<!DOCTYPE html><html>Kubeflow</html>", kind="text/html"), ["web page", "/pipeline"]),
         (Reply("<html>Log in, <input type='password'> sign in</html>", kind="text/html"), ["a page to sign in"]),
         (Reply("hello"), ["something other than KFP's API", "hello"]),
+        (Reply({"status": "UP", "a": 1}), ["healthz is not KFP's", "'status', 'a'", "its port"]),
+        (Reply({}), ["healthz is not KFP's", "nothing"]),
         (NOT_SERVED, ["Not Found", "Is this the URL of a KFP host?"]),
         (status(16, "no token", 401), ["HTTP status 401", "--existing-token"]),
         (CLOSE, ["the connection broke"]),
@@ -153,6 +155,8 @@ def test_a_host_of_several_users() -> None:
         "APIs, rights and pipeline root of the host": "skipped",
     }
     assert re.search(says("several users", "--namespace"), str(found["login and namespace"]))
+    through_ui = {"apiServerReady": True, "apiServerMultiUser": True}
+    assert "several users" in looked_at({("GET", "/apis/v2beta1/healthz"): Reply(through_ui)})[0]["version"].found
     found, requests = looked_at(many, namespace="team")
     assert "'team'" in found["login and namespace"].found
     assert [request for request in requests if "namespace=team" in request.path]

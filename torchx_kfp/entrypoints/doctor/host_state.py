@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
-from torchx_kfp.common.text import duration
+from torchx_kfp.common.text import duration, listed
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict, guarded, missing, ok, said, skipped, warning
 from torchx_kfp.errors import (
     HostAnswerLostError,
@@ -36,6 +36,8 @@ _LATE, _TOO_LATE = 30.0, 300.0
 _OLDEST = (2, 14)
 #: A pipeline that is none, as in the recording ``create-broken-spec``.
 _BROKEN = {"root": 1}
+#: What KFP's health has one of: that of its API server, or that of its UI, which stands in for it.
+_HEALTH = {"commit_sha", "tag_name", "multi_user", "apiServerReady"}
 _NEEDS_NAMESPACE = (
     "Give that of your profile: --namespace NAME, TORCHX_KFP_NAMESPACE, or namespace in the settings file."
 )
@@ -51,6 +53,11 @@ def check_host(connection: Connection, now: Callable[[], float] = time.time) -> 
     try:
         answer = connection.ask(f"{V2BETA1}/healthz")
         health = answer.json()
+        if not _HEALTH & health.keys():
+            raise HostUnreachableError(
+                f"{connection.name}{V2BETA1}/healthz is not KFP's: it has {listed(map(repr, health)) or 'nothing'}. "
+                "Check the host and its port."
+            )
     except HostError as error:
         settings = connection.settings
         if isinstance(error, HostSettingsError) and not (settings.host or settings.kube_context):
@@ -61,6 +68,8 @@ def check_host(connection: Connection, now: Callable[[], float] = time.time) -> 
             "version, clock, login, namespace, APIs, rights and pipeline root", "The host does not answer as KFP."
         )
         return
+    if "multi_user" not in health and "apiServerMultiUser" in health:  # of an older UI
+        health["multi_user"] = health["apiServerMultiUser"]
     yield ok("host", f"{connection.name} answers.")
     yield from _of_version(health)
     yield from _of_clock(answer, now())
