@@ -20,7 +20,7 @@ from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
 from torchx_kfp.entrypoints.doctor.probe_pipelines import FIRST, RETRIED, SECOND
 from torchx_kfp.entrypoints.doctor.proof import Ended, Wanted, judge_cache, judge_stages, prove
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict
-from torchx_kfp.execution.host.connection import Connection
+from torchx_kfp.execution.host.connection import Connection, Patience
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.run import PollPolicy
 from torchx_kfp.execution.host.settings import Settings
@@ -103,6 +103,58 @@ def test_a_run_whose_answer_is_lost_is_removed(kfp_host: KfpHost, connection: Co
     assert is_clean(kfp_host, tmp_path / "results")
 
 
+def test_a_run_that_appears_after_its_answer_was_given_up_is_removed(kfp_host: KfpHost, tmp_path: Path) -> None:
+    """As after Ctrl-C while a busy host takes the run."""
+    kfp_host.add(Fault(path="runs$", method="POST", seconds=1))
+    found = proved(Connection(Settings(host=kfp_host.url), Patience(read=0.5)), tmp_path / "results")
+    assert "may have accepted the run" in found["runs"].found
+    assert found["cleaned up"].found.startswith("1 run and "), found["cleaned up"]
+    assert is_clean(kfp_host, tmp_path / "results")
+
+
+def test_a_run_that_never_appears_is_named(
+    kfp_host: KfpHost, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "_LOOKING", 0.0)
+    kfp_host.add(Fault(path="runs$", method="POST", cut=0))
+    left = proved(connection, tmp_path / "results")["cleaned up"]
+    assert left.level.value == "warning"
+    assert re.search(says("perhaps a run named 'torchx-kfp doctor ", "three stages'"), left.found)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_everything_is_removed(
+    kfp_host: KfpHost, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The first one starts the removal again, the second one ends it, and names what is left."""
+    base, said, left = tmp_path / "results", list[str](), [times]
+    wait = proof.Made._wait
+
+    def interrupted(self: proof.Made, run_id: str, deadline: float) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        wait(self, run_id, deadline)
+
+    monkeypatch.setattr(proof.Made, "_wait", interrupted)
+    pod = PodOptions("app:1", without_fsspec(tmp_path), volume="claim")
+    with pytest.raises(KeyboardInterrupt):
+        list(prove(Host(connection), Wanted(str(base), pod, say=said.append, policy=QUICK)))
+    if times == 1:
+        assert is_clean(kfp_host, base)
+    else:
+        assert len(kfp_host.runs) == 2
+        assert re.search(says("Left over", *kfp_host.runs), said[-1])
+
+
+def test_a_host_that_does_not_name_stages(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
+    kfp_host.served -= {"v1beta1"}
+    found = proved(connection, tmp_path / "results")
+    assert re.search(says("reports only the state of the run", "v1beta1"), found["first stage"].found)
+    assert "pipeline root" not in found
+    assert is_clean(kfp_host, tmp_path / "results")
+
+
 def test_what_cannot_be_removed_is_named(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
     kfp_host.fail(403, method="DELETE", times=9)
     found = proved(connection, tmp_path / "results", env=without_fsspec(tmp_path))
@@ -143,6 +195,8 @@ def test_a_pod_whose_image_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> 
         host = Host(Connection(Settings(host=server.url)))
         ended = proof._wait(host, run["run_id"], Wanted("s3://bucket/results", PodOptions()))
     assert re.search(says("cannot start", "ErrImagePull"), ended.problem)
+    assert not proof._HOPELESS.match("Unschedulable: 0/1 nodes are available: 1 Insufficient cpu.")
+    assert proof._HOPELESS.match('Unschedulable: persistentvolumeclaim "claim" not found. preemption: ...')
     [verdict, rest] = judge_stages(ended, "s3://bucket/results")
     assert (verdict.level.value, rest.level.value) == ("missing", "skipped")
     assert re.search(says("ErrImagePull", "--image IMAGE"), str(verdict))
@@ -164,9 +218,9 @@ GOOD = {
 }
 
 
-def ended(problem: str = "", sentences: Mapping[str, str] | None = None, **stages: StageResult) -> Ended:
+def ended(problem: str = "", sentences: Mapping[str, str] | None = None, why: str = "", **stages: StageResult) -> Ended:
     found = tuple({**GOOD, **stages}.values())
-    return Ended(RunResult("doctor", RUN, State.SUCCEEDED, None, 1.0, found), problem, sentences or {})
+    return Ended(RunResult("doctor", RUN, State.SUCCEEDED, None, 1.0, found, reason=why), problem, sentences or {})
 
 
 def test_everything_is_well() -> None:
@@ -217,6 +271,24 @@ def first(**results: object) -> dict[str, StageResult]:
             ["NoCredentialsError", "--env AWS_ENDPOINT_URL", "--secret"],
         ),
         (
+            ended(
+                'first cannot start: CreateContainerConfigError: secret "keys" not found.',
+                first=stage(FIRST, State.QUEUED),
+            ),
+            "first stage",
+            "missing",
+            ['secret "keys" not found', "namespace of the runs", "get secrets"],
+        ),
+        (
+            ended(
+                why='pods "a" is forbidden: serviceaccount "b" not found',
+                first=stage(FIRST, State.NOT_RUN, reason="was not run"),
+            ),
+            "first stage",
+            "missing",
+            ["The run failed: pods", 'serviceaccount "b" not found.'],
+        ),
+        (
             ended(second=stage(SECOND, State.FAILED, reason="failed with exit code 4")),
             "results between stages",
             "missing",
@@ -256,6 +328,11 @@ def test_rights_that_the_launcher_lacks_are_named(tmp_path: Path) -> None:
     log.write_text("torchx-kfp doctor: one\ntorchx-kfp doctor: the last.\nother\n")
     assert proof._sentence(stage("meet", State.FAILED, log_file=log)) == "the last"
     assert proof._sentence(stage("meet", State.FAILED, log_file=tmp_path / "none")) == ""
+    log.write_text("a\nsh: 1: python3: not found\n\n")
+    crashed = stage("meet", State.FAILED, reason="failed with exit code 127", log_file=log)
+    assert proof._sentence(crashed) == (
+        "the stage failed with exit code 127, and its log ends with 'sh: 1: python3: not found'"
+    )
 
 
 def test_a_second_run_that_is_not_cached() -> None:

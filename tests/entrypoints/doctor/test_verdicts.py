@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -37,3 +39,24 @@ def test_a_call_that_hangs_is_left_behind() -> None:
     assert within(30, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         within(30, lambda: 1 / 0)
+
+
+def test_after_ctrl_c_an_action_removes_what_it_has_made() -> None:
+    handled, removed = threading.Event(), list[int]()
+
+    def handle(number: int, frame: object) -> None:
+        handled.set()
+        raise KeyboardInterrupt
+
+    def action() -> None:
+        _thread.interrupt_main()
+        assert handled.wait(60)
+        removed.append(sum(range(2_000_000)))
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            within(60, action)
+        assert removed
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -5,7 +5,9 @@ Everything that is begun is in ``Made``, which removes it: at the end, after an 
 
 from __future__ import annotations
 
+import contextlib
 import random
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +30,7 @@ from torchx_kfp.entrypoints.doctor.probe_pipelines import (
 )
 from torchx_kfp.entrypoints.doctor.probe_program import SAYS
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict, guarded, missing, ok, said, skipped, warning, within
-from torchx_kfp.errors import HostAnswerLostError, HostError, TorchxKfpError, UnknownRunError
+from torchx_kfp.errors import HostAnswerLostError, HostError, HostNotFoundError, TorchxKfpError, UnknownRunError
 from torchx_kfp.execution.host.connection import V1BETA1
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.manifest import manifest_of
@@ -43,15 +45,21 @@ from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import ending_signals, raise_for_signal
 from torchx_kfp.tracking.recorder import Recorder
 
-#: Reasons of the kubelet for which waiting is in vain.
-_HOPELESS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
-#: Seconds for which a pod may have such a reason, seconds for a run that was ended, and for its files.
-_FORBEARANCE, _ENDING, _REMOVING = 20.0, 120.0, 60.0
+#: Reasons of the kubelet and the scheduler for which waiting is in vain.
+_HOPELESS = re.compile(
+    "ErrImagePull|ImagePullBackOff|InvalidImageName|ErrImageNeverPull|CreateContainerConfigError"
+    "|.*persistentvolumeclaim .* not found"
+)
+#: Seconds for which a pod may have such a reason: the kubelet pulls again after 10 and 30 s.
+_FORBEARANCE = 45.0
+#: Seconds for runs that were asked to end, for the files of a run, and until the host shows a run that it has taken.
+_ENDING, _REMOVING, _LOOKING = 120.0, 60.0, 15.0
 _IMAGE = "Give one with python3, fsspec and the driver of the storage: --image IMAGE."
 _CREDENTIALS = (
     "Give the pods the storage's address and credentials: --env AWS_ENDPOINT_URL=..., "
     "--secret AWS_ACCESS_KEY_ID:SECRET/KEY."
 )
+_NAMESPACE = "Secrets, and their keys, have to be in the namespace of the runs: kubectl -n NAMESPACE get secrets"
 
 
 @dataclass(frozen=True)
@@ -106,39 +114,60 @@ class Made:
         return run_id
 
     def remove(self) -> Iterator[Verdict]:
-        """Remove everything, and yield a verdict about what could not be removed, or one that all is gone."""
+        """Remove everything, and yield a verdict about what could not be removed, or one that all is gone.
+
+        What an interruption leaves is removed by the next call.
+        """
         left: list[str] = []
-        for name in self.lost:
+        while self.lost:
+            name = self.lost[0]
             try:
-                self.run_ids.append(self.host.find(name))
-            except UnknownRunError:
-                pass
-            except HostError as error:
-                left.append(f"perhaps a run named {name!r} ({said(error)})")
-        files = 0
-        for run_id in self.run_ids:
+                self.run_ids.append(self._find(name))
+            except (HostError, UnknownRunError) as error:
+                why = "it does not show one so far" if isinstance(error, UnknownRunError) else said(error)
+                left.append(f"perhaps a run named {name!r}, which the host may have taken ({why})")
+            self.lost.pop(0)
+        runs, files = len(self.run_ids), 0
+        for run_id in self.run_ids:  # all of them first: each takes the time that its pods may take
+            with contextlib.suppress(HostError):
+                self.host.terminate(run_id)
+        deadline = time.monotonic() + _ENDING
+        while self.run_ids:
+            run_id = self.run_ids[0]
             try:
-                self._end(run_id)
+                self._wait(run_id, deadline)
                 self.host.connection.delete(f"/apis/v2beta1/runs/{run_id}")
+            except HostNotFoundError:  # somebody has deleted it
+                pass
             except HostError as error:
                 left.append(f"the run {run_id} ({said(error)})")
             try:
                 files += within(_REMOVING, partial(self._remove_files, run_id))
             except Exception as error:  # of a driver of fsspec
                 left.append(f"files below {run_id} of the tracker base ({said(error)})")
+            self.run_ids.pop(0)
         if left:
             yield warning("cleaned up", f"Left over: {'; '.join(left)}.", "Delete it in KFP's UI, or in the storage.")
-        elif self.run_ids:
-            yield ok("cleaned up", f"{counted(len(self.run_ids), 'run')} and {counted(files, 'file')} are removed.")
+        elif runs:
+            yield ok("cleaned up", f"{counted(runs, 'run')} and {counted(files, 'file')} are removed.")
 
-    def _end(self, run_id: str) -> None:
-        """End a run that has not ended, so that its pods record nothing later."""
+    def _find(self, name: str) -> str:
+        """Return the id of a run that the host may be about to show. The errors are those of ``Host.find``."""
+        deadline = time.monotonic() + _LOOKING
+        while True:
+            try:
+                return self.host.find(name)
+            except UnknownRunError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(self.policy.shortest)
+
+    def _wait(self, run_id: str, deadline: float) -> None:
+        """Wait until a run has ended, so that its pods record nothing later."""
         run = HostRun(self.host.connection, run_id, policy=self.policy, say=lambda sentence: None, reads="none")
         try:
-            if run.read().is_running:
-                run.terminate()
-                for _ in run.follow(_ENDING):
-                    pass
+            for _ in run.follow(max(0.0, deadline - time.monotonic())):
+                pass
         except (TimeoutError, HostError):  # it is deleted anyway
             pass
         finally:
@@ -165,12 +194,16 @@ def prove(host: Host, wanted: Wanted) -> Iterator[Verdict]:
     with ending_signals(raise_for_signal):
         try:
             yield from guarded("runs", lambda: _proved(made, wanted))
+            yield from made.remove()
         except BaseException:
             wanted.say("Removing what was begun ...")
-            for verdict in made.remove():
-                wanted.say(str(verdict))
+            try:
+                for verdict in made.remove():
+                    wanted.say(str(verdict))
+            except (KeyboardInterrupt, SystemExit):
+                wanted.say(f"Left over: {', '.join([*made.lost, *made.run_ids])}, and what these runs record.")
+                raise
             raise
-        yield from made.remove()
 
 
 def _proved(made: Made, wanted: Wanted) -> Iterator[Verdict]:
@@ -229,11 +262,13 @@ class Ended:
         """Say why a stage has not succeeded."""
         stage = self.stage(name)
         sentence = self.sentences.get(name) or f"The stage {stage.reason or f'is {stage.state}'}"
+        if stage.state is State.NOT_RUN and self.result.reason:  # such as a service account that does not exist
+            sentence = f"The run failed: {self.result.reason}".rstrip(".")
         return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _wait(host: Host, run_id: str, wanted: Wanted) -> Ended:
-    """Wait for the end of a run, but not for a pod whose image cannot be pulled."""
+    """Wait for the end of a run, but not for a pod that cannot start."""
     run = HostRun(host.connection, run_id, policy=wanted.policy, say=wanted.say, named=[wanted.base])
     problem = ""
     stuck_since: float | None = None
@@ -242,7 +277,7 @@ def _wait(host: Host, run_id: str, wanted: Wanted) -> Ended:
         while True:
             record = run.look()
             stuck = [stage for stage in record.run.stages if stage.is_stuck]
-            hopeless = [stage for stage in stuck if stage.reason.startswith(_HOPELESS)]
+            hopeless = [stage for stage in stuck if _HOPELESS.match(stage.reason)]
             now = time.monotonic()
             stuck_since = (stuck_since or now) if hopeless else None
             if not record.is_running:
@@ -253,6 +288,8 @@ def _wait(host: Host, run_id: str, wanted: Wanted) -> Ended:
                 break
             time.sleep(min(run.interval, max(0.0, deadline - now)))
         result = record.run.result()
+        if not result.stages and not problem:  # of a host without v1beta1
+            problem = " ".join(record.corrupt) or f"The host names no stage of the run, which is {result.state}."
         failed = [stage for stage in result.stages if stage.log_file is not None]
         run.fetch([stage.name for stage in failed])
         return Ended(result, problem, {stage.name: text for stage in failed if (text := _sentence(stage))})
@@ -261,7 +298,7 @@ def _wait(host: Host, run_id: str, wanted: Wanted) -> Ended:
 
 
 def _sentence(stage: StageResult) -> str:
-    """Return the last line of a stage's log that is for the doctor, or that names missing rights."""
+    """Return the last line of a stage's log that is for the doctor or names missing rights, else its very last one."""
     try:
         assert stage.log_file is not None
         lines = stage.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -270,7 +307,9 @@ def _sentence(stage: StageResult) -> str:
     for line in reversed(lines):
         if SAYS in line or "torchx-kfp rbac" in line:
             return shorten(printable(line.rpartition(SAYS)[2].strip().rstrip(".")), 600)
-    return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    why = stage.reason or f"is {stage.state}"
+    return f"the stage {why}, and its log ends with {shorten(printable(last), 300)!r}" if last else ""
 
 
 def judge_stages(run: Ended, base: str) -> Iterator[Verdict]:
@@ -300,6 +339,8 @@ def _way_out(stage: StageResult, run: Ended) -> str:
     said_so = f"{run.sentences.get(stage.name, '')} {run.problem} {stage.reason}"
     if "image lacks" in said_so or stage.exit_code == 127 or "Image" in said_so or "python3" in said_so:
         return _IMAGE
+    if "CreateContainerConfigError" in said_so:
+        return _NAMESPACE
     return _CREDENTIALS if "tracker base" in said_so else ""
 
 
@@ -379,6 +420,8 @@ def _meet(made: Made, wanted: Wanted) -> Iterator[Verdict]:
 
 
 def _root(host: Host, run_id: str) -> Iterator[Verdict]:
-    root = artifacts_root(manifest_of(host.connection.get(f"{V1BETA1}/runs/{run_id}")), run_id)
+    root = ""
+    with contextlib.suppress(HostNotFoundError):  # a host without v1beta1
+        root = artifacts_root(manifest_of(host.connection.get(f"{V1BETA1}/runs/{run_id}")), run_id)
     if root:
         yield ok("pipeline root", f"{root}, as the run has it.")

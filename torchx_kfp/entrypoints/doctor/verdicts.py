@@ -14,6 +14,8 @@ from torchx_kfp.errors import TorchxKfpError
 T = TypeVar("T")
 #: How many characters of an error's message are shown.
 _LONGEST = 900
+#: Seconds that an action still has after Ctrl-C.
+_SETTLING = 5.0
 
 
 class Level(Enum):
@@ -94,8 +96,13 @@ def within(seconds: float, action: Callable[[], T]) -> T:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="torchx-kfp-doctor", daemon=True)
-    thread.start()
-    thread.join(seconds)
+    try:
+        thread.start()
+        thread.join(seconds)
+    except BaseException:  # a signal: the action may be about to remove what it has made
+        if thread.is_alive():
+            thread.join(min(seconds, _SETTLING))
+        raise
     if errors:
         raise errors[0]
     if not values:
