@@ -108,6 +108,8 @@ def test_a_tag_of_runs_on_this_machine_only(project: Path, call: Call, monkeypat
         (["run", "train.py:train", "--tracker-base", "base", "--tag", "a=1", "--tag", "a=2"], ["'a'", "twice"]),
         (["run", "train.py:train", "--tracker-base", "base", "--tag", "a="], ["'a'", "a=VALUE"]),
         (["tag", "latest", "my-team=a"], ["'my-team=a'", "NAME=VALUE"]),
+        (["tag", "latest", "final"], ["'final' is not a tag", "NAME=VALUE", "Nor is 'latest' the tracker base"]),
+        (["tag", "base", "latest", "final"], ["'final' is not a tag", "final=yes"]),
         (["results", "base", "--where", 'tag.teem == "a"'], ["'teem'", "'team'"]),
         (["runs", "--tag", "teem=a"], ["'teem'", "'team'"]),
     ],

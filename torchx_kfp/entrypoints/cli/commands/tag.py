@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import locate
+from torchx_kfp.entrypoints.cli.resolver import is_base, locate
 from torchx_kfp.entrypoints.cli.selection import facts_of, open_recorder
 
 
@@ -30,6 +32,12 @@ def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags
     from torchx_kfp.tracking.store import pipeline_run
 
     runs = [word for word in words if "=" not in word or "://" in word]
+    least = 2 if runs and (is_base(runs[0], flags) or os.path.exists(runs[0])) else 1
+    for word in runs[least:]:
+        raise click.UsageError(
+            f"{word!r} is not a tag: write NAME=VALUE, such as {word}=yes."
+            + ("" if least == 2 else f" Nor is {runs[0]!r} the tracker base of a run {runs[1]!r}.")
+        )
     tags = parse_tags(word for word in words if word not in runs)
     [located] = locate(runs, output_dir, flags)
     recorder = open_recorder(located.base)
