@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from torchx_kfp.common.text import did_you_mean, parse_duration, parse_size
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
-from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Setting, Submission, flag
+from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Setting, Submission, flag, variable
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
 Decorator = Callable[[Any], Any]
@@ -137,6 +137,11 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     def read(values: dict[str, Any]) -> Flags:
         values["verify_ssl"] = False if values["verify_ssl"] else None
+        for name in [name for name, value in values.items() if value == ""]:
+            # A variable of a shell that is not set would mean another host, or another namespace.
+            raise click.UsageError(
+                f"{flag(name)} is empty. Leave it out for the value of {variable(name)}, or of the settings file."
+            )
         return {name: value for name, value in values.items() if value is not None}
 
     return _with_settings(command, FLAGS, "flags", read)

@@ -81,8 +81,8 @@ def _refuse_empty(ctx: click.Context, param: click.Parameter, value: str | None)
     multiple=True,
     help="Only runs with this tag under their tracker bases. May be given several times.",
 )
-@click.option("--archive", "change", flag_value="archive", help="Archive the listed runs of the host.")
-@click.option("--delete", "change", flag_value="delete", help="Delete the listed runs of the host; results are kept.")
+@click.option("--archive", is_flag=True, help="Archive the listed runs of the host.")
+@click.option("--delete", is_flag=True, help="Delete the listed runs of the host; results are kept.")
 @click.option("--yes", is_flag=True, help="Do not ask before runs are archived or deleted.")
 @output_dir_option
 @format_option("table", "json")
@@ -90,7 +90,8 @@ def _refuse_empty(ctx: click.Context, param: click.Parameter, value: str | None)
 def runs_command(
     limit: int,
     is_unlimited: bool,
-    change: str | None,
+    archive: bool,
+    delete: bool,
     yes: bool,
     tag_words: tuple[str, ...],
     output_dir: str,
@@ -112,11 +113,13 @@ def runs_command(
     torchx-kfp runs --host https://kfp.example.com --all \\
         --state failed --older-than 30d --delete
     """
+    if archive and delete:
+        raise click.UsageError("--archive and --delete contradict each other. Give only one of them.")
     where = _filter(flags, **words)
     most = None if is_unlimited else limit
     tags = read_tags(tag_words)
-    if change is not None:
-        _change(flags, where, most, tags, change, yes=yes, form=form)
+    if archive or delete:
+        _change(flags, where, most, tags, "archive" if archive else "delete", yes=yes, form=form)
         return
     if yes:
         raise click.UsageError("--yes is for --archive and --delete.")
