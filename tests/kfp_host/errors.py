@@ -6,12 +6,15 @@ from typing import Any
 
 
 class Refused(Exception):
-    """A request is answered with an error; ``code`` is gRPC's, and ``cause`` its innermost part."""
+    """A request is answered with an error; ``code`` is gRPC's, and ``cause`` its innermost part.
+
+    ``answer`` is a JSON object, or text.
+    """
 
     def __init__(self, status: int, code: int, message: str, cause: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.answer: dict[str, Any] = {"code": code, "message": message}
+        self.answer: Any = {"code": code, "message": message}
         if cause is not None:
             detail = {"@type": "type.googleapis.com/google.rpc.Status", "code": code, "message": cause}
             self.answer["details"] = [detail]

@@ -40,6 +40,8 @@ class Pipelines:
 
     def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return a new pipeline without versions."""
+        if too_long := _too_long("Pipeline", body["name"], 128):
+            raise Refused(400, 3, f"Failed to create a pipeline: Invalid input error: {too_long}", too_long)
         if any(each["name"] == body["name"] for each in self.by_id.values()):
             cause = f"The name {body['name']} already exist. Please specify a new name"
             raise Refused(409, 6, f"Failed to create a pipeline: Already exist error: {cause}", cause)
@@ -65,6 +67,11 @@ class Pipelines:
     def upload(self, query: Mapping[str, str], text: str) -> dict[str, Any]:
         """Return a new version, which is in the text of a file."""
         versions = self.versions_of(query["pipelineid"])
+        if too_long := _too_long("PipelineVersion", query["name"], 127):
+            refused = Refused(400, 3, "")
+            # Go's ``http.Error``: plain text.
+            refused.answer = f"Invalid input error: {too_long}\n"
+            raise refused
         documents = [each for each in yaml.safe_load_all(text) if each]
         try:
             pipeline_from_documents(documents, "pipeline_spec")
@@ -83,6 +90,11 @@ class Pipelines:
             "pipeline_spec": spec,
         }
         return versions[identity]
+
+
+def _too_long(kind: str, name: str, most: int) -> str:
+    """Return the error for a name of too many bytes (``validation/length.go``); empty for others."""
+    return f"{kind}.Name length cannot exceed {most}" if len(name.encode()) > most else ""
 
 
 def _refused(status: int) -> Refused:

@@ -96,16 +96,16 @@ class StoredPipelines:
             PipelineFileError: it is not a pipeline of KFP v2.
             HostError: the host does not answer.
         """
-        pipeline, version = name, ""
+        pipeline, version, needs_version = name, "", False
         if not (found := self._pipeline_id(name, shared=True)) and "@" in name:
             pipeline, _, version = name.rpartition("@")
-            found = self._pipeline_id(pipeline, shared=True)
+            found, needs_version = self._pipeline_id(pipeline, shared=True), True
         if not found:
             raise self._host.unknown("pipeline", pipeline, _names(self._host.objects(_PIPELINES, "pipelines")))
-        answer = self._version(found, version)
+        answer = {} if needs_version and not version else self._version(found, version)
         if not answer:
             versions = _names(self._versions(found))
-            which = f"version {version!r}" if version else "version"
+            which = f"version {version!r}" if needs_version else "version"
             raise ArgumentError(
                 f"The pipeline {pipeline!r} on {self._connection.name} has no {which}."
                 f"{did_you_mean(version, versions)} Versions: {listed(map(printable, versions)) or 'none'}."
