@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kfp_host.answers import Record, shown_time
-from tests.kfp_host.argo import Naming
+from tests.kfp_host.argo import LETTERS, Naming
 from tests.kfp_host.errors import Refused, no_experiment, no_run
 from tests.kfp_host.lists import page_of
 from tests.kfp_host.pipelines import Pipelines
@@ -25,7 +25,6 @@ from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import safe_name
 
 _ID = "[^/:]+"
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class Api:
@@ -75,20 +74,19 @@ class Api:
             spec: the pipeline as the request has it.
             of_record: other fields of its record.
         """
-        workflow = f"{safe_name(pipeline.name).lower()}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+        workflow = f"{safe_name(pipeline.name).lower()}-{''.join(secrets.choice(LETTERS) for _ in range(5))}"
         is_old = self._version == "2.14"
         now = time.time()
         default = next(iter(self._experiments))
         record = Record(
             run_id=str(uuid.uuid4()),
-            workflow=workflow,
             pipeline_spec=spec,
             created=now,
             history=[("PENDING", now)],
             is_old=is_old,
-            **{"experiment_id": default, "display_name": pipeline.name, **of_record},
+            **{"experiment_id": default, "display_name": pipeline.name, "workflow": workflow, **of_record},
         )
-        run = make(record, pipeline, Naming(workflow, defaults=not is_old), stateless=2 if is_old else 0)
+        run = make(record, pipeline, Naming(record.workflow, defaults=not is_old), stateless=2 if is_old else 0)
         with self._lock:
             self.runs[record.run_id] = run
             self._experiments[record.experiment_id]["last_run_created_at"] = shown_time(now)
@@ -130,41 +128,54 @@ class Api:
 
     def _make_run(self, body: Any, experiment: str, **of_record: Any) -> LocalRun:
         """Add the run that a request describes, which does not run yet."""
-        if reference := body.get("pipeline_version_reference"):
-            spec = self.pipelines.find_version(reference["pipeline_id"], reference["pipeline_version_id"])[
-                "pipeline_spec"
-            ]
-            of_record["reference"] = reference
-        else:
-            spec = body.get("pipeline_spec")
-        if spec is None:
-            raise Refused(400, 3, "Failed to create a new run: the test's host needs a pipeline")
-        documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
-        if experiment not in self._experiments:
-            raise no_experiment(experiment)
+        pipeline, spec = self._pipeline_of(body, experiment, "Failed to create a new run: ")
         if not body.get("display_name"):
             cause = "The run name is empty. Please specify a valid name"
             raise Refused(400, 3, f"Failed to create a new run: Invalid input error: {cause}", cause)
-        try:
-            pipeline = pipeline_from_documents([each for each in documents if each], "pipeline_spec")
-        except TorchxKfpError:
-            raise Refused(500, 13, _BROKEN, "Internal Server Error") from None
-        config = {name: value for name, value in (body.get("runtime_config") or {}).items() if value}
-        arguments = config.get("parameters", {})
-        _verify_arguments(pipeline, arguments)
         run = self.add_run(
             LocalRun,
             pipeline,
             spec,
-            display_name=body["display_name"],
-            description=body.get("description", ""),
-            experiment_id=experiment,
-            runtime_config=config or None,
-            service_account=body.get("service_account") or "pipeline-runner",
-            **of_record,
+            **{
+                "display_name": body["display_name"],
+                "description": body.get("description", ""),
+                "experiment_id": experiment,
+                "reference": body.get("pipeline_version_reference"),
+                "runtime_config": _given(body.get("runtime_config")) or None,
+                "service_account": body.get("service_account") or "pipeline-runner",
+                **of_record,
+            },
         )
         assert isinstance(run, LocalRun)
         return run
+
+    def _pipeline_of(self, body: Any, experiment: str, before: str) -> tuple[Pipeline, Any]:
+        """Return the pipeline in a request for a run, or for a recurring run, and its specification.
+
+        Args:
+            body: the request.
+            experiment: the id of its experiment.
+            before: how errors begin.
+
+        Raises:
+            Refused: there is no such experiment, the pipeline is broken, or its arguments do not fit.
+        """
+        if reference := body.get("pipeline_version_reference"):
+            version = self.pipelines.find_version(reference["pipeline_id"], reference["pipeline_version_id"])
+            spec = version["pipeline_spec"]
+        else:
+            spec = body.get("pipeline_spec")
+        if spec is None:
+            raise Refused(400, 3, f"{before}the test's host needs a pipeline")
+        documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
+        if experiment not in self._experiments:
+            raise no_experiment(experiment)
+        try:
+            pipeline = pipeline_from_documents([each for each in documents if each], "pipeline_spec")
+        except TorchxKfpError:
+            raise Refused(500, 13, f"{before}{_BROKEN}", "Internal Server Error") from None
+        _verify_arguments(pipeline, _given(body.get("runtime_config")).get("parameters", {}), before)
+        return pipeline, spec
 
     def _terminate(self, run_id: str, **_: Any) -> Any:
         run = self._find(run_id)
@@ -238,9 +249,16 @@ class Api:
                 due = recurring.take_due(running, self.clock.now())
                 if due is None:
                     break
-                name = f"{safe_name(recurring.body['display_name']).lower()[:25]}-{recurring.number}"
-                made = {"recurring_run_id": recurring.identity, "scheduled": due}
-                self._begin(self._make_run({**recurring.body, "display_name": name}, recurring.experiment, **made))
+                made = {
+                    "recurring_run_id": recurring.identity,
+                    "scheduled": due,
+                    "workflow": recurring.workflow,
+                    "display_name": recurring.workflow,
+                    # KFP does not hand these on to the record of the run.
+                    "description": "",
+                    "service_account": "",
+                }
+                self._begin(self._make_run(recurring.body, recurring.experiment, **made))
 
     def _find_recurring(self, identity: str) -> RecurringRun:
         if identity not in self.recurring:
@@ -255,7 +273,8 @@ class Api:
 
     def _create_recurring(self, *, body: Any, **_: Any) -> Any:
         experiment = body.get("experiment_id") or next(iter(self._experiments))
-        made = RecurringRun.of(body, experiment, self.clock.now())
+        made = RecurringRun.of(body, experiment, self.clock.now(), is_old=self._version == "2.14")
+        self._pipeline_of(body, experiment, "Failed to create a recurring run: ")
         self.recurring[made.identity] = made
         return made.describe()
 
@@ -270,8 +289,12 @@ class Api:
         self._find_recurring(identity).is_enabled = False
         return {}
 
-    def _delete_recurring(self, identity: str, **_: Any) -> Any:
+    def _delete_recurring(self, identity: str, *, query: Mapping[str, str], **_: Any) -> Any:
         self._find_recurring(identity)
+        if query.get("propagation_policy") != "ORPHAN" or self._version == "2.14":
+            # Kubernetes deletes the workflows of its runs, too.
+            for run in [run for run in self.runs.values() if run.record.recurring_run_id == identity]:
+                run.terminate()
         del self.recurring[identity]
         return {}
 
@@ -331,14 +354,18 @@ _ROUTES = [
     ("GET", f"/apis/v1alpha1/runs/({_ID})/nodes/({_ID})/log", "_log"),
 ]
 _BROKEN = (
-    "Failed to create a new run: InternalServerError: Failed to create a run due to error fetching manifest: Failed "
+    "InternalServerError: Failed to create a run due to error fetching manifest: Failed "
     "to fetch a template with an invalid pipeline spec manifest: InvalidInputError: unknown template format: pipeline "
     "spec is invalid"
 )
 
 
-def _verify_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> None:
-    before = "Failed to create a new run: Failed to generate the ExecutionSpec: invalid pipeline job inputs: "
+def _given(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (config or {}).items() if value}
+
+
+def _verify_arguments(pipeline: Pipeline, arguments: Mapping[str, Any], before: str) -> None:
+    before += "Failed to generate the ExecutionSpec: invalid pipeline job inputs: "
     for name, parameter in pipeline.root.inputs.items():
         if name not in arguments and not parameter.has_default and not parameter.optional:
             cause = f"parameter {name} is not optional, yet has neither default value nor user provided value"

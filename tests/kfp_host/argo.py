@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 #: Argo's limit of the length of a pod's name, and the part that its hash may take.
 _LONGEST, _HASH = 253, 10
+#: The characters with which Kubernetes completes the names of objects.
+LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
 @dataclass(frozen=True)

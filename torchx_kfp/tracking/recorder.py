@@ -36,7 +36,7 @@ from torchx_kfp.tracking.statements import (
     stated_runs,
 )
 from torchx_kfp.tracking.steps import STEPS, Curve, History, Point
-from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, key_text, run_id_parts
+from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, key_text, pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
 
@@ -114,6 +114,21 @@ class Recorder(FsspecResultTracker):
     def add_schedule(self, schedule: str, code: Sequence[Code]) -> None:
         """Record the code that travels with all runs of a schedule: ``gc`` keeps it."""
         SCHEDULE_FACTS.add(self.store, schedule, {CODE: encode_code(code)}, f"code of the schedule {schedule!r}")
+
+    def end_schedule(self, schedule: str, runs: Mapping[str, bool]) -> None:
+        """Hand the code of a schedule that was deleted over to its runs: ``gc`` removes it with the last of them.
+
+        Args:
+            schedule: the id of the schedule.
+            runs: the ids of its runs, each with whether it goes on. Those that are over and have no records are left
+                out.
+        """
+        code = SCHEDULE_FACTS.read(self.store, schedule).get(CODE)
+        if code:
+            known = {pipeline_run(key) for key in (*self.keys(), *self.run_ids())}
+            for run in [run for run, goes_on in runs.items() if goes_on or run in known]:
+                self.add_start(run, code, {})
+        SCHEDULE_FACTS.remove(self.store, schedule)
 
     def code_of(self, runs: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, list[Code]]:
         """Return the code of each pipeline run that had any."""

@@ -79,6 +79,10 @@ class StatementKind(Generic[S, T]):
         """
         store.write(f"{self._folder_of(run_id)}/{name or time_name()}", encode_json(content, what))
 
+    def remove(self, store: Store, run_id: str) -> None:
+        """Remove all statements about a run."""
+        list(store.each(store.remove, self._keys(store, [run_id])))
+
     def read(self, store: Store, run_id: str) -> T:
         """Return the joined statements about a run."""
         found = self.read_many(store, [run_id])

@@ -106,13 +106,31 @@ def test_times_of_a_timing() -> None:
     cron = Timing("0 3 * * *", start=utc("2026-12-01 12:00:00"), end=utc("2026-12-03 12:00:00"))
     created = utc("2026-11-23 00:00:00")
     assert text_of(cron.next(created)) == "2026-12-02 03:00:00"
-    assert text_of(cron.next_from(created, utc("2026-12-02 03:00:00"))) == "2026-12-02 03:00:00"
-    assert text_of(cron.next_from(created, utc("2026-12-02 03:00:01"))) == "2026-12-03 03:00:00"
-    assert cron.next_from(created, utc("2026-12-03 03:00:01")) is None
     every = Timing(every=3600)
     assert text_of(every.next(created)) == "2026-11-23 01:00:00"
-    assert text_of(every.next_from(created, created + 5 * 3600 + 1)) == "2026-11-23 06:00:00"
-    assert text_of(every.next_from(created, created - 5)) == "2026-11-23 01:00:00"
+
+
+@pytest.mark.parametrize(
+    ("timing", "now", "due"),
+    [
+        (Timing("0 3 * * *"), "2026-11-22 23:00:00", "2026-11-23 03:00:00"),
+        (Timing("0 3 * * *"), "2026-11-23 03:00:00", "2026-11-23 03:00:00"),
+        (Timing("0 3 * * *"), "2026-11-26 02:59:59", "2026-11-25 03:00:00"),
+        (Timing("0 3 * * *", end=utc("2026-11-24 12:00:00")), "2026-12-26 00:00:00", "2026-11-24 03:00:00"),
+        (Timing("0 3 * * *", end=utc("2026-11-23 02:00:00")), "2026-11-23 00:00:00", ""),
+        (Timing("0 3 * * *", catchup=True), "2026-11-26 02:59:59", "2026-11-23 03:00:00"),
+        (Timing("* * * * *"), "2031-11-26 00:00:30", "2031-11-26 00:00:00"),
+        (Timing("* * * * *", end=utc("2031-11-26 00:00:30")), "2031-12-01 00:00:00", "2031-11-26 00:00:00"),
+        # The late run of an interval moves the next ones.
+        (Timing(every=3600), "2026-11-23 01:59:59", "2026-11-23 01:00:00"),
+        (Timing(every=3600), "2026-11-23 05:00:07", "2026-11-23 05:00:07"),
+        (Timing(every=3600, end=utc("2026-11-23 04:30:00")), "2026-11-23 05:00:07", "2026-11-23 04:30:00"),
+        (Timing(every=3600, catchup=True), "2026-11-23 05:00:07", "2026-11-23 01:00:00"),
+    ],
+)
+def test_runs_that_were_missed(timing: Timing, now: str, due: str) -> None:
+    found = timing.due(utc("2026-11-23 00:00:00"), utc(now))
+    assert (found and text_of(found)) == (due or None)
 
 
 @pytest.mark.parametrize(

@@ -121,13 +121,20 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert (listed(program), program("schedules").stderr) == ({}, f"There are no schedules on {kfp_host.url}.\n")
     kfp_host.advance(_HOUR)
     runs_of(kfp_host, number=5)
+    # A new schedule with this name has its own runs only.
+    assert program(*words, "--every", "1h", "--name", "hourly").returncode == 0
+    kfp_host.advance(_HOUR)
+    [*_, first] = runs_of(kfp_host, number=6)
+    found = json.loads(program("results", "--schedule", "hourly", "--format", "json").stdout)
+    assert [key.partition("/")[0] for key in found] == [first["run_id"]]
 
 
 def test_a_cron_expression_has_seconds_on_kfp(kfp_host: KfpHost, program: Program) -> None:
     times = ("--start", "2020-01-01", "--end", "2020-01-05T12:00Z", "--max-runs", "2", "--catchup")
     done = program("submit", "count.yaml", "--cron", "0 3 * * 1-5", *times)
     assert done.returncode == 0, done.stderr
-    assert re.search(says("'0 0 3 * * 1-5'", "seconds first, in UTC", "--no-cache avoids that"), done.stderr)
+    facts = ["'0 0 3 * * 1-5'", "seconds first, in UTC", "starts at once", "--no-cache avoids that"]
+    assert re.search(says(*facts), done.stderr)
     sent = get(kfp_host, f"{_SCHEDULES}/{done.stdout.strip()}")
     assert sent["trigger"] == {
         "cron_schedule": {
@@ -159,10 +166,63 @@ def test_schedules_from_python(kfp_host: KfpHost, program: Program) -> None:
     kfp_host.advance(_HOUR)
     [run] = runs_of(kfp_host, number=1)
     assert [each.run_id for each in host.list(schedules.runs_of(made))] == [run["run_id"]]
-    assert [each.name for each in host.list(RunFilter(name="mine"))] == ["mine-1"]
+    [name] = [each.name for each in host.list(RunFilter(name="mine"))]
+    assert re.fullmatch(r"mine\w{5}-1-\d+", name), "KFP names a run after the object of its schedule"
     schedules.pause(made)
     assert schedules.find(made.schedule_id).is_paused
     schedules.delete(made)
+
+
+def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program: Program) -> None:
+    base = str(program.folder / "base")
+    text = (program.folder / "count.yaml").read_text()
+    parameter = "      tracker_base:\n        parameterType: STRING\n      word"
+    assert parameter in text
+    named = parameter.replace("STRING", f"STRING\n        defaultValue: {base}\n        isOptional: true")
+    (program.folder / "named.yaml").write_text(text.replace(parameter, named))
+    assert program("upload", "named.yaml", "--name", "named").returncode == 0
+    for words in (("named.yaml",), ("--pipeline", "named")):
+        name = words[-1]
+        made = program("submit", *words, "--every", "1h", "--no-cache", "--name", name, TORCHX_KFP_TRACKER_BASE="")
+        assert made.returncode == 0, made.stderr
+    for number in (2, 4):
+        kfp_host.advance(_HOUR)
+        runs = runs_of(kfp_host, number=number)
+    assert all("parameters" not in run.get("runtime_config", {}) for run in runs)
+    for name in ("named.yaml", "named"):
+        found = program("results", "--schedule", name, "--format", "json")
+        assert len(json.loads(found.stdout)) == 2, found.stderr
+    for run in runs[:2]:
+        page = program("report", run["run_id"], "-o", "-").stdout
+        assert 'id="past"' in page
+
+
+def test_old_versions_ignore_the_service_account(kfp_host: KfpHost, program: Program) -> None:
+    words = ("submit", "count.yaml", "--every", "1h", "--service-account", "mine")
+    assert "Warning" not in program(*words).stderr
+    arguments = {"tracker_base": str(program.folder / "base")}
+    with KfpHost(program.folder / "old", version="2.14") as old:
+        warned = program(*words, TORCHX_KFP_HOST=old.url)
+        assert re.search(says("Warning", "'mine'", "'pipeline-runner'", "before 2.17"), warned.stderr)
+        with pytest.warns(UserWarning, match="KFP ignores the service account 'own'"):
+            schedule(
+                str(program.folder / "count.yaml"),
+                arguments,
+                every=_HOUR,
+                name="own",
+                service_account="own",
+                host=old.url,
+            )
+
+
+def test_runs_in_progress_survive_their_schedule(kfp_host: KfpHost, program: Program) -> None:
+    slow = (program.folder / "count.yaml").read_text().replace("import os, sys", "import os, sys, time; time.sleep(5)")
+    (program.folder / "slow.yaml").write_text(slow)
+    program("submit", "slow.yaml", "--every", "1h")
+    kfp_host.advance(_HOUR)
+    get(kfp_host, "/apis/v2beta1/runs")
+    assert program("schedules", "delete", "count").returncode == 0
+    assert [run["state"] for run in runs_of(kfp_host, number=1)] == ["SUCCEEDED"]
 
 
 def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
@@ -178,6 +238,7 @@ def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
         (*submit, "--every", "1000000000000d"): ["at most 100 years"],
         (*submit, "--every", "6h", "--end", "2020-01-01"): ["no run", "--end"],
         (*submit, "--every", "6h", "-p", "wrod=x"): ["'wrod'", "'word'"],
+        (*submit, "--every", "6h", "--name", "Ä-1"): ["'Ä-1'", "begin with '-'", "--name"],
         ("schedules", "pause"): ["Missing argument 'NAME'"],
         ("schedules", "stop", "x"): ["'stop'", "'pause'"],
         ("schedules", "pause", "nightly"): ["no schedule 'nightly'", kfp_host.url, "Schedules: none"],

@@ -59,7 +59,7 @@ def test_a_local_run_starts_with_the_code(code: Path, arguments: dict[str, str])
     }
 
 
-def test_a_run_on_a_host_starts_with_the_code(code: Path) -> None:
+def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = code.parent / "mounted"
 
     @dsl.pipeline(name="mounted")
@@ -73,15 +73,29 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path) -> None:
         base.mkdir()
         run = host.submit(mounted, {"tracker_base": str(base)}, workspace="code", host=kfp_host.url)
         run.wait(timeout=120).raise_for_failure()
+        assert recorded(base) == [{"here": 7}]
+        recorder = Recorder.open(str(base))
+        [[found]] = recorder.code_of([run.run_id]).values()
+        assert found.files == 1
         made = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
-    # What a schedule will use is not removed with old runs.
-    [[of_schedule]] = [
-        facts["code"] for facts in SCHEDULE_FACTS.read_many(Recorder.open(str(base)).store, [made.schedule_id]).values()
-    ]
-    assert of_schedule.files == 1
-    assert recorded(base) == [{"here": 7}]
-    [[found]] = Recorder.open(str(base)).code_of([run.run_id]).values()
-    assert found.files == 1
+        # What a schedule will use is not removed with old runs.
+        [facts] = SCHEDULE_FACTS.read_many(recorder.store).values()
+        assert facts["code"] == [found]
+        # Once it is deleted, its runs keep the code; KFP has told nobody here when they began.
+        kfp_host.advance(3600)
+        monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", str(base))
+        there = host.connect(host=kfp_host.url)
+        schedules = host.Schedules(there)
+        [fired] = [each.run_id for each in there.list(schedules.runs_of(made))]
+        host.attach(fired, host=kfp_host.url).wait(timeout=120)
+        recorder[f"{fired}/app/1"] = {"loss": 0.5}
+        schedules.delete(made)
+        assert SCHEDULE_FACTS.read_many(recorder.store) == {}
+        assert recorder.code_of([fired]) == {fired: [found]}
+        unread = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
+        monkeypatch.delenv("TORCHX_KFP_TRACKER_BASE")
+        with pytest.warns(UserWarning, match=says("code of the schedule stays", str(base), "TORCHX_KFP_TRACKER_BASE")):
+            host.Schedules(host.connect(host=kfp_host.url)).delete(unread)
 
 
 def own(folders: Any, module: str = "app", name: str = "app", **role: Any) -> AppDef:

@@ -17,6 +17,7 @@ from torchx_kfp.entrypoints.cli.selection import last_attempts
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.execution.host.recurring import Schedule
+    from torchx_kfp.execution.host.settings import Submission
     from torchx_kfp.tracking.recorder import Recorder
 
 
@@ -83,16 +84,20 @@ def schedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
-def say_created(schedule: Schedule, words: list[str], *, cached: bool, quiet: bool, as_json: bool) -> None:
+def say_created(schedule: Schedule, submission: Submission, words: list[str], *, quiet: bool, as_json: bool) -> None:
     """Print a new schedule: its id on stdout, and how KFP understands it on stderr.
 
     Args:
         schedule: the schedule.
+        submission: the options of its runs.
         words: the options with which commands find its host.
-        cached: whether its runs use KFP's cache.
         quiet: whether to print the id only.
         as_json: whether to print JSON instead.
     """
+    from torchx_kfp.execution.host.recurring import account_problem
+
+    if problem := account_problem(schedule, submission.service_account):
+        print_message(f"Warning: {problem}")
     if as_json:
         print_json(as_dict(schedule))
         return
@@ -102,8 +107,11 @@ def say_created(schedule: Schedule, words: list[str], *, cached: bool, quiet: bo
     if schedule.timing is not None and schedule.timing.expression:
         print_message(f"KFP gets the expression {schedule.timing.expression!r}: with seconds first, in UTC.")
     if (first := schedule.next()) is not None:
-        print_message(f"The first run is due at {at(first)}.")
-    if cached:
+        is_late = first <= time.time()
+        print_message(
+            "The first run starts at once: its time has passed." if is_late else f"The first run is due at {at(first)}."
+        )
+    if submission.cache:
         print_message(
             "KFP takes a stage from its cache if its inputs are those of an earlier run; --no-cache avoids that."
         )
@@ -135,7 +143,7 @@ def as_dict(schedule: Schedule, last: float | None = None) -> dict[str, Any]:
     return {
         "schedule": schedule.schedule_id,
         "name": schedule.name,
-        "state": schedule.state(),
+        "state": schedule.state(last),
         "cron": (timing.cron or None) if timing else None,
         "every": timing.every if timing else None,
         "start": timing.start if timing else None,

@@ -172,9 +172,9 @@ class Connection:
         body = RequestBody(*urllib3.encode_multipart_formdata({"uploadfile": (file_name, content)}))
         return self._request("POST", path, query, body).json()
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, **query: object) -> None:
         """Delete what is at a path. The errors are those of ``get``."""
-        self._request("DELETE", path, {})
+        self._request("DELETE", path, query)
 
     def content(self, path: str) -> bytes:
         """Return what is at a path that does not have JSON, such as a log. The errors are those of ``get``."""

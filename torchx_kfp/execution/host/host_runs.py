@@ -24,7 +24,7 @@ from torchx_kfp.errors import (
     HostNotFoundError,
     UnknownRunError,
 )
-from torchx_kfp.execution.host.answers import refuse_run_id, text
+from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
 from torchx_kfp.execution.host.listing import NEWEST_FIRST, PAGE, named, objects
 from torchx_kfp.execution.host.run_filter import RunFilter
@@ -74,7 +74,7 @@ class RunSummary:
     is_archived: bool = False
     schedule_id: str = ""
     scheduled: float = 0.0
-    #: The run's argument for the tracker base.
+    #: The run's argument for the tracker base, or the default in its pipeline.
     tracker_base: str = ""
     #: The id of the run that it resumes, if any.
     resumes: str = ""
@@ -335,7 +335,7 @@ class Host:
             is_archived=_is_archived(run),
             schedule_id=text(run.get("recurring_run_id")),
             scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
-            tracker_base=_tracker_base(run),
+            tracker_base=tracker_base_of(run),
             resumes=resumed_by(text(run.get("description"))),
         )
 
@@ -384,19 +384,24 @@ def _is_archived(run: Mapping[str, Any]) -> bool:
     return run.get("storage_state") == "ARCHIVED"
 
 
-def _tracker_base(run: Mapping[str, Any]) -> str:
-    config = run.get("runtime_config")
-    parameters = config.get("parameters") if isinstance(config, Mapping) else None
-    return text(parameters.get(TRACKER_BASE_PARAMETER)) if isinstance(parameters, Mapping) else ""
+def tracker_base_of(answer: Mapping[str, Any]) -> str:
+    """Return the tracker base in the JSON of a run or a schedule: its argument, or the default in its pipeline."""
+    parameters = mapping(mapping(answer.get("runtime_config")).get("parameters"))
+    if TRACKER_BASE_PARAMETER in parameters:
+        return text(parameters[TRACKER_BASE_PARAMETER])
+    inputs = mapping(mapping(_spec_of(answer).get("root")).get("inputDefinitions"))
+    return text(mapping(mapping(inputs.get("parameters")).get(TRACKER_BASE_PARAMETER)).get("defaultValue"))
 
 
 def pipeline_name(run: Mapping[str, Any]) -> str:
     """Return the name of a run's pipeline, from its JSON; empty if it lacks the pipeline."""
-    spec = run.get("pipeline_spec")
-    if isinstance(spec, Mapping):
-        spec = spec.get("pipeline_spec", spec)
-    info = spec.get("pipelineInfo") if isinstance(spec, Mapping) else None
-    return str(info.get("name") or "") if isinstance(info, Mapping) else ""
+    return str(mapping(_spec_of(run).get("pipelineInfo")).get("name") or "")
+
+
+def _spec_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the PipelineSpec in the JSON of a run or a schedule; nothing if it only names a stored pipeline."""
+    spec = mapping(answer.get("pipeline_spec"))
+    return mapping(spec.get("pipeline_spec", spec))
 
 
 def _described(run: RunSummary) -> str:

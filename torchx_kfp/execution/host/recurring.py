@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from torchx_kfp.common.text import UUID, listed, printable
-from torchx_kfp.errors import ArgumentError, HostNotFoundError
+from torchx_kfp.contract.protocol import named_workspaces
+from torchx_kfp.errors import ArgumentError, HostNotFoundError, TorchxKfpError
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1
-from torchx_kfp.execution.host.host_runs import DEFAULT, Host
+from torchx_kfp.execution.host.host_runs import DEFAULT, Host, tracker_base_of
 from torchx_kfp.execution.host.listing import named
 from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.host.timing import Timing
 from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.runs.source import why_not_read
+from torchx_kfp.tracking.recorder import Recorder
 
 _SCHEDULES = f"{V2BETA1}/recurringruns"
+#: What KFP leaves out of a name in Kubernetes (``toSWFCRDResourceGeneratedName``).
+_OBJECT_NAME = re.compile("[^a-z0-9-]+")
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,8 @@ class Schedule:
         is_paused: whether somebody has paused it.
         created: the time of its creation, in seconds since the epoch; 0 if it is unknown.
         arguments: the arguments of its runs.
+        service_account: the Kubernetes service account of its runs.
+        tracker_base: the tracker base of its runs; empty if they have none.
     """
 
     schedule_id: str
@@ -43,26 +54,28 @@ class Schedule:
     is_paused: bool
     created: float
     arguments: Mapping[str, Any]
+    service_account: str = ""
+    tracker_base: str = ""
 
     def next(self, last: float | None = None, *, now: float | None = None) -> float | None:
-        """Return when the next run is due, in seconds since the epoch; None if none is, or that is not known.
+        """Return the time for which the next run is made, in seconds since the epoch; None if there is none.
 
-        KFP does not say this: it follows from the timing, in UTC. A run may also wait for earlier ones.
+        KFP does not say this: it follows from the timing, in UTC. A time that is not after now means a run that was
+        missed: KFP starts it as soon as it can, which may be after earlier ones have ended.
 
         Args:
             last: the time for which the last run was made, if there was one.
             now: the time now.
         """
-        now = time.time() if now is None else now
         if self.timing is None or self.is_paused:
             return None
-        return self.timing.next_from(self.timing.begin(last, self.created), now)
+        return self.timing.due(self.timing.begin(last, self.created), time.time() if now is None else now)
 
-    def state(self, now: float | None = None) -> str:
-        """Return ``paused``, ``ended`` or ``active``."""
+    def state(self, last: float | None = None, *, now: float | None = None) -> str:
+        """Return ``paused``, ``ended`` or ``active``. The arguments are those of ``next``."""
         if self.is_paused:
             return "paused"
-        return "ended" if self.timing is not None and self.next(now=now) is None else "active"
+        return "ended" if self.timing is not None and self.next(last, now=now) is None else "active"
 
 
 class Schedules:
@@ -93,13 +106,19 @@ class Schedules:
             environ: the environment.
 
         Raises:
-            ArgumentError: the arguments do not fit, no run would ever start, or there is a schedule with this name.
+            ArgumentError: the arguments do not fit, no run would ever start, or there is a schedule with this name, or
+                it cannot be one.
             HostError: the host does not answer or refuses the schedule.
         """
         # A start in the past counts: runs that were missed are caught up.
         if timing.next(timing.begin(None, time.time())) is None:
             raise ArgumentError("The schedule would start no run: it ends before its first one is due (--end).")
         name = submission.name or pipeline.name
+        if _OBJECT_NAME.sub("", name.lower()).startswith("-"):
+            raise ArgumentError(
+                f"A schedule cannot have the name {printable(name)!r}: KFP makes a name in Kubernetes of its letters, "
+                "digits and hyphens in ASCII, which would begin with '-'. Give another --name."
+            )
         fields = self._host.describe(pipeline, arguments, submission, reference=reference, environ=environ)
         if others := [each for each in self.list(named(name)) if each.name == name]:
             raise ArgumentError(
@@ -121,11 +140,10 @@ class Schedules:
         Raises:
             HostError: the host does not answer.
         """
-        found = self._host.objects(_SCHEDULES, "recurringRuns", query)
-        return (self._schedule(each) for each in found if each.get("recurring_run_id"))
+        return map(self._schedule, self._answers(query))
 
     def find(self, name: str) -> Schedule:
-        """Return the schedule with a name in KFP's UI, or an id.
+        """Return the schedule with a name in KFP's UI, or an id. Its pipeline is read, too, if the host stores it.
 
         Raises:
             ArgumentError: there is none, or there are several with this name.
@@ -133,15 +151,15 @@ class Schedules:
         """
         if UUID.fullmatch(name.lower()):
             try:
-                return self._schedule(self._connection.get(f"{_SCHEDULES}/{quote(name.lower(), safe='')}"))
+                return self._whole(self._connection.get(f"{_SCHEDULES}/{quote(name.lower(), safe='')}"))
             except HostNotFoundError as error:
                 raise ArgumentError(f"There is no schedule {name!r}. ({error})") from None
-        found = [each for each in self.list(named(name)) if each.name == name]
+        found = [each for each in self._answers(named(name)) if each.get("display_name") == name]
         if len(found) == 1:
-            return found[0]
+            return self._whole(found[0])
         if found:
             where = f"{self._connection.name}{self._host.in_namespace()}"
-            ids = listed(each.schedule_id for each in found)
+            ids = listed(text(each["recurring_run_id"]) for each in found)
             raise ArgumentError(f"{where} has {len(found):,} schedules {name!r}: {ids}. Give the id.")
         raise self._host.unknown("schedule", name, (each.name for each in self.list()))
 
@@ -153,14 +171,53 @@ class Schedules:
         """Let a paused schedule start runs again: those that it has missed, too, if it catches up."""
         self._connection.post(f"{_SCHEDULES}/{schedule.schedule_id}:enable")
 
-    def delete(self, schedule: Schedule) -> None:
-        """Delete a schedule. Its runs stay in KFP's list, and their results under the tracker base."""
-        self._connection.delete(f"{_SCHEDULES}/{schedule.schedule_id}")
+    def delete(self, schedule: Schedule, warn: Callable[[str], object] | None = None) -> None:
+        """Delete a schedule. Its runs stay in KFP's list, and their results under the tracker base.
+
+        Runs in progress continue; KFP before 2.16 ends them. The code that travels with the runs is kept until ``gc``
+        removes the runs.
+
+        Args:
+            schedule: the schedule.
+            warn: gets a sentence if the tracker base of its code cannot be changed. By default, it is a warning.
+        """
+        path = f"{_SCHEDULES}/{schedule.schedule_id}"
+        has_code = bool(named_workspaces(json.dumps(self._connection.get(path))))
+        found = self._host.list(self.runs_of(schedule)) if has_code else ()
+        runs = {run.run_id: not run.state.is_over for run in found}
+        # By default, Kubernetes would delete the workflows of the runs, too. KFP before 2.16 ignores this (its #12574).
+        self._connection.delete(path, propagation_policy="ORPHAN")
+        if not has_code:
+            return
+        base = schedule.tracker_base
+        try:
+            why = why_not_read(base, [self._connection.settings.tracker_base])
+            if not why:
+                Recorder.open(base).end_schedule(schedule.schedule_id, runs)
+        except TorchxKfpError as error:
+            why = str(error)
+        if why:
+            sentence = f"The code of the schedule stays under {base!r}, where gc keeps it: {why}"
+            warnings.warn(sentence, stacklevel=2) if warn is None else warn(sentence)
 
     @staticmethod
     def runs_of(schedule: Schedule) -> RunFilter:
         """Return the filter for the runs of a schedule, with those that are archived."""
         return RunFilter(archived=None, schedule_id=schedule.schedule_id)
+
+    def _answers(self, query: str = "") -> Iterator[Mapping[str, Any]]:
+        found = self._host.objects(_SCHEDULES, "recurringRuns", query)
+        return (each for each in found if each.get("recurring_run_id"))
+
+    def _whole(self, answer: Mapping[str, Any]) -> Schedule:
+        """Return a schedule with what only its pipeline has, which KFP does not send if it stores the pipeline."""
+        reference = mapping(answer.get("pipeline_version_reference"))
+        ids = [quote(text(reference.get(name)), safe="") for name in ("pipeline_id", "pipeline_version_id")]
+        if all(ids) and not tracker_base_of(answer):
+            with contextlib.suppress(HostNotFoundError):  # somebody has deleted it
+                version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
+                answer = {**answer, "pipeline_spec": version.get("pipeline_spec")}
+        return self._schedule(answer)
 
     def _schedule(self, answer: Mapping[str, Any]) -> Schedule:
         identity = answer.get("recurring_run_id")
@@ -172,4 +229,19 @@ class Schedules:
             is_paused=answer.get("status") == "DISABLED" or answer.get("mode") == "DISABLE",
             created=seconds(answer.get("created_at")) or 0.0,
             arguments=mapping(mapping(answer.get("runtime_config")).get("parameters")),
+            service_account=text(answer.get("service_account")),
+            tracker_base=tracker_base_of(answer),
         )
+
+
+def account_problem(schedule: Schedule, wanted: str) -> str:
+    """Return a sentence if a new schedule did not get the service account that was asked for; empty if it did.
+
+    KFP 2.5 to 2.16 ignore the one of a schedule (KFP's #13311).
+    """
+    if wanted in ("", schedule.service_account) or not schedule.service_account:
+        return ""
+    return (
+        f"KFP ignores the service account {wanted!r} of the schedule: its runs have {schedule.service_account!r}, as "
+        "in KFP before 2.17. Delete the schedule if they need another one."
+    )

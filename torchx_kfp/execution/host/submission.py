@@ -19,6 +19,7 @@ from torchx_kfp.execution.host.host_runs import Host as Host
 from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
 from torchx_kfp.execution.host.recurring import Schedule as Schedule
 from torchx_kfp.execution.host.recurring import Schedules as Schedules
+from torchx_kfp.execution.host.recurring import account_problem
 from torchx_kfp.execution.host.run import HostRun as HostRun
 from torchx_kfp.execution.host.run_filter import RunFilter as RunFilter
 from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings
@@ -197,6 +198,8 @@ def schedule(
     packed.upload()
     made = schedules.create(packed.pipeline, packed.arguments, timing, submission)
     record_start(made.schedule_id, packed, values, {}, _warn, is_schedule=True)
+    if problem := account_problem(made, service_account):
+        _warn(problem)
     return made
 
 

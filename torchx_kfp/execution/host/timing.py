@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,13 +106,37 @@ class Timing:
         found = Cron.parse(self.cron).next(after) if self.every is None else int(after) + round(self.every)
         return None if found is None or (self.end is not None and found > self.end) else found
 
-    def next_from(self, last: float, now: float) -> float | None:
-        """Return the first time for a run from now on, given the time of the last run, or of ``begin``."""
-        if self.every is None:
-            return self.next(max(last, now - 1))
-        interval = round(self.every)
-        last = max(last, self.start or 0.0)
-        return self.next(last + max(0, math.ceil((now - last) / interval) - 1) * interval)
+    def due(self, last: float, now: float) -> float | None:
+        """Return the time for which KFP makes the next run; None if there is none.
+
+        If it is not after now, KFP starts the run as soon as it can. Without a catch-up, that is the last time of an
+        expression that was missed; a late run of an interval is for now, from which the next interval counts (KFP's
+        ``scheduledworkflow/util``: ``GetNextScheduledEpochNoCatchup``, ``GetNextScheduledTimeNoCatchup``).
+
+        Args:
+            last: the time of the last run, or of ``begin``.
+            now: the time now.
+        """
+        first = self.next(last)
+        if first is None or first > now or self.catchup:
+            return first
+        if self.every is not None:
+            late = now >= first + round(self.every)
+            return float(int(now) if self.end is None else min(int(now), int(self.end))) if late else first
+        return self._last_before(first, now)
+
+    def _last_before(self, first: float, now: float) -> float:
+        """Return the last time of an expression up to now, at least ``first``, which is one."""
+        last, back = first, 1.0
+        while now - back > first:
+            found = self.next(now - back)
+            if found is not None and found <= now:
+                last = found
+                break
+            back *= 2
+        while (following := self.next(last)) is not None and following <= now:
+            last = following
+        return last
 
     def __str__(self) -> str:
         """The timing for people."""

@@ -187,9 +187,12 @@ def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorde
     host = connect(flags)
     schedules = Schedules(host)
     schedule = schedules.find(name)
-    given = words[0] if words else schedule.arguments.get(TRACKER_BASE)
-    if not isinstance(given, str) or not given:
-        raise ArgumentError(f"The schedule {name!r} has no argument {TRACKER_BASE!r}. Give the tracker base.")
+    given = words[0] if words else schedule.tracker_base
+    if not given:
+        raise ArgumentError(
+            f"The pipeline of the schedule {name!r} has no parameter {TRACKER_BASE!r} with a value. Give the tracker "
+            "base before --schedule."
+        )
     if not words and (why := why_not_read(given, named_bases([given], flags, ran_here=False))):
         raise TrackerBaseError(missing(given, why))
     recorder = open_recorder(given)

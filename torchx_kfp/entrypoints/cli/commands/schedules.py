@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -34,7 +35,7 @@ def schedules_command(action: str | None, name: str | None, form: str, flags: Fl
     here, because KFP does not tell it.
 
     A schedule that is paused starts no runs; those that have started continue. The runs of a deleted schedule stay in
-    the list of runs, with their results.
+    the list of runs, with their results; those in progress continue, too, except on KFP before 2.16.
     """
     from torchx_kfp.execution.host.recurring import Schedules
 
@@ -46,8 +47,16 @@ def schedules_command(action: str | None, name: str | None, form: str, flags: Fl
     if name is None:
         raise click.UsageError(f"Missing argument 'NAME': the schedule to {action}.")
     schedule = schedules.find(name)
-    {"pause": schedules.pause, "resume": schedules.resume, "delete": schedules.delete}[action](schedule)
+    if action == "delete":
+        schedules.delete(schedule, print_message)
+    else:
+        {"pause": schedules.pause, "resume": schedules.resume}[action](schedule)
     print_message(f"The schedule {printable(schedule.name)!r} ({schedule.schedule_id}) is {_DONE[action]}.")
+
+
+def _next(due: float | None) -> str:
+    # KFP looks at its schedules every some seconds, and a run may wait for others to end.
+    return "due now" if due is not None and due <= time.time() else at(due)
 
 
 def _list(host: Host, schedules: Schedules, form: str) -> None:
@@ -79,12 +88,13 @@ def _list(host: Host, schedules: Schedules, form: str) -> None:
     rows = [
         (
             schedule.name,
-            schedule.state(),
+            schedule.state(last),
             str(schedule.timing or ""),
-            at(schedule.next(run.scheduled if run else None)),
-            f"{at(run.scheduled)} ({run.state})" if run else "",
+            _next(schedule.next(last)),
+            f"{at(last)} ({run.state})" if run else "",
             schedule.schedule_id,
         )
         for schedule, run in pairs
+        for last in [run.scheduled if run else None]
     ]
     print_table(("name", "state", "when", "next run", "last run", "id"), rows, cut=("name",))

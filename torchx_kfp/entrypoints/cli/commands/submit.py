@@ -156,7 +156,7 @@ def submit_command(
     if timing is not None:
         schedule = Schedules(host).create(packed.pipeline, packed.arguments, timing, submission, reference=reference)
         record_start(schedule.schedule_id, packed, values, {}, print_message, is_schedule=True)
-        say_created(schedule, host_words(flags), cached=submission.cache, quiet=quiet, as_json=as_json)
+        say_created(schedule, submission, host_words(flags), quiet=quiet, as_json=as_json)
         return
     run_id = host.submit(packed.pipeline, packed.arguments, submission, reference=reference)
     record_start(run_id, packed, values, tags, print_message)
