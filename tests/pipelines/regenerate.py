@@ -1,4 +1,4 @@
-"""The golden files of the pipelines in pipelines/ and of the engines' manifests; and digests of the local corpus.
+"""The goldens of the pipelines in pipelines/ and of the engines' manifests; and what is recorded of the local corpus.
 
 ``python -m tests.pipelines.regenerate`` rewrites them; review the difference like any other. CI never rewrites them.
 """
@@ -61,10 +61,11 @@ def main() -> None:
     for left in sorted(set(GOLDENS.iterdir()) - {golden_file(path) for path in PIPELINES}):
         left.unlink()
         print(f"removed {left.relative_to(REPOSITORY)}: there is no such pipeline")
-    from tests.execution.local.corpus import compiled
+    from tests.execution.local.corpus import compiled, kfp_local
 
-    compiled.write()
-    print(f"wrote {compiled.FILE.relative_to(REPOSITORY)}")
+    for recorded in (compiled, kfp_local):
+        recorded.write()
+        print(f"wrote {recorded.FILE.relative_to(REPOSITORY)}")
     from tests.authoring.engines import goldens as engines
 
     engines.write()

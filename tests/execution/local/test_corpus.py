@@ -1,45 +1,27 @@
 """The corpus: each pipeline ends as its source declares, as it ended on KFP's backend, and as under kfp.local."""
 
 import io
-import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.execution.local.corpus import FAMILIES, VERSION, compiled, load_cases
-from tests.execution.local.corpus.kfp_local import content_of, interpreter, is_comparable
+from tests.execution.local.corpus.kfp_local import content_of, is_comparable
+from tests.execution.local.corpus.kfp_local import recorded as recorded_under_kfp_local
 from tests.execution.local.corpus.recorded import CASES as RECORDED
 from tests.execution.local.corpus.recorded import CHOICES, NOT_RUN, differences
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import Lines, run
 
-ROOT = Path(__file__).parents[3]
 CASES = [case for family in FAMILIES for case in load_cases(family).values()]
-
-
-@pytest.fixture(scope="module")
-def under_kfp_local(tmp_path_factory):
-    """Return how the cases end under kfp.local, by their names: one process runs all of them."""
-    folder = tmp_path_factory.mktemp("kfp-local")
-    command = [interpreter(folder), "-W", "ignore", "-m", "tests.execution.local.corpus.kfp_local"]
-    with (folder / "log").open("w") as log:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environ)
-    assert done.returncode == 0, (folder / "log").read_text()
-    return json.loads(done.stdout.splitlines()[-1])
+UNDER_KFP_LOCAL = recorded_under_kfp_local()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_corpus(case, tmp_path, monkeypatch, request):
+def test_corpus(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = check(case)
-    # Before 2.15, kfp.local has neither loops nor conditions.
-    if VERSION >= (2, 15) and is_comparable(case):
-        theirs = request.getfixturevalue("under_kfp_local")[case.name]
-        theirs.pop("error", None)
-        assert end_of(result) == theirs
+    if case.name in UNDER_KFP_LOCAL:
+        assert end_of(result) == UNDER_KFP_LOCAL[case.name]
 
 
 def check(case):
@@ -82,8 +64,9 @@ def end_of(result):
     }
 
 
-def test_digests_are_of_what_is_compiled():
+def test_what_is_recorded_is_of_what_is_compiled():
     assert compiled.recorded() == compiled.digests(), "run `make goldens`, and look at what has changed"
+    assert UNDER_KFP_LOCAL.keys() == {case.name for case in CASES if is_comparable(case)}, "run `make goldens`"
 
 
 @pytest.mark.versions

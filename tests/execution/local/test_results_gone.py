@@ -109,7 +109,7 @@ def test_a_relative_base_is_that_of_the_run_wherever_it_is_resumed(
 
 @pytest.mark.s3
 def test_s3_is_asked_once_for_a_whole_run(s3_base: str, s3_server: S3Server) -> None:
-    pipeline = pipeline_with(last="pass", stages=5)
+    pipeline = pipeline_with(last="pass", stages=2)
     attempt(pipeline, s3_base)
     listings = [line for line in s3_server.requests(lambda: attempt(pipeline, s3_base)) if "list-type" in line]
     assert len(listings) == 1, listings

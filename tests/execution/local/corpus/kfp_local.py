@@ -1,21 +1,27 @@
-"""Run pipelines of the corpus under kfp.local, and print how they ended as JSON.
+"""How pipelines of the corpus end under kfp.local: ``kfp_local.json``, which ``make goldens`` rewrites.
 
     python -m tests.execution.local.corpus.kfp_local [CASE...]
 
-It is a separate program because kfp.local's settings affect its whole process, and it leaves files in the current
-directory.
+prints it. It is a separate program because kfp.local's settings affect its whole process, and it leaves files in the
+current directory.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from kfp import local
 
 from tests.execution.local.corpus import FAMILIES, VERSION, Case, load_cases
+
+FILE = Path(__file__).with_suffix(".json")
+ROOT = Path(__file__).parents[4]
 
 
 def interpreter(folder: Path) -> str:
@@ -37,7 +43,8 @@ def run_case(case: Case) -> dict[str, Any]:
     try:
         task = case.pipeline(**case.arguments)
     except Exception as error:  # kfp.local does not have an exception class for a failed task
-        return {"state": "failed", "error": f"{type(error).__name__}: {error}"}
+        print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return {"state": "failed"}
     artifacts = {name: value for name, value in task.outputs.items() if _is_artifact(value)}
     return {
         "state": "succeeded",
@@ -60,6 +67,23 @@ def content_of(value: Any) -> Any:
         "metadata": dict(value.metadata),
         "text": path.read_text() if path.is_file() else None,
     }
+
+
+def recorded() -> dict[str, Any]:
+    """Return how the pipelines ended under the usual version's kfp.local, by their names."""
+    return dict(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def write() -> None:
+    """Run all pipelines, and write how they end under the installed version."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [interpreter(Path(folder)), "-W", "ignore", "-m", "tests.execution.local.corpus.kfp_local"]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environ, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    lines = (f"{json.dumps(name)}: {json.dumps(end)}" for name, end in json.loads(done.stdout.splitlines()[-1]).items())
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def main() -> None:
