@@ -6,7 +6,6 @@ All programs run in turn, as installed. The benchmark prints a line for each: th
 ratio of the medians.
 """
 
-import json
 import statistics
 import subprocess
 import sys
@@ -33,17 +32,13 @@ def main() -> None:
         for program, found in zip(programs, times, strict=True):
             found.append(milliseconds([*program, "--help"]))
     torchx = statistics.median(times[0])
-    rows = []
     for program, found in zip(programs, times, strict=True):
         median = statistics.median(found)
-        rows.append({"program": " ".join(program), "best": min(found), "median": median, "ratio": median / torchx})
         limit = "" if program == ["torchx"] else f" (limit {LIMIT:g} on a quiet machine)"
         print(
             f"{' '.join([*program, '--help']):28}  best {min(found):5.0f} ms, median {median:5.0f} ms{limit}, "
             f"ratio {median / torchx:.2f}"
         )
-    if "--json" in sys.argv:
-        print(json.dumps(rows))
     # The fastest run is the one that other programs on the machine have disturbed least.
     sys.exit(any(min(found) > LIMIT for found in times[1:]))
 

@@ -9,7 +9,6 @@ kubelet are the doubles of the tests, whose time is part of both. A file tells w
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -109,8 +108,6 @@ def main() -> None:
                 kubelet.end()
     ours, theirs = (statistics.median(seconds) for seconds in found.values())
     print(f"launcher {ours:.2f} s, TorchX's Kubernetes scheduler {theirs:.2f} s, ratio {ours / theirs:.2f}")
-    if "--json" in sys.argv:
-        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.objects import new_base
 
 RUNS = 100
 
@@ -33,22 +34,20 @@ def measure(base: str, count: int) -> None:
 
 
 def on_s3(keys: list[str]) -> None:
-    import s3fs
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.s3.models import s3_backends
     from moto.server import ThreadedMotoServer
 
-    os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:
-        os.environ["AWS_ENDPOINT_URL"] = "http://{}:{}".format(*server.get_host_and_port())
-        s3fs.S3FileSystem().mkdir("bucket")
+        base = new_base("http://{}:{}".format(*server.get_host_and_port()))
+        bucket, _, prefix = base.removeprefix("s3://").partition("/")
         backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
         for key in keys:
-            backend.put_object("bucket", f"results/{key}", b'{"x": 1}')
-        measure("s3://bucket/results", len(keys))
+            backend.put_object(bucket, f"{prefix}/{key}", b'{"x": 1}')
+        measure(base, len(keys))
     finally:
         server.stop()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import os
 import random
 import signal
 import subprocess
@@ -23,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.objects import new_base
 from tests.s3 import running
 from torchx_kfp.contract import protocol
 from torchx_kfp.tracking import FsspecResultTracker, current_run
@@ -138,13 +138,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.base) as folder:
         if options.s3:
-            os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
             with running(Path(folder, "log")) as server:
-                os.environ["AWS_ENDPOINT_URL"] = server.url
-                import s3fs
-
-                s3fs.S3FileSystem().mkdir("bucket")
-                wrong, done = load("s3://bucket/results", options.seconds, options.processes)
+                wrong, done = load(new_base(server.url), options.seconds, options.processes)
         else:
             wrong, done = load(folder, options.seconds, options.processes)
     print(f"{'s3' if options.s3 else 'disk'}: {done}, {len(wrong)} wrong")

@@ -8,7 +8,6 @@ Docker engine answers. There are limits for the eight stages that sleep for two 
 
 import contextlib
 import io
-import json
 import os
 import resource
 import subprocess
@@ -143,7 +142,6 @@ def main() -> None:
     if sys.argv[1:2] == ["kfp.local"]:
         run_theirs(sys.argv[2])
         return
-    rows: list[dict[str, Any]] = []
     too_slow = False
     for name, pipeline in PIPELINES.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -151,14 +149,12 @@ def main() -> None:
             other = theirs(name, folder)
         beside = f"kfp.local {other:.1f} s, ratio {other / seconds:.1f}" if other else "kfp.local cannot run it here"
         print(f"{name}: {seconds:.2f} s (limit {EIGHT_LIMIT:g}), runner {used:.2f} s of processor; {beside}")
-        rows.append({"case": name, "seconds": seconds, "processor": used, "kfp.local": other})
         too_slow |= name.startswith("container") and seconds > EIGHT_LIMIT
     for label, pipeline, count in (("100 in a row", chain, 100), ("500 at once", wide, 500)):
         with tempfile.TemporaryDirectory() as folder:
             result, seconds, used = ours(pipeline, folder)
         each = result.duration * 1000 / count
         print(f"{label}: {seconds:.2f} s, {each:.1f} ms each (limit {OVERHEAD_LIMIT:g}), {used:.2f} s of processor")
-        rows.append({"case": label, "seconds": seconds, "each": each, "processor": used})
         too_slow |= each > OVERHEAD_LIMIT
     with tempfile.TemporaryDirectory() as folder:
         loop = memory(folder)
@@ -166,13 +162,9 @@ def main() -> None:
         f"loop of 1000: {loop['seconds']:.2f} s, {loop['used']:.2f} s of processor; "
         f"memory {loop['first']:.0f} MB, {loop['half']:.0f} MB at 500, {loop['last']:.0f} MB at the end"
     )
-    rows.append({"case": "loop of 1000", **loop})
     with tempfile.TemporaryDirectory() as folder:
         _, seconds, used = ours(container_stages, folder, parallelism=1)
     print(f"waiting: {used:.2f} s of processor in {seconds:.1f} s of one sleeping stage after another")
-    rows.append({"case": "waiting", "seconds": seconds, "processor": used})
-    if "--json" in sys.argv:
-        print(json.dumps(rows))
     sys.exit(too_slow)
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,27 @@ RESULTS = {"accuracy": 0.9312, "loss": 0.123456, "epochs": 12, "note": "the best
 
 @contextlib.contextmanager
 def delayed(server: S3Server, delay: float) -> Iterator[str]:
-    """Yield the URL of the server behind the delay."""
+    """Yield a tracker base in a new bucket of the server, behind the delay."""
     if not delay:
-        yield server.url
+        yield new_base(server.url)
         return
     command = [sys.executable, "-m", "tests.proxy", server.url, str(delay)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        yield process.stdout.readline().strip()
+        yield new_base(process.stdout.readline().strip())
         process.terminate()
+
+
+def new_base(url: str) -> str:
+    """Make fsspec's ``s3://`` the server of the URL, and return a tracker base in a new bucket."""
+    import s3fs
+
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    os.environ.update(keys, AWS_ENDPOINT_URL=url)
+    s3fs.S3FileSystem.clear_instance_cache()
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    s3fs.S3FileSystem().mkdir(bucket)
+    return f"s3://{bucket}/results"
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, Any]:
@@ -87,19 +100,12 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.1, help="seconds until the server gets a request")
     parser.add_argument("--some", type=int, default=100, help="results that are read one by one")
     options = parser.parse_args()
-    os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
 
     with tempfile.TemporaryDirectory() as folder, running(Path(folder, "log")) as server:
         for delay in dict.fromkeys((options.delay, 0.0)):
-            with delayed(server, delay) as url:
-                os.environ["AWS_ENDPOINT_URL"] = url
-                import s3fs
-
-                s3fs.S3FileSystem.clear_instance_cache()
-                bucket = f"bucket-{int(delay * 1000)}"
-                s3fs.S3FileSystem().mkdir(bucket)
+            with delayed(server, delay) as base:
                 print(f"each request takes {delay * 1000:g} ms more than the server on this machine")
-                compare(server, f"s3://{bucket}/results", options.results, min(options.some, options.results))
+                compare(server, base, options.results, min(options.some, options.results))
 
 
 if __name__ == "__main__":

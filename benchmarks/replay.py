@@ -6,7 +6,6 @@ The application alone, `torchx-kfp --help` and the replay of a tracked stage run
 is a Python program that prints the time when it starts.
 """
 
-import json
 import os
 import statistics
 import subprocess
@@ -58,12 +57,9 @@ def main() -> None:
         for _ in range(ROUNDS):
             for label, words in programs.items():
                 times[label].append(milliseconds(words, folder))
-    rows = [{"program": label, "best": min(t), "median": statistics.median(t)} for label, t in times.items()]
-    for row in rows:
-        limit = f" (limit {LIMIT:g})" if row["program"] == "replay" else ""
-        print(f"{row['program']:18}  best {row['best']:5.0f} ms, median {row['median']:5.0f} ms{limit}")
-    if "--json" in sys.argv:
-        print(json.dumps(rows))
+    for label, found in times.items():
+        limit = f" (limit {LIMIT:g})" if label == "replay" else ""
+        print(f"{label:18}  best {min(found):5.0f} ms, median {statistics.median(found):5.0f} ms{limit}")
     # The fastest run is the one that other programs on the machine have disturbed least.
     sys.exit(min(times["replay"]) > LIMIT)
 
