@@ -2,16 +2,20 @@
 
 import contextlib
 import re
+import shlex
 import shutil
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from kfp import components, dsl
+from torchx.specs import AppDef, Role
 
 from tests.execution.local.resuming import RandomPipeline, Runs, clean, everything, items, joined, made, stage
 from tests.facts import says
+from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_text
 from torchx_kfp.execution.runs.history import read_run
@@ -119,6 +123,34 @@ def test_the_run_that_is_resumed_is_recorded(runs: Runs) -> None:
     runs.mend()
     resumed = runs.run(pipeline, resume=failed)
     assert Recorder.open(base).facts_of([resumed.run_id])[resumed.run_id]["resumes"] == [failed.run_id]
+
+
+def test_a_chain_outlives_the_folders_of_its_first_runs(runs: Runs) -> None:
+    """All that counts of a tracked stage is under the tracker base, unless it has made artifacts."""
+    put = f"{shlex.quote(sys.executable)} -c 'from torchx_kfp.tracking import current_run; current_run().put(a=1)'"
+
+    def app(name: str, folder: str) -> AppDef:
+        script = f'echo {name} >> "$0/notes"; test ! -e "$0/fail-{name}" && {put}'
+        return AppDef(name, [Role("role", image="busybox", entrypoint="sh", args=["-ec", script, folder])])
+
+    @dsl.pipeline
+    def pipeline(folder: str, tracker_base: str):
+        stages = Stages(tracker_base=tracker_base)
+        reads = stages.task(app("a", f"{folder}"))
+        for name in "bc":
+            reads = stages.task(app(name, f"{folder}"), reads=reads)
+
+    (runs.folder / "base").mkdir()
+    runs.fail("b")
+    first = runs.run(pipeline, {"tracker_base": str(runs.folder / "base")})
+    runs.mend()
+    runs.fail("c")
+    second = runs.run(pipeline, resume=first)
+    runs.mend()
+    shutil.rmtree(str(first.folder))
+    last = runs.run(pipeline, resume=second)
+    assert runs.notes == ["c"]
+    assert [stage.cached_from for stage in last.stages] == [first.run_id, second.run_id, ""]
 
 
 def test_changes_are_named_and_kept(runs: Runs) -> None:

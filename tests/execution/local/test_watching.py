@@ -14,7 +14,18 @@ from tests.watching import Heard
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.execution.runs.events import decode, encode
 from torchx_kfp.execution.runs.watch import messages
-from torchx_kfp.local import Lines, RunEnding, RunFinished, StageFinished, StageRetried, StageStarted, resume, run
+from torchx_kfp.local import (
+    Lines,
+    RunEnding,
+    RunFinished,
+    StageFinished,
+    StageResult,
+    StageRetried,
+    StageStarted,
+    State,
+    resume,
+    run,
+)
 
 
 def test_lines_come_with_the_stages_name(execute):
@@ -143,6 +154,9 @@ def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
     resume(failed.folder, watch=Lines(stream))
     assert stream.getvalue().splitlines()[1] == "shell is kept: it succeeded before."
     assert re.fullmatch(r"shell-2 succeeded \([\d.]+s\)\.", stream.getvalue().splitlines()[2])
+    stream = io.StringIO()
+    Lines(stream).on_event(StageFinished(StageResult("b", "b", State.SKIPPED), kept=True))
+    assert stream.getvalue() == "b is kept: it was skipped before.\n"
 
 
 def test_verbose_messages_have_inputs_and_outputs(execute):

@@ -207,3 +207,23 @@ def test_the_record_of_somebody_else_names_no_file_of_this_machine(tmp_path: Pat
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(document))
     result = run_here(tmp_path / "small.yaml", output_dir=tmp_path / "runs", watch=Watch())
     assert result["made"].log_file is None
+
+
+def test_the_branch_that_ran_says_why_an_output_is_not_known() -> None:
+    @dsl.pipeline(name="table")
+    def branches(mode: str):
+        with dsl.If(mode == "a"):
+            one = make(text="a")
+        with dsl.Else():
+            two = make(text="b")
+        make(text=dsl.OneOf(one.outputs["out"], two.outputs["out"]))
+
+    loaded, run = load_pipeline(branches), RunState()
+    ends = {"make": State.SUCCEEDED, "make-2": State.SKIPPED, "make-3": State.FAILED}
+    found = {name: StageResult(name, name, state) for name, state in ends.items()}
+    for event in (RunStarted("table", "r"), *map(StageFinished, found.values()), RunFinished("r", State.FAILED, 1.0)):
+        run.on_event(event)
+    record = RunRecord("r", "table", 0.0, (), run, False, lambda: loaded, None, arguments={"mode": "a"})
+    plan = plan_resume(EarlierRun(record, loaded, found), loaded, {"mode": "a"}, is_here=False)
+    (reason,) = [step.reason for step in plan.steps if step.name == "make, make-2"]
+    assert "no other stage was given it" in reason

@@ -20,6 +20,10 @@ class OutputNotKnownError(Exception):
     """An output is not known, or cannot be handed on; the message is a relative clause: "which ..."."""
 
 
+class NotProducedError(OutputNotKnownError):
+    """The stage has not run, or has failed."""
+
+
 class KnownOutputs:
     """The outputs of units, as far as they are known.
 
@@ -94,14 +98,16 @@ class KnownOutputs:
     def _of_dag(self, component: Component, names: StageNames, output: str) -> tuple[Any, bool]:
         dag = component.as_dag()
         selector = dag.outputs.get(output) or dag.artifacts.get(output)
-        why = OutputNotKnownError("which it did not have")
+        errors: list[OutputNotKnownError] = []
         for producer, name in selector.sources if selector else ():
             task = dag.tasks[producer]
             try:
                 return self._of_task(task, self._pipeline.component_of(task), names, name)
             except OutputNotKnownError as error:
-                why = error
-        raise why
+                errors.append(error)
+        # A branch that was not taken says nothing about the one that was.
+        nothing = OutputNotKnownError("which it did not have")
+        raise min(errors, key=lambda error: isinstance(error, NotProducedError), default=nothing)
 
     def _iterations(self, component: Component, names: StageNames) -> int:
         around = indices_of(names.of(""))
@@ -119,7 +125,7 @@ class KnownOutputs:
     def _of_stage(self, name: str, component: Component, output: str) -> Any:
         end = self._ends.get(name)
         if end is None or not end.state.is_success:
-            raise OutputNotKnownError(f"which {name} did not produce")
+            raise NotProducedError(f"which {name} did not produce")
         for made in (end.outputs, end.artifacts):
             if output in made:
                 return made[output]

@@ -150,9 +150,10 @@ def why_not_kept(end: StageResult | None, gone: str = "") -> str:
 
 def missing_files(end: StageResult) -> str:
     """Return which file of a stage that ran on this machine is gone, as a clause; empty if all are there."""
-    # The log stands for the stage's folder.
+    # The log stands for the stage's folder. Of a tracked stage without artifacts, all that counts is under its base.
+    needs_folder = end.tracker_base is None or bool(end.artifacts)
     paths = [
         *(path for path in end.files if "://" not in path),
-        *([str(end.log_file)] if end.log_file is not None else []),
+        *([str(end.log_file)] if end.log_file is not None and needs_folder else []),
     ]
     return next((f"its file {path!r} is gone" for path in paths if not os.path.exists(path)), "")

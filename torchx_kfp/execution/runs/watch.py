@@ -175,7 +175,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _finished(event: StageFinished, verbose: bool) -> list[str]:
     stage = event.result
     if event.kept:
-        return [f"{stage.name} is kept: it succeeded before."]
+        was = f"was {stage.state}" if stage.state is State.SKIPPED else "succeeded"
+        return [f"{stage.name} is kept: it {was} before."]
     if not stage.attempts and not verbose and not stage.state.is_success:
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))
