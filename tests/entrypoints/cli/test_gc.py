@@ -202,6 +202,35 @@ def test_many_things_that_are_left_alone(inside: Call, project: Path) -> None:
     assert lines[10].endswith("thing-19 and 10 more.")
 
 
+def test_json_has_every_run(inside: Call, base: Path) -> None:
+    done = inside("gc", "base", "--older-than", "30d", "--dry-run", "--format", "json")
+    found = json.loads(done.stdout)
+    assert [run["run"] for run in found["removed"]] == ["old", "older"]
+    assert [(run["run"], run["reason"]) for run in found["kept"]] == [("used", "used by new/evaluate/1")]
+    assert found["size"] == sum(run["size"] for run in found["removed"]) > 0
+    assert (found["dry_run"], found["younger"], found["code"]) == (True, 1, [])
+    assert set(found["left_alone"]) == {"notes", "baseline"}
+    done = inside("gc", "base", "--older-than", "9000d", "--format", "json")
+    assert json.loads(done.stdout)["removed"] == []
+
+
+def test_thousands_of_runs_are_summed_up(inside: Call, project: Path) -> None:
+    tracker = FsspecResultTracker(project / "base")
+    for number in range(45):
+        tracker[f"run-20260101-120000-{number:06}/train/1"] = {"loss": 1}
+    for user in ("new", "newer"):
+        add_source(tracker.store, f"{user}/s/1", Source(f"run-20260101-120000-00000{len(user)}/train/1"))
+    age(project / "base", "run-", days=50)
+    age(project / "base", "%2F", days=0)
+    done = inside("gc", "base", "--older-than", "1d", "--dry-run")
+    assert sum(line.startswith("run-") for line in done.stdout.splitlines()) == 40
+    assert done.stdout.splitlines()[-3:] == [
+        "5 older pipeline runs not shown: --format json has all.",
+        "Would remove 43 pipeline runs, 43 files, 645 B. 2 younger pipeline runs kept.",
+        "2 kept: used by others.",
+    ]
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_table_fits_the_terminal(width: int, terminal: Callable[..., str], project: Path) -> None:
     tracker = FsspecResultTracker(project / "base")

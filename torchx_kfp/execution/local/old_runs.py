@@ -2,7 +2,7 @@
 
 A run stays while it is running, and while a run that stays has taken a stage from it or resumes it: the stage's log and
 files are in its folder. A folder is renamed before it is removed, with the lock of its run held, so that nobody resumes
-half of it.
+half of it. What the file system cannot tell is taken for use: without locks, a run stays unless its end is recorded.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchx_kfp.errors import ArgumentError
+from torchx_kfp.common.text import listed
+from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.local.cache import FOLDER
 from torchx_kfp.execution.local.replay import REPLAYS
 from torchx_kfp.execution.runs.history import find_runs, read_run
-from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOCK_FILE
+from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOCK_FILE, is_running
+from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: The end of the name of a folder that is being removed. It begins with a dot, so it is no run any more.
 _GOING = ".removed"
+#: Seconds after which it is looked again what the runs use that are running.
+_LOOK = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class StoredRun:
         state: its state.
         modified: when its last event was recorded, in seconds since the epoch.
         size: the bytes of the files in its folder.
-        uses: the runs from which it has taken stages, or which it resumes.
+        uses: the runs from which it has taken stages, or which it resumes or, while it is running, replays.
         kept: why it stays; empty if it is to be removed.
     """
 
@@ -70,6 +74,8 @@ def select(
     """
     replays, now = Path(output_dir, REPLAYS), time.time()
     folders = [*enumerate(find_runs(output_dir)), *enumerate(find_runs(replays) if replays.is_dir() else ())]
+    # Another gc may have removed some of them since.
+    folders = [(number, folder) for number, folder in folders if folder.exists()]
     runs = [_read(folder) for _, folder in folders]
     reasons: list[str] = []
     total = 0
@@ -83,32 +89,65 @@ def select(
             reasons.append(f"one of the newest {keep:,}")
         else:
             reasons.append("" if is_old or is_large or (age is None and size is None) else "not that old")
-    # A run that stays may need an older one.
-    needed: dict[str, str] = {}
-    for number, run in enumerate(runs):
-        name = run.folder.name
-        reasons[number] = reasons[number] or (f"used by {needed[name]}" if name in needed else "")
-        if reasons[number]:
-            needed.update(dict.fromkeys(run.uses - needed.keys(), name))
+    # A run that stays may need others, also younger ones: it may have been resumed.
+    numbers = {run.folder.name: number for number, run in enumerate(runs)}
+    waiting = [run for run, reason in zip(runs, reasons, strict=True) if reason]
+    for run in waiting:  # the list grows
+        for number in sorted(numbers[name] for name in run.uses if name in numbers):
+            if not reasons[number]:
+                reasons[number] = f"used by {run.folder.name}"
+                waiting.append(runs[number])
     return [replace(run, kept=reason) for run, reason in zip(runs, reasons, strict=True)]
 
 
-def remove(runs: Sequence[StoredRun]) -> Iterator[StoredRun]:
-    """Remove the folders of runs that nothing keeps; yield each that is gone. One that has begun to run again stays.
+def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Iterator[StoredRun]:
+    """Remove the folders of runs that nothing keeps; yield each that is gone. One that is used meanwhile stays.
+
+    What an interrupted removal has left is removed, too, and what the cache has of runs that are gone.
 
     Raises:
-        ArgumentError: a folder cannot be removed.
+        ArgumentError: some folders could not be removed, after all others.
     """
-    for run in runs:
-        if not run.kept and _remove(run.folder):
-            yield run
-
-
-def forget(output_dir: str | os.PathLike[str]) -> None:
-    """Remove what the cache has of runs whose folders are gone, and folders that an interrupted removal has left."""
     top = Path(output_dir)
+    used, looked, failures = set[str](), -_LOOK, list[str]()
+    for run in runs:
+        if time.monotonic() - looked > _LOOK:
+            used, looked = _used_now(top), time.monotonic()
+        if run.kept or run.folder.name in used:
+            continue
+        try:
+            if _remove(run.folder):
+                yield run
+        except OSError as error:
+            failures.append(f"{run.folder.name} ({explain(error)})")
+        except ArgumentError:  # it cannot be read any more, so nothing says that it is over
+            continue
     for left in (*top.glob(f".*{_GOING}"), *top.glob(f"{REPLAYS}/.*{_GOING}")):
-        shutil.rmtree(left, ignore_errors=True)
+        try:
+            _delete(left)
+        except OSError as error:
+            failures.append(f"{left} ({explain(error)})")
+    _forget(top)
+    if failures:
+        raise ArgumentError(f"Some runs cannot be removed, or not completely: {listed(failures)}.")
+
+
+def _used_now(top: Path) -> set[str]:
+    """Return the runs that are used by those that are running now."""
+    used: set[str] = set()
+    for folder in (*_folders(top), *_folders(top / REPLAYS)):
+        if is_running(folder):
+            with contextlib.suppress(ArgumentError, OSError):
+                used |= _uses(read_run(folder))
+    return used
+
+
+def _folders(top: Path) -> list[Path]:
+    return [folder for folder in top.iterdir() if folder.name[0] != "."] if top.is_dir() else []
+
+
+def _forget(top: Path) -> None:
+    """Remove what the cache has of runs whose folders are gone."""
     for entry in (top / FOLDER).glob("*/*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if not (top / str(json.loads(entry.read_bytes())["run_id"])).exists():
@@ -130,28 +169,57 @@ def _read(folder: Path) -> StoredRun:
         modified = max(path.stat().st_mtime for path in (folder, folder / EVENTS_FILE) if path.exists())
     except (OSError, ValueError):
         modified = time.time()
+    if folder.is_symlink():
+        return StoredRun(folder, State.INTERRUPTED, modified, 0, frozenset(), "it is a symbolic link")
     size = sum(_sizes(folder))
     try:
         record = read_run(folder)
     except (ArgumentError, OSError) as error:
         return StoredRun(folder, State.INTERRUPTED, modified, size, frozenset(), f"it cannot be read: {error}")
-    uses = {record.resumes, *(stage.cached_from for stage in record.run.ends.values())} - {"", folder.name}
-    return StoredRun(
-        folder, record.state, modified, size, frozenset(uses), "it is running" if record.is_running else ""
+    kept = (
+        "it is running"
+        if record.is_running
+        else ""
+        if _is_over(record, folder)
+        else "whether it is running is unknown here"
     )
+    return StoredRun(folder, record.state, modified, size, frozenset(_uses(record)), kept)
+
+
+def _is_over(record: RunRecord, folder: Path) -> bool:
+    """Tell whether no process is running a run: its lock says so, or its end is recorded."""
+    return record.state is not State.INTERRUPTED or not is_running(folder, unknown=True)
+
+
+def _uses(record: RunRecord) -> set[str]:
+    """Return the runs that a run needs."""
+    uses = {record.resumes, *(stage.cached_from for stage in record.run.ends.values())}
+    if record.is_running:
+        uses.add(str(record.options.get("replays") or "").partition("/")[0])
+    return uses - {"", record.run_id}
 
 
 def _sizes(folder: str | os.PathLike[str]) -> Iterator[int]:
+    """Yield the size of each file in a folder. One that has several names there counts once."""
+    seen: set[tuple[int, int]] = set()
     for place, _, files in os.walk(folder):
         for name in files:
             with contextlib.suppress(OSError):
-                yield os.lstat(os.path.join(place, name)).st_size
+                state = os.lstat(os.path.join(place, name))
+                own = state.st_dev, state.st_ino
+                if state.st_nlink == 1 or own not in seen:
+                    yield state.st_size
+                if state.st_nlink > 1:
+                    seen.add(own)
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a run's folder unless the run is running; tell whether it is gone."""
+    """Remove a run's folder unless the run is running; tell whether it is gone.
+
+    Raises:
+        OSError: it cannot be removed. What is left of it has another name.
+    """
     lock = None
-    going = folder.with_name(f".{folder.name}{_GOING}")
     try:
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -159,13 +227,38 @@ def _remove(folder: Path) -> bool:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            except OSError:
-                pass  # a file system without locks
-        folder.rename(going)
-        shutil.rmtree(going)
-    except OSError as error:
-        raise ArgumentError(f"The run {folder.name!r} cannot be removed: {error}. The rest of it is {going}.") from None
+            except OSError:  # a file system without locks
+                if not _is_over(read_run(folder), folder):
+                    return False
+        going = folder.with_name(f".{folder.name}{_GOING}")
+        try:
+            folder.rename(going)
+        except FileNotFoundError:  # another gc was faster
+            return True
+        _delete(going)
     finally:
         if lock is not None:
             os.close(lock)
     return True
+
+
+def _delete(folder: Path) -> None:
+    """Remove a folder. Another gc may be removing it as well, and a stage may have forbidden to write to its folders.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    is_allowed = False
+    while os.path.lexists(folder):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            if is_allowed:
+                raise
+            is_allowed = True
+            for place, names, _ in os.walk(folder):
+                for path in (place, *(os.path.join(place, name) for name in names)):
+                    if not os.path.islink(path):
+                        os.chmod(path, 0o700)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -271,14 +272,18 @@ def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
     Raises:
         ArgumentError: ``output_dir`` is not a folder.
     """
+    times: dict[Path, float] = {}
     try:
-        folders = [path for path in Path(output_dir).iterdir() if path.name[0] != "." and is_run(path)]
+        for path in Path(output_dir).iterdir():
+            if path.name[0] != "." and is_run(path):
+                with contextlib.suppress(FileNotFoundError):  # gc may remove it meanwhile
+                    times[path] = created(path)
     except OSError as error:
         raise ArgumentError(
             f"There are no runs in {str(output_dir)!r}: {error.strerror}."
             f"{did_you_mean_path(output_dir) or ' Give the --output-dir of the runs.'}"
         ) from None
-    return sorted(folders, key=lambda folder: (created(folder), folder.name), reverse=True)
+    return sorted(times, key=lambda folder: (times[folder], folder.name), reverse=True)
 
 
 def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:

@@ -238,8 +238,13 @@ def is_event(line: bytes) -> bool:
     return True
 
 
-def is_running(folder: Path) -> bool:
-    """Return whether a process is running the pipeline, on this machine or on another one that shares the folder."""
+def is_running(folder: Path, *, unknown: bool = False) -> bool:
+    """Return whether a process is running the pipeline, on this machine or on another one that shares the folder.
+
+    Args:
+        folder: the run's folder.
+        unknown: what to return for a file system without locks.
+    """
     try:
         descriptor = open_regular(str(folder / LOCK_FILE), str(folder))
     except OSError:
@@ -249,7 +254,7 @@ def is_running(folder: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False  # a file system without locks
+        return unknown
     finally:
         os.close(descriptor)
     return False

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text
-from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
+from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, format_option
 from torchx_kfp.entrypoints.cli.selection import open_recorder
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.cleanup import Findings, OldRun
+    from torchx_kfp.tracking.cleanup import Findings
     from torchx_kfp.tracking.workspace_cleanup import UnusedWorkspace
 
-#: The number of names that a message lists.
-_SHOWN = 10
+#: The number of names that a message lists, and of runs that a table shows.
+_SHOWN, _ROWS = 10, 40
 
 
 @click.command("gc", short_help="Remove old pipeline runs from a tracker base, or from this machine.")
@@ -39,6 +41,7 @@ _SHOWN = 10
 )
 @click.option("--dry-run", is_flag=True, help="Only show the runs that would be removed.")
 @click.option("--output-dir", metavar="DIR", help="Remove the folders of runs on this machine, such as local_outputs.")
+@format_option("table", "json")
 def gc_command(
     tracker_base: str | None,
     age: float | None,
@@ -46,6 +49,7 @@ def gc_command(
     max_size: int | None,
     dry_run: bool,
     output_dir: str | None,
+    form: str,
 ) -> None:
     """Remove old pipeline runs from TRACKER_BASE: their results, and their files in .torchx_kfp.
 
@@ -68,66 +72,79 @@ def gc_command(
 
     With --output-dir, the folders of runs on this machine are removed instead, with their logs, their artifacts, and
     what the cache has of them. A run that is running stays, and so does one from which a kept run has taken stages.
-    Results that are recorded elsewhere are not touched.
+    Results that are recorded elsewhere are not touched. On a file system without locks, a run whose end is not recorded
+    stays.
+
+    A table shows the newest runs, and sums up the others; JSON has all of them.
     """
     if (tracker_base is None) == (output_dir is None):
         raise click.UsageError("Give either a TRACKER_BASE, or --output-dir DIR for runs on this machine.")
     if output_dir is not None:
-        _clean_folder(output_dir, {"age": age, "keep": keep, "size": max_size}, dry_run=dry_run)
+        _clean_folder(output_dir, {"age": age, "keep": keep, "size": max_size}, dry_run=dry_run, form=form)
         return
     for option, value in {"--keep": keep, "--max-size": max_size}.items():
         if value is not None:
             raise click.UsageError(f"{option} is for runs on this machine: give --output-dir, and no TRACKER_BASE.")
     if tracker_base is None or age is None:
         raise click.UsageError("Missing option '--older-than'.")
-    _clean_base(tracker_base, time.time() - age, dry_run=dry_run)
+    _clean_base(tracker_base, time.time() - age, dry_run=dry_run, form=form)
 
 
-def _clean_base(tracker_base: str, before: float, *, dry_run: bool) -> None:
+def _clean_base(tracker_base: str, before: float, *, dry_run: bool, form: str) -> None:
     """Remove pipeline runs older than a time from a tracker base, then their code, and show what has become of each."""
     from torchx_kfp.tracking.cleanup import Cleanup
-    from torchx_kfp.tracking.workspace_cleanup import WorkspaceCleanup
+    from torchx_kfp.tracking.workspace_cleanup import UnusedWorkspace, WorkspaceCleanup
 
     store = open_recorder(tracker_base).store
-    cleanup, code = Cleanup(store, before), WorkspaceCleanup(store, before)
+    cleanup, workspaces = Cleanup(store, before), WorkspaceCleanup(store, before)
     findings = cleanup.look()
-    going = [run for run in findings.old if not run.kept]
-    unused = code.look({run.run for run in going})
+    going = {run.run for run in findings.old if not run.kept}
+    unused = workspaces.look(going)
     _say_left_alone(findings)
-    if not (findings.old or unused):
+    if not (findings.old or unused) and form == "table":
         younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
         print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is that old{younger}.")
         return
-    if not findings.marked:
+    if findings.old and not findings.marked:
         print_message(f"{tracker_base!r} has results but no .torchx_kfp. Is it a tracker base?")
-    if dry_run:
-        _print(findings, {run.run: "would be removed" for run in going}, f"Would remove {_sum(going)}.")
-        _print_code("Would remove", unused)
-        return
-    removed: list[OldRun] = []
-    whole = False
+    gone, codes, rest = set[str](), list[UnusedWorkspace](), "not removed, or only in part: run gc again"
     try:
-        for run in cleanup.remove():
-            removed.append(run)
-        whole = True
+        if dry_run:
+            gone, codes = going, unused
+        else:
+            for run in cleanup.remove():
+                gone.add(run.run)
+            rest = "kept: in use, or changed meanwhile"
+            # The code of a run goes after the run, which may have been used meanwhile.
+            for code in workspaces.remove():
+                codes.append(code)
     finally:
         # The message of an error, or of Ctrl-C, follows the table.
-        fates = {run.run: "removed" for run in removed}
-        rest = "kept: in use, or changed meanwhile" if whole else "not removed, or only in part: run gc again"
-        fates |= {run.run: rest for run in findings.old if not run.kept and run.run not in fates}
-        _print(findings, fates, f"Removed {_sum(removed)}.")
-    # The code of a run goes after the run, which may have been used meanwhile.
-    codes: list[UnusedWorkspace] = []
-    try:
-        codes.extend(code.remove())
-    finally:
-        _print_code("Removed", codes)
+        rows = [
+            _RunFate(
+                run.run,
+                run.size,
+                run.modified,
+                run.run in gone,
+                f"kept: {run.kept}" if run.kept else rest,
+                {"stages": " ".join(run.stages), "files": f"{run.files:,}"},
+            )
+            for run in findings.old
+        ]
+        number = sum(run.files for run in findings.old if run.run in gone)
+        if form == "json":
+            others = {"younger": findings.younger, "left_alone": dict(findings.left_alone)}
+            archives = [{"digest": code.digest, "size": code.archive.size} for code in codes]
+            print_json({"dry_run": dry_run, **_as_json(rows), **others, "code": archives})
+        else:
+            younger = f" {counted(findings.younger, 'younger pipeline run')} kept." if findings.younger else ""
+            _print(rows, "pipeline run", f", {counted(number, 'file')}", younger, dry_run=dry_run)
+            _print_code(codes, dry_run=dry_run)
 
 
-def _clean_folder(output_dir: str, rules: Mapping[str, Any], *, dry_run: bool) -> None:
+def _clean_folder(output_dir: str, rules: Mapping[str, Any], *, dry_run: bool, form: str) -> None:
     """Remove old runs on this machine, and show what has become of each."""
-    from torchx_kfp.entrypoints.cli.display.tables import print_table
-    from torchx_kfp.execution.local.old_runs import forget, remove, select
+    from torchx_kfp.execution.local.old_runs import remove, select
 
     if all(value is None for value in rules.values()):
         raise click.UsageError("Say which runs are to go: --older-than AGE, --keep N or --max-size SIZE.")
@@ -135,25 +152,27 @@ def _clean_folder(output_dir: str, rules: Mapping[str, Any], *, dry_run: bool) -
     going = [run for run in runs if not run.kept]
     gone: set[str] = set()
     try:
-        if not dry_run:
-            gone.update(run.folder.name for run in remove(going))
-            forget(output_dir)
+        if dry_run:
+            gone.update(run.folder.name for run in going)
+        else:
+            for run in remove(output_dir, going):
+                gone.add(run.folder.name)
     finally:
-        done = [run for run in going if dry_run or run.folder.name in gone]
-        fates = {run.folder.name: "would be removed" if dry_run else "removed" for run in done}
         rows = [
-            (
+            _RunFate(
                 run.folder.name,
-                str(run.state),
-                size_text(run.size),
-                duration(time.time() - run.modified),
-                fates.get(run.folder.name) or f"kept: {run.kept or 'it could not be removed, or runs again'}",
+                run.size,
+                run.modified,
+                run.folder.name in gone,
+                f"kept: {run.kept or 'it could not be removed, or is used meanwhile'}",
+                {"state": str(run.state)},
             )
             for run in runs
         ]
-        verb = "Would remove" if dry_run else "Removed"
-        below = f"{verb} {counted(len(done), 'run')}, {size_text(sum(run.size for run in done))}."
-        print_table(("run", "state", "size", "age", "what"), rows, right=("size", "age"), fold=("what",), below=below)
+        if form == "json":
+            print_json({"dry_run": dry_run, **_as_json(rows)})
+        else:
+            _print(rows, "run", "", "", dry_run=dry_run)
 
 
 def _say_left_alone(findings: Findings) -> None:
@@ -164,36 +183,66 @@ def _say_left_alone(findings: Findings) -> None:
         print_message(f"Also left alone: {listed((name for name, _ in left[_SHOWN:]), _SHOWN)}.")
 
 
-def _print(findings: Findings, fates: Mapping[str, str], below: str) -> None:
+@dataclass(frozen=True)
+class _RunFate:
+    """A run, whether it is gone, otherwise why not, and further columns."""
+
+    run: str
+    size: int
+    modified: float
+    is_gone: bool
+    otherwise: str
+    columns: Mapping[str, str]
+
+
+def _as_json(rows: Sequence[_RunFate]) -> dict[str, object]:
+    gone = [row for row in rows if row.is_gone]
+    return {
+        "size": sum(row.size for row in gone),
+        "removed": [{"run": row.run, "size": row.size, "modified": row.modified} for row in gone],
+        "kept": [
+            {"run": row.run, "size": row.size, "modified": row.modified, "reason": row.otherwise.removeprefix("kept: ")}
+            for row in rows
+            if not row.is_gone
+        ],
+    }
+
+
+def _print(rows: Sequence[_RunFate], noun: str, files: str, others: str, *, dry_run: bool) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import print_table
 
-    if not findings.old:
+    if not rows:
         return
     now = time.time()
-    rows = [
+    fate = "would be removed" if dry_run else "removed"
+    cells = [
         (
-            run.run,
-            " ".join(run.stages),
-            f"{run.files:,}",
-            size_text(run.size),
-            duration(now - run.modified),
-            fates.get(run.run) or f"kept: {run.kept}",
+            row.run,
+            *row.columns.values(),
+            size_text(row.size),
+            duration(now - row.modified),
+            fate if row.is_gone else row.otherwise,
         )
-        for run in findings.old
+        for row in rows[:_ROWS]
     ]
-    columns = ("run", "stages", "files", "size", "age", "what")
-    younger = f" {counted(findings.younger, 'younger pipeline run')} kept." if findings.younger else ""
-    print_table(columns, rows, right=("files", "size", "age"), cut=("stages",), fold=("what",), below=below + younger)
+    gone = [row for row in rows if row.is_gone]
+    size = size_text(sum(row.size for row in gone))
+    below = f"{'Would remove' if dry_run else 'Removed'} {counted(len(gone), noun)}{files}, {size}.{others}"
+    if len(rows) > _ROWS:
+        kept = Counter(_kind(row.otherwise) for row in rows if not row.is_gone)
+        summed = "".join(f"\n{number:,} {reason}." for reason, number in kept.most_common())
+        below = f"{counted(len(rows) - _ROWS, f'older {noun}')} not shown: --format json has all.\n{below}{summed}"
+    columns = ("run", *rows[0].columns, "size", "age", "what")
+    print_table(columns, cells, right=("files", "size", "age"), cut=("stages",), fold=("what",), below=below)
 
 
-def _print_code(what: str, codes: Sequence[UnusedWorkspace]) -> None:
+def _kind(reason: str) -> str:
+    """Return a reason without what differs from run to run."""
+    kept, _, rest = reason.partition(": ")
+    return f"{kept}: used by others" if rest.startswith("used by ") else f"{kept}: {rest.partition(': ')[0]}"
+
+
+def _print_code(codes: Sequence[UnusedWorkspace], *, dry_run: bool) -> None:
     if codes:
-        size = size_text(sum(code.archive.size for code in codes))
+        what, size = "Would remove" if dry_run else "Removed", size_text(sum(code.archive.size for code in codes))
         print_text(f"{what} {counted(len(codes), 'archive')} of code that no run uses any more, {size}.")
-
-
-def _sum(runs: Iterable[OldRun]) -> str:
-    runs = list(runs)
-    files = sum(run.files for run in runs)
-    size = size_text(sum(run.size for run in runs))
-    return f"{counted(len(runs), 'pipeline run')}, {counted(files, 'file')}, {size}"

@@ -1,0 +1,149 @@
+"""What gc does with folders of runs that are not as usual; ``test_gc_runs`` has the usual ones."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.facts import says
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local.old_runs import remove, select
+from torchx_kfp.execution.runs import history
+from torchx_kfp.execution.runs.events import RunFinished, RunStarted, encode
+from torchx_kfp.execution.runs.vocabulary import State
+
+
+def make(top: Path, name: str, *, is_over: bool = True, **request: object) -> Path:
+    """Make the folder of a run by hand."""
+    folder = top / name
+    (folder / "train-0").mkdir(parents=True)
+    (folder / "train-0" / "log.txt").write_text("x" * 1000)
+    events = [RunStarted("p", name, folder), RunFinished(name, State.SUCCEEDED, 1.0)][: 2 if is_over else 1]
+    (folder / "events.jsonl").write_text("".join(json.dumps(encode(event)) + "\n" for event in events))
+    (folder / "run.json").write_text(json.dumps({"version": 1, "run_id": name, "created": len(name), **request}))
+    (folder / "lock").write_text("1\n")
+    return folder
+
+
+def reasons(top: Path) -> dict[str, str]:
+    return {run.folder.name: run.kept for run in select(top, keep=0)}
+
+
+def removed(top: Path) -> list[str]:
+    return [run.folder.name for run in remove(top, select(top, keep=0))]
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a run whose end is recorded is known not to be running."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    make(tmp_path, "over")
+    make(tmp_path, "unknown", is_over=False)
+    assert reasons(tmp_path) == {"over": "", "unknown": ""}
+    chosen = select(tmp_path, keep=0)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert reasons(tmp_path) == {"over": "", "unknown": "whether it is running is unknown here"}
+    assert [run.folder.name for run in remove(tmp_path, chosen)] == ["over"]
+    assert os.listdir(tmp_path) == ["unknown"]
+
+
+def test_links(tmp_path: Path) -> None:
+    """What is behind a link stays, and a file with several names counts once."""
+    (tmp_path / "runs").mkdir()
+    elsewhere, here = make(tmp_path / "elsewhere", "far"), make(tmp_path / "runs", "near")
+    (tmp_path / "runs/linked").symlink_to(elsewhere)
+    (here / "data").symlink_to(elsewhere)
+    size = next(run.size for run in select(tmp_path / "runs", keep=0) if run.folder == here)
+    os.link(here / "train-0/log.txt", here / "again")
+    assert {run.folder.name: run.size for run in select(tmp_path / "runs", keep=0)} == {"near": size, "linked": 0}
+    assert reasons(tmp_path / "runs") == {"near": "", "linked": "it is a symbolic link"}
+    assert removed(tmp_path / "runs") == ["near"]
+    assert os.listdir(tmp_path / "runs") == ["linked"]
+    assert (elsewhere / "train-0/log.txt").exists()
+
+
+def test_a_run_that_is_used_meanwhile_stays(tmp_path: Path) -> None:
+    for name in ("a", "bb", "ccc", "dddd"):
+        make(tmp_path, name)
+    chosen = select(tmp_path, keep=0)
+    user = make(tmp_path, "new-run", is_over=False, resumes="a")
+    replay = make(tmp_path / "replays", "replay", is_over=False, options={"replays": "bb/train"})
+    with (user / "lock").open() as lock, (replay / "lock").open() as other:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert {run.folder.name for run in remove(tmp_path, chosen)} == {"ccc", "dddd"}
+        assert reasons(tmp_path)["bb"] == "used by replay"
+    assert reasons(tmp_path)["bb"] == "", "a replay that is over does not need it"
+
+
+def test_a_younger_run_is_used(tmp_path: Path) -> None:
+    """An old run was resumed, with stages of a younger one."""
+    make(tmp_path, "b", resumes="a-younger-one")
+    make(tmp_path, "a-younger-one")
+    os.utime(tmp_path / "a-younger-one/events.jsonl", (1, 1))
+    os.utime(tmp_path / "a-younger-one", (1, 1))
+    assert {run.folder.name: run.kept for run in select(tmp_path, age=3600)} == {
+        "a-younger-one": "used by b",
+        "b": "not that old",
+    }
+
+
+def test_another_gc_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "bb"):
+        make(tmp_path, name)
+    chosen = select(tmp_path, keep=0)
+    shutil.rmtree(tmp_path / "a")
+    assert {run.folder.name for run in remove(tmp_path, chosen)} == {"a", "bb"}
+    (make(tmp_path, "ccc") / "run.json").unlink()  # so its time is that of the folder
+
+    def gone_then(folder: Path) -> bool:
+        shutil.rmtree(folder)
+        return True
+
+    monkeypatch.setattr(history, "is_run", gone_then)
+    assert history.find_runs(tmp_path) == []
+
+
+def test_folders_that_forbid_to_write_to_them(tmp_path: Path) -> None:
+    """One that cannot be removed does not keep others."""
+    for name in ("a", "bb", "ccc"):
+        make(tmp_path, name)
+    (tmp_path / "bb/train-0").chmod(0o500)
+    (tmp_path / "ccc/train-0/deep").mkdir()
+    (tmp_path / "ccc/train-0/deep/file").write_text("x")
+    (tmp_path / "ccc/train-0").chmod(0)
+    program = (
+        "import ctypes, os, sys; from tests.execution.local.test_old_runs import removed; from pathlib import Path; "
+        "os.geteuid() or ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()); "
+        "print(*removed(Path(sys.argv[1])))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {"a", "bb", "ccc"}
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "bb", "ccc"):
+        make(tmp_path, name)
+    rename = Path.rename
+
+    def refuse(folder: Path, target: Path) -> Path:
+        if folder.name == "bb":  # as where a file system is mounted
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return rename(folder, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    gone: list[str] = []
+    with pytest.raises(ArgumentError, match=says("bb", "busy")):
+        gone.extend(run.folder.name for run in remove(tmp_path, select(tmp_path, keep=0)))
+    assert os.listdir(tmp_path) == ["bb"]
