@@ -21,7 +21,8 @@ import torchx_kfp
 from tests.kfp.pipelines import Proof
 from tests.kfp.place import Place
 from torchx_kfp import local
-from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.entrypoints.doctor.proof import wait_while_useful
+from torchx_kfp.errors import UnknownRunError, UnsupportedPipelineError
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
@@ -137,12 +138,16 @@ class Suite:
         entry = self.ledger / f"{proof.name}.json"
         digest = hashlib.sha256(pipeline.text.encode()).hexdigest()
         known = json.loads(entry.read_text()) if entry.exists() else {}
-        if known.get("digest") != digest:
+        if known.get("digest") != digest or not self._goes_on(known):
             known = {"digest": digest, "run_id": self.submit(pipeline, proof.arguments, proof.name).run_id}
             _write(entry, known)
         if "verdict" not in known:
             run = attach(known["run_id"], host=self.place.host, tracker_base=self.base)
-            there = run.wait(Watch(), PATIENCE)
+            try:
+                there = self.wait(run)
+            except AssertionError:
+                entry.unlink()
+                raise
             here = self.run(pipeline, proof.arguments, proof.name)
             assert here.folder is not None
             found = [*differences(here, there), *different_events(read_run(here.folder), run.read())]
@@ -153,10 +158,33 @@ class Suite:
             if there.state != proof.state and not proof.expected:
                 found.append(f"the run has {there.state} there, and not {proof.state}")
             known["verdict"] = {"there": str(there.state), "here": str(here.state), "differences": found}
+            known["is_over"] = bool(not found or proof.expected)
             _write(entry, known)
-            if not found:
+            if known["is_over"]:
                 self.remove(known["run_id"])
         return Verdict(known["run_id"], **known["verdict"])
+
+    def _goes_on(self, known: Mapping[str, Any]) -> bool:
+        """Tell whether an earlier proof counts, or its run is still there. What differed is proved again."""
+        if "verdict" in known:
+            return bool(known.get("is_over"))
+        try:
+            attach(known["run_id"], host=self.place.host).read()
+        except UnknownRunError:
+            return False
+        return True
+
+    def wait(self, run: HostRun) -> RunResult:
+        """Wait for the end of a run on the host. One that cannot go on, or takes too long, is ended.
+
+        Raises:
+            AssertionError: it was ended.
+        """
+        record, problem = wait_while_useful(run, PATIENCE)
+        if problem:
+            run.terminate()
+            raise AssertionError(f"{run.link}: {problem} The run was ended.")
+        return record.run.result()
 
     def load(self, pipeline: Any) -> Pipeline:
         """Return the pipeline with the images of the place, and its volume."""
@@ -207,8 +235,7 @@ class Suite:
     def close(self) -> None:
         """Remove what is under the tracker base, unless a run is left to look at."""
         entries = [json.loads(entry.read_text()) for entry in self.ledger.glob("*.json")]
-        is_over = all("verdict" in entry and not entry["verdict"]["differences"] for entry in entries)
-        if is_over and not self.place.keeps:
+        if all(entry.get("is_over") for entry in entries) and not self.place.keeps:
             self._remove(self.base)
 
     def _refused(self, proof: Proof, pipeline: Pipeline) -> Verdict:

@@ -19,7 +19,7 @@ def test_the_cache_takes_a_stage_from_an_earlier_run(suite: Suite) -> None:
     runs = []
     for _ in range(2):
         run = suite.submit(pipeline, proof.arguments, "cache", cache=True)
-        runs.append(run.wait(Watch(), PATIENCE))
+        runs.append(suite.wait(run))
         runs[-1].raise_for_failure()
     assert {str(stage.state) for stage in runs[1].stages if stage.attempts or str(stage.state) == "cached"} == {
         "cached"
@@ -35,7 +35,7 @@ def test_cancel_ends_a_run(suite: Suite) -> None:
         assert time.monotonic() < deadline, "the stage has not begun"
         time.sleep(0.5)
     run.terminate()
-    result = run.wait(Watch(), PATIENCE)
+    result = suite.wait(run)
     assert (str(result.state), str(result["asleep"].state)) == ("canceled", "canceled")
     suite.remove(run.run_id)
 
@@ -44,10 +44,10 @@ def test_a_retry_runs_only_what_failed(suite: Suite) -> None:
     pipeline = suite.load(mended(suite.place))
     marker = f"mended-{uuid.uuid4().hex[:8]}"
     run = suite.submit(pipeline, {"marker": marker}, "retry")
-    assert str(run.wait(Watch(), PATIENCE).state) == "failed"
+    assert str(suite.wait(run).state) == "failed"
     with fsspec.open(f"{suite.base}/{marker}", "w") as file:
         file.write("mended")
-    there = run.retry().wait(Watch(), PATIENCE)
+    there = suite.wait(run.retry())
     assert (str(there.state), there["mended"].results) == ("succeeded", {"mended": 1})
 
     failed = suite.run(pipeline, {"marker": marker}, "retry")

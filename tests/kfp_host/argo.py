@@ -103,3 +103,10 @@ class Node:
     def display_name(self) -> str:
         """The name without the DAG around it."""
         return self.name.removeprefix(self.boundary).removeprefix(".") if self.boundary else self.name
+
+
+def pull_problem(image: str) -> str:
+    """Return what the kubelet says about an image that cannot be pulled: one of a registry below ``.invalid``."""
+    if not image.partition("/")[0].endswith(".invalid"):
+        return ""
+    return f'ErrImagePull: failed to pull and unpack image "{image}": no such host'

@@ -18,10 +18,11 @@ from typing import Any
 
 from tests.entrypoints.cli.ready import Forked, Ready, ready
 from tests.kfp_host.answers import Record, describe_run, describe_run_v1
-from tests.kfp_host.argo import Naming, Node
+from tests.kfp_host.argo import Naming, Node, pull_problem
 from tests.kfp_host.facts import Facts, before_the_end
 from tests.kfp_host.logs import pod_log
 from tests.kfp_host.tree import make_nodes
+from torchx_kfp.execution.pipeline.load import read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -168,6 +169,19 @@ class Run:
             record.history.append((state, facts.over.time))
 
 
+def _with_waits(text: str) -> str:
+    """Return a pipeline in which stages wait whose image cannot be pulled."""
+    spec, platform = read_specs(text)
+    stuck = [
+        each["container"]
+        for each in spec["deploymentSpec"].get("executors", {}).values()
+        if pull_problem(each.get("container", {}).get("image", ""))
+    ]
+    for container in stuck:
+        container.update(command=["sleep", "3600"], args=[])
+    return "\n---\n".join(map(json.dumps, filter(None, [spec, platform]))) if stuck else text
+
+
 class LocalRun(Run):
     """A run that a process runs."""
 
@@ -187,7 +201,7 @@ class LocalRun(Run):
         text = self.pipeline.text
         for there, here in request["addresses"].items():
             text = text.replace(there, here)
-        pipeline.write_text(text, encoding="utf-8")
+        pipeline.write_text(_with_waits(text), encoding="utf-8")
         content = {
             "pipeline": str(pipeline),
             "arguments": arguments,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from typing import Any
 
-from tests.kfp_host.argo import Naming, Node, executor_template
+from tests.kfp_host.argo import Naming, Node, executor_template, pull_problem
 from tests.kfp_host.facts import Ended, Facts, given_to
 from tests.kfp_host.pod_spec import pod_spec_patch
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task, volume_task
@@ -408,6 +408,9 @@ class _Tree:
             if number > 1:
                 self._again(executor, name, "Pod", attempt.time, ended, message=message, exit_code=code)
             self.nodes[name].stage, self.nodes[name].attempt = stage, number
+            if component.container and (problem := pull_problem(component.container.image)):
+                self.nodes[name].history = [each for each in self.nodes[name].history if each[0] != "Running"]
+                self.nodes[name].message = self.nodes[name].message if ended or self._over else problem
             if number <= len(retried):
                 message_then, code_then = _exit(Ended(State.FAILED, "", 0))
                 self._end_attempt(name, retried[number - 1].time, message_then, code_then)

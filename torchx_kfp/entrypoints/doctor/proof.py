@@ -41,6 +41,7 @@ from torchx_kfp.execution.model.findings import Kind
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import ending_signals, raise_for_signal
 from torchx_kfp.tracking.recorder import Recorder
@@ -270,23 +271,8 @@ class Ended:
 def _wait(host: Host, run_id: str, wanted: Wanted) -> Ended:
     """Wait for the end of a run, but not for a pod that cannot start."""
     run = HostRun(host.connection, run_id, policy=wanted.policy, say=wanted.say, named=[wanted.base])
-    problem = ""
-    stuck_since: float | None = None
-    deadline = time.monotonic() + wanted.timeout
     try:
-        while True:
-            record = run.look()
-            stuck = [stage for stage in record.run.stages if stage.is_stuck]
-            hopeless = [stage for stage in stuck if _HOPELESS.match(stage.reason)]
-            now = time.monotonic()
-            stuck_since = (stuck_since or now) if hopeless else None
-            if not record.is_running:
-                break
-            if now >= deadline or (stuck_since is not None and now - stuck_since >= _FORBEARANCE):
-                why = "; ".join(f"{stage.name} cannot start: {printable(stage.reason)}" for stage in hopeless or stuck)
-                problem = f"{why or f'The run has not ended within {duration(wanted.timeout)}'}."
-                break
-            time.sleep(min(run.interval, max(0.0, deadline - now)))
+        record, problem = wait_while_useful(run, wanted.timeout)
         result = record.run.result()
         if not result.stages and not problem:  # of a host without v1beta1
             problem = " ".join(record.corrupt) or f"The host names no stage of the run, which is {result.state}."
@@ -295,6 +281,34 @@ def _wait(host: Host, run_id: str, wanted: Wanted) -> Ended:
         return Ended(result, problem, {stage.name: text for stage in failed if (text := _sentence(stage))})
     finally:
         run.close()
+
+
+def wait_while_useful(run: HostRun, timeout: float) -> tuple[RunRecord, str]:
+    """Wait for the end of a run, and return it with a sentence about why it was given up; empty if it has ended.
+
+    A run is given up if a pod cannot start for want of an image, a secret or a volume claim. It goes on.
+
+    Args:
+        run: the run.
+        timeout: the seconds that it may take.
+
+    Raises:
+        HostError: see ``HostRun.look``.
+    """
+    stuck_since: float | None = None
+    deadline = time.monotonic() + timeout
+    while True:
+        record = run.look()
+        if not record.is_running:
+            return record, ""
+        stuck = [stage for stage in record.run.stages if stage.is_stuck]
+        hopeless = [stage for stage in stuck if _HOPELESS.match(stage.reason)]
+        now = time.monotonic()
+        stuck_since = (stuck_since or now) if hopeless else None
+        if now >= deadline or (stuck_since is not None and now - stuck_since >= _FORBEARANCE):
+            why = "; ".join(f"{stage.name} cannot start: {printable(stage.reason)}" for stage in hopeless or stuck)
+            return record, f"{why or f'The run has not ended within {duration(timeout)}'}."
+        time.sleep(min(run.interval, max(0.0, deadline - now)))
 
 
 def _sentence(stage: StageResult) -> str:
