@@ -80,7 +80,7 @@ def test_what_cannot_be_filtered_by(kfp_host: KfpHost, program: Program) -> None
         ("--experiment", "trys"): ["no experiment 'trys'", "'tries'", "Default, tries"],
         ("--state", "done"): ["done", "succeeded"],
         ("--older-than", "long"): ["long"],
-        ("--host", ""): ["--host is empty", "TORCHX_KFP_HOST"],
+        ("--host", ""): ["'--host'", "empty"],
         ("--yes",): ["--archive", "--delete"],
         ("--delete", "--archive", "--yes"): ["--archive", "--delete", "contradict"],
         ("--delete", "--state", "failed"): ["Nothing was deleted", "--yes"],

@@ -117,7 +117,11 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert row[4].endswith("(succeeded)")
 
     assert len(json.loads(program("runs", "--schedule", "hourly", "--all", "--format", "json").stdout)) == 5
-    assert program("schedules", "delete", "hourly").returncode == 0
+    gone = program("schedules", "delete", "hourly")
+    assert re.search(says("is deleted", f"torchx-kfp runs --schedule {identity}"), gone.stderr)
+    of_gone = json.loads(program("runs", "--schedule", identity, "--all", "--format", "json").stdout)
+    assert len(of_gone) == 5
+    assert len(rows(program("results", str(program.folder / "base"), "--schedule", identity).stdout)) == 5
     assert (listed(program), program("schedules").stderr) == ({}, f"There are no schedules on {kfp_host.url}.\n")
     kfp_host.advance(_HOUR)
     runs_of(kfp_host, number=5)
@@ -154,6 +158,18 @@ def test_a_cron_expression_has_seconds_on_kfp(kfp_host: KfpHost, program: Progra
     assert (shown["state"], shown["cron"], shown["next"], shown["catchup"]) == ("ended", "0 3 * * 1-5", None, True)
     json_id = program("submit", "count.yaml", "--cron", "@daily", "--name", "other", "--json")
     assert json.loads(json_id.stdout)["cron"] == "0 0 * * *"
+
+
+def test_an_interval_whose_start_has_passed(kfp_host: KfpHost, program: Program) -> None:
+    """KFP starts one run at once, and counts from then."""
+    done = program("submit", "count.yaml", "--every", "1d", "--start", "2020-01-01T03:00Z")
+    assert re.search(says("starts at once", "--start has passed", "--cron"), done.stderr)
+    [first] = runs_of(kfp_host, number=1)
+    kfp_host.advance(24 * _HOUR)
+    [_, second] = runs_of(kfp_host, number=2)
+    times = [datetime.datetime.fromisoformat(run["scheduled_at"][:-1]) for run in (first, second)]
+    assert times[1] - times[0] == datetime.timedelta(days=1)
+    assert times[0].year > 2020
 
 
 def test_schedules_from_python(kfp_host: KfpHost, program: Program) -> None:
@@ -239,6 +255,8 @@ def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
         (*submit, "--every", "6h", "--end", "2020-01-01"): ["no run", "--end"],
         (*submit, "--every", "6h", "-p", "wrod=x"): ["'wrod'", "'word'"],
         (*submit, "--every", "6h", "--name", "Ä-1"): ["'Ä-1'", "begin with '-'", "--name"],
+        (*submit, "--every", "6h", "--service-account", ""): ["'--service-account'", "empty"],
+        ("results", "--schedule", ""): ["'--schedule'", "empty"],
         ("schedules", "pause"): ["Missing argument 'NAME'"],
         ("schedules", "stop", "x"): ["'stop'", "'pause'"],
         ("schedules", "pause", "nightly"): ["no schedule 'nightly'", kfp_host.url, "Schedules: none"],

@@ -123,6 +123,8 @@ def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
     assert program("upload", "plain.yaml", "--version", "1").returncode == 0
     for words, facts in {
         ("upload", "plain.yaml", "--version", "1"): ["'plain'", "version '1' already", "--version"],
+        ("upload", "plain.yaml", "--version", ""): ["'--version'", "empty"],
+        ("submit", "--pipeline", ""): ["'--pipeline'", "empty"],
         ("upload", "lost.yaml"): ["'lost'", "nothing was uploaded"],
         ("upload", "none.yaml"): ["none.yaml"],
         ("upload", "folders.yaml"): ["'plain'", "/mine", "parameter workspace"],

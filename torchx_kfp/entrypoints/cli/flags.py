@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from torchx_kfp.common.text import did_you_mean, parse_duration, parse_size
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
-from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Setting, Submission, flag, variable
+from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Setting, Submission, flag
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
 Decorator = Callable[[Any], Any]
@@ -98,6 +98,13 @@ def records_argument(runs: str) -> Decorator:
     return click.argument("words", nargs=-1, metavar=f"[TRACKER_BASE] {runs}")
 
 
+def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse an empty text: with a variable of a shell that is not set, --delete --name "$x" would take all runs."""
+    if value == "":
+        raise click.BadParameter("It is empty. Leave the option out if you mean none.", ctx, param)
+    return value
+
+
 def tracker_base_option(metavar: str) -> Decorator:
     """Add ``--tracker-base``."""
     option: Decorator = click.option(
@@ -137,11 +144,6 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     def read(values: dict[str, Any]) -> Flags:
         values["verify_ssl"] = False if values["verify_ssl"] else None
-        for name in [name for name, value in values.items() if value == ""]:
-            # A variable of a shell that is not set would mean another host, or another namespace.
-            raise click.UsageError(
-                f"{flag(name)} is empty. Leave it out for the value of {variable(name)}, or of the settings file."
-            )
         return {name: value for name, value in values.items() if value is not None}
 
     return _with_settings(command, FLAGS, "flags", read)
@@ -168,7 +170,8 @@ def _with_settings(
     for name, setting in reversed(settings.items()):
         words = ("-n", flag(name), name) if name == "namespace" else (flag(name), name)
         about: dict[str, Any] = {"metavar": setting.metavar, "hidden": setting.metavar is None, "help": setting.help}
-        decorated = click.option(*words, is_flag=name in ("verify_ssl", "cache"), **about)(decorated)
+        is_flag = name in ("verify_ssl", "cache")
+        decorated = click.option(*words, is_flag=is_flag, callback=refuse_empty, **about)(decorated)
     return decorated
 
 

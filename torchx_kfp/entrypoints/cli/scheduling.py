@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.execution.host.recurring import Schedule
     from torchx_kfp.execution.host.settings import Submission
+    from torchx_kfp.execution.host.timing import Timing
     from torchx_kfp.tracking.recorder import Recorder
 
 
@@ -107,15 +108,20 @@ def say_created(schedule: Schedule, submission: Submission, words: list[str], *,
     if schedule.timing is not None and schedule.timing.expression:
         print_message(f"KFP gets the expression {schedule.timing.expression!r}: with seconds first, in UTC.")
     if (first := schedule.next()) is not None:
-        is_late = first <= time.time()
-        print_message(
-            "The first run starts at once: its time has passed." if is_late else f"The first run is due at {at(first)}."
-        )
+        print_message(f"The first run {_when(schedule.timing, first)}.")
     if submission.cache:
         print_message(
             "KFP takes a stage from its cache if its inputs are those of an earlier run; --no-cache avoids that."
         )
     print_message(f"To see it: {this_command('schedules', *words)}")
+
+
+def _when(timing: Timing | None, first: float) -> str:
+    if first > time.time():
+        return f"is due at {at(first)}"
+    if timing is None or timing.every is None or timing.catchup:
+        return f"starts at once: it was due at {at(first)}"
+    return "starts at once, because --start has passed, and intervals count from then. For times of the day, use --cron"
 
 
 def keys_of_runs(recorder: Recorder, runs: Iterable[RunSummary]) -> dict[str, RunSummary]:

@@ -163,6 +163,13 @@ class Schedules:
             raise ArgumentError(f"{where} has {len(found):,} schedules {name!r}: {ids}. Give the id.")
         raise self._host.unknown("schedule", name, (each.name for each in self.list()))
 
+    def find_id(self, name: str) -> str:
+        """Return the id of the schedule with a name, or the given id, which may be that of a deleted schedule.
+
+        The errors are those of ``find``.
+        """
+        return name.lower() if UUID.fullmatch(name.lower()) else self.find(name).schedule_id
+
     def pause(self, schedule: Schedule) -> None:
         """Let a schedule start no further runs. Those that have started continue."""
         self._connection.post(f"{_SCHEDULES}/{schedule.schedule_id}:disable")

@@ -24,7 +24,14 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.flags import (
+    Flags,
+    format_option,
+    host_options,
+    output_dir_option,
+    records_argument,
+    refuse_empty,
+)
 from torchx_kfp.entrypoints.cli.resolver import Located, connect, locate, named_bases
 from torchx_kfp.entrypoints.cli.scheduling import at, keys_of_runs
 from torchx_kfp.entrypoints.cli.selection import (
@@ -81,7 +88,10 @@ _WORD = re.compile(r"\w+|<>|=|\S")
     "--where", "expressions", metavar="EXPRESSION", multiple=True, help="Show only runs for which this is true."
 )
 @click.option(
-    "--schedule", metavar="NAME", help="Show the runs that this schedule of the host has started, the oldest first."
+    "--schedule",
+    metavar="NAME",
+    callback=refuse_empty,
+    help="Show the runs that this schedule of the host has started, the oldest first.",
 )
 @output_dir_option
 @format_option("table", "json", "csv")
@@ -180,14 +190,14 @@ def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorde
         MissingResultsError: no run has recorded anything.
     """
     from torchx_kfp.execution.host.recurring import Schedules
+    from torchx_kfp.execution.host.run_filter import RunFilter
     from torchx_kfp.execution.runs.source import missing, why_not_read
 
     if len(words) > 1:
         raise click.UsageError("--schedule names the runs: give at most the TRACKER_BASE before it.")
     host = connect(flags)
     schedules = Schedules(host)
-    schedule = schedules.find(name)
-    given = words[0] if words else schedule.tracker_base
+    given = words[0] if words else schedules.find(name).tracker_base
     if not given:
         raise ArgumentError(
             f"The pipeline of the schedule {name!r} has no parameter {TRACKER_BASE!r} with a value. Give the tracker "
@@ -196,13 +206,16 @@ def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorde
     if not words and (why := why_not_read(given, named_bases([given], flags, ran_here=False))):
         raise TrackerBaseError(missing(given, why))
     recorder = open_recorder(given)
-    runs = sorted(host.list(schedules.runs_of(schedule)), key=lambda run: run.scheduled)
+    where = RunFilter(archived=None, schedule_id=schedules.find_id(name))
+    runs = sorted(host.list(where), key=lambda run: run.scheduled)
     found = keys_of_runs(recorder, runs)
     labels = {key: f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip() for key, run in found.items()}
     if not labels:
         raise MissingResultsError(f"No run of {name!r} has results under {given!r}, of {counted(len(runs), 'run')}.")
     if without := len(runs) - len({run.run_id for run in found.values()}):
-        print_message(f"{without:,} of {counted(len(runs), 'run')} without results: a cached stage has none again.")
+        print_message(
+            f"{without:,} of {counted(len(runs), 'run')} without results: in progress, failed, or taken from the cache."
+        )
     return recorder, Chosen(name, tuple(labels), labels=labels)
 
 

@@ -22,7 +22,14 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     terminal_width,
     this_command,
 )
-from torchx_kfp.entrypoints.cli.flags import Duration, Flags, format_option, host_options, output_dir_option
+from torchx_kfp.entrypoints.cli.flags import (
+    Duration,
+    Flags,
+    format_option,
+    host_options,
+    output_dir_option,
+    refuse_empty,
+)
 from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, named_bases, names_host
 from torchx_kfp.entrypoints.cli.tags import read_tags, with_tags
 from torchx_kfp.errors import ArgumentError, HostError, UnknownTagError
@@ -37,13 +44,6 @@ if TYPE_CHECKING:
 _MOST_LOOKED_INTO = 8
 #: The seconds in which the files of runs on this machine are counted.
 _COUNTING = 0.5
-
-
-def _refuse_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    """Refuse an empty text: with a variable of a shell that is not set, --delete would remove all runs."""
-    if value == "":
-        raise click.BadParameter("It is empty. Leave the option out to choose all.", ctx, param)
-    return value or ""
 
 
 @click.command("runs", short_help="List runs, the newest first.")
@@ -62,10 +62,10 @@ def _refuse_empty(ctx: click.Context, param: click.Parameter, value: str | None)
     multiple=True,
     help="Only runs in this state. May be given several times.",
 )
-@click.option("--name", metavar="TEXT", callback=_refuse_empty, help="Only runs with this text in their names.")
-@click.option("--experiment", metavar="NAME", callback=_refuse_empty, help="Only runs of this experiment of the host.")
+@click.option("--name", metavar="TEXT", callback=refuse_empty, help="Only runs with this text in their names.")
+@click.option("--experiment", metavar="NAME", callback=refuse_empty, help="Only runs of this experiment of the host.")
 @click.option(
-    "--schedule", metavar="NAME", callback=_refuse_empty, help="Only runs that this schedule of the host has started."
+    "--schedule", metavar="NAME", callback=refuse_empty, help="Only runs that this schedule of the host has started."
 )
 @click.option(
     "--newer-than", metavar="AGE", type=Duration(), help="Only runs that began after this, such as 12h or 7d."
@@ -202,13 +202,22 @@ def _runs_there(
         return "", [], error
 
 
-def _filter(flags: Flags, states: tuple[str, ...], schedule: str, **of_filter: Any) -> RunFilter:
+def _filter(
+    flags: Flags,
+    states: tuple[str, ...],
+    name: str | None,
+    experiment: str | None,
+    schedule: str | None,
+    **of_filter: Any,
+) -> RunFilter:
     """Return the filter that the options describe."""
     from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run_filter import RunFilter
 
-    schedule_id = Schedules(connect(flags)).find(schedule).schedule_id if schedule else ""
-    return RunFilter(tuple(State(state) for state in states), schedule_id=schedule_id, **of_filter)
+    schedule_id = Schedules(connect(flags)).find_id(schedule) if schedule else ""
+    return RunFilter(
+        tuple(State(state) for state in states), name or "", experiment or "", schedule_id=schedule_id, **of_filter
+    )
 
 
 def _change(

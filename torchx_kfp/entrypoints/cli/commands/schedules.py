@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.common.text import printable
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options
-from torchx_kfp.entrypoints.cli.resolver import connect
+from torchx_kfp.entrypoints.cli.resolver import connect, host_words
 from torchx_kfp.entrypoints.cli.scheduling import as_dict, at
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def schedules_command(action: str | None, name: str | None, form: str, flags: Fl
     else:
         {"pause": schedules.pause, "resume": schedules.resume}[action](schedule)
     print_message(f"The schedule {printable(schedule.name)!r} ({schedule.schedule_id}) is {_DONE[action]}.")
+    if action == "delete":
+        print_message(f"Its runs: {this_command('runs', '--schedule', schedule.schedule_id, *host_words(flags))}")
 
 
 def _next(due: float | None) -> str:

@@ -17,6 +17,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     host_options,
     output_dir_option,
     parameter_option,
+    refuse_empty,
     submission_options,
     tag_option,
     tracker_base_option,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     "--pipeline",
     "stored_name",
     metavar="NAME[@VERSION]",
+    callback=refuse_empty,
     help="Run a pipeline that the host stores, in place of a FILE: its newest version, or VERSION.",
 )
 @schedule_options

@@ -9,19 +9,23 @@ import click
 from torchx_kfp.common.text import listed, printable
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, refuse_empty
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
 
 
 @click.command("upload", short_help="Store a pipeline on a KFP host.")
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT")
 @component_options
-@click.option("--name", metavar="NAME", default="", help="The pipeline's name in KFP's UI.  [default: its own]")
-@click.option("--version", metavar="NAME", default="", help="The name of the version.  [default: the date and time]")
+@click.option(
+    "--name", metavar="NAME", callback=refuse_empty, help="The pipeline's name in KFP's UI.  [default: its own]"
+)
+@click.option(
+    "--version", metavar="NAME", callback=refuse_empty, help="The name of the version.  [default: the date and time]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the names, ids and link as JSON.")
 @host_options
 def upload_command(
-    target: str, component: ComponentWords, name: str, version: str, as_json: bool, flags: Flags
+    target: str, component: ComponentWords, name: str | None, version: str | None, as_json: bool, flags: Flags
 ) -> None:
     """Store a version of a pipeline on a KFP host, where people find it in the UI, and print the id of the version.
 
@@ -48,7 +52,7 @@ def upload_command(
     refuse(pipeline.name, [each for each in findings if each.kind is Kind.FAILS], "nothing was uploaded")
     for each in findings:
         print_message(f"Warning: {each.kind.value}: {each}")
-    stored = StoredPipelines(connect(flags)).upload(pipeline, name, version)
+    stored = StoredPipelines(connect(flags)).upload(pipeline, name or "", version or "")
     if as_json:
         print_json({**vars(stored)})
         return
