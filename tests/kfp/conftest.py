@@ -17,7 +17,7 @@ NAMED = named_place()
 
 
 @pytest.fixture(scope="session")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """The suite for the host that the variables name, or for that of the tests."""
     folder = tmp_path_factory.mktemp("suite")
     with contextlib.ExitStack() as stack:
@@ -26,7 +26,14 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
             host = stack.enter_context(KfpHost(folder / "host", directory=folder, options={"parallelism": 2}))
             place = Place(host.url, str(folder / "base"), claim="claim")
             Path(place.base).mkdir()
-        yield Suite(place, folder)
+        made = Suite(place, folder)
+        try:
+            _ = made.packages
+        except Exception as error:
+            # No pipeline can run, so the next ones need not try.
+            request.session.shouldfail = f"The suite cannot run at {place.host}: {error}"
+            raise
+        yield made
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchx.specs import AppDef, Role
-
-from torchx_kfp import Stages
-
 #: The beginning of the variables' names; ``make test-kfp`` sets them.
 PREFIX = "TORCHX_KFP_SUITE_"
+ENDPOINT = "AWS_ENDPOINT_URL"
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Place:
     Attributes:
         host: the URL of the host.
         base: the tracker base, which this machine and the pods reach.
-        image: an image with python3, fsspec, the storage's driver, and kfp.
+        image: an image with python3, fsspec, the storage's driver, and kfp, and with what examples import.
         shell_image: an image with nothing but a shell.
         claim: a volume claim that pods mount at the base, if that is a folder.
         secret: a Kubernetes secret with credentials for the storage, ``NAME:KEY_OF_THE_ID:KEY_OF_THE_SECRET``.
@@ -43,22 +41,58 @@ class Place:
     ledger: str = ""
     keeps: bool = False
 
-    def stages(self, **channels: Any) -> Stages:
-        """Return the stages of a pipeline: ``tracker_base`` and ``workspace`` are its parameters."""
-        return Stages(**channels, secrets=self.secrets)
-
     @property
-    def secrets(self) -> dict[str, dict[str, str]] | None:
-        """The option of stages that gives them the credentials."""
+    def secrets(self) -> dict[str, dict[str, str]]:
+        """The variables with the credentials, by the secret and its key."""
         name, _, keys = self.secret.partition(":")
         variables = dict(zip(keys.split(":"), ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), strict=False))
-        return {name: variables} if name else None
+        return {name: variables} if name else {}
 
-    def app(self, name: str, *words: str, image: str = "", **role: Any) -> AppDef:
-        """Return an application of ``code/stage.py``."""
-        env = {"AWS_ENDPOINT_URL": self.endpoint} if self.endpoint else {}
-        args = ["-m", "stage", name, *words]
-        return AppDef(name, [Role(name, image=image or self.image, entrypoint="python3", args=args, env=env, **role)])
+    def image_of(self, name: str) -> str:
+        """Return the image of the place for one that a pipeline of the suite names."""
+        if name.partition(":")[0] == "busybox":
+            return self.shell_image
+        return self.image if name == "python:3.11" or name.startswith("torchx-kfp-") else name
+
+    def fit(self, spec: dict[str, Any], platform: dict[str, Any]) -> None:
+        """Change a compiled pipeline so that it runs here: images, the volume, and the credentials of the storage."""
+        settings = _below(platform, "platforms", "kubernetes", "deploymentSpec", "executors")
+        for name, executor in spec["deploymentSpec"]["executors"].items():
+            if "container" not in executor:
+                continue
+            container, own = executor["container"], settings.setdefault(name, {})
+            container["image"] = self.image_of(container["image"])
+            if self.endpoint:
+                container.setdefault("env", []).append({"name": ENDPOINT, "value": self.endpoint})
+            if self.claim:
+                mount = {"constant": self.claim, "mountPath": self.base}
+                own.setdefault("pvcMount", []).append(mount)
+            for secret, keys in self.secrets.items():
+                entry = {
+                    "secretName": secret,
+                    "secretNameParameter": {"runtimeValue": {"constant": secret}},
+                    "keyToEnv": [{"secretKey": key, "envVar": variable} for key, variable in keys.items()],
+                }
+                own.setdefault("secretAsEnv", []).append(entry)
+            if "command" in container:
+                container["command"] = [self._fit_manifest(word) for word in container["command"]]
+
+    def _fit_manifest(self, word: str) -> str:
+        """Return a word of a command; if it has the pods of a distributed stage, they run here as well."""
+        if not word.startswith('{"stage":'):
+            return word
+        specification = json.loads(word)
+        for container in _containers(specification["object"]):
+            container["image"] = self.image_of(container["image"])
+            given = container.setdefault("env", [])
+            if self.endpoint:
+                given.append({"name": ENDPOINT, "value": self.endpoint})
+            given += [
+                {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+                for secret, keys in self.secrets.items()
+                for key, variable in keys.items()
+            ]
+        return json.dumps(specification, separators=(",", ":"))
 
 
 def named_place(environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -86,3 +120,21 @@ def named_place(environ: Mapping[str, str] = os.environ) -> Place | None:
         ledger=given.get("ledger", ".cache/kfp-suite"),
         keeps=given.get("keep", "") not in ("", "0"),
     )
+
+
+def _below(content: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the object at a path, which is made where it is missing."""
+    for name in names:
+        content = content.setdefault(name, {})
+    return content
+
+
+def _containers(content: Any) -> Iterator[dict[str, Any]]:
+    """Yield the containers of the pods in a manifest."""
+    if isinstance(content, list):
+        for each in content:
+            yield from _containers(each)
+    elif isinstance(content, dict):
+        yield from content.get("containers", ())
+        for each in content.values():
+            yield from _containers(each)

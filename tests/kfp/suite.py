@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -10,15 +11,17 @@ import re
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import yaml
 
+import components
 import torchx_kfp
-from tests.kfp.pipelines import Proof
+from tests.kfp.pipelines import Proof, packages
 from tests.kfp.place import Place
 from torchx_kfp import local
 from torchx_kfp.entrypoints.doctor.proof import wait_while_useful
@@ -49,8 +52,11 @@ class Verdict:
     differences: list[str] = field(default_factory=list)
 
 
-def differences(here: RunResult, there: RunResult) -> list[str]:
-    """Return what is not alike: states, starts and results of stages, and outputs that KFP has."""
+def differences(here: RunResult, there: RunResult, varying: Collection[str] = ()) -> list[str]:
+    """Return what is not alike: states, starts and results of stages, and outputs that KFP has.
+
+    Results and outputs whose names are ``varying`` only must be in both places.
+    """
     found = [] if here.state == there.state else [f"the run: here {here.state}, there {there.state}"]
     ours, theirs = ({stage.name: stage for stage in result.stages} for result in (here, there))
     for name in sorted({*ours, *theirs}):
@@ -61,7 +67,7 @@ def differences(here: RunResult, there: RunResult) -> list[str]:
         for what, mine, its in (
             ("state", _SAME.get(one.state, one.state), _SAME.get(other.state, other.state)),
             ("starts", one.starts, other.starts),
-            ("results", _plain(one.results, here.run_id), _plain(other.results, there.run_id)),
+            ("results", _plain(one.results, here.run_id, varying), _plain(other.results, there.run_id, varying)),
             # A host does not say which signal has ended a process.
             ("exit code", one.exit_code if (one.exit_code or 0) > 0 else None, other.exit_code),
         ):
@@ -69,7 +75,7 @@ def differences(here: RunResult, there: RunResult) -> list[str]:
                 found.append(f"{name}: {what} here {mine!r}, there {its!r}")
         outputs = {key: value for key, value in other.outputs.items() if value != other.run_id}
         for key, value in outputs.items():
-            if key in one.outputs and one.outputs[key] != value:
+            if key in one.outputs and one.outputs[key] != value and key not in varying:
                 found.append(f"{name}: output {key} here {one.outputs[key]!r}, there {value!r}")
     return found
 
@@ -91,12 +97,13 @@ def different_events(here: RunRecord, there: RunRecord) -> list[str]:
     ]
 
 
-def _plain(results: Mapping[str, Any] | None, run: str) -> dict[str, Any] | None:
-    """Return the results without what differs in the run ids of executions."""
+def _plain(results: Mapping[str, Any] | None, run: str, varying: Collection[str]) -> dict[str, Any] | None:
+    """Return the results without what differs in the run ids of executions, and without values that vary."""
     if results is None:
         return None
     run_ids = re.compile(rf"{run}/([^/\s]+)/[^/\s]+")
-    return {name: run_ids.sub(r"RUN/\1", it) if isinstance(it, str) else it for name, it in results.items()}
+    kept = {name: None if name in varying else value for name, value in results.items()}
+    return {name: run_ids.sub(r"RUN/\1", it) if isinstance(it, str) else it for name, it in kept.items()}
 
 
 class Suite:
@@ -116,11 +123,11 @@ class Suite:
 
     @functools.cached_property
     def code(self) -> Path:
-        """The workspace: the applications, and this package, so that an image needs neither."""
+        """The workspace: all applications and this package, so that an image needs none of them."""
         made = self.folder / f"code-{uuid.uuid4().hex[:8]}"
         shutil.copytree(Path(__file__).with_name("code"), made, ignore=shutil.ignore_patterns("__pycache__"))
-        package = Path(torchx_kfp.__file__).parent
-        shutil.copytree(package, made / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        for package in (Path(torchx_kfp.__file__).parent, Path(components.__file__).parent):
+            shutil.copytree(package, made / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         return made
 
     @functools.cache  # noqa: B019 (one suite a process)
@@ -130,9 +137,28 @@ class Suite:
         packed.upload()
         return packed.url
 
+    @functools.cached_property
+    def packages(self) -> frozenset[str]:
+        """The packages of the image, of those that examples need: a stage looks, once for all processes.
+
+        Raises:
+            StageFailedError: the stage has failed.
+            AssertionError: it cannot start.
+        """
+        known = self.ledger / "packages"
+        with (self.ledger / "packages.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not known.exists():
+                run = self.submit(self.load(packages), {}, "packages")
+                result = self.wait(run)
+                result.raise_for_failure()
+                known.write_text(result["packages"].measures["packages"], encoding="utf-8")
+                self.remove(run.run_id)
+        return frozenset(known.read_text(encoding="utf-8").split())
+
     def prove(self, proof: Proof) -> Verdict:
         """Run a pipeline there and here, once: an interrupted suite goes on with the run that it has begun."""
-        pipeline = self.load(proof.make(self.place))
+        pipeline = self.load(proof.make())
         if proof.refused:
             return self._refused(proof, pipeline)
         entry = self.ledger / f"{proof.name}.json"
@@ -150,7 +176,7 @@ class Suite:
                 raise
             here = self.run(pipeline, proof.arguments, proof.name)
             assert here.folder is not None
-            found = [*differences(here, there), *different_events(read_run(here.folder), run.read())]
+            found = [*differences(here, there, proof.varying), *different_events(read_run(here.folder), run.read())]
             for stage, results in proof.results.items():
                 measured = {name: there[stage].measures.get(name) for name in results}
                 if measured != results:
@@ -187,20 +213,13 @@ class Suite:
         return record.run.result()
 
     def load(self, pipeline: Any) -> Pipeline:
-        """Return the pipeline with the images of the place, and its volume."""
+        """Return the pipeline as it runs at the place."""
         loaded = load_pipeline(pipeline)
         spec, platform = read_specs(loaded.text)
-        names = {"busybox": self.place.shell_image, "python:3.11": self.place.image}
-        for executor in spec["deploymentSpec"]["executors"].values():
-            container = executor.get("container", {})
-            container["image"] = names.get(container.get("image"), container.get("image"))
-        if self.place.claim:
-            mount = {"constant": self.place.claim, "mountPath": self.place.base}
-            kubernetes = _below(platform, "platforms", "kubernetes", "deploymentSpec", "executors")
-            for name in spec["deploymentSpec"]["executors"]:
-                _below(kubernetes, name).setdefault("pvcMount", []).append(mount)
+        self.place.fit(spec, platform)
         file = self.folder / f"{loaded.name}-{uuid.uuid4().hex[:8]}.yaml"
-        file.write_text("\n---\n".join(map(json.dumps, filter(None, [spec, platform]))), encoding="utf-8")
+        # Not JSON, whose escapes of characters above U+FFFF are not YAML.
+        file.write_text(yaml.safe_dump_all(filter(None, [spec, platform])), encoding="utf-8")
         return load_pipeline(file)
 
     def submit(self, pipeline: Pipeline, arguments: Mapping[str, Any], name: str, **options: Any) -> HostRun:
@@ -219,7 +238,7 @@ class Suite:
 
     def arguments(self, pipeline: Pipeline, arguments: Mapping[str, Any], base: str) -> dict[str, Any]:
         """Return the arguments with the tracker base and the workspace, where the pipeline has them."""
-        given = dict(arguments)
+        given = {name: self.place.image_of(it) if isinstance(it, str) else it for name, it in arguments.items()}
         if "tracker_base" in pipeline.root.inputs:
             given["tracker_base"] = base
             if "workspace" in pipeline.root.inputs:
@@ -230,13 +249,13 @@ class Suite:
         """Remove a run from the host, and what it has recorded."""
         if not self.place.keeps:
             Host(Connection(read_settings({"host": self.place.host}))).delete(run_id)
-            self._remove(f"{self.base}/{run_id}")
+            self._remove(f"{self.base}/{run_id}", f"{self.base}-artifacts/{run_id}")
 
     def close(self) -> None:
         """Remove what is under the tracker base, unless a run is left to look at."""
         entries = [json.loads(entry.read_text()) for entry in self.ledger.glob("*.json")]
         if all(entry.get("is_over") for entry in entries) and not self.place.keeps:
-            self._remove(self.base)
+            self._remove(self.base, f"{self.base}-artifacts")
 
     def _refused(self, proof: Proof, pipeline: Pipeline) -> Verdict:
         found = []
@@ -254,17 +273,11 @@ class Suite:
         return file.read_text(encoding="utf-8")
 
     @staticmethod
-    def _remove(url: str) -> None:
-        filesystem, path = fsspec.core.url_to_fs(url)
-        with contextlib.suppress(FileNotFoundError):
-            filesystem.rm(path, recursive=True)
-
-
-def _below(content: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the object at a path, which is made where it is missing."""
-    for name in names:
-        content = content.setdefault(name, {})
-    return content
+    def _remove(*urls: str) -> None:
+        for url in urls:
+            filesystem, path = fsspec.core.url_to_fs(url)
+            with contextlib.suppress(FileNotFoundError):
+                filesystem.rm(path, recursive=True)
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torchx_kfp.local import Watch
 
 def test_the_cache_takes_a_stage_from_an_earlier_run(suite: Suite) -> None:
     proof = next(each for each in PROOFS if each.name == "stages.results_reach_the_next_stage")
-    pipeline = suite.load(proof.make(suite.place))
+    pipeline = suite.load(proof.make())
     runs = []
     for _ in range(2):
         run = suite.submit(pipeline, proof.arguments, "cache", cache=True)
@@ -41,7 +41,7 @@ def test_cancel_ends_a_run(suite: Suite) -> None:
 
 
 def test_a_retry_runs_only_what_failed(suite: Suite) -> None:
-    pipeline = suite.load(mended(suite.place))
+    pipeline = suite.load(mended())
     marker = f"mended-{uuid.uuid4().hex[:8]}"
     run = suite.submit(pipeline, {"marker": marker}, "retry")
     assert str(suite.wait(run).state) == "failed"

@@ -36,7 +36,7 @@ def small(component: Any, **more: Any) -> Proof:
     def pipeline():
         component()
 
-    return Proof("small", lambda place: load_pipeline(pipeline), **more)
+    return Proof("small", lambda: load_pipeline(pipeline), **more)
 
 
 @pytest.fixture

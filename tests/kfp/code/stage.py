@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -12,6 +13,11 @@ import fsspec
 from torchx_kfp.tracking import current_run
 
 RESULTS = {"number": 0.25, "count": 3, "text": "a, 'b' \"c\" $HOME {{x}} ü", "flag": True}
+
+
+def packages(*names: str) -> None:
+    """Record which of these packages the image has."""
+    current_run().put(packages=" ".join(name for name in names if importlib.util.find_spec(name)))
 
 
 def first() -> None:
