@@ -149,6 +149,33 @@ def test_a_changed_or_removed_file_is_an_error(base: str, tmp_path: Path) -> Non
         found.files()
 
 
+@pytest.mark.parametrize("size", [0, 1])
+def test_no_more_is_read_than_the_record_says(
+    base: str, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").write_bytes(b"x" * size)
+    stage(base).add_artifact("model", tmp_path / "model", store=True)
+    found = reader(base).artifact("model")
+    [key] = keys(base)
+    assert content_of(found) == b"x" * size
+    assert found.stored is not None
+    store = found.stored._on
+    lengths: list[int] = []
+    read = store.read
+
+    def measured(key: str, most: int | None = None) -> bytes | None:
+        content = read(key, most)
+        lengths.append(len(content or b""))
+        return content
+
+    monkeypatch.setattr(store, "read", measured)
+    for other in (b"huge" * 500_000, b"" if size else b"y"):
+        store.write(key, other)
+        with pytest.raises(CorruptArtifactError, match=says(store.location(key))):
+            found.download(tmp_path / "copies")
+    assert max(lengths) <= size + 1
+
+
 def test_a_download_is_made_once_and_replaces_nothing(base: str, tmp_path: Path) -> None:
     (tmp_path / "model" / "empty").mkdir(parents=True)
     (tmp_path / "model" / "a").write_text("a")

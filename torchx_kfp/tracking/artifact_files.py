@@ -39,6 +39,8 @@ from torchx_kfp.tracking.store import Store, time_name
 _AT_ONCE = ((1 << 20, 64), (8 << 20, 6))
 #: The most parts that a file has. S3 allows 10,000.
 _MOST_PARTS = 9000
+#: The bytes of the longest list of files that is read: those of a million files with long names.
+_LONGEST_LIST = 256 << 20
 #: What a statement may name as the place of files.
 _KEY = re.compile(r"\.torchx_kfp/files/[^/]+/[^/]+/(?!\.\.?$)[^/\0]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -171,7 +173,7 @@ class StoredFiles:
     def _tree(self) -> _Tree:
         if self.count is None:
             return _Tree({"": _FileDigest(self.size, self.sha256)}, ())
-        content = self._on.read(self._list_key)
+        content = self._on.read(self._list_key, _LONGEST_LIST)
         if content is None:
             raise self._gone()
         if (found := hashlib.sha256(content).hexdigest()) != self.sha256:
@@ -204,7 +206,8 @@ class StoredFiles:
             wanted = files[name]
             try:
                 if whole:
-                    content = store.read(key)
+                    # The record may be wrong, and the file huge. One byte too many shows that it was changed.
+                    content = store.read(key, wanted.size + 1)
                     if content is None:
                         raise self._gone()
                     with open(place(name), "wb") as file:

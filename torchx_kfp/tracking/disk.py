@@ -50,9 +50,9 @@ class DiskStore(Store):
     def location(self, key: str) -> str:
         return f"{self._folder}/{key}"
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str, most: int | None = None) -> bytes | None:
         try:
-            return self._tried("read", key, lambda: self._read(self._path(key)))
+            return self._tried("read", key, lambda: self._read(self._path(key), most))
         except FileNotFoundError:
             if any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
                 raise self._too_long(key) from None
@@ -138,9 +138,9 @@ class DiskStore(Store):
             raise self._too_long(key)
         return path
 
-    def _read(self, path: bytes) -> bytes:
-        with open(self._open(path), "rb", buffering=0) as file:
-            return file.read()
+    def _read(self, path: bytes, most: int | None) -> bytes:
+        with open(self._open(path), "rb", buffering=0 if most is None else -1) as file:
+            return file.read(-1 if most is None else min(most, os.fstat(file.fileno()).st_size))
 
     def _open(self, path: bytes) -> int:
         try:

@@ -115,12 +115,16 @@ def key_text(key: Key) -> str:
     return text
 
 
-def time_name() -> str:
-    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back."""
+def time_name(after: int = 0) -> str:
+    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back.
+
+    Args:
+        after: a time in nanoseconds after which the name sorts, even if it is in the future.
+    """
     global _last
     with _lock:
         _last = max(time.time_ns(), _last + 1)
-        return f"{_last:019}-{os.urandom(4).hex()}"
+        return f"{max(_last, after + 1):019}-{os.urandom(4).hex()}"
 
 
 def run_id_parts(key: str) -> tuple[str, str, str] | None:
@@ -321,8 +325,8 @@ class Store(abc.ABC):
         """Return the path or URL of the key's file, for messages."""
 
     @abc.abstractmethod
-    def read(self, key: str) -> bytes | None:
-        """Return the content of the key's file, or None if it does not exist."""
+    def read(self, key: str, most: int | None = None) -> bytes | None:
+        """Return the content of the key's file, or at most this many of its first bytes; None if it does not exist."""
 
     @abc.abstractmethod
     def write(self, key: str, content: bytes) -> None:
