@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.artifact_files import StoredFiles
@@ -104,6 +105,10 @@ class Recorder(FsspecResultTracker):
         """
         RUN_FACTS.add(self.store, run, facts, f"facts of the run {run!r}")
 
+    def change_facts(self, run: str, **facts: object) -> None:
+        """Record facts that take the place of earlier ones, even if those are from a machine whose clock is ahead."""
+        RUN_FACTS.add_last(self.store, run, facts, f"facts of the run {run!r}")
+
     def add_start(
         self, run: str, code: Sequence[Code], tags: Mapping[str, str | None], resumes: Sequence[str] = ()
     ) -> None:
@@ -141,6 +146,10 @@ class Recorder(FsspecResultTracker):
     def facts_of(self, runs: Iterable[str] | None = None, corrupt: Corrupt | None = None) -> dict[str, dict[str, Any]]:
         """Return the facts of each pipeline run by field, by default of all runs; see ``run_facts``."""
         return RUN_FACTS.read_many(self.store, runs, corrupt)
+
+    def runs_with_facts(self) -> list[str]:
+        """Return the pipeline runs that have any facts, sorted."""
+        return [unquote(name.rstrip("/")) for name in self.store.names(f"{PRIVATE}/{RUN_FACTS.folder}")]
 
     def run_ids(self) -> list[str]:
         """Return the runs that have recorded anything besides results, sorted. ``keys`` are those with results."""

@@ -83,6 +83,11 @@ class StatementKind(Generic[S, T]):
         """Remove all statements about a run."""
         list(store.each(store.remove, self._keys(store, [run_id])))
 
+    def add_last(self, store: Store, run_id: str, content: Mapping[str, object], what: str) -> None:
+        """Store a statement that sorts after all others about the run; the errors are those of ``add``."""
+        last = max(store.keys(self._folder_of(run_id)), default="").rpartition("/")[2].partition("-")[0]
+        self.add(store, run_id, content, what, time_name(int(last) if last.isdecimal() else 0))
+
     def read(self, store: Store, run_id: str) -> T:
         """Return the joined statements about a run."""
         found = self.read_many(store, [run_id])

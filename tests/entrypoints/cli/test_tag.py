@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.entrypoints.cli.conftest import Call
 from tests.kfp_host import KfpHost
+from torchx_kfp.tracking.recorder import Recorder
 
 PIPELINE = """\
 import sys
@@ -73,6 +76,39 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
     # They go with the run.
     assert call("gc", "base", "--older-than", "0.001s").returncode == 0
     assert not list((project / "base/.torchx_kfp/runs").glob("*/*"))
+
+
+def test_a_run_under_a_tracker_base_is_found(project: Path, inside: Call) -> None:
+    recorder = Recorder.open(str(project / "base"))
+    for run in ("one-20260101", "one-20260102"):
+        recorder[f"{run}/train/1"] = {"loss": 1}
+    os.utime(project / "base/one-20260101/train/1", (1, 1))
+    recorder.add_facts("only-facts", tags={"a": "b"})
+
+    done = inside("tag", "base", "latest", "team=a=b", "empty=", "url=https://grafana/d/1?a=b", "text=Grüße \n 日本")
+    assert (done.returncode, done.stderr) == (0, "The run is one-20260102.\n")
+    assert recorder.tags_of(["one-20260102"])["one-20260102"] == {
+        "team": "a=b",
+        "url": "https://grafana/d/1?a=b",
+        "text": "Grüße \n 日本",
+    }
+    assert "one-20260101" in inside("tag", "base", "101", "x=1").stderr
+    assert inside("tag", "base", "only", "a=", "c=d").stdout == "c=d\n"
+    wrong = inside("tag", "base", "one", "x=1")
+    assert (wrong.returncode, "matches 2 runs" in wrong.stderr) == (2, True), wrong.stderr
+    wrong = inside("tag", "base", "on-20260101", "x=1")
+    assert (wrong.returncode, "Did you mean 'one-20260101'?" in wrong.stderr) == (2, True), wrong.stderr
+    new = "5f0c0000-0000-4000-8000-000000000000"
+    assert inside("tag", "base", new, "x=1").returncode == 0, "it was submitted just now"
+    assert sorted(recorder.runs_with_facts()) == sorted(["one-20260101", "one-20260102", "only-facts", new])
+
+
+def test_a_tag_counts_whatever_other_clocks_say(project: Path, inside: Call) -> None:
+    recorder = Recorder.open(str(project / "base"))
+    ahead = f"{time.time_ns() + 10**15:019}-00000000"
+    recorder.store.write(f".torchx_kfp/runs/run/{ahead}", b'{"tags": {"team": "a"}}')
+    assert inside("tag", "base", "run", "team=b").stdout == "team=b\n"
+    assert inside("tag", "base", "run", "team=c").stdout == "team=c\n"
 
 
 @pytest.mark.s3

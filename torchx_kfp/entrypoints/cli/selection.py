@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.common.text import LISTED, counted, did_you_mean_path, listed, most_similar, nearest, printable
+from torchx_kfp.common.text import LISTED, UUID, counted, did_you_mean_path, listed, most_similar, nearest, printable
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
 from torchx_kfp.errors import (
@@ -169,6 +169,32 @@ def choose(located: Located, known: Collection[str], recorder: Recorder, further
     keys = dict.fromkeys(found[key] for key in sorted(found))
     further = [key for key in further if key.startswith(done)]
     return Chosen(done[:-1], tuple(last_attempts(recorder, keys, done[:-1], located.run_ids, further)), cached)
+
+
+def choose_run(located: Located, recorder: Recorder) -> str:
+    """Find the pipeline run that a word means under a tracker base. The whole id on KFP may have recorded nothing yet.
+
+    Raises:
+        UnknownRunError: no run matches, or several do.
+    """
+    from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
+    from torchx_kfp.tracking.store import pipeline_run
+
+    word, base = pipeline_run(located.run or ""), recorder.tracker_base
+    if UUID.fullmatch(word):
+        return word
+    known = sorted({*map(pipeline_run, recorded(recorder)), *recorder.runs_with_facts()})
+    here = RunsHere(located.output_dir, base, frozenset(known))
+    if word == LATEST and word not in known:
+        word = _newest(recorder, here) or word
+    names = matching_names(word, known)
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise UnknownRunError(
+            f"{word!r} matches {len(names):,} runs under {base!r}: {listed(names)}. Give a longer part of it."
+        )
+    raise _unknown(word, word, "", known, here, base) if known else nothing(base, word)
 
 
 def recorded(recorder: Recorder) -> set[str]:

@@ -6,10 +6,11 @@ import os
 
 import click
 
+from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import is_base, locate
-from torchx_kfp.entrypoints.cli.selection import facts_of, open_recorder
+from torchx_kfp.entrypoints.cli.resolver import is_base, locate, names_host
+from torchx_kfp.entrypoints.cli.selection import choose_run, facts_of, open_recorder
 
 
 @click.command("tag", short_help="Give a run tags and a note.")
@@ -31,7 +32,7 @@ def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags
     from torchx_kfp.tracking.recorder import parse_tags
     from torchx_kfp.tracking.store import pipeline_run
 
-    runs = [word for word in words if "=" not in word or "://" in word]
+    runs = [word for word in words if "=" not in word or "://" in word.partition("=")[0]]
     least = 2 if runs and (is_base(runs[0], flags) or os.path.exists(runs[0])) else 1
     for word in runs[least:]:
         raise click.UsageError(
@@ -42,8 +43,14 @@ def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags
     [located] = locate(runs, output_dir, flags)
     recorder = open_recorder(located.base)
     run = pipeline_run(located.run or "")
+    if len(runs) > 1 and not names_host(flags):
+        run = choose_run(located, recorder)
     if tags or note is not None:
-        recorder.add_facts(run, **({"tags": tags} if tags else {}), **({} if note is None else {"note": note or None}))
+        recorder.change_facts(
+            run, **({"tags": tags} if tags else {}), **({} if note is None else {"note": note or None})
+        )
+        if run not in runs:
+            print_message(f"The run is {printable(run)}.")
     facts = facts_of(recorder, run)
     for name, value in facts.get("tags", {}).items():
         print_text(f"{name}={value}")
