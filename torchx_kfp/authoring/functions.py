@@ -87,14 +87,14 @@ def _inputs(
             continue
         if declared.default is None:
             continue
-        kind = hints.get(name, str if declared.default is declared.empty else type(declared.default))
-        members = [member for member in typing.get_args(kind) if member is not type(None)]
+        hint = hints.get(name, str if declared.default is declared.empty else type(declared.default))
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
         member: Any = members[0] if len(members) == 1 else None  # the T in Optional[T]
         optional: Any = typing.get_origin(member) or member
-        kind = _IR_TYPES.get(typing.get_origin(kind) or kind) or _IR_TYPES.get(optional)
+        kind = _IR_TYPES.get(typing.get_origin(hint) or hint) or _IR_TYPES.get(optional)
         if kind is None or not is_input_name(name):
             raise AppDefError(
-                f"The parameter {name!r} of the function {_name(fn)!r} has the type {hints.get(name)!r}, but inputs of "
+                f"The parameter {name!r} of the function {_name(fn)!r} has the type {_code_of(hint)}, but inputs of "
                 f"KFP components are str, int, float, bool, list or dict. Give it as a constant: "
                 f"component_from_function({_name(fn)}, {name}=...)."
             )

@@ -115,7 +115,7 @@ def pythonic() -> str:
 
 
 @component
-def make_two() -> NamedTuple("Two", first=dsl.Dataset, number=int, second=dsl.Model):
+def make_two() -> NamedTuple("Two", [("first", dsl.Dataset), ("number", int), ("second", dsl.Model)]):
     from collections import namedtuple
 
     first, second = dsl.Dataset(uri=dsl.get_uri("one")), dsl.Model(uri=dsl.get_uri("two"))

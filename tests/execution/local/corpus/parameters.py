@@ -20,7 +20,7 @@ def two_steps(x: int = 3) -> int:
 
 @component
 def every_type(s: str, i: int, d: float, b: bool, li: list, st: dict) -> NamedTuple(
-    "Outputs", s=str, i=int, d=float, b=bool, li=list, st=dict
+    "Outputs", [("s", str), ("i", int), ("d", float), ("b", bool), ("li", list), ("st", dict)]
 ):
     return (s, i, d, b, li, st)
 

@@ -102,7 +102,7 @@ def placeholders_of_names() -> str:
 
 
 @component
-def lists(items: list, mapping: dict) -> NamedTuple("Outputs", items=list, mapping=dict):
+def lists(items: list, mapping: dict) -> NamedTuple("Outputs", [("items", list), ("mapping", dict)]):
     return (items[::-1], {key: value + 1 for key, value in mapping.items()})
 
 
