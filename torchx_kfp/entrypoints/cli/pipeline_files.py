@@ -373,7 +373,8 @@ def _functions(frame: FrameType, name: str) -> Iterator[Callable[..., Any]]:
 def _channel(frames: Frames, error: BaseException) -> str | None:
     """Explain a channel where Python needs a value."""
     text = _CHANNEL.search(str(error))
-    if not text and not _CHANNEL_TYPES.search(str(error)):
+    nameless = str(error) == "expected string or bytes-like object"  # from functions of re, in Python 3.10
+    if not text and not nameless and not _CHANNEL_TYPES.search(str(error)):
         return None
     if not isinstance(error, TypeError | ValueError | AttributeError):
         return None
@@ -385,6 +386,8 @@ def _channel(frames: Frames, error: BaseException) -> str | None:
             value = values[argument]
             got = _CHANNEL.sub(_braces, repr(value) if isinstance(value, str) else str(value))
             shown = f"{function.co_name}() got {argument}={got}, and needs its value"
+    if nameless and value is None:
+        return None
     code, named = _on_line(*frames[0]) or ("channel", None)
     channel = _name_of(value) or (name_of(text["task"], text["name"]) if text else None) or named
     said = f"{type(error).__name__}: {_CHANNEL.sub(_braces, str(error))}"
