@@ -65,7 +65,7 @@ _ANNOTATIONS = "from __future__ import annotations"
 
 _MODULE = '''"""Programs as arguments of ``python3 -c``, or as text. Do not edit: ``make goldens`` writes them."""
 
-#: The SHA-256 of the texts from which the programs were made.
+#: The SHA-256 of the modules from which the programs were made.
 SOURCES = {digests}
 '''
 _PROGRAM = """
@@ -77,8 +77,12 @@ _PROGRAM = """
 
 
 def digests() -> dict[str, str]:
-    """Return the SHA-256 of the text of each program."""
-    return {name: hashlib.sha256(join_program(name).encode()).hexdigest() for name in PROGRAMS}
+    """Return the SHA-256 of each module that the programs are made of.
+
+    That of a program's text would depend on the Python that writes it, see ``ast.unparse``.
+    """
+    modules = sorted({module for program in PROGRAMS.values() for module in _modules(program)})
+    return {module: hashlib.sha256((FOLDER / f"{module}.py").read_bytes()).hexdigest() for module in modules}
 
 
 def join_program(name: str) -> str:

@@ -442,7 +442,14 @@ def test_the_application_has_usual_signal_dispositions(program: list[str], tmp_p
     code = "grep -E '^Sig(Ign|Blk)' /proc/self/status"
     done = Stage(program, tmp_path).run("sh", "-c", code)
     without = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == without.stdout
+    # Of the two that glibc keeps for itself, posix_spawn ignores some: Python 3.13 starts most programs with it.
+    usable = sum(1 << number - 1 for number in signal.valid_signals())
+
+    def masks(output: str) -> dict[str, int]:
+        return {name: int(mask, 16) & usable for name, mask in map(str.split, output.splitlines())}
+
+    assert masks(done.stdout) == masks(without.stdout)
+    assert set(masks(without.stdout)) == {"SigIgn:", "SigBlk:"}
 
 
 @either_way

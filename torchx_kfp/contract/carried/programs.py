@@ -1,12 +1,16 @@
 """Programs as arguments of ``python3 -c``, or as text. Do not edit: ``make goldens`` writes them."""
 
-#: The SHA-256 of the texts from which the programs were made.
+#: The SHA-256 of the modules from which the programs were made.
 SOURCES = {
-    "PUBLISHER": "a16060897ec4ff4b07e072162e391e620d7f789777fff03389afc7bb02a5917a",
-    "RESULTS_PUBLISHER": "ef68e991b40e4dda32ae0b8309fa1c2cd979ad8ce207fc72761e4688c3d8f7ae",
-    "LAUNCHER": "f7aab5b3e310aae8a42816f96870c8f3a803845cfd166bb78cd3721494954880",
-    "ASK": "d9fa414d3b6dd8578400857c2ca8e5564290838fc58598b7a75dfa717e9fbaf0",
-    "WORKSPACE": "40a1c1fc88c2c7c336b8c61e2301e0c9183f443bc396e865d620ae5c922b07ca",
+    "asking": "dba2eda05b78850146a8bf8759a3ca7c1a828988ea4c4c64b0b0c44abd8f6324",
+    "cluster_api": "b0af6699ae913129ba7154f45c928a6a14cc40d13c5e8f833fdadecf7c2d53dd",
+    "engine_object": "2320875ee1a420f11e17d798707a0e9fb0a9b3dfbdaa81c568ac2b5b6d56f03a",
+    "launcher": "7844c0fd6fbb87d758eb0ebc88d442a7c6885de7814bd0737a1a60eb77ef5fb6",
+    "publisher": "28fc7996786dc2ad4bff9924e75a7ff18bb83bdc6174caf182f2cdcf5cc7600b",
+    "replica_processes": "14269c703ef2a361520e70c90d44883df037ea068c01be7d85d86118096bf013",
+    "replica_roles": "e15368d77df24232395e120e95ede9c473728d810fef582cb2ce3c5229f71663",
+    "shared": "830af6ae00f0045eb6792b4aa770c5a68679d79d552f9a553c6fa4b1cf0ac890",
+    "workspace": "fff66c6726cce5ba74ff4b3c757d1aa692565da54fbef719b70260132822fd93",
 }
 
 #: ``torchx_kfp.contract.carried.publisher``.
