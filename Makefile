@@ -1,6 +1,6 @@
-# All targets use one environment. It is created on first use, and updated when pyproject.toml changes.
-VENV ?= .venv
+# All targets use one environment for each interpreter. It is created on first use, and updated when pyproject.toml changes.
 PYTHON ?=
+VENV ?= .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 ARGS ?=
 BASE ?= HEAD
 DEMO ?= demo-results
@@ -17,8 +17,8 @@ marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
 	@echo
-	@echo '  PYTHON=python3.12 VENV=.venv-3.12   use another interpreter, in a separate environment'
-	@echo '  ARGS="-k tracker -x"                pass arguments to pytest'
+	@echo '  PYTHON=python3.13       use another interpreter, in a separate environment (VENV: its folder)'
+	@echo '  ARGS="-k tracker -x"    pass arguments to pytest'
 
 demo: $(VENV)/.ready ## run the digits pipeline on this machine
 	@mkdir -p $(DEMO)
@@ -42,14 +42,14 @@ test-cluster: $(VENV)/.ready ## run the tests on a Kubernetes control plane; bui
 test-torch: $(VENV)/.ready ## run the tests that train with PyTorch; installs it in the environment (2.5 GB)
 	VENV=$(VENV) .ci/with-torch $(bin)/python -m pytest -m torch $(ARGS)
 
-test-ax: .venv-ax/.ready ## run the tests with Ax, in a separate environment (2.5 GB); ARGS='-m ax' adds a Bayesian round
-	TORCHX_KFP_REQUIRE_AX=1 .venv-ax/bin/python -m pytest -n 0 -m "ax and not slow" tests/hpo/ax $(ARGS)
+test-ax: $(VENV)-ax/.ready ## run the tests with Ax, in a separate environment (2.5 GB); ARGS='-m ax' adds a Bayesian round
+	TORCHX_KFP_REQUIRE_AX=1 $(VENV)-ax/bin/python -m pytest -n 0 -m "ax and not slow" tests/hpo/ax $(ARGS)
 
-test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
-	.venv-lowest/bin/python -m pytest -n 1 -m "(versions or lowest) and not usual and not docker" $(or $(ARGS),$(marked))
+test-lowest: $(VENV)-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
+	$(VENV)-lowest/bin/python -m pytest -n 1 -m "(versions or lowest) and not usual and not docker" $(or $(ARGS),$(marked))
 
-test-newest: .venv-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly
-	.venv-newest/bin/python -m pytest -n 2 -m "(versions or newest) and not usual and not s3" $(or $(ARGS),$(marked))
+test-newest: $(VENV)-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly
+	$(VENV)-newest/bin/python -m pytest -n 2 -m "(versions or newest) and not usual and not s3" $(or $(ARGS),$(marked))
 
 test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see docs/reference/suite.md)
 	@$(if $(AGAIN),rm -rf .cache/kfp-suite)
@@ -57,7 +57,7 @@ test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL T
 	    $(bin)/python -m pytest tests/kfp -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
 
 ci: ## run everything that CI runs
-	bash .ci/run
+	@VENV=$(VENV) bash .ci/run
 
 lint: $(VENV)/.ready ## check style and formatting
 	$(bin)/ruff check $(sources)
@@ -94,7 +94,7 @@ wheel: $(VENV)/.ready ## build the wheel, in dist/
 	$(bin)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@rm -rf build
 
-package: $(VENV)/.ready ## check the wheel as an index would, and install it with each extra in an empty environment
+package: $(VENV)/.ready ## check the distributions as an index would, and install the wheel with each extra in an empty environment
 	@VENV=$(VENV) .ci/package
 
 clean: ## remove environments, caches and results
@@ -106,6 +106,6 @@ $(VENV)/.ready: pyproject.toml .ci/venv
 	@.ci/venv $(VENV)
 	@touch $@
 
-.venv-lowest/.ready .venv-newest/.ready .venv-ax/.ready: .venv-%/.ready: pyproject.toml .ci/venv
-	@VENV=$(VENV) .ci/venv .venv-$* $*
+$(VENV)-lowest/.ready $(VENV)-newest/.ready $(VENV)-ax/.ready: $(VENV)-%/.ready: pyproject.toml .ci/venv
+	@VENV=$(VENV) .ci/venv $(VENV)-$* $*
 	@touch $@
