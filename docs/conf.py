@@ -31,7 +31,7 @@ python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
-html_title = "torchx-kfp"
+html_title = f"torchx-kfp {release}"
 html_static_path = ["_static"]
 html_css_files = ["page.css"]
 html_copy_source = False
