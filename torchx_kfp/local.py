@@ -24,7 +24,6 @@ from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import describe_parameters, parse_arguments
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.earlier_run import plan_run
 from torchx_kfp.execution.runs.events import (
     Event,
     LoopStarted,
@@ -39,6 +38,7 @@ from torchx_kfp.execution.runs.events import (
     StageStarted,
     StageWaiting,
 )
+from torchx_kfp.execution.runs.prepared_run import plan_run
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.resume import ResumePlan, Step
 from torchx_kfp.execution.runs.vocabulary import State

@@ -5,12 +5,14 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
-from kfp import dsl, kubernetes
+from kfp import compiler, dsl, kubernetes
 
 from tests.containers.images import BUSYBOX_IMAGE
 from tests.facts import says
@@ -202,7 +204,7 @@ def test_a_container_sees_its_own_folder_and_what_it_takes(host):
     assert result.folder.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("where", ["literal", "default", "output"])
+@pytest.mark.parametrize("where", ["literal", "default", "output", "command"])
 def test_a_tracker_base_that_only_the_pipeline_names(host, where):
     @dsl.container_component
     def tracked(tracker_base: str):
@@ -219,12 +221,19 @@ def test_a_tracker_base_that_only_the_pipeline_names(host, where):
     def pipeline(tracker_base: str = base):
         if where == "literal":
             literal()
-        elif where == "default":
+        elif where in ("default", "command"):
             tracked(tracker_base=tracker_base)
         else:
             made = attack(script='printf "%s" "$secret" >$out', secret=base)
             tracked(tracker_base=made.outputs["out"])
 
+    if where == "command":
+        compiler.Compiler().compile(pipeline, str(host.folder / "pipeline.yaml"))
+        command = [Path(sys.executable).with_name("torchx-kfp"), "run", "pipeline.yaml", "--docker"]
+        done = subprocess.run(command, cwd=host.folder, capture_output=True, text=True)
+        host.assert_untouched()
+        assert f"--tracker-base {base}" in done.stderr
+        return
     result = host.run(pipeline)
     host.assert_untouched(result)
     (failed,) = [stage for stage in result.stages if stage.state == "failed"]

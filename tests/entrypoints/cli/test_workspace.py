@@ -63,6 +63,11 @@ def risky(tracker_base: str, workspace: str = ""):
     Stages(tracker_base=tracker_base, workspace=workspace).task(app("risky"), may_fail=True)
 
 
+@dsl.pipeline(name="required")
+def required(tracker_base: str, workspace: str):
+    Stages(tracker_base=tracker_base, workspace=workspace).task(app("first"))
+
+
 @dsl.pipeline(name="plain")
 def plain(tracker_base: str = ""):
     Stages().task(app("first"))
@@ -154,6 +159,8 @@ def test_a_dry_run_of_a_submission_asks_nobody(project: Path, call: Call) -> Non
     done = call("submit", "pipe.py:one", "--tracker-base", "s3://no-bucket/results", *nowhere, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "helper.py" in done.stdout
+    required = call("submit", "pipe.py:required", "--tracker-base", "s3://no-bucket/results", *nowhere, "--dry-run")
+    assert (required.returncode, "helper.py" in required.stdout) == (0, True), required.stderr
     gone = call("submit", "pipe.py:mounted", "--tracker-base", "/mnt/gone", *nowhere)
     assert (gone.returncode, "does not have that folder" in gone.stderr) == (2, True), gone.stderr
 
@@ -240,13 +247,17 @@ def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-p", "workspace=x"], ["given twice"]),
         (["pipe.py:one", "--workspace", "code", "--dry-run", "--tracker-base", "base", "-p", "wrong=x"], ["'wrong'"]),
         (["--resume", "latest", "--workspace", "code"], ["--workspace", "--resume"]),
+        (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--tag", "team"], ["'team'", "NAME=VALUE"]),
+        (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--mount", "/tmp"], ["--docker"]),
+        (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-qv"], ["--quiet", "--verbose"]),
     ],
-    ids=["parameter", "folder", "twice", "dry-run", "resume"],
+    ids=["parameter", "folder", "twice", "dry-run", "resume", "tag", "mount", "view"],
 )
 def test_refused(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
     done = call("run", *words)
     assert done.returncode == 2
     assert all(fact in done.stderr for fact in facts), done.stderr
+    assert not list(project.glob("base/.torchx_kfp/workspaces/*"))
 
 
 @pytest.mark.s3

@@ -130,7 +130,7 @@ def test_options_of_a_run(tmp_path):
 def test_every_keyword_is_an_option_with_a_default():
     keywords = set(RunKeywords.__annotations__)
     options = {item.name for item in dataclasses.fields(RunOptions)}
-    assert keywords == options - {"python_path", "named"}
+    assert keywords == options - {"python_path", "project", "named"}
     assert set(ResumeKeywords.__annotations__) < keywords
 
 

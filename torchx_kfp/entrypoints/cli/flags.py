@@ -10,8 +10,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchx_kfp.common.text import did_you_mean, parse_duration, parse_size
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Setting, Submission, flag
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
@@ -103,40 +101,6 @@ def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     if value == "":
         raise click.BadParameter("It is empty. Leave the option out if you mean none.", ctx, param)
     return value
-
-
-def tracker_base_option(metavar: str) -> Decorator:
-    """Add ``--tracker-base``."""
-    option: Decorator = click.option(
-        "--tracker-base",
-        metavar=metavar,
-        help=f"Where stages record their results: the value of the parameter {TRACKER_BASE}.",
-    )
-    return option
-
-
-workspace_option: Decorator = click.option(
-    "--workspace",
-    metavar="DIR",
-    help=f"The folder with the code of the stages. It is stored under the tracker base, once; the parameter "
-    f"{WORKSPACE} gets its URL.",
-)
-
-
-dry_run_option: Decorator = click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Show what would be sent (--workspace) and what would be kept (--resume), and start nothing.",
-)
-
-
-tag_option: Decorator = click.option(
-    "--tag",
-    "tag_words",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="A tag of the run, kept with its records under the tracker base. May be given several times.",
-)
 
 
 def host_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ import torchx_kfp
 from torchx_kfp import engines
 from torchx_kfp.common.sdk import import_kfp, name_of, quick_sdk
 from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, builtin_component, component_pipeline
 from torchx_kfp.entrypoints.cli.display.printing import this_command
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TorchxKfpError
@@ -153,38 +152,6 @@ def split_words(words: tuple[str, ...]) -> dict[str, str]:
             raise ArgumentError(f"-p {name}=... is given twice. Give each parameter once.")
         arguments[name] = value
     return arguments
-
-
-def tracker_base_of(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None, examples: str) -> Any:
-    """Return the tracker base of a run: the option's, the argument, or the parameter's default; None if there is none.
-
-    Args:
-        pipeline: the pipeline.
-        arguments: the run's arguments.
-        option: the value of ``--tracker-base``.
-        examples: values of the option, for messages.
-
-    Raises:
-        ArgumentError: the pipeline needs one that is not given, has no such parameter, or is given two.
-    """
-    parameter = pipeline.root.inputs.get(TRACKER_BASE)
-    if option is None:
-        base = arguments.get(TRACKER_BASE, parameter.default if parameter else None)
-        if base is None and parameter is not None and not parameter.optional:
-            raise ArgumentError(
-                f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "
-                f"--tracker-base {examples}."
-            )
-        return base
-    if parameter is None:
-        names = ", ".join(pipeline.root.inputs) or "none"
-        raise ArgumentError(
-            f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
-            "Name the right one with -p."
-        )
-    if TRACKER_BASE in arguments:
-        raise ArgumentError(f"The tracker base is given twice: --tracker-base {option} and -p {TRACKER_BASE}=...")
-    return option
 
 
 def _missing(file: str, way_out: str, suffixes: Collection[str]) -> PipelineFileError:

@@ -21,7 +21,7 @@ from torchx_kfp.errors import AppDefError, ReadsError
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.submission import check_submission, refuse_submission
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.runs.packing import PackedRun, pack
+from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 
 _logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Request:
         return "\n".join([*lines, self.pipeline])
 
 
-def make_request(app: specs.AppDef, options: Options) -> tuple[Request, PackedRun]:
+def make_request(app: specs.AppDef, options: Options) -> tuple[Request, PreparedRun]:
     """Return the request that runs the app, and its code, after the check of what KFP would refuse or change.
 
     Raises:
@@ -78,14 +78,13 @@ def make_request(app: specs.AppDef, options: Options) -> tuple[Request, PackedRu
             "The app's workspace is stored under a tracker base, and there is none. Give one, such as -cfg "
             "tracker_base=s3://bucket/results, or run the code of the image: --workspace ''"
         )
-    pipeline = _compile(app, options, trackers, parent)
-    findings = check_submission(pipeline, arguments)
-    refuse_submission(pipeline, findings)
+    prepared = prepare(_compile(app, options, trackers, parent), arguments)
+    findings = check_submission(prepared.pipeline, prepared.values)
+    refuse_submission(prepared.pipeline, findings)
     for finding in findings:
         _logger.warning("%s: %s", finding.kind.value, finding)
-    packed = pack(pipeline, arguments, for_pods=True)
-    code = {folder: workspace.url for folder, workspace in packed.workspaces.items()}
-    return Request(packed.pipeline.text, arguments, options.of_connection, options.submission, code), packed
+    code = {folder: workspace.url for folder, workspace in prepared.workspaces.items()}
+    return Request(prepared.pipeline.text, arguments, options.of_connection, options.submission, code), prepared
 
 
 def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str, str | None], str]:

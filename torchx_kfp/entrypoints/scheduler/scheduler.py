@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,14 @@ from torchx import specs
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.workspace.api import WorkspaceMixin
 
-from torchx_kfp.common.text import UUID, size_text
+from torchx_kfp.common.text import UUID
 from torchx_kfp.entrypoints.scheduler.runopts import NAME, OF_CONNECTION, Connections, read_options, run_options
 from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
 
 if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
     from torchx_kfp.entrypoints.scheduler.request import Request
     from torchx_kfp.execution.host.run import HostRun
-    from torchx_kfp.execution.runs.packing import PackedRun
+    from torchx_kfp.execution.runs.prepared_run import PreparedRun
 
 _logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         #: The runs that have been described, by their ids: what has been read is not asked for again.
         self._runs: dict[str, HostRun] = {}
         self._lock = threading.Lock()
-        #: The code of requests, by their pipelines: TorchX shows requests with everything in them.
-        self._packed: dict[str, PackedRun] = {}
+        #: The runs of requests, by their pipelines: TorchX shows requests with everything in them.
+        self._prepared: dict[str, PreparedRun] = {}
 
     def _run_opts(self) -> specs.runopts:
         return run_options()
@@ -65,10 +66,10 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
 
         options = read_options(cfg)
         try:
-            request, packed = make_request(app, options)
+            request, prepared = make_request(app, options)
         except TorchxKfpError as error:
             raise _as_validation_error(error) from error
-        self._packed[request.pipeline] = packed
+        self._prepared[request.pipeline] = prepared
         return specs.AppDryRunInfo(request, str)
 
     def schedule(self, dryrun_info: specs.AppDryRunInfo[Request]) -> str:
@@ -84,18 +85,15 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
 
     def _schedule(self, request: Request) -> str:
         from torchx_kfp.execution.host.host_runs import Host
-        from torchx_kfp.execution.pipeline.load import pipeline_from_text
-        from torchx_kfp.execution.runs.packing import record_start
+        from torchx_kfp.execution.host.submission import start_run
 
         connection = self._connections.with_options(request.of_connection)
         for warning in connection.settings.warnings:
             _logger.warning("%s", warning)
-        packed = self._packed[request.pipeline]
-        for folder, workspace in packed.workspaces.items():
-            what = "stored" if workspace.upload() else "there already"
-            _logger.info("Workspace %s: %s, %s", folder, size_text(workspace.size), what)
-        run_id = Host(connection).submit(pipeline_from_text(request.pipeline), request.arguments, request.submission)
-        record_start(run_id, packed, request.arguments, {}, _logger.warning)
+        # Requests with other arguments may have the same pipeline.
+        prepared = replace(self._prepared[request.pipeline], arguments=request.arguments, values=request.arguments)
+        host = Host(connection)
+        run_id = start_run(host, prepared, request.submission, say=_logger.info, warn=_logger.warning).run_id
         self._connections.of_apps[run_id] = connection
         if request.of_connection and self._connections.with_options().name != connection.name:
             _logger.warning(

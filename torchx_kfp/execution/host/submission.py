@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import posixpath
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
-from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host as Host
 from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
@@ -30,10 +27,9 @@ from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
-from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
-from torchx_kfp.execution.runs.earlier_run import Resumable, plan_from, read_earlier
-from torchx_kfp.execution.runs.packing import pack, record_start, verify_tags
+from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
+from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
@@ -117,29 +113,19 @@ def submit(
         TrackerError: the workspace cannot be stored.
         HostError: there is no host, it does not answer, or it refuses the run.
     """
-    arguments = dict(arguments or {})
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
-    loaded = load_pipeline(pipeline)
-    if from_stages and resume is None:
-        raise ArgumentError("from_stages needs resume, the run whose other stages are kept.")
-    earlier = None
-    if resume is not None:
-        there = attach(resume, **settings) if isinstance(resume, str) else resume
-        earlier = read_earlier(there, OUTPUT_DIR)
-        own_code = [WORKSPACE_PARAMETER] if workspace is not None else []
-        arguments = earlier.arguments_for(loaded, arguments, without=own_code)
-    values = complete_arguments(loaded, arguments)
-    verify_tags(tags or {}, values)
-    refuse_submission(loaded, check_submission(loaded, values))
     host = _connect(settings)
-    packed = pack(loaded, arguments, workspace, for_pods=True)
-    if earlier is not None:
-        plan = plan_from(earlier, packed.pipeline, packed.arguments, from_stages=from_stages, is_here=False)
-        packed = dataclasses.replace(packed, pipeline=plan.pipeline)
-    packed.upload()
-    run_id = host.submit(packed.pipeline, packed.arguments, submission)
-    record_start(run_id, packed, values, tags or {}, _warn)
-    return HostRun(host.connection, run_id, named=known_bases(loaded, values))
+    if isinstance(resume, str):
+        resume = HostRun(host.connection, host.find(resume))
+    prepared = _prepare(
+        pipeline,
+        arguments,
+        workspace=workspace,
+        tags=tags,
+        earlier=None if resume is None else read_earlier(resume, OUTPUT_DIR),
+        from_stages=from_stages,
+    )
+    return start_run(host, prepared, submission, warn=_warn)
 
 
 def schedule(
@@ -187,24 +173,72 @@ def schedule(
         TrackerError: the workspace cannot be stored.
         HostError: there is no host, it does not answer, or it refuses the schedule.
     """
-    arguments = dict(arguments or {})
     timing = Timing(cron, every, start, end, max_runs, catchup)
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
-    loaded = load_pipeline(pipeline)
-    values = complete_arguments(loaded, arguments)
-    refuse_submission(loaded, check_submission(loaded, values))
-    schedules = Schedules(_connect(settings))
-    packed = pack(loaded, arguments, workspace, for_pods=True)
-    packed.upload()
-    made = schedules.create(packed.pipeline, packed.arguments, timing, submission)
-    record_start(made.schedule_id, packed, values, {}, _warn, is_schedule=True)
+    host = _connect(settings)
+    prepared = _prepare(pipeline, arguments, workspace=workspace)
+    made = start_schedule(host, prepared, timing, submission, warn=_warn)
     if problem := account_problem(made, service_account):
-        _warn(problem)
+        warnings.warn(problem, stacklevel=2)
+    return made
+
+
+def _prepare(pipeline: PipelineLike, arguments: Mapping[str, Any] | None, **options: Any) -> PreparedRun:
+    prepared = prepare(load_pipeline(pipeline), {} if arguments is None else arguments, **options)
+    refuse_submission(prepared.pipeline, check_submission(prepared.pipeline, prepared.values))
+    return prepared
+
+
+def start_run(
+    host: Host,
+    prepared: PreparedRun,
+    submission: Submission,
+    *,
+    reference: Mapping[str, str] | None = None,
+    say: Callable[[str], object] | None = None,
+    warn: Callable[[str], object],
+) -> HostRun:
+    """Start a prepared run on a host.
+
+    Args:
+        host: the host.
+        prepared: the run.
+        submission: its other options.
+        reference: the version of a pipeline of the host that the pipeline is: see ``Host.submit``.
+        say: gets sentences about code that is stored.
+        warn: gets a sentence if the run's code or tags cannot be recorded.
+
+    Raises:
+        TrackerError: the code cannot be stored.
+        HostError: the host does not answer or refuses the run.
+    """
+    prepared.upload(say)
+    # What is kept is not in the pipeline that the host stores.
+    reference = None if prepared.plan else reference
+    run_id = host.submit(prepared.pipeline, prepared.arguments, submission, reference=reference)
+    prepared.record(run_id, warn)
+    return HostRun(host.connection, run_id, named=prepared.bases)
+
+
+def start_schedule(
+    host: Host,
+    prepared: PreparedRun,
+    timing: Timing,
+    submission: Submission,
+    *,
+    reference: Mapping[str, str] | None = None,
+    say: Callable[[str], object] | None = None,
+    warn: Callable[[str], object],
+) -> Schedule:
+    """Make a schedule of prepared runs on a host: see ``start_run`` and ``Schedules.create``."""
+    prepared.upload(say)
+    made = Schedules(host).create(prepared.pipeline, prepared.arguments, timing, submission, reference=reference)
+    prepared.record(made.schedule_id, warn, is_schedule=True)
     return made
 
 
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=4)  # where the user has called submit or schedule
+    warnings.warn(sentence, stacklevel=5)  # where the user has called submit or schedule
 
 
 def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:

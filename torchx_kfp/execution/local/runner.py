@@ -7,12 +7,11 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
@@ -33,14 +32,13 @@ from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.earlier_run import Resumable, plan_from, read_earlier
+from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import is_name, read_run
 from torchx_kfp.execution.runs.journal import LOG_FILE, Journal
-from torchx_kfp.execution.runs.packing import PackedRun, pack, record_start, verify_tags
+from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.source import RunRecord
@@ -56,7 +54,7 @@ def run(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
     *,
-    workspace: str | os.PathLike[str] | PackedRun | None = None,
+    workspace: str | os.PathLike[str] | None = None,
     tags: Mapping[str, str] | None = None,
     output_dir: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
@@ -76,8 +74,7 @@ def run(
         pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
-            ``workspace`` gets its URL. A run that is packed and stored already (``pack``) replaces the pipeline and the
-            arguments.
+            ``workspace`` gets its URL.
         tags: text by name, kept with the run's records under the tracker base.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
         watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
@@ -101,37 +98,39 @@ def run(
         KeyboardInterrupt: SIGINT ended the run.
         SystemExit: SIGTERM or SIGHUP ended the run; the code is 143 or 129.
     """
-    is_stored = isinstance(workspace, PackedRun)
-    _verify(arguments, output_dir=output_dir, workspace=None if is_stored else workspace)
     output_dir = OUTPUT_DIR if output_dir is None else output_dir
-    if from_stages and resume is None:
-        raise ArgumentError("from_stages needs resume, the run whose other stages are kept.")
-    earlier = read_earlier(resume, output_dir) if resume is not None else None
-    directory = os.fspath(options.get("directory") or os.curdir)
-    if isinstance(workspace, PackedRun):
-        packed = workspace
-    else:
-        loaded = load_pipeline(pipeline)
-        if earlier is not None:
-            own_code = [WORKSPACE_PARAMETER] if workspace is not None else []
-            arguments = earlier.arguments_for(loaded, arguments or {}, without=own_code)
-        packed = pack(loaded, arguments or {}, workspace, directory=directory, without=[os.fspath(output_dir)])
-    if earlier is not None:
-        plan = plan_from(earlier, packed.pipeline, packed.arguments, from_stages=from_stages, directory=directory)
-        packed = dataclasses.replace(packed, pipeline=plan.pipeline)
-    loaded, arguments = packed.pipeline, packed.arguments
-    chosen = RunOptions.of(options, named_paths(arguments))
+    if not isinstance(output_dir, (str, os.PathLike)):
+        raise ArgumentError(f"output_dir must be the path of a folder, but is {shown(output_dir)}.")
+    prepared = prepare(
+        load_pipeline(pipeline),
+        {} if arguments is None else arguments,
+        workspace=workspace,
+        tags=tags,
+        earlier=None if resume is None else read_earlier(resume, output_dir),
+        from_stages=from_stages,
+        directory=os.fspath(options.get("directory") or os.curdir),
+        without=[os.fspath(output_dir)],
+    )
+    return start(prepared, output_dir=output_dir, watch=watch, secrets=secrets, config_maps=config_maps, **options)
+
+
+def start(
+    prepared: PreparedRun,
+    *,
+    output_dir: str | os.PathLike[str],
+    watch: Watch | None = None,
+    secrets: Given | None = None,
+    config_maps: Given | None = None,
+    say: Callable[[str], object] | None = None,
+    **options: Unpack[RunKeywords],
+) -> RunResult:
+    """Run a prepared pipeline on this machine: see ``run``. ``say`` gets sentences about code that is stored."""
+    loaded, values = prepared.pipeline, prepared.values
+    chosen = RunOptions.of(options, named_paths(prepared.arguments))
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
     found = check_supported(loaded, containers)
     given = GivenKeys(secrets or {}, config_maps or {})
     with reading(f"The pipeline {loaded.name!r}"):
-        values = complete_arguments(loaded, arguments)
-        verify_tags(tags or {}, values)
-        base = values.get(TRACKER_BASE_PARAMETER)
-        has_code = packed.workspaces or values.get(WORKSPACE_PARAMETER)
-        if has_code and isinstance(base, str) and base and "://" not in base:
-            # A stage starts in its workspace: a relative tracker base would be there.
-            values[TRACKER_BASE_PARAMETER] = os.path.abspath(os.path.join(chosen.directory, base))
         verify_given(loaded.components.values(), given, values, os.environ)
     found += of_arguments(values)
     check_bases(loaded, values, chosen.directory, containers)
@@ -140,8 +139,7 @@ def run(
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
     watch = watch if watch is not None else Lines()
     with connected(containers, run_id) as docker:
-        if not is_stored:
-            packed.upload()
+        prepared.upload(say)
         make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
         if docker is not None and docker.remaps_users:
             folder.chmod(0o711)
@@ -156,7 +154,7 @@ def run(
             warn=watch.on_warning,
         ) as journal:
             context = make_context(folder, chosen, given, containers, docker)
-            record_start(run_id, packed, values, tags or {}, watch.on_warning)
+            prepared.record(run_id, watch.on_warning)
             return _execute(loaded, values, found, context, journal, watch)
 
 
@@ -210,16 +208,6 @@ def resume(
             given = GivenKeys(secrets or {}, config_maps or {})
             context = make_context(path, chosen, given, containers, docker, record.created)
             return _execute(loaded, dict(record.arguments), found, context, journal, watch, record)
-
-
-def _verify(arguments: Any, **folders: Any) -> None:
-    if arguments is not None and not isinstance(arguments, Mapping):
-        raise ArgumentError(
-            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, but is {shown(arguments)}."
-        )
-    for name, folder in folders.items():
-        if folder is not None and not isinstance(folder, (str, os.PathLike)):
-            raise ArgumentError(f"{name} must be the path of a folder, but is {shown(folder)}.")
 
 
 def make_context(

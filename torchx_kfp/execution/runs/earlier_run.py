@@ -8,16 +8,11 @@ from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
-from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
-from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.runs.history import find_run, read_run
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan, missing_files
-from torchx_kfp.execution.runs.resume_plan import plan_resume
+from torchx_kfp.execution.runs.resume import EarlierRun, missing_files
 from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.source import RunRecord, why_not_read
-from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 from torchx_kfp.tracking.recorder import Recorder
 
 
@@ -31,55 +26,6 @@ class HasEarlierRun(Protocol):
 
 #: A run that can be resumed: its id, its folder, its result, or a run on a host.
 Resumable: TypeAlias = Union[HasEarlierRun, RunResult, str, "os.PathLike[str]"]
-
-
-def plan_run(
-    pipeline: PipelineLike,
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    resume: Resumable,
-    from_stages: Collection[str] = (),
-    output_dir: str | os.PathLike[str] | None = None,
-    is_here: bool = True,
-) -> ResumePlan:
-    """Return the plan with which a new run of a pipeline continues an earlier run. Nothing is started.
-
-    Args:
-        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
-        arguments: values of the pipeline's parameters, where they differ from those of the earlier run.
-        resume: the earlier run: the id or folder of a run on this machine, its result, or a run on a host
-            (``torchx_kfp.host.attach``).
-        from_stages: the stages at which to start anew: they run, and so does everything that depends on them.
-        output_dir: the folder that has the folders of runs. Default: ``OUTPUT_DIR``.
-        is_here: whether the new run is on this machine, rather than on a KFP host.
-
-    Raises:
-        UnknownRunError: there is no such run.
-        ArgumentError: see ``plan_resume``.
-    """
-    earlier = read_earlier(resume, OUTPUT_DIR if output_dir is None else output_dir)
-    loaded = load_pipeline(pipeline)
-    given = earlier.arguments_for(loaded, arguments or {})
-    return plan_from(earlier, loaded, given, from_stages=from_stages, is_here=is_here)
-
-
-def plan_from(
-    earlier: EarlierRun,
-    pipeline: Pipeline,
-    given: Mapping[str, Any],
-    *,
-    from_stages: Collection[str] = (),
-    is_here: bool = True,
-    directory: str = "",
-) -> ResumePlan:
-    """Return the plan for arguments without defaults. The others, and the errors, are those of ``plan_resume``."""
-    if isinstance(from_stages, str):
-        raise ArgumentError(f"from_stages must be a list of stages, such as [{from_stages!r}], but is a text.")
-    with reading(f"The pipeline {pipeline.name!r}"):
-        values = complete_arguments(pipeline, given)
-        return plan_resume(
-            earlier, pipeline, values, given=given, from_stages=from_stages, is_here=is_here, directory=directory
-        )
 
 
 def read_earlier(run: Resumable, output_dir: str | os.PathLike[str]) -> EarlierRun:

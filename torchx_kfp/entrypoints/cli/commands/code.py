@@ -15,7 +15,7 @@ from torchx_kfp.contract.protocol import workspace_digest, workspace_key
 from torchx_kfp.entrypoints.cli.display.printing import print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import find_stage_source, named_bases
-from torchx_kfp.entrypoints.cli.travel import print_files
+from torchx_kfp.entrypoints.cli.run_inputs import print_files
 from torchx_kfp.errors import ArgumentError, TrackerBaseError, WorkspaceError, explain
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ def compile_command(target: str, component: ComponentWords, output: str, strict:
     """
     from torchx_kfp.common.files import write_output
     from torchx_kfp.entrypoints.cli.pipeline_files import load_pipeline_function
-    from torchx_kfp.entrypoints.cli.travel import refuse_folders
+    from torchx_kfp.entrypoints.cli.run_inputs import refuse_folders
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
     from torchx_kfp.execution.model.checks import of_arguments
     from torchx_kfp.execution.model.findings import about_backends, refuse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,26 +13,16 @@ import click
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
-from torchx_kfp.entrypoints.cli.flags import (
-    Duration,
-    Flags,
-    container_options,
-    dry_run_option,
-    host_options,
-    parameter_option,
-    tag_option,
-    tracker_base_option,
-    view_options,
-    workspace_option,
-)
+from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.flags import Duration, Flags, container_options, host_options, view_options
 from torchx_kfp.entrypoints.cli.resolver import is_host_set_up, names_host
-from torchx_kfp.entrypoints.cli.resuming import from_option, print_plan, read_resumed, resumed_arguments
-from torchx_kfp.entrypoints.cli.tags import read_tags
+from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:
-    from torchx_kfp.local import Pipeline
+    from torchx_kfp.execution.runs.prepared_run import PreparedRun
+    from torchx_kfp.local import RunResult
 
 _DOCKER = "--docker"
 # Matches the name of a stage, as KFP makes it. The name of a file has a dot, and a colon if a pipeline is selected.
@@ -60,11 +50,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 @click.command("run", cls=ContainerCommand, short_help="Run a pipeline on this machine.")
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
 @component_options
-@parameter_option
-@tracker_base_option("DIR|URL")
-@workspace_option
-@tag_option
-@dry_run_option
+@input_options("DIR|URL")
 @click.option(
     "--output-dir",
     metavar="DIR",
@@ -90,14 +76,10 @@ def _with_values(words: Sequence[str]) -> list[str]:
 )
 @click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
-@click.option(
-    "--resume",
-    "resumed",
-    metavar="RUN",
-    help='Continue a run that failed, was canceled or was killed: a run id, the beginning or end of one, or "latest". '
-    "With a pipeline, or for a run on KFP, a new run continues it; otherwise the run itself goes on.",
+@resume_options(
+    'Continue a run that failed, was canceled or was killed: a run id, the beginning or end of one, or "latest". '
+    "With a pipeline, or for a run on KFP, a new run continues it; otherwise the run itself goes on."
 )
-@from_option
 @click.option("--no-cache", is_flag=True, help="Run every stage, even if an earlier run has its outputs.")
 @click.option(
     "--directory",
@@ -121,16 +103,10 @@ def _with_values(words: Sequence[str]) -> list[str]:
 @view_options
 @host_options
 def run_command(
-    target: str,
+    target: str | None,
     component: ComponentWords,
-    words: tuple[str, ...],
-    tracker_base: str | None,
-    workspace: str | None,
-    tag_words: tuple[str, ...],
-    dry_run: bool,
+    inputs: RunInputs,
     output_dir: str | None,
-    resumed: str | None,
-    from_stages: tuple[str, ...],
     stages: tuple[str, ...],
     quiet: bool,
     verbose: bool,
@@ -152,84 +128,88 @@ def run_command(
     """
     from torchx_kfp.entrypoints.cli.display.summary import summarize
     from torchx_kfp.entrypoints.cli.display.views import view_of
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words
-    from torchx_kfp.entrypoints.cli.travel import send, show_dry_run
     from torchx_kfp.execution.local.given_keys import parse_given
-    from torchx_kfp.execution.pipeline.values import complete_arguments
-    from torchx_kfp.execution.runs.earlier_run import plan_from
+    from torchx_kfp.execution.local.runner import resume, start
     from torchx_kfp.execution.runs.history import find_run, read_run
-    from torchx_kfp.execution.runs.packing import pack
     from torchx_kfp.execution.runs.state import RunState, outline
-    from torchx_kfp.local import parse_arguments, resume, run
 
+    folder = OUTPUT_DIR if output_dir is None else output_dir
     for name in ("secret", "config_map"):
         options[f"{name}s"] = parse_given(options[f"{name}s"], f"--{name.replace('_', '-')}")
     # None leaves an option as it is: a new run has the default, a resumed one keeps its value.
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None
     new = {name: options.pop(name) for name in ("directory", "kfp_workspace", "mounts")}
-    if from_stages and resumed is None:
-        raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
-    earlier = None
-    if resumed is not None and (target or from_stages or not _is_here(resumed, output_dir or OUTPUT_DIR, flags)):
-        earlier = read_resumed(resumed, output_dir or OUTPUT_DIR, flags, tracker_base)
-    if resumed is not None and earlier is None:
-        started_with: dict[str, object] = {
-            "-p": words,
-            "--tracker-base": tracker_base,
-            "--workspace": workspace,
-            "--tag": tag_words,
-        }
-        started_with |= {"--directory": new["directory"], "--kfp-workspace": new["kfp_workspace"]}
-        started_with |= {"--docker": stages, "--mount": new["mounts"], "--dry-run": dry_run}
-        for name in filter(started_with.get, started_with):
-            raise click.UsageError(
-                f"--resume does not accept {name} without a pipeline: the run goes on with the one that it was started "
-                "with. Name the pipeline as well: a new run then continues this one, and keeps what has succeeded."
-            )
-        folder = find_run(output_dir or OUTPUT_DIR, resumed)
-        pipeline = read_run(folder).load()
-        start = partial(resume, folder, **options)
-    elif target is None and earlier is None:
-        raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN.")
+    # An option without a stage means all stages.
+    new["docker"] = True if "" in stages else stages
+    begin: Callable[..., RunResult]
+    if inputs.resumed is not None and not (target or inputs.from_stages) and _is_here(inputs.resumed, folder, flags):
+        _refuse_inputs(inputs, new)
+        found = find_run(folder, inputs.resumed)
+        pipeline = read_run(found).load()
+        begin = partial(resume, found, **options)
     else:
-        asked = replace(component, tracker_base=tracker_base, has_workspace=workspace is not None)
-        pipeline = earlier.pipeline if target is None and earlier else load_target(str(target), asked)
-        arguments = parse_arguments(pipeline, split_words(words))
-        if earlier is not None:
-            arguments = resumed_arguments(earlier, pipeline, arguments, tracker_base=tracker_base, workspace=workspace)
-        base = _tracker_base(pipeline, arguments, tracker_base)
-        if tracker_base is not None or not stages:
-            # Containers get only folders that the user, not the pipeline, has named.
-            arguments.update(base)
-        packed = pack(pipeline, arguments | base, workspace, without=[output_dir or OUTPUT_DIR])
-        plan = None
-        if earlier is not None:
-            place = os.fspath(new["directory"] or os.curdir)
-            plan = plan_from(earlier, packed.pipeline, packed.arguments, from_stages=from_stages, directory=place)
-            print_plan(plan, quiet=quiet or dry_run)
-            packed = replace(packed, pipeline=plan.pipeline)
-        if dry_run:
-            complete_arguments(pipeline, arguments | base)
-            show_dry_run(packed, plan, as_json=as_json)
+        prepared = _prepare(target, component, inputs, folder, new, flags, quiet=quiet)
+        if inputs.dry_run:
+            show_dry_run(prepared, as_json=as_json)
             return
-        send(packed)
-        pipeline = packed.pipeline
-        # An option without a stage means all stages.
-        docker = True if "" in stages else stages
-        start = partial(
-            run,
-            pipeline,
-            packed.arguments,
-            workspace=packed,
-            tags=read_tags(tag_words),
-            output_dir=output_dir,
-            docker=docker,
-            **new,
-            **options,
-        )
+        pipeline = prepared.pipeline
+        begin = partial(start, prepared, output_dir=folder, say=print_message, **new, **options)
     view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
-    summarize(lambda: start(watch=view), view, quiet=quiet, as_json=as_json)
+    summarize(lambda: begin(watch=view), view, quiet=quiet, as_json=as_json)
+
+
+def _refuse_inputs(inputs: RunInputs, new: Mapping[str, Any]) -> None:
+    """Refuse options that only a new run has, for one that goes on."""
+    started_with: dict[str, object] = {
+        "-p": inputs.words,
+        "--tracker-base": inputs.tracker_base,
+        "--workspace": inputs.workspace,
+        "--tag": inputs.tag_words,
+        "--directory": new["directory"],
+        "--kfp-workspace": new["kfp_workspace"],
+        "--docker": new["docker"],
+        "--mount": new["mounts"],
+        "--dry-run": inputs.dry_run,
+    }
+    for name in filter(started_with.get, started_with):
+        raise click.UsageError(
+            f"--resume does not accept {name} without a pipeline: the run goes on with the one that it was started "
+            "with. Name the pipeline as well: a new run then continues this one, and keeps what has succeeded."
+        )
+
+
+def _prepare(
+    target: str | None,
+    component: ComponentWords,
+    inputs: RunInputs,
+    output_dir: str,
+    options: Mapping[str, Any],
+    flags: Flags,
+    *,
+    quiet: bool,
+) -> PreparedRun:
+    """Return a new run. Its tracker base is absolute, because a stage may change its directory."""
+    from torchx_kfp.entrypoints.cli.pipeline_files import load_target
+
+    earlier = inputs.read_resumed(output_dir, flags)
+    if target is not None:
+        has_workspace = inputs.workspace is not None
+        pipeline = load_target(
+            target, replace(component, tracker_base=inputs.tracker_base, has_workspace=has_workspace)
+        )
+    elif earlier is not None:
+        pipeline = earlier.pipeline
+    else:
+        raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN.")
+    arguments = inputs.read_arguments(pipeline, earlier, None, "results, or the URL of a bucket")
+    if not options["docker"] and (parameter := pipeline.root.inputs.get(TRACKER_BASE)) and parameter.has_default:
+        # Containers get only folders that the user, not the pipeline, has named.
+        arguments.setdefault(TRACKER_BASE, parameter.default)
+    if isinstance(base := arguments.get(TRACKER_BASE), str):
+        arguments[TRACKER_BASE] = _absolute(base)
+    directory = os.fspath(options["directory"] or os.curdir)
+    return inputs.prepare(pipeline, arguments, earlier, quiet=quiet, directory=directory, without=[output_dir])
 
 
 def _is_here(run: str, output_dir: str, flags: Flags) -> bool:
@@ -245,14 +225,10 @@ def _is_here(run: str, output_dir: str, flags: Flags) -> bool:
     return True
 
 
-def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:
-    """Return the tracker base as an argument, checked and absolute, if the pipeline has that parameter."""
-    from torchx_kfp.entrypoints.cli.pipeline_files import tracker_base_of
+def _absolute(base: str) -> str:
+    """Return a tracker base, checked and absolute."""
     from torchx_kfp.tracking.tracker import check_tracker_base
 
-    base = tracker_base_of(pipeline, arguments, option, "results, or the URL of a bucket")
-    if not isinstance(base, str):
-        return {}
     if base and "://" not in base:
         base = os.path.expanduser(base)  # a shell does not do this after an '='
     if base.startswith("memory:"):
@@ -261,5 +237,4 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
         )
     # The runner checks whether results can be written there.
     check_tracker_base(base)
-    # The base is absolute because a stage may change its directory.
-    return {TRACKER_BASE: base if "://" in base else os.path.abspath(base)}
+    return base if "://" in base else os.path.abspath(base)

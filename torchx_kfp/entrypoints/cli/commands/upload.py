@@ -40,7 +40,7 @@ def upload_command(
     Nothing is uploaded if the pipeline would fail on KFP, whatever its arguments are: see `torchx-kfp check`.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import load_target
-    from torchx_kfp.entrypoints.cli.travel import refuse_folders
+    from torchx_kfp.entrypoints.cli.run_inputs import refuse_folders
     from torchx_kfp.execution.host.uploads import StoredPipelines, undescribed
     from torchx_kfp.execution.local.preflight import check_pipeline
     from torchx_kfp.execution.model.findings import Kind, about_backends, refuse

@@ -123,6 +123,9 @@ def test_apps_have_workspaces_of_their_own(code: Path) -> None:
     assert sorted(each["here"] for each in recorded("base") if each) == [7, 8, 9]
     assert len(list(Path("base/.torchx_kfp/workspaces").iterdir())) == 3
     assert "torchx-kfp-folders" not in next(Path("runs").glob("several-*/pipeline.yaml")).read_text()
+    # A plan compares the code, not the folders.
+    plan = local.plan_run(several, resume=result, from_stages=["third"])
+    assert [(step.name, step.changes) for step in plan.kept] == [("app", ()), ("replicas", ())]
 
 
 def test_projects_are_merged_as_torchx_does(code: Path) -> None:

@@ -1,0 +1,242 @@
+"""The options of what a run starts with: arguments, tracker base, code and tags, and the run that it continues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.common.text import counted, listed, printable, size_text
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
+from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, parameter_option
+from torchx_kfp.entrypoints.cli.resolver import find_source, named_bases
+from torchx_kfp.entrypoints.cli.tags import read_tags
+from torchx_kfp.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.pipeline.spec import Pipeline
+    from torchx_kfp.execution.runs.prepared_run import PreparedRun
+    from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What a command line says about the inputs of a run; the names are those of the options' values."""
+
+    words: tuple[str, ...]
+    tracker_base: str | None
+    workspace: str | None
+    tag_words: tuple[str, ...]
+    dry_run: bool
+    resumed: str | None
+    from_stages: tuple[str, ...]
+
+    def read_resumed(self, output_dir: str, flags: Flags) -> EarlierRun | None:
+        """Return what is known of the run that the user wants to continue, if any.
+
+        Args:
+            output_dir: the directory with the folders of runs on this machine.
+            flags: the options of the host.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            HostError: the host does not answer.
+        """
+        from torchx_kfp.execution.runs.earlier_run import earlier_run
+        from torchx_kfp.execution.runs.history import RunReader
+
+        if self.resumed is None:
+            return None
+        source = find_source(self.resumed, output_dir, flags, base=self.tracker_base)
+        if not isinstance(source, RunReader):
+            return source.earlier()
+        record = source.read()
+        bases = {end.tracker_base for end in record.run.ends.values() if end.tracker_base}
+        return earlier_run(record, named=[self.tracker_base or "", *named_bases(bases, flags, ran_here=True)])
+
+    def read_arguments(
+        self, pipeline: Pipeline, earlier: EarlierRun | None, usual: str | None, examples: str
+    ) -> dict[str, Any]:
+        """Return the arguments that the user has given, with the tracker base, unless that is the pipeline's default.
+
+        Args:
+            pipeline: the pipeline.
+            earlier: the run that is continued, whose tracker base counts if none is given.
+            usual: the tracker base if no other is named.
+            examples: values of ``--tracker-base``, for messages.
+
+        Raises:
+            ArgumentError: a word is not an argument of the pipeline, or a tracker base is missing, or given twice.
+        """
+        from torchx_kfp.entrypoints.cli.pipeline_files import split_words
+        from torchx_kfp.execution.pipeline.values import parse_arguments
+
+        arguments = parse_arguments(pipeline, split_words(self.words))
+        parameter = pipeline.root.inputs.get(TRACKER_BASE)
+        base = self.tracker_base
+        if base is not None and parameter is None:
+            names = ", ".join(pipeline.root.inputs) or "none"
+            raise ArgumentError(
+                f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
+                "Name the right one with -p."
+            )
+        if base is not None and TRACKER_BASE in arguments:
+            raise ArgumentError(f"The tracker base is given twice: --tracker-base {base} and -p {TRACKER_BASE}=...")
+        if base is None and parameter is not None:
+            known = arguments if earlier is None else earlier.arguments_for(pipeline, arguments)
+            base = known.get(TRACKER_BASE, usual)
+            if base is None and parameter.default is None and not parameter.optional:
+                raise ArgumentError(
+                    f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "
+                    f"--tracker-base {examples}."
+                )
+        return arguments if base is None else {**arguments, TRACKER_BASE: base}
+
+    def prepare(
+        self, pipeline: Pipeline, arguments: Mapping[str, Any], earlier: EarlierRun | None, *, quiet: bool, **place: Any
+    ) -> PreparedRun:
+        """Return the run, prepared to start, and print what it keeps of the earlier run.
+
+        Args:
+            pipeline: the pipeline.
+            arguments: the arguments from ``read_arguments``.
+            earlier: the run that is continued, if any.
+            quiet: whether to print nothing.
+            place: ``directory`` and ``without``: see ``prepare`` of ``prepared_run``, which has the errors, too.
+        """
+        from torchx_kfp.execution.runs.prepared_run import prepare
+
+        prepared = prepare(
+            pipeline,
+            arguments,
+            workspace=self.workspace,
+            tags=read_tags(self.tag_words),
+            earlier=earlier,
+            from_stages=self.from_stages,
+            **place,
+        )
+        if prepared.plan is not None and not (quiet or self.dry_run):
+            print_message(str(prepared.plan))
+        return prepared
+
+
+def input_options(base: str) -> Decorator:
+    """Add the options of ``RunInputs`` without those of ``resume_options``; the command takes the argument ``inputs``.
+
+    ``base`` is the form of a tracker base.
+    """
+    options = (
+        parameter_option,
+        click.option(
+            "--tracker-base",
+            metavar=base,
+            help=f"Where stages record their results: the value of the parameter {TRACKER_BASE}.",
+        ),
+        click.option(
+            "--workspace",
+            metavar="DIR",
+            help=f"The folder with the code of the stages. It is stored under the tracker base, once; the parameter "
+            f"{WORKSPACE} gets its URL.",
+        ),
+        click.option(
+            "--tag",
+            "tag_words",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="A tag of the run, kept with its records under the tracker base. May be given several times.",
+        ),
+        click.option(
+            "--dry-run",
+            is_flag=True,
+            help="Show what would be sent (--workspace) and what would be kept (--resume), and start nothing.",
+        ),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Any:
+        @wraps(command)
+        def with_inputs(**words: Any) -> Any:
+            inputs = RunInputs(**{field.name: words.pop(field.name) for field in fields(RunInputs)})
+            if inputs.from_stages and inputs.resumed is None:
+                raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
+            return command(inputs=inputs, **words)
+
+        decorated: Any = with_inputs
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def resume_options(text: str) -> Decorator:
+    """Add ``--resume``, with this help, and ``--from``."""
+
+    def decorate(command: Any) -> Any:
+        with_from = click.option(
+            "--from",
+            "from_stages",
+            metavar="STAGE",
+            multiple=True,
+            help="With --resume: run this stage again, and everything that depends on it. May be given several times.",
+        )(command)
+        return click.option("--resume", "resumed", metavar="RUN", help=text)(with_from)
+
+    return decorate
+
+
+def show_dry_run(run: PreparedRun, *, as_json: bool) -> None:
+    """Print what would go with a run that is not started, and what it would keep of the one that it resumes."""
+    sizes = {name: {each.name: each.size for each in one.entries} for name, one in run.workspaces.items()}
+    if as_json:
+        found = {
+            name: {"digest": one.digest, "size": one.size, "files": sizes[name]} for name, one in run.workspaces.items()
+        }
+        print_json({"workspaces": found, **({"plan": _plan_as_json(run.plan)} if run.plan else {})})
+    else:
+        if run.plan:
+            print_text(str(run.plan))
+        for name, one in run.workspaces.items():
+            print_message(f"Workspace {name}:")
+            print_files(sizes[name], one.digest)
+    print_message("Dry run: nothing was stored or started.")
+
+
+def _plan_as_json(plan: ResumePlan) -> dict[str, Any]:
+    return {
+        "resumes": plan.run_id,
+        "stages": [
+            {
+                "name": step.name,
+                "stages": list(step.stages),
+                "kept_from": step.kept_from or None,
+                "reason": step.reason,
+                "changes": list(step.changes),
+            }
+            for step in plan.steps
+        ],
+        "dropped": list(plan.dropped),
+        "notes": list(plan.notes),
+    }
+
+
+def refuse_folders(pipeline: Pipeline) -> None:
+    """Raise ArgumentError for a pipeline with a role's own workspace: whoever runs its file lacks the folder."""
+    from torchx_kfp.contract.folders import find_folders
+
+    if folders := find_folders(pipeline.text):
+        raise ArgumentError(
+            f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
+            "machine, which only `torchx-kfp submit` stores. Use the parameter workspace (--workspace) in its place."
+        )
+
+
+def print_files(sizes: Mapping[str, int], digest: str) -> None:
+    """Print the names and sizes of a workspace's files, in bytes, and then their sum and the archive's digest."""
+    for name, size in sizes.items():
+        print_text(f"{size:>10,}  {printable(name)}")
+    print_message(f"{counted(len(sizes), 'file')}, {size_text(sum(sizes.values()))}: {digest}")

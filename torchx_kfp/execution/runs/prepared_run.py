@@ -1,0 +1,257 @@
+"""Prepare a run, here or on a host: check its arguments, pack its code, and plan what it keeps of an earlier run.
+
+The code is that of the pipeline's parameter ``workspace``, and of AppDefs with a workspace. Which code a run had, its
+tags, and the runs that it resumes are recorded under its tracker base.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx_kfp.common.text import counted, listed, shown, size_text
+from torchx_kfp.contract.folders import fill_in_folders, find_folders
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER, named_workspaces
+from torchx_kfp.errors import ArgumentError, TorchxKfpError
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_text, reading
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.pipeline.walk import known_bases
+from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
+from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
+from torchx_kfp.execution.runs.resume_plan import plan_resume
+from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
+from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that is ready: ``upload`` stores its code before it starts, and ``record`` its tags and code afterwards.
+
+    Attributes:
+        pipeline: the pipeline; it names the code, and has constants in place of what is kept of an earlier run.
+        arguments: the arguments, without defaults.
+        values: the values of all parameters.
+        bases: the tracker bases that are known, also those of stages that are kept.
+        workspaces: the archives of the code, by the folders in them.
+        tags: text by name.
+        plan: what it keeps of the run that it resumes, if it resumes one.
+    """
+
+    pipeline: Pipeline
+    arguments: Mapping[str, Any]
+    values: Mapping[str, Any]
+    bases: Collection[str] = ()
+    workspaces: Mapping[str, PackedWorkspace] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    plan: ResumePlan | None = None
+
+    def upload(self, say: Callable[[str], object] | None = None) -> None:
+        """Store the archives that are not there yet, and say so. Raises TrackerError if they cannot be stored."""
+        for folders, packed in self.workspaces.items():
+            what = "stored" if packed.upload() else "there already"
+            if say is not None:
+                say(f"Workspace {folders}: {counted(len(packed.entries), 'file')}, {size_text(packed.size)}, {what}.")
+
+    def record(self, run: str, warn: Callable[[str], object], *, is_schedule: bool = False) -> None:
+        """Record under the tracker base which code and tags a run has that has just started, and which runs it resumes.
+
+        Its code are the workspaces that it names.
+
+        Args:
+            run: its name on this machine, or its id on the host.
+            warn: gets a sentence if that is not possible. The run goes on.
+            is_schedule: whether it is a schedule of runs, not a run.
+        """
+        texts = [*self.values.values(), self.pipeline.text]
+        named = named_workspaces(*(text for text in texts if isinstance(text, str)))
+        known = {workspace.digest: workspace.code for workspace in self.workspaces.values()}
+        code = [known.get(digest) or Code(digest) for digest in named]
+        base = self.values.get(TRACKER_BASE_PARAMETER)
+        base = next((workspace.store.base for workspace in self.workspaces.values()), base)
+        before = continuation_of(self.pipeline.description)
+        resumes = [] if before is None else [before.resumes, *(end.cached_from for end in before.ends)]
+        if not (code or self.tags or resumes) or not base or not isinstance(base, str):
+            return
+        try:
+            recorder = Recorder.open(base)
+            # A folder that only pods have is not made here.
+            if recorder.folder is None or os.path.isdir(recorder.folder):
+                if is_schedule:
+                    recorder.add_schedule(run, code)
+                else:
+                    recorder.add_start(run, code, self.tags, list(dict.fromkeys(filter(None, resumes))))
+        except TorchxKfpError as error:
+            lost = f"The code of the run {run} is not recorded, and gc may remove it with older runs"
+            warn(f"{lost if code else f'The tags of the run {run} are not recorded'}: {error}")
+
+
+def prepare(
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any],
+    *,
+    workspace: str | os.PathLike[str] | None = None,
+    tags: Mapping[str, str] | None = None,
+    earlier: EarlierRun | None = None,
+    from_stages: Collection[str] = (),
+    directory: str | None = None,
+    without: Iterable[str] = (),
+) -> PreparedRun:
+    """Prepare a run. Nothing is stored or started.
+
+    Args:
+        pipeline: the pipeline.
+        arguments: the arguments, without defaults. Those of ``earlier`` count where these lack one.
+        workspace: the folder for the pipeline's parameter ``workspace``, if any.
+        tags: text by name.
+        earlier: the run that it continues, if any.
+        from_stages: the stages of that run at which to start anew.
+        directory: the directory in which stages of a run on this machine start; None for a run on a host. A folder as
+            tracker base must then exist: pods have mounted it.
+        without: folders that do not travel, in which runs write. The tracker base never does.
+
+    Raises:
+        ArgumentError: arguments are unknown, missing or wrong; the pipeline does not take a workspace, is given two,
+            has no tracker base for it or for tags, or is a compiled file that names folders; or see ``plan_resume``.
+        WorkspaceError: a folder cannot travel; the message says why.
+        TrackerBaseError: the tracker base cannot be used.
+    """
+    _verify_types(arguments, workspace, from_stages)
+    if from_stages and earlier is None:
+        raise ArgumentError("from_stages needs resume, the run whose other stages are kept.")
+    folder = None if workspace is None else os.fspath(workspace)
+    if earlier is not None:
+        arguments = earlier.arguments_for(pipeline, arguments, without=[] if folder is None else [WORKSPACE_PARAMETER])
+    if folder is not None:
+        _check_parameter(pipeline, arguments, folder)
+        arguments = {**arguments, WORKSPACE_PARAMETER: ""}  # until it is packed
+    with reading(f"The pipeline {pipeline.name!r}"):
+        values = complete_arguments(pipeline, arguments)
+        _verify_tags(tags or {}, values)
+        bases = list(known_bases(pipeline, values))
+        pipeline, workspaces = _pack(pipeline, [values.get(TRACKER_BASE_PARAMETER), *bases], folder, directory, without)
+        if folder is not None:
+            url = {WORKSPACE_PARAMETER: workspaces[folder].url}
+            arguments, values = {**arguments, **url}, {**values, **url}
+        base = values.get(TRACKER_BASE_PARAMETER)
+        has_code = workspaces or values.get(WORKSPACE_PARAMETER)
+        if directory is not None and has_code and isinstance(base, str) and base and "://" not in base:
+            # A stage starts in its workspace: a relative tracker base would be there.
+            values[TRACKER_BASE_PARAMETER] = os.path.abspath(os.path.join(directory, base))
+        plan = None
+        if earlier is not None:
+            place: Any = {"is_here": directory is not None, "directory": directory or ""}
+            plan = plan_resume(earlier, pipeline, values, given=arguments, from_stages=from_stages, **place)
+            pipeline = plan.pipeline
+    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan)
+
+
+def plan_run(
+    pipeline: PipelineLike,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    resume: Resumable,
+    from_stages: Collection[str] = (),
+    output_dir: str | os.PathLike[str] | None = None,
+    is_here: bool = True,
+) -> ResumePlan:
+    """Return the plan with which a new run of a pipeline continues an earlier run. Nothing is started.
+
+    Args:
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        arguments: values of the pipeline's parameters, where they differ from those of the earlier run.
+        resume: the earlier run: the id or folder of a run on this machine, its result, or a run on a host
+            (``torchx_kfp.host.attach``).
+        from_stages: the stages at which to start anew: they run, and so does everything that depends on them.
+        output_dir: the folder that has the folders of runs. Default: ``OUTPUT_DIR``.
+        is_here: whether the new run is on this machine, rather than on a KFP host.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        ArgumentError: see ``plan_resume``.
+    """
+    earlier = read_earlier(resume, OUTPUT_DIR if output_dir is None else output_dir)
+    directory = os.curdir if is_here else None
+    plan = prepare(
+        load_pipeline(pipeline), arguments or {}, earlier=earlier, from_stages=from_stages, directory=directory
+    ).plan
+    assert plan is not None
+    return plan
+
+
+def _verify_types(arguments: Any, workspace: Any, from_stages: Any) -> None:
+    if not isinstance(arguments, Mapping):
+        raise ArgumentError(
+            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, but is {shown(arguments)}."
+        )
+    if workspace is not None and not isinstance(workspace, (str, os.PathLike)):
+        raise ArgumentError(f"workspace must be the path of a folder, but is {shown(workspace)}.")
+    if isinstance(from_stages, str):
+        raise ArgumentError(f"from_stages must be a list of stages, such as [{from_stages!r}], but is a text.")
+
+
+def _pack(
+    pipeline: Pipeline, bases: Iterable[Any], folder: str | None, directory: str | None, without: Iterable[str]
+) -> tuple[Pipeline, dict[str, PackedWorkspace]]:
+    """Return the pipeline with the URLs of its AppDefs' workspaces, and all archives, by the folders in them."""
+    wanted = find_folders(pipeline.text)
+    if folder is None and not wanted:
+        return pipeline, {}
+    if wanted and not pipeline.is_compiled_here:
+        raise ArgumentError(
+            f"The compiled pipeline {pipeline.name!r} has the workspace {listed(next(iter(wanted.values())))}, a "
+            "folder of the machine on which it was compiled. Give the Python file of the pipeline instead, or use the "
+            f"parameter {WORKSPACE_PARAMETER} (--workspace) in place of Role.workspace."
+        )
+    place = _recorder(pipeline, next((str(base) for base in bases if base), ""), directory)
+    packed = {placeholder: place.pack_workspace(folders, without) for placeholder, folders in wanted.items()}
+    workspaces = {listed(wanted[placeholder]): workspace for placeholder, workspace in packed.items()}
+    if wanted:
+        urls = {placeholder: workspace.url for placeholder, workspace in packed.items()}
+        pipeline = pipeline_from_text(fill_in_folders(pipeline.text, urls), pipeline.name)
+    if folder is not None:
+        workspaces[folder] = place.pack_workspace(folder, without)
+    return pipeline, workspaces
+
+
+def _recorder(pipeline: Pipeline, base: str, directory: str | None) -> Recorder:
+    """Open the tracker base under which the code of a run is stored: see ``prepare``."""
+    if not base:
+        raise ArgumentError(
+            f"A workspace is stored under the tracker base, and the pipeline {pipeline.name!r} has none: give "
+            f"{TRACKER_BASE_PARAMETER} (on the command line, --tracker-base)."
+        )
+    base = base if "://" in base else os.path.abspath(os.path.join(directory or "", base))
+    recorder = Recorder.open(base)
+    if directory is None and recorder.folder is not None and not os.path.isdir(recorder.folder):
+        raise ArgumentError(
+            f"The code cannot be stored under {base!r}: this machine does not have that folder of the pods. Use a "
+            "tracker base that both reach, such as s3://bucket/results, or mount the folder here as well."
+        )
+    return recorder
+
+
+def _check_parameter(pipeline: Pipeline, arguments: Mapping[str, Any], folder: str) -> None:
+    if WORKSPACE_PARAMETER not in pipeline.root.inputs:
+        raise ArgumentError(
+            f"The workspace {folder!r} needs a pipeline with the parameter {WORKSPACE_PARAMETER!r}, which "
+            f"{pipeline.name!r} lacks. Give its function {WORKSPACE_PARAMETER}: str = '', and its stages the option: "
+            f"Stages(..., {WORKSPACE_PARAMETER}={WORKSPACE_PARAMETER})."
+        )
+    if given := arguments.get(WORKSPACE_PARAMETER):
+        raise ArgumentError(
+            f"The workspace is given twice: the folder {folder!r}, and the argument {WORKSPACE_PARAMETER}={given!r}."
+        )
+
+
+def _verify_tags(tags: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if a run with these values has no place for tags, or a name cannot be that of a tag."""
+    parse_tags(f"{name}={value}" for name, value in tags.items())
+    if tags and not values.get(TRACKER_BASE_PARAMETER):
+        raise ArgumentError(
+            f"Tags ({', '.join(tags)}) are kept under the tracker base, and this run has none: give "
+            f"{TRACKER_BASE_PARAMETER} (on the command line, --tracker-base)."
+        )
