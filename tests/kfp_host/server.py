@@ -141,6 +141,10 @@ class KfpHost:
         """Let the clock of recurring runs go forward; those that are due start with the next request."""
         self._api.clock.ahead += seconds
 
+    def stop_schedules(self) -> None:
+        """Let recurring runs start no runs any more, as if their controller failed."""
+        self._api.starts_runs = False
+
     def delete(self, run_id: str) -> None:
         """Delete a run, as another user would."""
         self._api.delete(run_id)

@@ -172,6 +172,17 @@ def test_an_interval_whose_start_has_passed(kfp_host: KfpHost, program: Program)
     assert times[0].year > 2020
 
 
+def test_a_schedule_that_starts_no_runs(kfp_host: KfpHost, program: Program) -> None:
+    kfp_host.stop_schedules()
+    assert program("submit", "count.yaml", "--every", "1h").returncode == 0
+    assert "should have started" not in program("schedules").stderr
+    kfp_host.advance(-2 * _HOUR)
+    assert program("submit", "count.yaml", "--every", "1h", "--name", "stuck").returncode == 0
+    done = program("schedules")
+    assert [row[0] for row in rows(done.stdout) if row[3] == "due now"] == ["stuck"]
+    assert re.search(says("should have started a run by now: stuck.", "ml-pipeline-scheduledworkflow"), done.stderr)
+
+
 def test_schedules_from_python(kfp_host: KfpHost, program: Program) -> None:
     arguments = {"tracker_base": str(program.folder / "base")}
     made = schedule(str(program.folder / "count.yaml"), arguments, every=_HOUR, name="mine", host=kfp_host.url)

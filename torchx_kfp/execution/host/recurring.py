@@ -29,6 +29,8 @@ from torchx_kfp.execution.runs.source import why_not_read
 from torchx_kfp.tracking.recorder import Recorder
 
 _SCHEDULES = f"{V2BETA1}/recurringruns"
+#: After so many seconds, a run is late. KFP's controller looks at its schedules every 10 to 30 s.
+_LATE = 300
 #: What KFP leaves out of a name in Kubernetes (``toSWFCRDResourceGeneratedName``).
 _OBJECT_NAME = re.compile("[^a-z0-9-]+")
 
@@ -70,6 +72,20 @@ class Schedule:
         if self.timing is None or self.is_paused:
             return None
         return self.timing.due(self.timing.begin(last, self.created), time.time() if now is None else now)
+
+    def is_late(self, last: float | None = None, ended: float | None = None, *, now: float | None = None) -> bool:
+        """Tell whether KFP should have started the next run by now, if no run is in progress.
+
+        Args:
+            last: the time for which the last run was made, if there was one.
+            ended: when that run ended.
+            now: the time now.
+        """
+        now = time.time() if now is None else now
+        if self.timing is None or self.is_paused:
+            return False
+        due = self.timing.next(self.timing.begin(last, self.created))
+        return due is not None and max(due, self.created, ended or 0.0) < now - _LATE
 
     def state(self, last: float | None = None, *, now: float | None = None) -> str:
         """Return ``paused``, ``ended`` or ``active``. The arguments are those of ``next``."""

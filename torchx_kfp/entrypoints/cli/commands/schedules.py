@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.common.text import printable
+from torchx_kfp.common.text import listed, printable
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
@@ -100,3 +100,14 @@ def _list(host: Host, schedules: Schedules, form: str) -> None:
         for last in [run.scheduled if run else None]
     ]
     print_table(("name", "state", "when", "next run", "last run", "id"), rows, cut=("name",))
+    late = [
+        schedule.name
+        for schedule, run in pairs
+        if schedule.is_late(*((run.scheduled, run.finished) if run else ())) and (run is None or run.state.is_over)
+    ]
+    if late:
+        print_message(
+            f"KFP should have started a run by now: {listed(late)}. The log of its deployment "
+            "ml-pipeline-scheduledworkflow says why not. The guide to schedules has more: 'A schedule that starts no "
+            "runs'."
+        )
