@@ -2,6 +2,7 @@
 
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
+import json
 import os
 import shutil
 import subprocess
@@ -34,6 +35,21 @@ echo "{\"n\": ${n:-0}}" >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
 def asks(tracker_base: str):
     app = AppDef("ask", [Role("role", image=BUSYBOX_IMAGE, entrypoint="sh", args=["-c", ASK])])
     task_from_app(app, tracker_base=tracker_base)
+
+
+@dsl.container_component
+def give(data: dsl.Output[dsl.Dataset]):
+    return dsl.ContainerSpec(BUSYBOX_IMAGE, ["sh", "-c", 'mkdir -p "${0%/*}"; echo given >"$0"', data.path])
+
+
+@dsl.container_component
+def take(data: dsl.Input[dsl.Dataset]):
+    return dsl.ContainerSpec(BUSYBOX_IMAGE, ["sh", "-c", 'cat "$0"', data.path])
+
+
+@dsl.pipeline(name="takes")
+def takes():
+    take(data=give().outputs["data"])
 
 
 @pytest.fixture
@@ -78,3 +94,35 @@ def test_a_script_does_it_with_docker(docker_client: docker.DockerClient, folder
     ran = subprocess.run(["sh", "-c", done.stdout], cwd=folder, input="4\n", capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (4, "in the image\nnumber? "), ran.stderr
     assert [path.read_text() for path in folder.glob("results/replay-asks-*/ask/*")] == ['{"n": 4}\n']
+
+
+def test_a_folder_of_somebody_else_gives_a_container_no_files(folder: Path, ready_program: Ready) -> None:
+    """No tracker base that never was one, nor an artifact, unless the user names it."""
+    (folder / "private").mkdir()
+    (folder / "private" / "key").write_text("SECRET")
+    compiler.Compiler().compile(takes, str(folder / "takes.yaml"))
+    made = run(folder / "takes.yaml", output_dir=folder / "local_outputs", watch=Watch())
+    assert made.folder is not None
+
+    def replayed(name: str) -> subprocess.CompletedProcess[str]:
+        return ready_program.call(("replay", name, "--docker"), folder, dict(os.environ))
+
+    (asked,) = (folder / "local_outputs").glob("asks-*")
+    for file in (asked / "run.json", asked / "events.jsonl"):
+        file.write_text(file.read_text().replace(f"{folder}/results", f"{folder}/private"))
+    done = replayed(f"{asked.name}/ask")
+    assert (done.returncode, f"--mount {folder}/private" in done.stderr) == (2, True), done.stderr
+    done = replayed(f"{made.folder.name}/take")
+    assert (done.returncode, done.stdout) == (0, "given\n"), done.stderr
+    lines = (made.folder / "events.jsonl").read_text().splitlines()
+    (made.folder / "link").symlink_to(folder / "private" / "key")
+    for uri in (f"{folder}/private/key", f"{made.folder}/link"):
+        for key in ("uri", "custom_path"):
+            events = list(map(json.loads, lines))
+            for event in events:
+                if event["event"] == "stage_started" and event["name"] == "take":
+                    event["artifacts"]["data"] |= {"uri": "s3://bucket/key", "imported": True, key: uri}
+            (made.folder / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+            done = replayed(f"{made.folder.name}/take")
+            assert (done.returncode, "SECRET" in done.stdout) == (2, False), done.stderr
+            assert "--mount" in done.stderr

@@ -165,6 +165,15 @@ def test_a_stage_that_publishes_the_records_of_another() -> None:
     assert (facts.application, facts.variables) == ((), {})
 
 
+def test_a_command_that_was_cut_is_a_foreign_one() -> None:
+    """A host, or a pipeline of somebody else, may have one."""
+    made = Application((), [Word("$(A)", "b")])
+    for command in (made.tracked(signature(""), "base", [Read("first", "reads")]), made.untracked(signature(""))):
+        for length in range(len(command)):
+            assert decode(command[:length]).words == command[:length]
+    assert decode(command[:4]).version is None
+
+
 def test_a_later_version_is_a_foreign_command() -> None:
     command = Application((), [Word("$(A)", "b")]).untracked("torchx-kfp-2-0123abcd")
     assert decode(command).version is None

@@ -95,6 +95,8 @@ class Facts:
             stage = self.stages.get(task, "")
             if self.ended.pop(task).is_omitted or (task not in self.opened and stage not in self.attempts):
                 self.begun.pop(task, None)
+        # Stages of a run that was canceled have ended without an end of their task.
+        for stage in [stage for stage, end in self.finished.items() if end.result.state not in succeeded]:
             for kept in (self.attempts, self.retried, self.finished):
                 kept.pop(stage, None)
 

@@ -284,12 +284,14 @@ class StageFacts:
 
 
 def decode(command: Sequence[str]) -> StageFacts:
-    """Read a command of any stage, with or without its placeholders filled in."""
-    words = list(command)
-    found = Script.find(words)
-    if found is None:
-        return StageFacts(tuple(words), **_application(words, 0, {}))
-    script, at = found
+    """Read a command of any stage, with or without its placeholders filled in. A damaged one counts as foreign."""
+    if (found := Script.find(command)) is not None:
+        with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
+            return _decode_own(list(command), *found)
+    return StageFacts(tuple(command), **_application(command, 0, {}))
+
+
+def _decode_own(words: list[str], script: Script, at: int) -> StageFacts:
     facts: dict[str, Any] = {"version": script.version}
     before = _assignments(words[2:]) if words[0] == "env" else {}
     # A publisher needs some of the application's variables itself.

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -109,6 +110,7 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
         invoke("report", name, "-o", "page.html")
         assert not Path("page.html").exists() or SECRET not in Path("page.html").read_text()
         invoke("cancel", name)
+        invoke("replay", name, "--print")
         invoke("show", str(base), f"{name}/train")
         invoke("lineage", str(base), f"{name}/train")
         if seed % 4 == 0:
@@ -119,3 +121,93 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
     invoke("results", str(base))
     invoke("compare", str(base), "bad-1", "bad-2")
     invoke("gc", str(base), "--older-than", "1d", "--dry-run")
+
+
+@dsl.container_component
+def save(data: dsl.Output[dsl.Dataset]):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'mkdir -p "${0%/*}"; echo 1 >"$0"', data.path])
+
+
+@dsl.container_component
+def load(text: str, data: dsl.Input[dsl.Dataset]):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'wc -c "$0" "$1"', text, data.path])
+
+
+@dsl.pipeline(name="again")
+def again(text: str = "text"):
+    load(text=text, data=save().outputs["data"])
+
+
+@pytest.fixture(scope="module")
+def replayable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with a stage that takes an artifact."""
+    folder = tmp_path_factory.mktemp("replayable")
+    compiler.Compiler().compile(again, str(folder / "p.yaml"))
+    result = run(folder / "p.yaml", output_dir=folder / "runs", watch=Watch())
+    assert result.folder is not None
+    return result.folder
+
+
+def outside(folder: Path) -> dict[str, bytes]:
+    """Return all files but those of replays."""
+    files = (path for path in folder.rglob("*") if "replays" not in path.relative_to(folder).parts)
+    return {str(path): path.read_bytes() for path in files if path.is_file() and not path.is_symlink()}
+
+
+#: What a recorded start, or the options of a run, may name.
+CRAFTED = [
+    "../../../canary",
+    "/canary",
+    "$(touch canary)",
+    "; touch canary",
+    "`touch canary`",
+    "-rf",
+    "a\nb",
+    "\ud800",
+    "\0",
+    "",
+]
+
+
+@pytest.mark.timeout(120)
+def test_a_replay_runs_the_command_and_writes_into_its_folder(
+    replayable: Path, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded = ("inputs", "artifacts", "artifact", "key", "pod_name", "task", "name", "log_file")
+    places = [("events.jsonl", what, "") for what in recorded]
+    places += [("run.json", "options", key) for key in ("directory", "python_path", "project", "workspace")]
+    for seed in range(4 * SEEDS):
+        random = Random(seed)
+        file, what, key = random.choice(places)
+        crafted = random.choice([*CRAFTED, f"{tmp_path}/canary", str(secret)])
+        folder = tmp_path / "local_outputs" / "crafted"
+        shutil.rmtree(tmp_path / "local_outputs", ignore_errors=True)
+        shutil.copytree(replayable, folder)
+        text = (folder / file).read_text()
+        documents = [json.loads(text)] if key else list(map(json.loads, text.splitlines()))
+        for document in documents:
+            if key:
+                document[what][key] = crafted
+            elif document["event"] == "stage_started" and document["name"] == "load":
+                _craft(document, what, crafted)
+        (folder / file).write_text("".join(f"{json.dumps(document)}\n" for document in documents))
+        before = outside(tmp_path)
+        print(what, key, repr(crafted))  # pytest shows it if a command fails
+        invoke("replay", "crafted/load")
+        assert outside(tmp_path) == before
+        assert SECRET not in capfd.readouterr().out
+
+
+def _craft(line: dict[str, Any], what: str, crafted: str) -> None:
+    """Change the recorded start of a stage."""
+    if what == "inputs":
+        line["inputs"] = {"text": crafted}
+    elif what == "artifact":
+        line["artifacts"]["data"]["uri"] = crafted
+    elif what == "artifacts":
+        line["artifacts"][crafted] = {**line["artifacts"]["data"], "uri": "memory://a/b"}
+    elif what == "key":
+        line["inputs"][crafted] = crafted
+    else:
+        line[what] = crafted

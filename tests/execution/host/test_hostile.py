@@ -8,6 +8,8 @@ import gzip
 import json
 import os
 import random
+import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.execution.host.answers_of_kfp import RUNS, manifest, polls
+from tests.execution.host.answers_of_kfp import RUNS, last, manifest, polls
 from tests.execution.host.commands import OF_HOSTS
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted
 from torchx_kfp.entrypoints.cli import cli
@@ -142,6 +144,48 @@ def test_answers_that_were_changed_cause_no_traceback(hostile: Scripted, tmp_pat
             if done.exception is not None and not isinstance(done.exception, SystemExit):
                 raise AssertionError(f"{command}, seed {seed}") from done.exception
             assert done.exit_code in (0, 1, 2)
+
+
+@pytest.mark.parametrize("batch", range(2))
+def test_a_pod_spec_that_was_changed_makes_no_other_script(hostile: Scripted, tmp_path: Path, batch: int) -> None:
+    """A stage's command is one list of words, whatever is in them; nothing is started, and no secret is named."""
+    hostile_words = [
+        "$(touch canary)",
+        "'; touch canary; '",
+        '"',
+        "`touch canary`",
+        "\n touch canary",
+        "-",
+        "{{$}}",
+        *VALUES,
+    ]
+    for seed in range(batch, COUNT, 2):
+        dice = random.Random(seed)
+        run, old = last("retried"), copy.deepcopy(manifest("retried"))
+        workflow = json.loads(old["pipeline_runtime"]["workflow_manifest"])
+        for node in workflow["status"]["nodes"].values():
+            for parameter in (node.get("outputs") or {}).get("parameters") or []:
+                if parameter["name"] == "pod-spec-patch" and parameter.get("value"):
+                    patch = json.loads(parameter["value"])
+                    words = patch["containers"][0]["command"] + (patch["containers"][0].get("args") or [])
+                    words[-dice.randrange(1, 6)] = dice.choice(hostile_words)
+                    patch["containers"][0] |= {"command": words, "args": []}
+                    if dice.random() < 0.5:
+                        change(patch, dice)
+                    parameter["value"] = json.dumps(patch)
+        old["pipeline_runtime"]["workflow_manifest"] = json.dumps(workflow)
+        serve(hostile, run, old)
+        words = [f"{run['run_id']}/second", "--print", "--tracker-base", str(tmp_path / "base")]
+        done = CliRunner().invoke(cli, ["replay", *words, "--host", hostile.url])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise AssertionError(f"seed {seed}") from done.exception
+        assert done.exit_code in (0, 1, 2), done.output
+        if done.exit_code == 0:
+            # Without the stage's command at its end, the script does nothing but make folders.
+            script = re.sub(r"^exec .*", "", done.stdout, flags=re.DOTALL | re.MULTILINE)
+            subprocess.run(["sh", "-n"], input=done.stdout, text=True, check=True)
+            subprocess.run(["sh", "-e"], input=script, text=True, check=True, cwd=tmp_path, capture_output=True)
+        assert not list(tmp_path.rglob("canary"))
 
 
 def test_a_log_of_one_long_line_takes_linear_time(tmp_path: Path) -> None:

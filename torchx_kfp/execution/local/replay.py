@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import sys
 import time
@@ -16,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.common.files import PRIVATE
 from torchx_kfp.common.text import duration, shown
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
 from torchx_kfp.execution.local.attempt import AttemptThread, RunContext
 from torchx_kfp.execution.local.executors.attached import AttachedContainers, AttachedProcesses
 from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import Containers, verify_private
-from torchx_kfp.execution.local.executors.mounts import Mount, named_paths
+from torchx_kfp.execution.local.executors.mounts import Mount, holds, named_paths, source_of
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
@@ -31,7 +33,7 @@ from torchx_kfp.execution.local.replay_plan import ReplayPlan, plan_replay
 from torchx_kfp.execution.local.replay_script import script_of
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context, make_folder
-from torchx_kfp.execution.pipeline.artifacts import Artifact
+from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import make_run_name, without_indices
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -47,6 +49,8 @@ from torchx_kfp.tracking.recorder import Recorder
 
 #: The folder of replays in an output folder.
 REPLAYS = "replays"
+#: The id of a run on this machine (``make_run_name``).
+_RUN = re.compile(r".+-\d{8}-\d{6}-[0-9a-f]{6}")
 #: What the user has set for the tracker base of runs on a host.
 _NAMED_BASE = "TORCHX_KFP_TRACKER_BASE"
 
@@ -224,8 +228,11 @@ def _containers(invocation: Invocation, options: ReplayOptions) -> Containers:
         return Containers()
     if code:
         checked = (*checked, Mount(code, code, read_only=True))
-    # A host's arguments are not the user's.
+    # A host's arguments are not the user's, and a folder may be somebody else's: only those of its paths count that
+    # have been tracker bases.
     named = named_paths(record.arguments) if record.folder is not None else []
+    signs = [PRIVATE, *([record.run_id] if _RUN.fullmatch(record.run_id) else [])]
+    named = [path for path in named if any(os.path.isdir(os.path.join(path, sign)) for sign in signs)]
     named += named_paths({"base": options.change.tracker_base})
     return Containers(frozenset({without_indices(invocation.stage)}), checked, frozenset(named))
 
@@ -262,6 +269,10 @@ def _share(docker: DockerExecutor | None, folder: Path) -> None:
 
 def _plan(invocation: Invocation, context: RunContext, options: ReplayOptions) -> ReplayPlan:
     change = options.change
+    # What is only imported from a place is checked when the container is planned.
+    taken = [item for value in invocation.inputs.values() for item in artifacts_in(value) if item.is_here]
+    made = [os.path.abspath(item.path) for item in taken if item.custom_path or not item.imported]
+    _refuse_others(invocation, context, *made)
     try:
         plan = plan_replay(_with_workspace(invocation, context), context, change)
     except ValueError as error:
@@ -287,9 +298,27 @@ def _with_workspace(invocation: Invocation, context: RunContext) -> Invocation:
     if not any(path in text for path in (WORKSPACE, source) for text in texts):
         return invocation
     if os.path.isdir(source):
+        _refuse_others(invocation, context, source)
         shutil.copytree(source, own, symlinks=True)
     inputs = {name: _moved(value, source, own) for name, value in invocation.inputs.items()}
     return dataclasses.replace(invocation, inputs=inputs)
+
+
+def _refuse_others(invocation: Invocation, context: RunContext, *paths: str) -> None:
+    """Raise ArgumentError if a container would get files that are not in the run's folders, and nobody has named.
+
+    A folder may be somebody else's: it could name any file of this machine.
+    """
+    record = invocation.record
+    if invocation.stage not in context.containers or record.folder is None:
+        return
+    for path in paths:
+        is_own = holds(str(record.folder.parent), path) or holds(str(context.folder), path)
+        if not is_own and all(source_of(path, mount) != path for mount in context.containers.mounts):
+            raise ArgumentError(
+                f"{invocation.stage!r} cannot be replayed in a container: it takes {path!r}, which is not in "
+                f"{str(record.folder.parent)!r}, where runs are. Give it to the container: --mount {path}:ro"
+            )
 
 
 def _moved(value: Any, old: str, new: str) -> Any:

@@ -187,7 +187,9 @@ class RunReader:
                 f"The folder {str(self.folder)!r} does not say which artifacts {name!r} has taken ({listed(lost)}): an "
                 "earlier version of torchx-kfp recorded it. Run the pipeline again."
             )
-        inputs = {**started.inputs, **started.artifacts}
+        # Names become parts of paths, and the folder may be somebody else's.
+        known = {*place.component.inputs, *place.component.artifact_inputs}
+        inputs = {name: value for name, value in {**started.inputs, **started.artifacts}.items() if name in known}
         return Invocation(record, pipeline, name, place, place.component, inputs, scope, started.pod_name)
 
     def _started(self, record: RunRecord, stage: str) -> StageStarted:
