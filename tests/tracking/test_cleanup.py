@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -428,6 +429,24 @@ def test_a_file_that_is_gone_since_it_was_listed_is_no_problem(local: Store, mon
     monkeypatch.setattr(local, "files", lambda: listed)
     local.remove("one/train/1")
     assert not Cleanup(local, later()).look().left_alone
+
+
+def test_runs_of_other_users_do_not_keep_the_others(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(local, "mine/train/1", "others/train/1", "yours/train/1")
+    add_metadata(local, "others/train/1", {"note": "x"})
+    unlink = os.unlink
+
+    def refuse(path: bytes, *, dir_fd: int | None = None) -> None:
+        if "/others/" in os.readlink(f"/proc/self/fd/{dir_fd}"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    gone: list[str] = []
+    with pytest.raises(TrackerError, match=says("No permission to remove", "others/train/1")):
+        gone.extend(run.run for run in Cleanup(local, later()).remove())
+    assert set(gone) == {"mine", "yours"}
+    assert len(keys(local)) == 2, "the records of its results stay"
 
 
 def test_s3_says_which_files_must_stay(s3_base: str) -> None:

@@ -157,8 +157,12 @@ class Cleanup:
         On a local file system, each file is also checked just before it is removed, with writers locked out
         (``DiskStore.remove_old``). After an interruption, parts of some runs are gone. These runs are as old as before,
         so the next call removes the rest.
+
+        Raises:
+            TrackerError: the store failed; or, after all others, files of some runs may not be removed.
         """
         done: set[str] = set()
+        denied: TrackerError | None = None
         share = 0
         while going := [run for run in self.look().old if not run.kept and run.run not in done]:
             share = share or sum(run.files for run in going) // _PART
@@ -168,10 +172,16 @@ class Cleanup:
             for part in range(3):
                 files = [(run.run, file) for run in batch if run.run not in written for file in run.parts[part]]
                 gone = self._store.remove_many([file for _, file in files])
-                written.update(run for (run, _), is_gone in zip(files, gone, strict=True) if not is_gone)
+                for (run, _), is_gone in zip(files, gone, strict=True):
+                    if is_gone is not True:
+                        written.add(run)
+                    if isinstance(is_gone, TrackerError):
+                        denied = denied or is_gone
             # A file that exists again was written since then, so its run is not over.
             done.update(run.run for run in batch)
             yield from (run for run in batch if run.run not in written)
+        if denied is not None:
+            raise denied
 
     def _users(self, files: Iterable[File], candidates: Collection[str]) -> dict[str, str]:
         """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them.

@@ -280,17 +280,17 @@ class FsspecStore(Store):
         self.remove(file.key)
         return True
 
-    def remove_many(self, files: Iterable[File]) -> Iterator[bool]:
+    def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:
         if not hasattr(type(self._fs), "_call_s3"):
             yield from super().remove_many(files)
             return
         keys = (file.key for file in files)
         batches = iter(lambda: list(itertools.islice(keys, _REMOVED)), [])
-        for number in self.each(self._remove_batch, batches, _REMOVALS):
-            yield from itertools.repeat(True, number)
+        for found in self.each(self._remove_batch, batches, _REMOVALS):
+            yield from found
 
-    def _remove_batch(self, keys: Sequence[str]) -> int:
-        """Remove objects of S3 with one request, and return their number. (s3fs's ``rm`` hides which have stayed.)"""
+    def _remove_batch(self, keys: Sequence[str]) -> list[bool | TrackerError]:
+        """Remove objects of S3 with one request. (s3fs's ``rm`` hides which ones have stayed.)"""
         names = {self._fs.split_path(self._path(key))[1]: key for key in keys}
         bucket = self._root.partition("/")[0]
         wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
@@ -301,9 +301,16 @@ class FsspecStore(Store):
             left = [names[error["Key"]] for error in answer.get("Errors", ())]
         except Exception:  # servers like S3 may not know this request, or not this form of it
             left = list(keys)
-        for key in left:  # with retries, and with the reason if it must stay
-            self.remove(key)
-        return len(keys)
+        found: dict[str, bool | TrackerError] = dict.fromkeys(keys, True)
+        for number, key in enumerate(left):
+            try:
+                self.remove(key)  # with retries, and with the reason if it must stay
+            except TrackerError as error:
+                if not isinstance(error.__cause__, PermissionError):
+                    raise
+                found.update(dict.fromkeys(left[number:], error))
+                break
+        return list(found.values())
 
     def for_this_thread(self) -> FsspecStore:
         """Return the store for a thread other than the one that opened it: its client may work only in that one."""

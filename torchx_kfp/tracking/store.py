@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 
 from torchx_kfp.common import files
 from torchx_kfp.common.text import shown
-from torchx_kfp.errors import KeyRefusedError
+from torchx_kfp.errors import KeyRefusedError, TrackerError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -355,9 +355,22 @@ class Store(abc.ABC):
     def remove_old(self, file: File) -> bool:
         """Remove a file unless it was written since it was listed, and return whether it is gone."""
 
-    def remove_many(self, files: Iterable[File]) -> Iterator[bool]:
-        """Remove files as ``remove_old`` does, many at once, and yield for each whether it is gone."""
-        return self.each(self.remove_old, files)
+    def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:
+        """Remove files as ``remove_old`` does, many at once; yield for each whether it is gone, or why it may not go.
+
+        Raises:
+            TrackerError: the store failed.
+        """
+
+        def remove(file: File) -> bool | TrackerError:
+            try:
+                return self.remove_old(file)
+            except TrackerError as error:
+                if not isinstance(error.__cause__, PermissionError):
+                    raise
+                return error
+
+        return self.each(remove, files)
 
     @abc.abstractmethod
     def keys(self, prefix: str | None) -> list[str]:
