@@ -103,6 +103,14 @@ def test_a_run_under_a_tracker_base_is_found(project: Path, inside: Call) -> Non
     assert sorted(recorder.runs_with_facts()) == sorted(["one-20260101", "one-20260102", "only-facts", new])
 
 
+def test_the_latest_of_runs_of_the_same_second(project: Path, inside: Call) -> None:
+    recorder = Recorder.open(str(project / "base"))
+    for run in ("one-20260101-120000", "one-20260101-120001"):
+        recorder[f"{run}/train/1"] = {"loss": 1}
+        os.utime(project / f"base/{run}/train/1", (1, 1))
+    assert inside("tag", "base", "latest", "a=b").stderr == "The run is one-20260101-120001.\n"
+
+
 def test_a_tag_counts_whatever_other_clocks_say(project: Path, inside: Call) -> None:
     recorder = Recorder.open(str(project / "base"))
     ahead = f"{time.time_ns() + 10**15:019}-00000000"

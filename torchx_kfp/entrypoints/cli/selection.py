@@ -283,7 +283,8 @@ def _newest(recorder: Recorder, here: RunsHere) -> str | None:
     from torchx_kfp.execution.runs.history import created
 
     times = recorder.last_written()
-    newest = max(times, key=times.__getitem__, default=None)
+    # The times of S3 are whole seconds; the names of runs often have the time, too.
+    newest = max(times, key=lambda run: (times[run], run), default=None)
     for name, folder in list(here.folders.items())[:_LOOKED_AT]:
         if newest is not None and created(folder) <= times[newest]:
             break
