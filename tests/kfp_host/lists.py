@@ -64,9 +64,14 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], key: s
     start = 0
     if token := query.get("page_token"):
         try:
-            first = json.loads(base64.b64decode(token, validate=True))["KeyFieldValue"]
+            content = json.loads(base64.b64decode(token, validate=True))
+            first, asked = content["KeyFieldValue"], (content["SortByFieldName"], content["IsDesc"], content["Filter"])
         except (ValueError, KeyError, TypeError):
             raise Refused(400, 3, "Failed to list: Invalid input error: Invalid package token") from None
+        if (query.get("sort_by") or query.get("filter")) and asked != (field, order == "desc", query.get("filter", "")):
+            # ``server/list_request_util.go``
+            cause = "page token does not match the supplied sort by and/or filtering criteria"
+            raise Refused(400, 3, f"Failed to list: Invalid input error: {cause}", cause)
         start = next((index for index, item in enumerate(ranked) if item[key] == first), len(ranked))
     size = min(int(query.get("page_size", 0)) or _SIZE, _MOST)
     page = ranked[start : start + size]
@@ -79,6 +84,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], key: s
             "KeyFieldName": "UUID",
             "KeyFieldValue": following[key],
             "IsDesc": order == "desc",
+            "Filter": query.get("filter", ""),
         }
         answer["next_page_token"] = base64.b64encode(json.dumps(content).encode()).decode()
     return {name: value for name, value in answer.items() if value}
