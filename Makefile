@@ -52,6 +52,7 @@ test-newest: $(VENV)-newest/.ready ## run the tests that depend on versions with
 	$(VENV)-newest/bin/python -m pytest -n 2 -m "(versions or newest) and not usual and not s3" $(or $(ARGS),$(marked))
 
 test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see docs/reference/suite.md)
+	@$(if $(and $(HOST),$(TRACKER_BASE),$(IMAGE)),,echo 'make test-kfp needs HOST=URL TRACKER_BASE=URL IMAGE=NAME: see docs/reference/suite.md' >&2; exit 2)
 	@$(if $(AGAIN),rm -rf .cache/kfp-suite)
 	$(foreach each,HOST TRACKER_BASE IMAGE SHELL_IMAGE SECRET ENDPOINT ENGINES KEEP,TORCHX_KFP_SUITE_$(each)='$($(each))') \
 	    $(bin)/python -m pytest tests/kfp -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)

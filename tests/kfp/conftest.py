@@ -17,7 +17,7 @@ NAMED = named_place()
 
 
 @pytest.fixture(scope="session")
-def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """The suite for the host that the variables name, or for that of the tests."""
     folder = tmp_path_factory.mktemp("suite")
     with contextlib.ExitStack() as stack:
@@ -26,14 +26,17 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             host = stack.enter_context(KfpHost(folder / "host", directory=folder, options={"parallelism": 2}))
             place = Place(host.url, str(folder / "base"), claim="claim")
             Path(place.base).mkdir()
-        made = Suite(place, folder)
-        try:
-            _ = made.packages
-        except Exception as error:
-            # No pipeline can run, so the next ones need not try.
-            request.session.shouldfail = f"The suite cannot run at {place.host}: {error}"
-            raise
-        yield made
+        yield Suite(place, folder)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """End here if no pipeline can run, before all of them try. The workers start later."""
+    if NAMED and not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                _ = Suite(NAMED, Path(folder)).packages
+            except Exception as error:
+                pytest.exit(f"The suite cannot run at {NAMED.host}: {error}", returncode=1)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

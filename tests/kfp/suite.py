@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -139,21 +138,19 @@ class Suite:
 
     @functools.cached_property
     def packages(self) -> frozenset[str]:
-        """The packages of the image, of those that examples need: a stage looks, once for all processes.
+        """The packages of the image, of those that examples need: a stage looks, once.
 
         Raises:
             StageFailedError: the stage has failed.
             AssertionError: it cannot start.
         """
         known = self.ledger / "packages"
-        with (self.ledger / "packages.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not known.exists():
-                run = self.submit(self.load(packages), {}, "packages")
-                result = self.wait(run)
-                result.raise_for_failure()
-                known.write_text(result["packages"].measures["packages"], encoding="utf-8")
-                self.remove(run.run_id)
+        if not known.exists():
+            run = self.submit(self.load(packages), {}, "packages")
+            result = self.wait(run)
+            result.raise_for_failure()
+            known.write_text(result["packages"].measures["packages"], encoding="utf-8")
+            self.remove(run.run_id)
         return frozenset(known.read_text(encoding="utf-8").split())
 
     def prove(self, proof: Proof) -> Verdict:
