@@ -1,4 +1,4 @@
-"""The time to read many results from S3: at once, one by one, and with TorchX's tracker.
+"""The time to read many results from S3 (at once, one by one, with TorchX's tracker), and to remove them as gc does.
 
     python -m benchmarks.objects [--results N] [--delay SECONDS]
 
@@ -93,9 +93,18 @@ def compare(server: S3Server, base: str, count: int, some: int) -> None:
         ratio = seconds / (one / some * count)
         print(f"{name:22} {seconds:8.2f} s for {count} results   {ratio:6.3f} times one by one")
 
+    files = tracker.store.files("run")
+    alone, _ = timed(lambda: list(tracker.store.each(tracker.store.remove_old, files[: count // 2])))
+    sent: list[str] = []
+    together, _ = timed(
+        lambda: sent.extend(server.requests(lambda: list(tracker.store.remove_many(files[count // 2 :]))))
+    )
+    assert tracker.store.files("run") == []
+    print(f"gc removes {count - count // 2} with {len(sent)} requests in {together / alone:6.3f} times 64 at once")
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Reading many results from S3.")
+    parser = argparse.ArgumentParser(description="Reading and removing many results from S3.")
     parser.add_argument("--results", type=int, default=1000)
     parser.add_argument("--delay", type=float, default=0.1, help="seconds until the server gets a request")
     parser.add_argument("--some", type=int, default=100, help="results that are read one by one")
