@@ -123,7 +123,7 @@ def test_the_options_of_a_submission_are_one_list() -> None:
     defaults = {each.name: each.default for each in keywords if each.kind is each.KEYWORD_ONLY}
     assert defaults.keys() >= own
     assert {name: defaults[name] for name in defaults.keys() - own} == vars(Submission())
-    assert [name for name in SUBMISSION if f"\n        {name}: " not in str(submit.__doc__)] == []
+    assert [name for name in SUBMISSION if f"\n    {name}: " not in str(inspect.getdoc(submit))] == []
     assert places("pipeline_root", "") == ["Host", "Submission", "schedule", "submit"]
 
 
