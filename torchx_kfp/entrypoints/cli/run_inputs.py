@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from torchx_kfp.entrypoints.cli.tags import read_tags
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from torchx_kfp.entrypoints.cli.component import ComponentWords
     from torchx_kfp.execution.pipeline.spec import Pipeline
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
     from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
@@ -58,6 +59,26 @@ class RunInputs:
         record = source.read()
         bases = {end.tracker_base for end in record.run.ends.values() if end.tracker_base}
         return earlier_run(record, named=[self.tracker_base or "", *named_bases(bases, flags, ran_here=True)])
+
+    def load(
+        self,
+        target: str | None,
+        component: ComponentWords,
+        earlier: EarlierRun | None,
+        base: str | None,
+        others: str = "",
+    ) -> Pipeline:
+        """Return the pipeline of a file or component, or else that of the run that is continued.
+
+        ``base`` is the tracker base that is named; ``others`` are other ways to name a pipeline, for the message.
+        """
+        from torchx_kfp.entrypoints.cli.pipeline_files import load_target
+
+        if target is not None:
+            return load_target(target, replace(component, tracker_base=base, has_workspace=self.workspace is not None))
+        if earlier is None:
+            raise click.UsageError(f"Missing argument 'FILE[:NAME]|YAML|COMPONENT', {others}or --resume RUN.")
+        return earlier.pipeline
 
     def read_arguments(
         self, pipeline: Pipeline, earlier: EarlierRun | None, usual: str | None, examples: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -190,18 +189,8 @@ def _prepare(
     quiet: bool,
 ) -> PreparedRun:
     """Return a new run. Its tracker base is absolute, because a stage may change its directory."""
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_target
-
     earlier = inputs.read_resumed(output_dir, flags)
-    if target is not None:
-        has_workspace = inputs.workspace is not None
-        pipeline = load_target(
-            target, replace(component, tracker_base=inputs.tracker_base, has_workspace=has_workspace)
-        )
-    elif earlier is not None:
-        pipeline = earlier.pipeline
-    else:
-        raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN.")
+    pipeline = inputs.load(target, component, earlier, inputs.tracker_base)
     arguments = inputs.read_arguments(pipeline, earlier, None, "results, or the URL of a bucket")
     if not options["docker"] and (parameter := pipeline.root.inputs.get(TRACKER_BASE)) and parameter.has_default:
         # Containers get only folders that the user, not the pipeline, has named.

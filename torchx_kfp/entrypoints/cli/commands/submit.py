@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.timing import Timing
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.execution.runs.resume import EarlierRun
     from torchx_kfp.local import Pipeline
+
+
+#: Values of ``--tracker-base``, for a message.
+_EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 
 
 @click.command("submit", short_help="Run a pipeline on a KFP host.")
@@ -89,16 +92,18 @@ def submit_command(
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
-    of_runs = {"--tag": inputs.tag_words, "--watch": watch, "--resume": inputs.resumed}
-    if timing is not None and any(of_runs.values()):
-        given = next(name for name, value in of_runs.items() if value)
-        raise ArgumentError(f"{given} is for a run, not for a schedule. Its runs have ids once they start.")
+    if timing is not None:
+        _refuse_for_schedules({"--tag": inputs.tag_words, "--watch": watch, "--resume": inputs.resumed})
     earlier = inputs.read_resumed(output_dir, flags)
     host = connect(flags)
     usual = host.connection.settings.tracker_base or None
-    pipeline, reference = _load(host, target, stored_name, component, inputs, earlier)
-    examples = "s3://bucket/results, or another URL that the pods can write to"
-    arguments = inputs.read_arguments(pipeline, earlier, usual, examples)
+    if stored_name is None:
+        base = inputs.tracker_base or usual
+        pipeline, reference = inputs.load(target, component, earlier, base, "--pipeline NAME, "), None
+    else:
+        component.refuse(stored_name)
+        pipeline, reference = _stored(host, stored_name, target)
+    arguments = inputs.read_arguments(pipeline, earlier, usual, _EXAMPLES)
     prepared = inputs.prepare(pipeline, arguments, earlier, quiet=quiet)
     _check(prepared)
     if inputs.dry_run:
@@ -110,14 +115,19 @@ def submit_command(
         say_created(schedule, submission, host_words(flags), quiet=quiet, as_json=as_json)
         return
     run = start_run(host, prepared, submission, **sending)
-    if as_json and not watch:
-        print_json({"run_id": run.run_id, "link": run.link})
-    elif not as_json:
+    if not as_json:
         print_text(run.run_id)
+    elif not watch:
+        print_json({"run_id": run.run_id, "link": run.link})
     if watch:
         attach(run, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
     elif not (as_json or quiet):
         print_message(f"{run.link}\nTo watch it: {this_command('watch', run.run_id, *host_words(flags))}".strip())
+
+
+def _refuse_for_schedules(options: Mapping[str, object]) -> None:
+    for name in filter(options.get, options):
+        raise ArgumentError(f"{name} is for a run, not for a schedule. Its runs have ids once they start.")
 
 
 def _check(prepared: PreparedRun) -> None:
@@ -136,28 +146,11 @@ def _check(prepared: PreparedRun) -> None:
         print_message(text)
 
 
-def _load(
-    host: Host,
-    target: str | None,
-    stored_name: str | None,
-    component: ComponentWords,
-    inputs: RunInputs,
-    earlier: EarlierRun | None,
-) -> tuple[Pipeline, dict[str, str] | None]:
-    """Return the pipeline of a file or of the earlier run, or one that the host stores, with its reference."""
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_target
+def _stored(host: Host, name: str, target: str | None) -> tuple[Pipeline, dict[str, str]]:
+    """Return a pipeline that the host stores, with its reference."""
     from torchx_kfp.execution.host.uploads import StoredPipelines
 
-    if target is not None and stored_name is not None:
-        raise click.UsageError(f"Give a file or --pipeline, not both: got {target!r} and {stored_name!r}.")
     if target is not None:
-        base = inputs.tracker_base or host.connection.settings.tracker_base or None
-        has_workspace = inputs.workspace is not None
-        return load_target(target, replace(component, tracker_base=base, has_workspace=has_workspace)), None
-    if stored_name is not None:
-        component.refuse(stored_name)
-        stored, pipeline = StoredPipelines(host).find(stored_name)
-        return pipeline, stored.reference
-    if earlier is None:
-        raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', --pipeline NAME, or --resume RUN.")
-    return earlier.pipeline, None
+        raise click.UsageError(f"Give a file or --pipeline, not both: got {target!r} and {name!r}.")
+    stored, pipeline = StoredPipelines(host).find(name)
+    return pipeline, stored.reference
