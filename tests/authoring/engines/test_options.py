@@ -217,6 +217,7 @@ ENGINES_GIVEN: list[tuple[object, tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.usual
 @pytest.mark.parametrize(("engine", "facts"), ENGINES_GIVEN, ids=repr)
 def test_what_is_no_engine(engine: object, facts: tuple[str, ...]) -> None:
     with pytest.raises(AppDefError, match=says(*facts)):
@@ -241,6 +242,7 @@ REPLICAS: list[tuple[AppDef, Any, tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.usual
 @pytest.mark.parametrize(("made", "replicas", "facts"), REPLICAS, ids=[repr(case[1]) for case in REPLICAS])
 def test_numbers_of_replicas_that_cannot_be(made: AppDef, replicas: Any, facts: tuple[str, ...]) -> None:
     with pytest.raises(AppDefError, match=says(*facts)):
@@ -402,20 +404,22 @@ WRONG: list[tuple[str, Any, tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.usual
 @pytest.mark.parametrize(("option", "value", "facts"), WRONG)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_options_that_kubernetes_would_reject(engine: str, option: str, value: Any, facts: tuple[str, ...]) -> None:
-    kind: Any = ENGINES[engine]
-    with pytest.raises(AppDefError, match=says(kind.__name__, *facts)):
-        kind(**{option: value})
+def test_options_that_kubernetes_would_reject(option: str, value: Any, facts: tuple[str, ...]) -> None:
+    for kind in ENGINES.values():
+        with pytest.raises(AppDefError, match=says(kind.__name__, *facts)):
+            kind(**{option: value})
 
 
+@pytest.mark.usual
 @pytest.mark.parametrize("value", [0, -1, True, 2.0, "2"])
 def test_numbers_that_volcano_cannot_wait_for(value: Any) -> None:
     with pytest.raises(AppDefError, match=says("Volcano", f"min_available={value!r}", "1 or more")):
         Volcano(min_available=value)
 
 
+@pytest.mark.usual
 @pytest.mark.parametrize("value", [5, None, [5], {"a": 1}])
 @pytest.mark.parametrize("kind", [JobSet, Volcano])
 def test_names_of_roles_that_end_a_stage(kind: Any, value: Any) -> None:
