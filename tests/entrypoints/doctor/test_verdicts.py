@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from torchx_kfp.entrypoints.doctor import verdicts
 from torchx_kfp.entrypoints.doctor.verdicts import Level, Verdict, guarded, ok, said, within
 from torchx_kfp.errors import HostError
 
@@ -41,7 +41,8 @@ def test_a_call_that_hangs_is_left_behind() -> None:
         within(30, lambda: 1 / 0)
 
 
-def test_after_ctrl_c_an_action_removes_what_it_has_made() -> None:
+def test_after_ctrl_c_an_action_removes_what_it_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "_SETTLING", 60.0)
     handled, removed = threading.Event(), list[int]()
 
     def handle(number: int, frame: object) -> None:
@@ -49,9 +50,10 @@ def test_after_ctrl_c_an_action_removes_what_it_has_made() -> None:
         raise KeyboardInterrupt
 
     def action() -> None:
-        _thread.interrupt_main()
+        # When the action is waited for.
+        threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
         assert handled.wait(60)
-        removed.append(sum(range(2_000_000)))
+        removed.append(sum(range(5_000_000)))
 
     previous = signal.signal(signal.SIGINT, handle)
     try:

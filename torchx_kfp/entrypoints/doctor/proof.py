@@ -43,7 +43,6 @@ from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.execution.runs.watch import ending_signals, raise_for_signal
 from torchx_kfp.tracking.recorder import Recorder
 
 #: Reasons of the kubelet and the scheduler for which waiting is in vain.
@@ -60,6 +59,7 @@ _CREDENTIALS = (
     "Give the pods the storage's address and credentials: --env AWS_ENDPOINT_URL=..., "
     "--secret AWS_ACCESS_KEY_ID:SECRET/KEY."
 )
+_DELETE = "Delete it in KFP's UI, or in the storage."
 _NAMESPACE = "Secrets, and their keys, have to be in the namespace of the runs: kubectl -n NAMESPACE get secrets"
 
 
@@ -148,7 +148,7 @@ class Made:
                 left.append(f"files below {run_id} of the tracker base ({said(error)})")
             self.run_ids.pop(0)
         if left:
-            yield warning("cleaned up", f"Left over: {'; '.join(left)}.", "Delete it in KFP's UI, or in the storage.")
+            yield warning("cleaned up", f"Left over: {'; '.join(left)}.", _DELETE)
         elif runs:
             yield ok("cleaned up", f"{counted(runs, 'run')} and {counted(files, 'file')} are removed.")
 
@@ -183,28 +183,26 @@ class Made:
 
 
 def prove(host: Host, wanted: Wanted) -> Iterator[Verdict]:
-    """Yield verdicts about runs of a host, which are removed in any case.
-
-    SIGTERM and SIGHUP end this process as Ctrl-C does, after the removal.
+    """Yield verdicts about runs of a host, which are removed in any case, also after Ctrl-C.
 
     Args:
         host: the host.
         wanted: what is proved.
     """
     made = Made(host, Recorder.open(wanted.base), secrets.token_hex(4), wanted.policy)
-    with ending_signals(raise_for_signal):
+    try:
+        yield from guarded("runs", lambda: _proved(made, wanted))
+        yield from made.remove()
+    except BaseException:
+        wanted.say("Removing what was begun ...")
         try:
-            yield from guarded("runs", lambda: _proved(made, wanted))
-            yield from made.remove()
-        except BaseException:
-            wanted.say("Removing what was begun ...")
-            try:
-                for verdict in made.remove():
-                    wanted.say(str(verdict))
-            except (KeyboardInterrupt, SystemExit):
-                wanted.say(f"Left over: {', '.join([*made.lost, *made.run_ids])}, and what these runs record.")
-                raise
+            for verdict in made.remove():
+                wanted.say(str(verdict))
+        except (KeyboardInterrupt, SystemExit):
+            left = ", ".join([*made.lost, *made.run_ids])
+            wanted.say(f"Left over: {left}, and what these runs record. {_DELETE}")
             raise
+        raise
 
 
 def _proved(made: Made, wanted: Wanted) -> Iterator[Verdict]:

@@ -88,20 +88,21 @@ def within(seconds: float, action: Callable[[], T]) -> T:
     """
     values: list[T] = []
     errors: list[BaseException] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
             values.append(action())
         except BaseException as error:
             errors.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, name="torchx-kfp-doctor", daemon=True)
     try:
-        thread.start()
-        thread.join(seconds)
+        threading.Thread(target=run, name="torchx-kfp-doctor", daemon=True).start()
+        ended.wait(seconds)  # a thread whose join() a signal interrupts counts as ended
     except BaseException:  # a signal: the action may be about to remove what it has made
-        if thread.is_alive():
-            thread.join(min(seconds, _SETTLING))
+        ended.wait(min(seconds, _SETTLING))
         raise
     if errors:
         raise errors[0]

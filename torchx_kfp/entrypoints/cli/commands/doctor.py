@@ -76,6 +76,8 @@ def doctor_command(
 
     The exit code is 1 if something needed is missing. Values of secrets are not shown.
     """
+    from torchx_kfp.execution.runs.watch import ending_signals, raise_for_signal
+
     given = {"--engine": engine, "--image": image, "--env": env, "--secret": secrets, "--volume": volume}
     if not runs and (
         useless := [name for name, value in {**given, "--service-account": service_account}.items() if value]
@@ -84,11 +86,12 @@ def doctor_command(
     pod = _pod(image, env, secrets, volume)
     submission = Submission(service_account=service_account)
     found: list[Verdict] = []
-    for verdict in _verdicts(flags, tracker_base, pod, engine or "", submission, timeout, runs=runs):
-        found.append(verdict)
-        if not as_json:
-            level = verdict.level.value
-            print_text(styled(f"{level:8}", fg=_COLORS[level]) + str(verdict)[8:])
+    with ending_signals(raise_for_signal):  # what a check has made is removed first
+        for verdict in _verdicts(flags, tracker_base, pod, engine or "", submission, timeout, runs=runs):
+            found.append(verdict)
+            if not as_json:
+                level = verdict.level.value
+                print_text(styled(f"{level:8}", fg=_COLORS[level]) + str(verdict)[8:])
     lacking = sum(verdict.level.value == "missing" for verdict in found)
     if as_json:
         checks = [
