@@ -19,8 +19,10 @@ from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp.common import archive as module
 from torchx_kfp.common.archive import list_workspace, pack_workspace
 from torchx_kfp.contract.carried.programs import WORKSPACE
+from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file, workspace_words
 from torchx_kfp.errors import WorkspaceError
+from torchx_kfp.tracking.recorder import Code, Recorder
 
 
 def make(folder: Path, files: dict[str, str]) -> Path:
@@ -231,6 +233,27 @@ def test_the_application_starts_in_the_workspace(tmp_path: Path) -> None:
     assert done.returncode == 7
     done = run(url, "sh", "-c", "echo $PYTHONPATH", folder=tmp_path, PYTHONPATH="/other")
     assert done.stdout.endswith(":/other\n")
+
+
+def test_a_run_that_no_submit_has_recorded_records_its_code(tmp_path: Path) -> None:
+    """KFP's UI and schedules start runs with the URL of an archive: gc keeps it as long as such a run."""
+    content = archive(make(tmp_path / "code", TREE))[0]
+    digest = hashlib.sha256(content).hexdigest()
+    recorder = Recorder.open(str(tmp_path / "base"))
+    recorder.store.write(workspace_key(digest), content)
+    url = str(tmp_path / "base" / workspace_key(digest))
+    for _ in range(2):
+        assert run(url, "true", folder=tmp_path, TORCHX_JOB_ID="run-1/train/pod").stderr == ""
+    assert recorder.facts_of(["run-1"]) == {"run-1": {"code": [Code(digest)]}}
+    # What a submit has recorded stays as it is.
+    recorder.add_start("run-2", [Code(digest, 1, 1)], {})
+    run(url, "true", folder=tmp_path, TORCHX_JOB_ID="run-2/train/pod")
+    assert len(list((tmp_path / "base/.torchx_kfp/runs/run-2").iterdir())) == 1
+    # A stage starts even if nothing can be written.
+    (tmp_path / "base/.torchx_kfp/runs/run-3").symlink_to(tmp_path / "no/such/folder")
+    done = run(url, "echo", "started", folder=tmp_path, TORCHX_JOB_ID="run-3/train/pod")
+    assert (done.returncode, done.stdout) == (0, "started\n")
+    assert "the code of the run run-3 is not recorded" in done.stderr
 
 
 @needs_oldest

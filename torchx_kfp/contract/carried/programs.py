@@ -10,7 +10,7 @@ SOURCES = {
     "replica_processes": "14269c703ef2a361520e70c90d44883df037ea068c01be7d85d86118096bf013",
     "replica_roles": "e15368d77df24232395e120e95ede9c473728d810fef582cb2ce3c5229f71663",
     "shared": "830af6ae00f0045eb6792b4aa770c5a68679d79d552f9a553c6fa4b1cf0ac890",
-    "workspace": "fff66c6726cce5ba74ff4b3c757d1aa692565da54fbef719b70260132822fd93",
+    "workspace": "2c48c378b6423744164a75c35382489e48f4b49a646110ad69f96e319a2e8311",
 }
 
 #: ``torchx_kfp.contract.carried.publisher``.
@@ -332,11 +332,28 @@ WORKSPACE = (
     "        if target.startswith('/') or not f'{os.path.realpath(path)}/'.startswith(f'{folder}/'):\n"
     "            raise ValueError(f'it has a link to {target!r}')\n"
     "\n"
-    "def start(archive: bytes, words: list[str], /) -> None:\n"
+    "def record(url: str, name: str, /) -> None:\n"
+    "    0\n"
+    "    base, _, file = url.rpartition(f'/{_OWN}workspaces/')\n"
+    "    run = os.environ.get('TORCHX_JOB_ID', '').split('/')[0]\n"
+    "    try:\n"
+    "        import fsspec\n"
+    "        store, root = fsspec.core.url_to_fs(f'{base}/{_OWN}')\n"
+    "        root = root.rstrip('/')\n"
+    "        folder = f'{root}/runs/{run}'\n"
+    "        if run and base and (not store.exists(folder)):\n"
+    '            store.pipe_file(f\'{root}/{name}\', b\'{"code": [{"digest": "%s"}]}\' % file[:64].encode())\n'
+    "            store.makedirs(folder, exist_ok=True)\n"
+    "            store.mv(f'{root}/{name}', f'{folder}/{file[:16]}')\n"
+    "    except Exception as error:\n"
+    "        print(f'torchx-kfp: the code of the run {run} is not recorded: {error}', file=sys.stderr)\n"
+    "\n"
+    "def start(archive: bytes, words: list[str], url: str='', /) -> None:\n"
     "    0\n"
     "    folder = os.path.realpath(tempfile.mkdtemp(prefix='workspace-', "
     "dir=os.environ.get('TORCHX_KFP_WORKSPACES')))\n"
     "    unpack(archive, folder)\n"
+    "    record(url, os.path.basename(folder))\n"
     "    os.chdir(folder)\n"
     "    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [folder, os.environ.get('PYTHONPATH')]))\n"
     "    try:\n"
@@ -344,5 +361,5 @@ WORKSPACE = (
     "    except OSError as error:\n"
     "        print(f'torchx-kfp: {words[0]}: {error.strerror}', file=sys.stderr)\n"
     "        sys.exit(126 if isinstance(error, PermissionError) else 127)\n"
-    "start(globals()['f'], sys.argv[2:])\n"
+    "start(globals()['f'], sys.argv[2:], sys.argv[1])\n"
 )
