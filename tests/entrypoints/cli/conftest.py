@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.cli.ready import PROGRAM, Ready
+from tests.entrypoints.cli.ready import PROGRAM, Forked, Ready
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.execution.host.run import DEFAULT_POLICY
 
@@ -130,21 +130,17 @@ def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def terminal(project: Path) -> Callable[..., str]:
+def terminal(project: Path, ready_program: Ready) -> Callable[..., str]:
     """The output of the command line in a terminal of this width, without carriage returns."""
 
     def run(width: int, *words: str, **environ: str) -> str:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
         variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-        process = subprocess.Popen(
-            [PROGRAM, *words],
-            cwd=project,
-            env={**variables, "TERM": "xterm", **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=subprocess.STDOUT,
-        )
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), theirs, theirs]
+            forked = ready_program.fork(words, project, {**variables, "TERM": "xterm", **environ}, streams)
+        process = Forked(*forked)
         os.close(theirs)
         shown = b""
         while True:
@@ -156,7 +152,7 @@ def terminal(project: Path) -> Callable[..., str]:
                 break
             shown += read
         os.close(ours)
-        process.wait(timeout=60)
+        process.wait()
         return shown.decode().replace("\r\n", "\n")
 
     return run
