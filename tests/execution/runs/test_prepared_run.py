@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,10 @@ from tests.kfp_host import KfpHost
 from torchx_kfp import Stages, component_from_app, host, local
 from torchx_kfp.authoring.fields import read_workspace_folders
 from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
+from torchx_kfp.execution.local.runner import start
+from torchx_kfp.execution.runs.earlier_run import read_earlier
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp.tracking.recorder import Code, Recorder
 from torchx_kfp.tracking.run_facts import SCHEDULE_FACTS
 
@@ -203,3 +208,18 @@ def test_what_is_refused(code: Path) -> None:
         with pytest.raises(error, match=says(*facts)):
             local.run(pipeline, arguments, workspace=folder, watch=local.Watch())
     assert [path.name for path in code.parent.iterdir()] == ["code"]
+
+
+@pytest.mark.parametrize("place", ["default", "given", "given on a host"])
+def test_a_resumed_run_gives_containers_only_paths_that_the_user_has_named(code: Path, place: str) -> None:
+    base = code.parent / "there"
+    arguments = {} if place == "default" else {"tracker_base": str(base)}
+    first = local.run(one, arguments, workspace=code, output_dir="runs", watch=local.Watch())
+    earlier = read_earlier(first.run_id, "runs")
+    if place == "given on a host":  # whose arguments are those of whoever has started the run
+        earlier = replace(earlier, record=replace(earlier.record, folder=None))
+    prepared = prepare(earlier.pipeline, {}, earlier=earlier, from_stages=["app"], directory=".")
+    again = start(prepared, output_dir="runs", watch=local.Watch())
+    named = [str(base)] if place == "given" else []
+    assert read_run(again.folder).options["named"] == named
+    assert prepared.values["tracker_base"] == str(base if arguments else code.parent / "results")

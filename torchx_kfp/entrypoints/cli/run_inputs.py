@@ -109,8 +109,9 @@ class RunInputs:
         if base is not None and TRACKER_BASE in arguments:
             raise ArgumentError(f"The tracker base is given twice: --tracker-base {base} and -p {TRACKER_BASE}=...")
         if base is None and parameter is not None:
-            known = arguments if earlier is None else earlier.arguments_for(pipeline, arguments)
-            base = known.get(TRACKER_BASE, usual)
+            if earlier is not None and TRACKER_BASE in earlier.arguments_for(pipeline, {}):
+                return arguments
+            base = arguments.get(TRACKER_BASE, usual)
             if base is None and parameter.default is None and not parameter.optional:
                 raise ArgumentError(
                     f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "

@@ -126,7 +126,7 @@ def start(
 ) -> RunResult:
     """Run a prepared pipeline on this machine: see ``run``. ``say`` gets sentences about code that is stored."""
     loaded, values = prepared.pipeline, prepared.values
-    chosen = RunOptions.of(options, named_paths(prepared.arguments))
+    chosen = RunOptions.of(options, [*named_paths(prepared.given), *prepared.named])
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
     found = check_supported(loaded, containers)
     given = GivenKeys(secrets or {}, config_maps or {})

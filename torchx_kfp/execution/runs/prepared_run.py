@@ -39,6 +39,8 @@ class PreparedRun:
         workspaces: the archives of the code, by the folders in them.
         tags: text by name.
         plan: what it keeps of the run that it resumes, if it resumes one.
+        given: the arguments that the user has given, without those of the run that it resumes: that can be anybody's.
+        named: the paths of this machine that the user has named for the run that it resumes.
     """
 
     pipeline: Pipeline
@@ -48,6 +50,8 @@ class PreparedRun:
     workspaces: Mapping[str, PackedWorkspace] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     plan: ResumePlan | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    named: Collection[str] = ()
 
     def upload(self, say: Callable[[str], object] | None = None) -> None:
         """Store the archives that are not there yet, and say so. Raises TrackerError if they cannot be stored."""
@@ -123,6 +127,7 @@ def prepare(
     if from_stages and earlier is None:
         raise ArgumentError("from_stages needs resume, the run whose other stages are kept.")
     folder = None if workspace is None else os.fspath(workspace)
+    given = arguments
     if earlier is not None:
         arguments = earlier.arguments_for(pipeline, arguments, without=[] if folder is None else [WORKSPACE_PARAMETER])
     if folder is not None:
@@ -146,7 +151,8 @@ def prepare(
             place: Any = {"is_here": directory is not None, "directory": directory or ""}
             plan = plan_resume(earlier, pipeline, values, given=arguments, from_stages=from_stages, **place)
             pipeline = plan.pipeline
-    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan)
+    named = () if earlier is None else earlier.named
+    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan, given, named)
 
 
 def plan_run(

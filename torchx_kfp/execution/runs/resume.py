@@ -49,6 +49,12 @@ class EarlierRun:
         """What the run has taken over itself, if it was resumed."""
         return continuation_of(self.pipeline.description)
 
+    @property
+    def named(self) -> list[str]:
+        """The paths of this machine that the user has named for it: none for a run on a host."""
+        found = self.record.options.get("named") if self.record.folder is not None else None
+        return [path for path in found if isinstance(path, str)] if isinstance(found, (list, tuple)) else []
+
     def arguments_for(
         self, pipeline: Pipeline, given: Mapping[str, Any], without: Collection[str] = ()
     ) -> dict[str, Any]:
