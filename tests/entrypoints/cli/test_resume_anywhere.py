@@ -257,3 +257,12 @@ def test_stages_that_kfp_took_from_its_cache(project: Path, inside: Call) -> Non
         kept = [line.split()[0] for line in planned.stdout.splitlines() if "kept, from" in line]
         # Nobody was given an output of the last two stages, and nobody needs one.
         assert set(kept) == {"prepare", "train", "plain", "plain-2"}
+
+
+def test_a_run_stays_under_its_tracker_base_if_the_pipeline_has_another(project: Path, inside: Call) -> None:
+    """Otherwise nothing would be kept: the results would be sought under the pipeline's own."""
+    text = (project / "pipelines.py").read_text()
+    (project / "with_default.py").write_text(text.replace("(tracker_base: str)", "(tracker_base: str = 'default')"))
+    assert inside("run", "with_default.py:fails", "--tracker-base", "base", "--quiet").returncode == 1
+    assert inside("run", "with_default.py:fails", "--resume", "latest", "--quiet").returncode == 1
+    assert not (project / "default").exists()

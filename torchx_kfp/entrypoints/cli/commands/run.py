@@ -191,10 +191,10 @@ def _prepare(
     """Return a new run. Its tracker base is absolute, because a stage may change its directory."""
     earlier = inputs.read_resumed(output_dir, flags)
     pipeline = inputs.load(target, component, earlier, inputs.tracker_base)
-    arguments = inputs.read_arguments(pipeline, earlier, None, "results, or the URL of a bucket")
-    if not options["docker"] and (parameter := pipeline.root.inputs.get(TRACKER_BASE)) and parameter.has_default:
-        # Containers get only folders that the user, not the pipeline, has named.
-        arguments.setdefault(TRACKER_BASE, parameter.default)
+    parameter = pipeline.root.inputs.get(TRACKER_BASE)
+    # Containers get only folders that the user, not the pipeline, has named.
+    usual = parameter.default if parameter is not None and not options["docker"] else None
+    arguments = inputs.read_arguments(pipeline, earlier, usual, "results, or the URL of a bucket")
     if isinstance(base := arguments.get(TRACKER_BASE), str):
         arguments[TRACKER_BASE] = _absolute(base)
     directory = os.fspath(options["directory"] or os.curdir)
