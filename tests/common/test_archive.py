@@ -18,6 +18,7 @@ from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp.common import archive as module
 from torchx_kfp.common.archive import list_workspace, pack_workspace
+from torchx_kfp.contract.carried import workspace
 from torchx_kfp.contract.carried.programs import WORKSPACE
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file, workspace_words
@@ -254,6 +255,17 @@ def test_a_run_that_no_submit_has_recorded_records_its_code(tmp_path: Path) -> N
     done = run(url, "echo", "started", folder=tmp_path, TORCHX_JOB_ID="run-3/train/pod")
     assert (done.returncode, done.stdout) == (0, "started\n")
     assert "the code of the run run-3 is not recorded" in done.stderr
+
+
+def test_other_facts_of_a_run_do_not_stand_for_its_code(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has tagged the run, and another stage has other code."""
+    recorder = Recorder.open(base)
+    recorder.add_start("run-1", [Code("0" * 64)], {"team": "vision"})
+    monkeypatch.setenv("TORCHX_JOB_ID", "run-1/train/pod")
+    for number in range(2):
+        workspace.record(f"{base}/{workspace_key('1' * 64)}", f"temporary-{number}")
+    assert recorder.code_of(["run-1"]) == {"run-1": [Code("1" * 64), Code("0" * 64)]}
+    assert len(recorder.store.keys(".torchx_kfp/runs")) == 2
 
 
 @needs_oldest

@@ -10,7 +10,7 @@ SOURCES = {
     "replica_processes": "14269c703ef2a361520e70c90d44883df037ea068c01be7d85d86118096bf013",
     "replica_roles": "e15368d77df24232395e120e95ede9c473728d810fef582cb2ce3c5229f71663",
     "shared": "830af6ae00f0045eb6792b4aa770c5a68679d79d552f9a553c6fa4b1cf0ac890",
-    "workspace": "2c48c378b6423744164a75c35382489e48f4b49a646110ad69f96e319a2e8311",
+    "workspace": "811c15c48383ced622a0986702eff327907f5db173b88e275ae72891f515c3ac",
 }
 
 #: ``torchx_kfp.contract.carried.publisher``.
@@ -336,15 +336,19 @@ WORKSPACE = (
     "    0\n"
     "    base, _, file = url.rpartition(f'/{_OWN}workspaces/')\n"
     "    run = os.environ.get('TORCHX_JOB_ID', '').split('/')[0]\n"
+    "    digest = file[:64].encode()\n"
+    "    if not (run and base):\n"
+    "        return\n"
     "    try:\n"
     "        import fsspec\n"
     "        store, root = fsspec.core.url_to_fs(f'{base}/{_OWN}')\n"
     "        root = root.rstrip('/')\n"
     "        folder = f'{root}/runs/{run}'\n"
-    "        if run and base and (not store.exists(folder)):\n"
-    '            store.pipe_file(f\'{root}/{name}\', b\'{"code": [{"digest": "%s"}]}\' % file[:64].encode())\n'
+    "        known = store.cat(folder, recursive=True, on_error='omit') if store.exists(folder) else {}\n"
+    "        if not any((digest in facts for facts in known.values())):\n"
+    '            store.pipe_file(f\'{root}/{name}\', b\'{"code": [{"digest": "%s"}]}\' % digest)\n'
     "            store.makedirs(folder, exist_ok=True)\n"
-    "            store.mv(f'{root}/{name}', f'{folder}/{file[:16]}')\n"
+    "            store.mv(f'{root}/{name}', f'{folder}/0-{file[:16]}')\n"
     "    except Exception as error:\n"
     "        print(f'torchx-kfp: the code of the run {run} is not recorded: {error}', file=sys.stderr)\n"
     "\n"

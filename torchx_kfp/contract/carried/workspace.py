@@ -88,17 +88,22 @@ def record(url: str, name: str, /) -> None:
     """
     base, _, file = url.rpartition(f"/{_OWN}workspaces/")
     run = os.environ.get("TORCHX_JOB_ID", "").split("/")[0]
+    digest = file[:64].encode()
+    if not (run and base):
+        return
     try:
         import fsspec
 
         store, root = fsspec.core.url_to_fs(f"{base}/{_OWN}")
         root = root.rstrip("/")
         folder = f"{root}/runs/{run}"
-        if run and base and not store.exists(folder):
-            # A reader finds the whole record or none.
-            store.pipe_file(f"{root}/{name}", b'{"code": [{"digest": "%s"}]}' % file[:64].encode())
+        # There may be other facts, such as tags, and the code of other stages.
+        known = store.cat(folder, recursive=True, on_error="omit") if store.exists(folder) else {}
+        if not any(digest in facts for facts in known.values()):
+            # A reader finds the whole record or none. It sorts before those that have the time as their name.
+            store.pipe_file(f"{root}/{name}", b'{"code": [{"digest": "%s"}]}' % digest)
             store.makedirs(folder, exist_ok=True)
-            store.mv(f"{root}/{name}", f"{folder}/{file[:16]}")
+            store.mv(f"{root}/{name}", f"{folder}/0-{file[:16]}")
     except Exception as error:  # each file system has its own errors
         print(f"torchx-kfp: the code of the run {run} is not recorded: {error}", file=sys.stderr)
 
