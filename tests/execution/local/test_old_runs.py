@@ -73,15 +73,15 @@ def test_links(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_used_meanwhile_stays(tmp_path: Path) -> None:
-    for name in ("a", "bb", "ccc", "dddd"):
-        make(tmp_path, name)
+    for name, more in {"a": {}, "bb": {}, "ccc": {"resumes": "a"}, "dddd": {}}.items():
+        make(tmp_path, name, **more)
     chosen = select(tmp_path, keep=0)
-    user = make(tmp_path, "new-run", is_over=False, resumes="a")
+    user = make(tmp_path, "new-run", is_over=False, resumes="ccc")
     replay = make(tmp_path / "replays", "replay", is_over=False, options={"replays": "bb/train"})
     with (user / "lock").open() as lock, (replay / "lock").open() as other:
         fcntl.flock(lock, fcntl.LOCK_EX)
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert {run.folder.name for run in remove(tmp_path, chosen)} == {"ccc", "dddd"}
+        assert {run.folder.name for run in remove(tmp_path, chosen)} == {"dddd"}
         assert reasons(tmp_path)["bb"] == "used by replay"
     assert reasons(tmp_path)["bb"] == "", "a replay that is over does not need it"
 

@@ -112,16 +112,16 @@ def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Ite
     used, looked, failures = set[str](), -_LOOK, list[str]()
     for run in runs:
         if time.monotonic() - looked > _LOOK:
-            used, looked = _used_now(top), time.monotonic()
-        if run.kept or run.folder.name in used:
-            continue
+            used, looked = used | _used_now(top), time.monotonic()
         try:
-            if _remove(run.folder):
+            if not run.kept and run.folder.name not in used and _remove(run.folder):
                 yield run
+                continue
         except OSError as error:
             failures.append(f"{run.folder.name} ({explain(error)})")
         except ArgumentError:  # it cannot be read any more, so nothing says that it is over
-            continue
+            pass
+        used |= run.uses  # what stays may need others
     for left in (*top.glob(f".*{_GOING}"), *top.glob(f"{REPLAYS}/.*{_GOING}")):
         try:
             _delete(left)
