@@ -142,9 +142,9 @@ def prepare(
             url = {WORKSPACE_PARAMETER: workspaces[folder].url}
             arguments, values = {**arguments, **url}, {**values, **url}
         base = values.get(TRACKER_BASE_PARAMETER)
-        has_code = workspaces or values.get(WORKSPACE_PARAMETER)
-        if directory is not None and has_code and isinstance(base, str) and base and "://" not in base:
-            # A stage starts in its workspace: a relative tracker base would be there.
+        needs_base = workspaces or values.get(WORKSPACE_PARAMETER) or tags
+        if directory is not None and needs_base and isinstance(base, str) and base and "://" not in base:
+            # A stage starts in its workspace, and tags are recorded here: a relative tracker base would be elsewhere.
             values[TRACKER_BASE_PARAMETER] = os.path.abspath(os.path.join(directory, base))
         plan = None
         if earlier is not None:
