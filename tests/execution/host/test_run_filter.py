@@ -116,6 +116,14 @@ def test_runs_are_archived_and_deleted(kfp_host: KfpHost, program: Program) -> N
     assert left(kfp_host) == {"Train-C"}
 
 
+def test_no_run_matches(kfp_host: KfpHost, program: Program, tmp_path: Path) -> None:
+    none = f"No run on {kfp_host.url} matches.\n"
+    assert program("runs", "--host", kfp_host.url, "--name", "none").stderr == none
+    (tmp_path / "local_outputs").mkdir()
+    done = program("runs", "--name", "none", TORCHX_KFP_HOST=kfp_host.url)
+    assert (done.returncode, done.stderr) == (0, f"{none}No run in 'local_outputs' matches.\n")
+
+
 def test_a_person_is_asked(kfp_host: KfpHost, program: Program) -> None:
     words = ("runs", "--host", kfp_host.url, "--delete", "--state", "failed")
     for answer, code, number in (("n", 1, 5), ("y", 0, 4)):

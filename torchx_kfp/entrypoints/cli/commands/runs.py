@@ -127,13 +127,15 @@ def runs_command(
     here: list[RunRecord] = []
     there: list[RunSummary] = []
     name, none_here, stuck = "", "", dict[str, dict[str, str]]()
+    is_filtered = bool(tags) or where != type(where)()
+    none = "No run {} matches.".format if is_filtered else "There are no runs {}.".format
     if names_host(flags):
         host = connect(flags)
         name, there = host.connection.name, _runs_of(host, where, most, tags, flags)
         stuck = _stuck(host, there)
     else:
         name, there, failure = ("", [], None) if given else _runs_there(where, most, tags, flags)
-        none_here = f"There are no runs in {output_dir!r}."
+        none_here = none(f"in {output_dir!r}")
         try:
             known = [(it, _base(it)) for it in _runs_here(output_dir, where)]
             here = with_tags(known, tags, f"in {output_dir!r}")
@@ -152,7 +154,7 @@ def runs_command(
         listed = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
         print_json([*map(_as_json, here), *listed])
         return
-    _print(here, there, stuck, name, output_dir, none_here)
+    _print(here, there, stuck, name, output_dir, [none(f"on {name}")] * bool(name) + [none_here] * bool(none_here))
 
 
 def _print(
@@ -161,12 +163,14 @@ def _print(
     stuck: Mapping[str, Mapping[str, str]],
     name: str,
     output_dir: str,
-    none_here: str,
+    none: Sequence[str],
 ) -> None:
-    """Print the runs on this machine, and those on the host with this name, with the stages that cannot start."""
+    """Print the runs on this machine, and those on the host with this name, or that there are none.
+
+    Stages that cannot start are named.
+    """
     if not here and not there:
-        for sentence in filter(None, [f"There are no runs on {name}." if name else "", none_here]):
-            print_message(sentence)
+        print_message("\n".join(none))
     if here:
         _print_here(here, output_dir, above=f"On this machine, in {output_dir}" if there else "")
     if there:
