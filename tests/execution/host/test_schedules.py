@@ -69,14 +69,14 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     identity = done.stdout.strip()
     again = program(*words, "--every", "1h", "--name", "hourly")
     assert (again.returncode, again.stdout) == (2, "")
-    assert re.search(says("a schedule 'hourly' already", identity, "--name"), again.stderr)
+    assert re.search(says("a schedule 'hourly' already", f"schedules delete {identity}", "--name"), again.stderr)
     sent = get(kfp_host, f"{_SCHEDULES}/{identity}")
     assert sent["trigger"] == {"periodic_schedule": {"interval_second": "3600"}}
     assert (sent["max_concurrency"], sent["no_catchup"]) == ("1", True)
     assert runs_of(kfp_host, number=0) == []
     none = program("results", "--schedule", "hourly")
     assert (none.returncode, none.stdout) == (1, "")
-    assert re.search(says("No run of 'hourly'", "0 runs"), none.stderr)
+    assert re.search(says(kfp_host.url, "no runs of the schedule 'hourly'", "torchx-kfp schedules"), none.stderr)
 
     for number in range(1, 4):
         kfp_host.advance(_HOUR)
@@ -260,7 +260,7 @@ def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
         (*submit, "--max-runs", "2"): ["--max-runs", "--cron or --every"],
         (*submit, "--every", "6h", "--max-runs", "0"): ["1 to 10", "not 0"],
         (*submit, "--every", "6h", "--start", "soon"): ["'soon'", "2026-12-31"],
-        (*submit, "--every", "6h", "--watch"): ["--watch"],
+        (*submit, "--every", "6h", "--watch"): ["--watch", "torchx-kfp runs --schedule NAME"],
         (*submit, "--cron", ""): ["a cron expression or an interval"],
         (*submit, "--every", "1000000000000d"): ["at most 100 years"],
         (*submit, "--every", "6h", "--end", "2020-01-01"): ["no run", "--end"],

@@ -132,7 +132,9 @@ def _number(text: str, word: str, name: str, names: tuple[str, ...]) -> int:
     if word.lower() in names:
         return names.index(word.lower()) + _FIELDS[name][0]
     if not word.isdecimal() or len(word) > 4:
-        raise _wrong(text, f"has {word!r} as the {name}, which is not a number")
+        least, greatest, _ = _FIELDS[name]
+        words = f" or one of {', '.join(names)}" if names else ""
+        raise _wrong(text, f"has {word!r} as the {name}, which is not a number from {least} to {greatest}{words}")
     return int(word)
 
 

@@ -138,8 +138,8 @@ class Schedules:
         fields = self._host.describe(pipeline, arguments, submission, reference=reference, environ=environ)
         if others := [each for each in self.list(named(name)) if each.name == name]:
             raise ArgumentError(
-                f"{self._connection.name} has a schedule {printable(name)!r} already ({others[0].schedule_id}). Delete "
-                "it first (torchx-kfp schedules delete), or give this one another --name."
+                f"{self._connection.name} has a schedule {printable(name)!r} already. Delete it first (torchx-kfp "
+                f"schedules delete {others[0].schedule_id}), or give this one another --name."
             )
         body = {"display_name": name, **fields, **timing.encode(), "mode": "ENABLE"}
         if_lost = (

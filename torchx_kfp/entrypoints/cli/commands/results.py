@@ -208,6 +208,10 @@ def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorde
     recorder = open_recorder(given)
     where = RunFilter(archived=None, schedule_id=schedules.find_id(name))
     runs = sorted(host.list(where), key=lambda run: run.scheduled)
+    if not runs:
+        raise MissingResultsError(
+            f"{host.connection.name} has no runs of the schedule {name!r}. `torchx-kfp schedules` says when one is due."
+        )
     found = keys_of_runs(recorder, runs)
     labels = {key: f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip() for key, run in found.items()}
     if not labels:

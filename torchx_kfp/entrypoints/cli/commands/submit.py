@@ -127,7 +127,10 @@ def submit_command(
 
 def _refuse_for_schedules(options: Mapping[str, object]) -> None:
     for name in filter(options.get, options):
-        raise ArgumentError(f"{name} is for a run, not for a schedule. Its runs have ids once they start.")
+        raise ArgumentError(
+            f"{name} is for a run, not for a schedule. Its runs have ids once they start: "
+            "torchx-kfp runs --schedule NAME lists them."
+        )
 
 
 def _check(prepared: PreparedRun) -> None:
