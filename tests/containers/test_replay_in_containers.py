@@ -116,7 +116,9 @@ def test_a_folder_of_somebody_else_gives_a_container_no_files(folder: Path, read
     assert (done.returncode, done.stdout) == (0, "given\n"), done.stderr
     lines = (made.folder / "events.jsonl").read_text().splitlines()
     (made.folder / "link").symlink_to(folder / "private" / "key")
-    for uri in (f"{folder}/private/key", f"{made.folder}/link"):
+    # It may have been unpacked next to anything.
+    beside = shutil.copytree(folder / "private", made.folder.parent / "private")
+    for uri in (f"{folder}/private/key", f"{made.folder}/link", f"{beside}/key"):
         for key in ("uri", "custom_path"):
             events = list(map(json.loads, lines))
             for event in events:

@@ -40,7 +40,7 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.history import RunReader, find_run
 from torchx_kfp.execution.runs.invocation import Invocation, InvocationSource
-from torchx_kfp.execution.runs.journal import Journal
+from torchx_kfp.execution.runs.journal import REQUEST_FILE, Journal
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import missing, why_not_read
 from torchx_kfp.execution.runs.vocabulary import State
@@ -313,12 +313,19 @@ def _refuse_others(invocation: Invocation, context: RunContext, *paths: str) -> 
     if invocation.stage not in context.containers or record.folder is None:
         return
     for path in paths:
-        is_own = holds(str(record.folder.parent), path) or holds(str(context.folder), path)
+        is_own = _is_of_a_run(record.folder.parent, path) or holds(str(context.folder), path)
         if not is_own and all(source_of(path, mount) != path for mount in context.containers.mounts):
             raise ArgumentError(
-                f"{invocation.stage!r} cannot be replayed in a container: it takes {path!r}, which is not in "
-                f"{str(record.folder.parent)!r}, where runs are. Give it to the container: --mount {path}:ro"
+                f"{invocation.stage!r} cannot be replayed in a container: it takes {path!r}, which is in no "
+                f"run's folder in {str(record.folder.parent)!r}. Give it to the container: --mount {path}:ro"
             )
+
+
+def _is_of_a_run(runs: Path, path: str) -> bool:
+    """Tell whether a path is inside of a run's folder. A run that was unpacked may have anything next to it."""
+    folder = os.path.realpath(runs)
+    name = os.path.relpath(os.path.realpath(path), folder).split(os.sep)[0]
+    return name != os.pardir and os.path.isfile(os.path.join(folder, name, REQUEST_FILE))
 
 
 def _moved(value: Any, old: str, new: str) -> Any:
