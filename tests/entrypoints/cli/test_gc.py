@@ -181,7 +181,7 @@ def test_ages(text: str, runs: int, inside: Call, base: Path) -> None:
 def test_the_age_has_no_default(inside: Call, base: Path) -> None:
     done = inside("gc", "base")
     assert done.returncode == 2
-    assert "Missing option '--older-than'" in done.stderr
+    assert "Say which runs are to go: --older-than AGE" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("nowhere",), ("base/baseline",), ("nope://x",)], ids=" ".join)

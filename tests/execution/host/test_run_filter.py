@@ -84,6 +84,7 @@ def test_what_cannot_be_filtered_by(kfp_host: KfpHost, program: Program) -> None
         ("--yes",): ["--archive", "--delete"],
         ("--delete", "--archive", "--yes"): ["--archive", "--delete", "contradict"],
         ("--delete", "--state", "failed"): ["Nothing was deleted", "--yes"],
+        ("--delete", "--yes", "--output-dir", "runs"): ["--delete", "gc --output-dir runs --older-than AGE"],
         ("--delete", "--yes", "--name", ""): ["'--name'", "empty"],
         ("--delete", "--yes", "--schedule", ""): ["'--schedule'", "empty"],
         ("--delete", "--yes", "--experiment", ""): ["'--experiment'", "empty"],

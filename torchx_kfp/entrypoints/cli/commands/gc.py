@@ -86,7 +86,7 @@ def gc_command(
         if value is not None:
             raise click.UsageError(f"{option} is for runs on this machine: give --output-dir, and no TRACKER_BASE.")
     if tracker_base is None or age is None:
-        raise click.UsageError("Missing option '--older-than'.")
+        raise click.UsageError("Say which runs are to go: --older-than AGE, such as 30d.")
     _clean_base(tracker_base, time.time() - age, dry_run=dry_run, form=form)
 
 

@@ -118,12 +118,17 @@ def runs_command(
     where = _filter(flags, **words)
     most = None if is_unlimited else limit
     tags = read_tags(tag_words)
+    given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     if archive or delete:
+        if given:
+            raise click.UsageError(
+                f"--{'archive' if archive else 'delete'} is for runs of a host. To remove runs on this machine: "
+                f"{this_command('gc', '--output-dir', output_dir, '--older-than', 'AGE')}"
+            )
         _change(flags, where, most, tags, "archive" if archive else "delete", yes=yes, form=form)
         return
     if yes:
         raise click.UsageError("--yes is for --archive and --delete.")
-    given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     here: list[RunRecord] = []
     there: list[RunSummary] = []
     name, none_here, stuck = "", "", dict[str, dict[str, str]]()
