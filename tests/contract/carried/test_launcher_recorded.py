@@ -47,6 +47,22 @@ time.sleep, time.monotonic, threading.Thread.join = hurry, lambda: now[0], wait
 """
 
 
+#: The same for one attempt of four minutes: SIGTERM ends it then.
+FOUR_MINUTES = """
+import os, signal, threading, time
+now = [0.0]
+def pass_by(seconds):
+    if threading.current_thread() is threading.main_thread():
+        now[0] += seconds
+        if now[0] > 240:
+            os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        sleep(seconds)
+sleep = time.sleep
+time.sleep, time.monotonic = pass_by, lambda: now[0]
+"""
+
+
 @functools.cache
 def source(form: str) -> str:
     """Return the text of the program: the modules' joined, or what commands carry."""
@@ -58,7 +74,9 @@ def source(form: str) -> str:
 class Attempt:
     """A launcher that runs against a recording."""
 
-    def __init__(self, recording: Recording, replay: Replay, folder: Path, form: str, python: str) -> None:
+    def __init__(
+        self, recording: Recording, replay: Replay, folder: Path, form: str, python: str, haste: str = HASTE
+    ) -> None:
         self.replay = replay
         self.run_id = folder / "run_id"
         # The stage's script has written that of the attempt.
@@ -70,7 +88,7 @@ class Attempt:
         (account / "ca.crt").write_bytes(replay.authority.read_bytes())
         text = source(form)
         assert text.count(cluster_api.FOLDER) == 1
-        program = f"{HASTE}\nexec({text.replace(cluster_api.FOLDER, str(account))!r})"
+        program = f"{haste}\nexec({text.replace(cluster_api.FOLDER, str(account))!r})"
         outputs = {"parameters": {"run_id": {"outputFile": str(self.run_id)}}}
         executor_input = {**recording.executor_input, "outputs": outputs}
         place = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(replay.port)}
@@ -141,6 +159,18 @@ def test_it_does_what_was_recorded(name: str, form: str, tmp_path: Path) -> None
     assert split(attempt.log) == (recording.said, recording.shown)
     assert code == recording.code
     assert attempt.run_id.read_text() == recording.run_id
+
+
+def test_the_api_server_is_asked_less_often_after_the_first_minute(tmp_path: Path) -> None:
+    """A training takes days, and a cluster has many of them."""
+    recording = read("job.terminated")
+    with Replay(recording.exchanges, tmp_path / "server", TOKEN) as replay:
+        attempt = Attempt(recording, replay, tmp_path, "module", sys.executable, FOUR_MINUTES)
+        assert attempt.process.wait(HANGS) == 143, attempt.log
+    assert not replay.problems
+    looks = sum("/jobs/" in request for request in replay.repeated)
+    # Twice a second in the first minute, and each 2 to 5 s in the next three.
+    assert 180 / 5 < looks < 60 / 0.5 + 180 / 2
 
 
 @pytest.mark.parametrize("length", [1, 15, 19, 20, 24, 30, 31, 33, -1, -2, -5, -12])

@@ -328,8 +328,8 @@ class Stage:
             self.watch(items, bool((found.get("spec") or {}).get("suspend")))
             if state_of(self.spec, found):
                 return found
-            # A list of 1,000 pods has several megabytes.
-            time.sleep(0.5 + len(items) / 100)
+            # A list of 1,000 pods has several megabytes. After a minute, news can wait for 3 s: trainings take days.
+            time.sleep(max(0.5 + len(items) / 100, min(3, (time.monotonic() - self.began) / 20)))
             found = self.look()
             if not found:
                 raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
