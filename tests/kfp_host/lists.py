@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,23 +56,30 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], key: s
         key: the field with an item's id, by which items with the same time are ordered.
         kind: the name of the list.
     """
-    kept = [item for item in items if _matches(item, query.get("filter", ""), kind)]
     field, _, order = (query.get("sort_by") or "created_at").partition(" ")
-    field = _FIELDS.get(field, field)
+    field, wanted = _FIELDS.get(field, field), query.get("filter", "")
     if (items and field not in items[0]) or order not in ("", "asc", "desc"):
         raise Refused(400, 3, "Failed to list: Invalid input error: Invalid sorting field: " + repr(field))
-    ranked = sorted(kept, key=lambda item: (item.get(field, ""), item[key]), reverse=order == "desc")
-    start = 0
+    is_newest_first, first = order == "desc", None
     if token := query.get("page_token"):
         try:
             content = json.loads(base64.b64decode(token, validate=True))
             first, asked = content["KeyFieldValue"], (content["SortByFieldName"], content["IsDesc"], content["Filter"])
         except (ValueError, KeyError, TypeError):
             raise Refused(400, 3, "Failed to list: Invalid input error: Invalid package token") from None
-        if (query.get("sort_by") or query.get("filter")) and asked != (field, order == "desc", query.get("filter", "")):
-            # ``server/list_request_util.go``
-            cause = "page token does not match the supplied sort by and/or filtering criteria"
-            raise Refused(400, 3, f"Failed to list: Invalid input error: {cause}", cause)
+        # KFP finds lists and times in a token's filter different from the same ones in a request.
+        is_same = asked == (field, is_newest_first, wanted) and not re.search('"(values|timestampValue)"', wanted)
+        if (query.get("sort_by") or wanted) and not is_same:
+            cause = (
+                "page token does not match the supplied sort by and/or filtering criteria. Either specify the same "
+                "criteria or leave the latter empty if page token is specified"
+            )
+            raise Refused(400, 3, f"Failed to create list options: Invalid input error: {cause}", cause)
+        field, is_newest_first, wanted = asked
+    kept = [item for item in items if _matches(item, wanted, kind)]
+    ranked = sorted(kept, key=lambda item: (item.get(field, ""), item[key]), reverse=is_newest_first)
+    start = 0
+    if first is not None:
         start = next((index for index, item in enumerate(ranked) if item[key] == first), len(ranked))
     size = min(int(query.get("page_size", 0)) or _SIZE, _MOST)
     page = ranked[start : start + size]
@@ -83,8 +91,8 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], key: s
             "SortByFieldValue": following.get(field),
             "KeyFieldName": "UUID",
             "KeyFieldValue": following[key],
-            "IsDesc": order == "desc",
-            "Filter": query.get("filter", ""),
+            "IsDesc": is_newest_first,
+            "Filter": wanted,
         }
         answer["next_page_token"] = base64.b64encode(json.dumps(content).encode()).decode()
     return {name: value for name, value in answer.items() if value}

@@ -330,6 +330,7 @@ def test_pages_of_runs(replays: dict[str, Replay]) -> None:
         <= json.loads(base64.b64decode(theirs["answer"]["next_page_token"])).keys()
     )
     second = get(host, f"{RUNS}?page_size=2&sort_by=created_at%20desc&page_token={first['next_page_token']}")
+    assert second == get(host, f"{RUNS}?page_size=2&page_token={first['next_page_token']}")
     assert (first["total_size"], second["total_size"]) == (4, 4)
     assert "next_page_token" not in second
     found = [run["run_id"] for run in first["runs"] + second["runs"]]
@@ -341,6 +342,29 @@ def test_pages_of_runs(replays: dict[str, Replay]) -> None:
     assert [run["run_id"] for run in only["runs"]] == [replays["cached"].run_id]
     assert get(host, f"{RUNS}?experiment_id=another") == {}
     assert request(host, "GET", f"{RUNS}?page_token=x")[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("key", "operation", "value", "status"),
+    [
+        ("display_name", "IS_SUBSTRING", {"stringValue": "e"}, 200),
+        ("state", "NOT_EQUALS", {"stringValue": "RUNNING"}, 200),
+        ("state", "IN", {"stringValues": {"values": ["SUCCEEDED", "FAILED"]}}, 400),
+        ("created_at", "GREATER_THAN_EQUALS", {"timestampValue": "2020-01-01T00:00:00Z"}, 400),
+        ("storage_state", "EQUALS", {"stringValue": "AVAILABLE"}, 200),
+    ],
+)
+def test_second_pages_are_refused_as_recorded(
+    replays: dict[str, Replay], key: str, operation: str, value: Any, status: int
+) -> None:
+    host = replays["succeeded"].host
+    predicates = json.dumps({"predicates": [{"operation": operation, "key": key, **value}]})
+    asked = f"{RUNS}?page_size=1&sort_by=created_at%20desc&filter={urllib.request.quote(predicates)}"
+    token = get(host, asked)["next_page_token"]
+    found, answer = request(host, "GET", f"{asked}&page_token={token}")
+    assert found == status
+    assert status == 200 or "page token does not match" in answer["message"]
+    assert get(host, f"{RUNS}?page_size=1&page_token={token}")["runs"]
 
 
 def test_recorded_answers_are_as_the_description_has_them() -> None:

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -26,7 +26,7 @@ from torchx_kfp.errors import (
 )
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
-from torchx_kfp.execution.host.listing import NEWEST_FIRST, PAGE, named, objects
+from torchx_kfp.execution.host.listing import NEWEST_FIRST, PAGE, matching, named, objects
 from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import run_state, seconds
@@ -198,23 +198,24 @@ class Host:
         if url := _URL_OF_RUN.fullmatch(wanted.lower()):
             return url[1]
         if wanted == LATEST:
-            newest = next(self.list(ANY_RUN, limit=1), None)
+            newest = next(self.list(limit=1), None)
             if newest is None:
-                raise UnknownRunError(f"{self.connection.name} has no runs{self.in_namespace()}.")
+                place = f"{self.connection.name}{self.in_namespace()}"
+                raise UnknownRunError(f"There is no run on {place} that is not archived.")
             return newest.run_id
-        found = self._named(wanted)
-        begins = bool(_BEGINNING.fullmatch(wanted.lower()))
+        found = [run for run in self._looked_up(named(wanted)) if run.name == wanted]
+        if not found and _BEGINNING.fullmatch(begin := wanted.lower()):
+            in_id = matching("run_id", begin, "IS_SUBSTRING")
+            found = [run for run in self._looked_up(in_id) if run.run_id.startswith(begin)]
         if not found:
-            recent = list(self.list(ANY_RUN, limit=_LOOKED_AT if begins else PAGE))
-            found = [run for run in recent if run.run_id.startswith(wanted.lower())] if begins else []
-            if not found:
-                names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
-                newest_runs = listed(_described(run) for run in recent)
-                raise UnknownRunError(
-                    f"There is no run {name!r} on {self.connection.name}{self.in_namespace()}."
-                    f"{did_you_mean(wanted, names)} "
-                    + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
-                )
+            recent = list(self.list(ANY_RUN, limit=PAGE))
+            names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
+            newest_runs = listed(_described(run) for run in recent)
+            raise UnknownRunError(
+                f"There is no run {name!r} on {self.connection.name}{self.in_namespace()}."
+                f"{did_you_mean(wanted, names)} "
+                + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
+            )
         if len(found) > 1:
             raise UnknownRunError(
                 f"{name!r} means {len(found):,} runs on {self.connection.name}: "
@@ -339,9 +340,9 @@ class Host:
             resumes=resumed_by(text(run.get("description"))),
         )
 
-    def _named(self, name: str) -> Sequence[RunSummary]:
-        """Return the runs with a name, the newest first, without asking for all runs if the host can filter them."""
-        return [run for run in itertools.islice(self._runs(named(name), None), _LOOKED_AT) if run.name == name]
+    def _looked_up(self, query: str) -> Iterator[RunSummary]:
+        """Yield the runs for a name, the newest first: not endlessly many."""
+        return itertools.islice(self._runs(query, None), _LOOKED_AT)
 
     def _experiment_id(self, name: str) -> str:
         if found := self._find_experiment(name):

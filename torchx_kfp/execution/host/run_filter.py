@@ -66,8 +66,9 @@ class RunFilter:
             found.append(_at("GREATER_THAN_EQUALS", now - self.newer_than))
         if self.older_than is not None:
             found.append(_at("LESS_THAN_EQUALS", now - self.older_than))
-        if self.archived:
-            found.append({"operation": "EQUALS", "key": "storage_state", "stringValue": "ARCHIVED"})
+        if self.archived is not None:
+            operation = "EQUALS" if self.archived else "NOT_EQUALS"
+            found.append({"operation": operation, "key": "storage_state", "stringValue": "ARCHIVED"})
         if self.schedule_id:
             found.append({"operation": "EQUALS", "key": "recurring_run_id", "stringValue": self.schedule_id})
         return json.dumps({"predicates": found}) if found else ""
