@@ -60,9 +60,10 @@ test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL T
 ci: ## run everything that CI runs
 	@VENV=$(VENV) bash .ci/run
 
-lint: $(VENV)/.ready ## check style and formatting
+lint: $(VENV)/.ready ## check style, formatting and imports
 	$(bin)/ruff check $(sources)
 	$(bin)/ruff format --check $(sources)
+	$(bin)/lint-imports --no-logo
 
 format: $(VENV)/.ready ## format all files
 	$(bin)/ruff check --fix $(sources)
@@ -71,10 +72,9 @@ format: $(VENV)/.ready ## format all files
 types: $(VENV)/.ready ## check types (mypy, strict)
 	$(bin)/mypy
 
-goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the program that commands carry, the drawing of packages
+goldens: $(VENV)/.ready ## rewrite generated files: compiled examples and the program that commands carry
 	$(bin)/python -m tools.carry
 	$(bin)/python -m tests.pipelines.regenerate
-	$(bin)/python -m tools.drawing
 
 docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are errors
 	$(bin)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet --jobs auto docs docs/_build
@@ -99,7 +99,7 @@ package: $(VENV)/.ready ## check the distributions as an index would, and instal
 	@VENV=$(VENV) .ci/package
 
 clean: ## remove environments, caches and results
-	rm -rf .venv .venv-* $(DEMO) build dist docs/_build *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache local_outputs
+	rm -rf .venv .venv-* $(DEMO) build dist docs/_build *.egg-info .cache .hypothesis .mypy_cache .import_linter_cache .pytest_cache .ruff_cache local_outputs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready: pyproject.toml .ci/venv

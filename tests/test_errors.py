@@ -42,47 +42,6 @@ def test_the_drawn_tree_is_the_real_one() -> None:
     assert drawn_tree() == real_tree(TorchxKfpError)
 
 
-def test_exit_codes() -> None:
-    codes = {cls.__name__: cls.exit_code for cls in every()}
-    assert {name for name, code in codes.items() if code == 2} == {
-        "ArgumentError",
-        "HostRefusedError",
-        "HostSettingsError",
-        "MissingExtraError",
-        "PipelineFileError",
-        "TrackerBaseError",
-        "UnknownRunError",
-        "UnknownTagError",
-        "UnsupportedPipelineError",
-        "WorkspaceError",
-    }
-    assert set(codes.values()) == {1, 2}
-
-
-def test_what_a_caller_can_mend_is_a_value_error() -> None:
-    others = {cls.__name__ for cls in every() if not issubclass(cls, ValueError)}
-    assert others == {
-        "TorchxKfpError",
-        "MissingExtraError",
-        "ContainerEngineError",
-        "HostAnswerLostError",
-        "HostCredentialsError",
-        "HostError",
-        "HostNotFoundError",
-        "HostUnreachableError",
-        "NotInStageError",
-        "TrackerError",
-        "MissingArtifactError",
-        "MissingCredentialsError",
-        "MissingMetricError",
-        "MissingResultsError",
-        "LocalRunError",
-        "StageFailedError",
-        "StageNotFoundError",
-        "UnknownNameError",
-    }
-
-
 @pytest.mark.parametrize("cls", every(), ids=lambda cls: cls.__name__)
 def test_a_message_shows_as_it_was_written(cls: type[TorchxKfpError]) -> None:
     assert cls.__doc__

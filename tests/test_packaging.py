@@ -1,4 +1,4 @@
-"""The wheel, which is really built; the modules that importing the package loads; and the Makefile's targets."""
+"""The wheel, which is really built, and the modules that importing the package loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import yaml
 
 import torchx_kfp
 from torchx_kfp.common.extras import MODULES, install_line
@@ -263,61 +262,3 @@ def test_importing_loads_neither_kfp_nor_torchx(module: str) -> None:
     loaded = set(done.stdout.split())
     assert "torchx_kfp" in loaded
     assert loaded.isdisjoint({"kfp", "torchx", "fsspec", "yaml", "click", "rich", "celpy"})
-
-
-def test_make_lists_its_targets() -> None:
-    shown = run("make", "--no-print-directory")
-    assert shown.returncode == 0, shown.stderr
-    listed = {line.split()[1] for line in shown.stdout.splitlines() if line.startswith("  make ")}
-    [phony] = [line for line in (REPOSITORY / "Makefile").read_text().splitlines() if line.startswith(".PHONY:")]
-    assert listed == set(phony.removeprefix(".PHONY:").split())
-    assert {"help", "demo", "test", "ci"} <= listed
-
-
-def test_the_workflow_runs_the_script_with_pinned_actions() -> None:
-    workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    jobs = yaml.safe_load(workflow)["jobs"]
-    assert jobs["ci"]["steps"][-1] == {"run": "bash .ci/run"}
-    usual = [step["with"]["python-version"] for step in jobs["ci"]["steps"] if "python-version" in step.get("with", {})]
-    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
-    assert sorted([*usual, *jobs["pythons"]["strategy"]["matrix"]["python"]]) == sorted(versions)
-    assert jobs["pythons"]["steps"][-1] == {"run": "make package"}
-    actions = re.findall(r"uses: (.*)", workflow)
-    assert actions
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action) for action in actions)
-
-
-def test_hooks_are_targets_of_make() -> None:
-    config = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
-    assert {repository["repo"] for repository in config["repos"]} == {"local"}
-    assert [hook["entry"].split()[0] for hook in hooks] == ["make", "make"]
-    for hook in hooks:
-        dry = run("make", "--dry-run", *hook["entry"].split()[1:])
-        assert dry.returncode == 0, dry.stderr
-
-
-def test_an_interpreter_that_cannot_serve_is_named(tmp_path: Path) -> None:
-    refused = run("make", "test", f"VENV={tmp_path / 'venv'}", "PYTHON=/bin/false")
-    assert refused.returncode != 0
-    assert "PYTHON=/bin/false is not Python 3.10 or later" in refused.stderr
-    assert not (tmp_path / "venv").exists()
-
-
-def test_a_machine_without_python_is_told_what_to_do(tmp_path: Path) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for tool in ("bash", "dirname"):
-        (tools / tool).symlink_to(shutil.which(tool) or tool)
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHON"} | {"PATH": str(tools)}
-    refused = subprocess.run(
-        [tools / "bash", REPOSITORY / ".ci" / "venv", tmp_path / "venv"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert refused.returncode == 1
-    assert "No Python 3.10 or later on the PATH" in refused.stderr
-    assert "make PYTHON=/path/to/python3.11" in refused.stderr

@@ -3,7 +3,7 @@
     make measures                      # this working tree
     make measures ARGS="REVISION ..."  # and others, in columns
 
-The figures are a compass for changes that should make the code smaller, not limits; ``tests/test_architecture.py`` has
+The figures are a compass for changes that should make the code smaller, not limits; ``.importlinter`` has
 the rules. Each line of the output is one measure. Everything is counted from the source, so that any revision can be
 measured with today's rules.
 """
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tools.imports import PACKAGE, REPOSITORY
+from tools.changed import PACKAGE, REPOSITORY
 
 #: What authors of stages and their applications need. The rest runs, follows and reports pipelines.
 MISSION = (
