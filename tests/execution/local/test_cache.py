@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import shutil
 import stat
 import subprocess
@@ -117,6 +118,14 @@ def test_an_entry_that_cannot_be_read_is_none(cache, stage, change):
 def test_a_folder_that_takes_no_files(tmp_path, stage):
     (tmp_path / "file").write_text("")
     cache = Cache(tmp_path / "file")
+    cache.put(KEY, "run-1", stage)
+    assert cache.get(KEY) is None
+
+
+def test_files_that_go_while_they_are_looked_at(cache, stage, monkeypatch):
+    """A stage that has succeeded does not fail for it: another process writes in a folder that it has registered."""
+    monkeypatch.setattr(os.path, "exists", lambda path: True)  # it was there a moment ago
+    shutil.rmtree(stage.log_file.parent / "folder")
     cache.put(KEY, "run-1", stage)
     assert cache.get(KEY) is None
 

@@ -15,10 +15,14 @@ import pytest
 
 from tests.facts import says
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.old_runs import remove, select
 from torchx_kfp.execution.runs import history
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, encode
+from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
+
+KEYS = {"a": "a" * 64, "bb": "b" * 64}
 
 
 def make(top: Path, name: str, *, is_over: bool = True, **request: object) -> Path:
@@ -84,6 +88,23 @@ def test_a_run_that_is_used_meanwhile_stays(tmp_path: Path) -> None:
         assert {run.folder.name for run in remove(tmp_path, chosen)} == {"dddd"}
         assert reasons(tmp_path)["bb"] == "used by replay"
     assert reasons(tmp_path)["bb"] == "", "a replay that is over does not need it"
+
+
+def test_a_run_whose_stage_was_just_taken_stays(tmp_path: Path) -> None:
+    """The run that took it has not recorded that yet, or has done so and ended since gc looked."""
+    for name in ("a", "bb"):
+        make(tmp_path, name)
+        end = StageResult("train", "train", State.SUCCEEDED, log_file=tmp_path / name / "train-0/log.txt")
+        Cache(tmp_path / ".cache").put(KEYS[name], name, end)
+    chosen = select(tmp_path, keep=0)
+    assert Cache(tmp_path / ".cache").take(KEYS["a"]) is not None
+    assert [run.folder.name for run in remove(tmp_path, chosen)] == ["bb"]
+    assert reasons(tmp_path) == {"a": "a run has just taken a stage from it"}
+    assert Cache(tmp_path / ".cache").take(KEYS["a"]) is not None, "nothing of it has gone"
+    assert Cache(tmp_path / ".cache").take(KEYS["bb"]) is None
+    os.utime(tmp_path / ".cache/taken/a", (1, 1))
+    assert removed(tmp_path) == ["a"]
+    assert os.listdir(tmp_path / ".cache/taken") == []
 
 
 def test_a_younger_run_is_used(tmp_path: Path) -> None:

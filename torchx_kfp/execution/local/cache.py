@@ -30,6 +30,7 @@ from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.spec import Component, Task
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode
+from torchx_kfp.execution.runs.history import is_name
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume import missing_files, why_not_kept
 from torchx_kfp.execution.runs.vocabulary import State
@@ -163,10 +164,23 @@ class Cache:
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
 
+    def take(self, key: str) -> StageResult | None:
+        """Return what ``get`` does, for a run that is going to record it: ``gc`` leaves its files alone meanwhile."""
+        found = self.get(key)
+        if found is None:
+            return None
+        if is_name(found.cached_from):
+            with contextlib.suppress(OSError):
+                mark = taken_file(self.folder, found.cached_from)
+                mark.parent.mkdir(0o700, exist_ok=True)
+                mark.touch(0o600)
+        return self.get(key)  # gc looks for the mark after it has moved the files away
+
     def put(self, key: str, run_id: str, result: StageResult) -> None:
         """Store how a stage of the run ended, and replace any earlier entry.
 
-        A full disk or a folder that cannot be written is not an error: the stage runs again next time.
+        A full disk, a folder that cannot be written and a file that goes meanwhile are not errors: the stage runs
+        again next time.
 
         Raises:
             ValueError: the key is not hexadecimal, or the stage did not succeed.
@@ -174,14 +188,15 @@ class Cache:
         path = self._path(key)
         if result.state is not State.SUCCEEDED:
             raise ValueError(f"only a stage that has succeeded can be cached: {result.name} ({result.state})")
-        entry: dict[str, Any] = {
-            "version": VERSION,
-            "key": key,
-            "run_id": run_id,
-            "files": _stamps(path for path in _paths(result) if os.path.exists(path)),
-            "stage": encode(StageFinished(result)),
-        }
+        # The files may change meanwhile: other processes write what a stage has registered.
         with contextlib.suppress(OSError):
+            entry: dict[str, Any] = {
+                "version": VERSION,
+                "key": key,
+                "run_id": run_id,
+                "files": _stamps(path for path in _paths(result) if os.path.exists(path)),
+                "stage": encode(StageFinished(result)),
+            }
             for folder in (self.folder, path.parent):
                 folder.mkdir(0o700, parents=True, exist_ok=True)
             write_file(bytes(path), json.dumps(entry).encode(), durable=False, permissions=0o600)
@@ -191,6 +206,11 @@ class Cache:
             raise ValueError(f"{key!r} is not a key of a cache: it does not have 8 to 128 hexadecimal digits.")
         # Entries are spread over several folders, since there may be many.
         return self.folder / key[:2] / f"{key}.json"
+
+
+def taken_file(folder: Path, run_id: str) -> Path:
+    """Return the file in a cache's folder whose time says when a stage was last taken from a run."""
+    return folder / "taken" / run_id
 
 
 class Memory:
@@ -224,7 +244,7 @@ class Memory:
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
-        found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
+        found = self._cache.take(cache_key) if self._cache is not None and cache_key else None
         # Two equal stages of one run both run, whichever ends first.
         if found is None or found.cached_from == self._run_id or not self._has_records(found):
             return None

@@ -2,7 +2,9 @@
 
 A run stays while it is running, and while a run that stays has taken a stage from it or resumes it: the stage's log and
 files are in its folder. A folder is renamed before it is removed, with the lock of its run held, so that nobody resumes
-half of it. What the file system cannot tell is taken for use: without locks, a run stays unless its end is recorded.
+half of it. A run that takes a stage says so before it looks whether the files are there, and before it records that
+(``Cache.take``). What the file system cannot tell is taken for use: without locks, a run stays unless its end is
+recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from torchx_kfp.common.text import listed
 from torchx_kfp.errors import ArgumentError, explain
-from torchx_kfp.execution.local.cache import FOLDER
+from torchx_kfp.execution.local.cache import FOLDER, taken_file
 from torchx_kfp.execution.local.replay import REPLAYS
 from torchx_kfp.execution.runs.history import find_runs, read_run
 from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOCK_FILE, is_running
@@ -30,6 +32,8 @@ from torchx_kfp.execution.runs.vocabulary import State
 _GOING = ".removed"
 #: Seconds after which it is looked again what the runs use that are running.
 _LOOK = 1.0
+#: Seconds within which a run records that it has taken a stage from another one.
+_RECORDED = 60.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class StoredRun:
         modified: when its last event was recorded, in seconds since the epoch.
         size: the bytes of the files in its folder.
         uses: the runs from which it has taken stages, or which it resumes or, while it is running, replays.
+        looked: when all this was read, in seconds since the epoch.
         kept: why it stays; empty if it is to be removed.
     """
 
@@ -50,6 +55,7 @@ class StoredRun:
     modified: float
     size: int
     uses: frozenset[str]
+    looked: float
     kept: str = ""
 
 
@@ -114,7 +120,7 @@ def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Ite
         if time.monotonic() - looked > _LOOK:
             used, looked = used | _used_now(top), time.monotonic()
         try:
-            if not run.kept and run.folder.name not in used and _remove(run.folder):
+            if not run.kept and run.folder.name not in used and _remove(run):
                 yield run
                 continue
         except OSError as error:
@@ -148,6 +154,10 @@ def _folders(top: Path) -> list[Path]:
 
 def _forget(top: Path) -> None:
     """Remove what the cache has of runs whose folders are gone."""
+    for mark in taken_file(top / FOLDER, "").glob("*"):
+        with contextlib.suppress(OSError):
+            if not (top / mark.name).exists():
+                mark.unlink()
     for entry in (top / FOLDER).glob("*/*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if not (top / str(json.loads(entry.read_bytes())["run_id"])).exists():
@@ -165,17 +175,18 @@ def total_size(output_dir: str | os.PathLike[str], seconds: float) -> tuple[int,
 
 
 def _read(folder: Path) -> StoredRun:
+    looked = time.time()
     try:
         modified = max(path.stat().st_mtime for path in (folder, folder / EVENTS_FILE) if path.exists())
     except (OSError, ValueError):
         modified = time.time()
     if folder.is_symlink():
-        return StoredRun(folder, State.INTERRUPTED, modified, 0, frozenset(), "it is a symbolic link")
+        return StoredRun(folder, State.INTERRUPTED, modified, 0, frozenset(), looked, "it is a symbolic link")
     size = sum(_sizes(folder))
     try:
         record = read_run(folder)
     except (ArgumentError, OSError) as error:
-        return StoredRun(folder, State.INTERRUPTED, modified, size, frozenset(), f"it cannot be read: {error}")
+        return StoredRun(folder, State.INTERRUPTED, modified, size, frozenset(), looked, f"it cannot be read: {error}")
     kept = (
         "it is running"
         if record.is_running
@@ -183,7 +194,17 @@ def _read(folder: Path) -> StoredRun:
         if _is_over(record, folder)
         else "whether it is running is unknown here"
     )
-    return StoredRun(folder, record.state, modified, size, frozenset(_uses(record)), kept)
+    if not kept and _is_taken(folder, looked):
+        kept = "a run has just taken a stage from it"
+    return StoredRun(folder, record.state, modified, size, frozenset(_uses(record)), looked, kept)
+
+
+def _is_taken(folder: Path, looked: float) -> bool:
+    """Tell whether a stage was taken from the run by one that may not have recorded it at the time ``looked``."""
+    try:
+        return taken_file(folder.parent / FOLDER, folder.name).stat().st_mtime > looked - _RECORDED
+    except OSError:
+        return False
 
 
 def _is_over(record: RunRecord, folder: Path) -> bool:
@@ -213,13 +234,13 @@ def _sizes(folder: str | os.PathLike[str]) -> Iterator[int]:
                     seen.add(own)
 
 
-def _remove(folder: Path) -> bool:
-    """Remove a run's folder unless the run is running; tell whether it is gone.
+def _remove(run: StoredRun) -> bool:
+    """Remove a run's folder unless the run is running or a stage was taken from it; tell whether it is gone.
 
     Raises:
         OSError: it cannot be removed. What is left of it has another name.
     """
-    lock = None
+    folder, lock = run.folder, None
     try:
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -235,6 +256,9 @@ def _remove(folder: Path) -> bool:
             folder.rename(going)
         except FileNotFoundError:  # another gc was faster
             return True
+        if _is_taken(folder, run.looked):
+            going.rename(folder)
+            return False
         _delete(going)
     finally:
         if lock is not None:
