@@ -1,5 +1,6 @@
 """A run that failed, was ended or was killed goes on, and does not repeat stages that have succeeded."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.local import RunResult, State, Watch, resume, run
+from torchx_kfp.local import RunResult, StageStarted, State, Watch, resume, run
 
 
 def go_on(folder: Path, **options: Any) -> RunResult:
@@ -63,6 +64,50 @@ def test_only_what_has_not_succeeded_runs(execute_failing, tmp_path):
     assert kept == {"shell-out", "shell-out-2[0]", "shell-out-2[2]", "inner/shell"}
     record = read_run(failed.folder)
     assert (record.state, len(record.run.ends)) == ("succeeded", 6)
+
+
+@pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "cancel", "timeout", "fail_fast"])
+def test_an_interrupted_resume_keeps_what_had_succeeded(way, execute_failing, tmp_path):
+    """Also stages whose turn had not come again, in loops and nested pipelines that had not begun again."""
+
+    @dsl.pipeline
+    def inner(folder: str, text: str):
+        shell(script=f"echo inner-{text} >> {folder}/notes")
+
+    @dsl.pipeline
+    def pipeline(folder: str, items: list = ["a", "b"]):  # noqa: B006 (a constant to KFP)
+        first = shell_out(script=f'echo first >> {folder}/notes; . {folder}/do; printf x > "$0"')
+        shell(script=f"echo alone >> {folder}/notes")
+        with dsl.ParallelFor(items) as item:
+            shell(script=f"echo {item}-{first.output} >> {folder}/notes; test {item} = a -o -e {folder}/mended")
+        inner(folder=folder, text=first.output)
+
+    def hear(event):
+        if isinstance(event, StageStarted) and event.name == "shell-out":
+            if way == "cancel":
+                command = ["cancel", event.log_file.parent.parent.name, "--output-dir", str(tmp_path / "runs")]
+                canceling.append(subprocess.Popen([sys.executable, "-m", "torchx_kfp", *command]))
+            elif way.startswith("SIG"):
+                os.kill(os.getpid(), signal.Signals[way])
+
+    canceling: list[Any] = []
+    (tmp_path / "do").write_text(":")
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)}, parallelism=1)
+    assert noted(tmp_path) == ["a-x", "alone", "b-x", "first", "inner-x"]
+    shutil.rmtree(failed.folder / failed["shell-out"].pod_name)  # so it runs again, and the others wait for it
+    (tmp_path / "do").write_text("exit 1" if way == "fail_fast" else "sleep 300")
+    ways = {"timeout": {"timeout": 3.0}, "fail_fast": {"fail_fast": True}}
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        go_on(failed.folder, watch=Heard(on_event=hear), grace=0.1, **ways.get(way, {}))
+    assert [process.wait() for process in canceling] == [0] * len(canceling)
+    stages = {stage.name: str(stage.state) for stage in read_run(failed.folder).run.result().stages}
+    assert stages.pop("shell-out") == ("failed" if way == "fail_fast" else "canceled")
+    assert stages.pop("shell-2[1]") == "not run"
+    assert set(stages.items()) == {(name, "succeeded") for name in ("shell", "shell-2[0]", "inner/shell")}
+    (tmp_path / "do").write_text(":")
+    (tmp_path / "mended").touch()
+    assert go_on(failed.folder, fail_fast=False).state == "succeeded"
+    assert [note for note in noted(tmp_path) if note != "first"] == ["a-x", "alone", "b-x", "b-x", "inner-x"]
 
 
 def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):

@@ -29,6 +29,7 @@ from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.spec import Component, Task
+from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode
 from torchx_kfp.execution.runs.history import is_name
 from torchx_kfp.execution.runs.result import StageResult
@@ -228,12 +229,22 @@ class Memory:
         self._directory = directory
         self._finished = finished
         self._cache = cache
+        #: How stages ended, also by names without some of the last indices.
+        self._executions: dict[tuple[str, tuple[int, ...]], list[StageResult]] = {}
+        for end in finished.values():
+            path, indices = without_indices(end.name), indices_of(end.name)
+            for count in range(len(indices) + 1):
+                self._executions.setdefault((path, indices[:count]), []).append(end)
         self._recorded: dict[tuple[str, str], frozenset[str]] = {}
 
     @property
     def has_cache(self) -> bool:
         """Whether there is a cache, so that its keys are needed."""
         return self._cache is not None
+
+    def executions(self, name: str) -> list[StageResult]:
+        """Return how executions of the stage had ended before the run was resumed; the name may lack indices."""
+        return self._executions.get((without_indices(name), indices_of(name)), [])
 
     def kept(self, name: str, key: str) -> StageResult | None:
         """Return how the stage of this name ended in this run, if it succeeded with these inputs."""

@@ -358,7 +358,7 @@ class Scheduler:
             if ends is not None:
                 self._stages.drop(stage.name, stage.task.name, reason, f"{ends.name} failed")
             else:
-                self._stages.report(StageResult(stage.name, stage.task.name, state, reason=reason))
+                self._stages.pass_over(stage.name, stage.task.name, state, reason)
         self._finish(run, state, {})
 
     def _stages_of(self, run: TaskRun) -> Iterable[TaskRun | ScopedTask]:

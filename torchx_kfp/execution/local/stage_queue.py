@@ -75,6 +75,8 @@ class StageQueue:
         self._code = CodeFiles(Path(context.options.directory))
         self._pod_names = PodNames({event.pod_name: name for name, events in earlier.items() for event in events})
         self._attempts = Counter({name: len(events) for name, events in earlier.items()})
+        #: Stages that may have succeeded before the run was resumed: looking that up needs no room.
+        self._recallable: deque[TaskRun] = deque()
         self._startable: deque[TaskRun] = deque()
         self._running: dict[AttemptThread, TaskRun] = {}
         self._retrying: dict[TaskRun, None] = {}
@@ -109,7 +111,26 @@ class StageQueue:
         for result in waiting:
             self._cancel_waiting(result, why)
         if not waiting and name not in self._results:
-            self.report(StageResult(name, task, State.NOT_RUN, reason=reason))
+            self.pass_over(name, task, State.NOT_RUN, reason)
+
+    def pass_over(self, name: str, task: str, state: State, reason: str) -> None:
+        """Report that a stage does not run now. What had succeeded before the run was resumed stays.
+
+        Args:
+            name: the stage's name; in a loop that has not begun, without the loop's index.
+            task: its task's name.
+            state: whether it is skipped, or not run.
+            reason: why, as a part of a sentence.
+        """
+        before = self._memory.executions(name) if state is State.NOT_RUN else []
+        before = [end for end in before if end.name not in self._results]
+        for end in before:
+            if end.state.is_success:
+                self.report(end, kept=True)
+            else:
+                self.report(StageResult(end.name, task, state, reason=reason))
+        if not before:
+            self.report(StageResult(name, task, state, reason=reason))
 
     def _cancel_waiting(self, last: StageResult, why: str) -> None:
         """Report that a stage was canceled while it waited for another attempt; ``last`` is how the last one ended."""
@@ -120,7 +141,7 @@ class StageQueue:
 
     def add(self, run: TaskRun) -> None:
         """Queue a stage whose inputs are known."""
-        self._startable.append(run)
+        (self._recallable if self._memory.executions(run.name) else self._startable).append(run)
         self._listener(StageWaiting(run.name, run.task.name))
 
     def fail(self, run: TaskRun, error: Exception) -> None:
@@ -134,9 +155,10 @@ class StageQueue:
 
     def start_next(self) -> bool:
         """Start the next stage, or find that it need not run. Return False if there is none, or no room for it."""
-        if not self._startable or len(self._running) >= self._context.options.parallelism:
+        has_room = len(self._running) < self._context.options.parallelism
+        if not (self._recallable or (self._startable and has_room)):
             return False
-        run = self._startable.popleft()
+        run = (self._recallable or self._startable).popleft()
         try:
             pod_name = self._pod_names.make(run.name, self._attempts[run.name] + 1)
             plan = plan_attempt(run, self._context, pod_name)
@@ -146,7 +168,10 @@ class StageQueue:
             self.fail(run, error)
             return True
         if run.tries or not self._recall(run):
-            self._start(run, plan)
+            if has_room:
+                self._start(run, plan)
+            else:
+                self._startable.append(run)
         return True
 
     def take(self, attempt: AttemptThread, message: StageResult | ReplicaCount) -> None:
@@ -185,8 +210,9 @@ class StageQueue:
         Returns:
             These stages, and their states.
         """
-        stopped = [run for run in self._startable if not spared(run)]
-        self._startable = deque(run for run in self._startable if spared(run))
+        waiting = [*self._recallable, *self._startable]
+        stopped = [run for run in waiting if not spared(run)]
+        self._recallable, self._startable = deque(), deque(run for run in waiting if spared(run))
         ending = {attempt for attempt, run in self._running.items() if not spared(run)}
         for attempt in ending:
             attempt.terminate(self._context.options.grace)
@@ -206,7 +232,7 @@ class StageQueue:
             elif run.name in self._results:
                 self._cancel_waiting(self._results[run.name], why)
             else:
-                self.report(StageResult(run.name, run.task.name, State.NOT_RUN, reason=not_run))
+                self.pass_over(run.name, run.task.name, State.NOT_RUN, not_run)
             canceled.append((run, self._results[run.name].state))
         return canceled
 

@@ -201,6 +201,11 @@ class TaskState:
             if belongs:
                 those[stage.name] = stage
 
+    def forget(self, stage: StageState) -> None:
+        """Remove a stage of which no attempt has begun."""
+        del self.stages[stage.name]
+        self._counts[stage.state] -= 1
+
     def counts(self, unheard: State | None) -> Mapping[State, int]:
         """Return the number of stages in each state; stages without an event count as ``unheard``."""
         if unheard is None:
@@ -417,10 +422,14 @@ class RunState:
     def _start(self, event: RunStarted) -> None:
         if self.sessions:
             self.lose()  # unless it has ended
-            for stage in self._heard.values():
+            for stage in [*self._heard.values()]:
                 for attempt in stage.attempts:
                     attempt.is_open = False
-                if not stage.state.is_success:
+                if stage.state is State.NOT_RUN and not stage.attempts:
+                    # It may get other names: a loop that had not begun had no indices.
+                    del self._heard[stage.name]
+                    self.task_of(stage.name).forget(stage)
+                elif not stage.state.is_success:
                     self.task_of(stage.name).move(stage, State.WAITING)
         self.first = self.first or event
         self.started, self.ending, self.finished, self._is_lost = event, None, None, False
