@@ -259,6 +259,9 @@ def test_a_value_is_never_where_it_might_be_code(program: str) -> None:
         ("env", ["-i", "sh", "-c", "x"], None),
         ("kubectl", ["exec", "pod", "--", "sh", "-c", "x"], None),
         ("python3", ["train.py", "--shell", "sh", "-c", "x"], None),
+        ("env", ["python3", "train.py", "--shell", "sh", "-c", "x"], None),
+        ("timeout", ["-k", "5", "10", "env", "A=/bin/sh", "python", "run.py", "bash", "-c", "x"], None),
+        ("nice", ["-n", "5", "env", "A=/bin/sh", "bash", "-c", "x"], 6),
     ],
 )
 def test_which_argument_is_a_program(entrypoint: str, args: list[str], index: int | None) -> None:
@@ -406,6 +409,9 @@ def refusal(entrypoint: str, *args: str, **fields: Any) -> str:
         ("bash|--rcfile=x{}|-i", "it is unknown how the shell is started"),
         ("bash|x{}", "it is unknown how the shell is started"),
         ("sudo|/bin/bash|-c|echo {}", "it is unknown how the shell is started"),
+        ("env|python3|train.py|--shell|sh|-c|echo {}", "it is unknown how the shell is started"),
+        ("timeout|<>|sh|-c|echo {}", "it is unknown how the shell is started"),
+        ("env|A=<>|sh|-c|find . $A {}", "it is unknown how the shell is started"),
         ("bash|-c|(( {} > 0 ))", r"contains (( ))"),
         ("sh|-c|x={}; [[ $x -gt 0 ]]", r"contains [[ ]], which only bash has"),
     ],
@@ -474,16 +480,6 @@ def test_arguments_that_are_called_like_builtins(tmp_path: Path) -> None:
 
     compiled = compile_pipeline(pipeline)
     assert run_stage(tmp_path, compiled, "sh", ckpt="it's").stdout == b"eval --mode read --ckpt it's\n"
-
-
-def test_a_channel_before_the_shell_hides_no_program(tmp_path: Path) -> None:
-    def pipeline(seconds: int = 5, text: str = "") -> None:
-        args = [f"{seconds}", "sh", "-c", f"echo {text}"]
-        task_from_app(make_app("run", entrypoint="timeout", args=args))
-
-    compiled = compile_pipeline(pipeline)
-    done = run_stage(tmp_path, compiled, "run", seconds_int="5", text="$(echo INJECTED); echo INJECTED")
-    assert done.stdout == b"$(echo INJECTED); echo INJECTED\n"
 
 
 def run_stage(tmp: Path, compiled: str, name: str, **inputs: str) -> Any:

@@ -18,8 +18,15 @@ from torchx_kfp.authoring.shell.rules import KNOWN_SHELLS, SHELL, Rules, shell_o
 from torchx_kfp.authoring.shell.syntax import CHANNEL, NotUnderstood, Parser
 from torchx_kfp.errors import ChannelError
 
-#: Programs that start another one in the same environment, and options that make ``env`` change the environment.
-_WRAPPERS = ("env", "timeout", "nohup", "nice", "stdbuf", "setsid", "time", "tini", "dumb-init", "busybox", "toybox")
+#: Programs that start another one in the same environment, and the words that may come before its name.
+_OPTION = r"-[-\w=.]+"
+_WRAPPERS = {
+    "env": rf"{_OPTION}|[A-Za-z_]\w*=.*",
+    "timeout": rf"{_OPTION}|[\d.]+[smhd]?",
+    "nice": rf"{_OPTION}|\d+",
+    **dict.fromkeys(("nohup", "stdbuf", "setsid", "time", "tini", "dumb-init", "busybox", "toybox"), _OPTION),
+}
+#: Options that make ``env`` change the environment.
 _OTHER_ENVIRONMENTS = ("-i", "-", "-u", "-S", "--ignore-environment", "--unset", "--split-string")
 _SPLITS = re.compile(r"-\w*S|--split-string")
 #: Programs that give one of their arguments to a shell.
@@ -34,11 +41,17 @@ def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
     The entrypoint is a shell, or a program that starts one (``env sh -c PROGRAM``, ``timeout 10 bash -c PROGRAM``).
     """
     words = _texts(entrypoint, args)
+    own = None
     for start, word in enumerate(words):
+        if word is None or word in _OTHER_ENVIRONMENTS:
+            return None
+        if own is not None and re.fullmatch(own, word, re.DOTALL):
+            continue
         if _is_shell(word):
             index, code, _ = shell_options(words[start + 1 :])
             return start + index if code and index is not None else None
-        if (start == 0 and _program(word) not in _WRAPPERS) or word in _OTHER_ENVIRONMENTS:
+        own = _WRAPPERS.get(_program(word))
+        if own is None:
             return None
     return None
 
