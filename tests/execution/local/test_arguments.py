@@ -112,6 +112,8 @@ def test_options_of_a_run(tmp_path):
             {"output_dir": "a\0b"},
             r"^The run's folder '.*a\\x00b.*' cannot be created: .*embedded null .*\. Name another",
         ),
+        ({"parallelism": True}, r"^parallelism must be an int, 1 or more, but is True\.$"),
+        ({"grace": True}, r"^grace must be a number of seconds, 0 or more, but is True\.$"),
         ({"grace": -1}, r"^grace must be a number of seconds, 0 or more, but is -1\.$"),
         ({"grace": float("inf")}, r"^grace must be a number of seconds, 0 or more, but is inf\.$"),
     ):

@@ -206,12 +206,12 @@ def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verify_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or value < 1:
+    if type(value) is not int or value < 1:  # True is an int, too
         raise ArgumentError(f"{name} must be an int, 1 or more, but is {shown(value)}.")
 
 
 def _verify_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
-    is_time = isinstance(value, (int, float)) and 0 <= value <= threading.TIMEOUT_MAX
+    is_time = type(value) in (int, float) and 0 <= value <= threading.TIMEOUT_MAX
     if not is_time or (value == 0 and not may_be_zero):
         least = "0 or more" if may_be_zero else "more than 0"
         raise ArgumentError(f"{name} must be a number of seconds, {least}, but is {shown(value)}.")
