@@ -5,6 +5,7 @@
 # No annotations from __future__: TorchX and KFP read the annotations of functions.
 
 import copy
+import fnmatch
 import functools
 import json
 import re
@@ -357,6 +358,7 @@ def as_key(name: str) -> specs.AppDef:
 
 
 OPTIONS = {"adam": "fast", "sgd": "slow"}
+LARGE = re.compile("^p4d[.]")
 
 
 @pytest.mark.parametrize(
@@ -390,11 +392,16 @@ OPTIONS = {"adam": "fast", "sgd": "slow"}
         "show(f'--x={x}'.strip(), f'--x={x}'.replace('ü', 'u'))",
         "show(str(PurePosixPath('/data') / x))",
         "show([x, str(len(x))][f'{x}' == 'a'])",
+        "show('big' if re.match('gpu-', x) else 'small')",
+        "show('big' if re.fullmatch(r'(a100|h[0-9]+)-\\d+.*$', f'{x}') else 'small')",
+        "show('big' if is_large(x) else 'small')",
+        "show('table' if fnmatch.fnmatch(x, '*.csv') else 'other')",
     ],
 )
 def test_nothing_is_silently_built_of_a_placeholder(body: str) -> None:
     """Everything that is not used as text is rejected, whatever operation asks for it."""
-    names = {**globals(), "shlex": shlex, "re": re, "urllib": urllib}
+    names = {**globals(), "shlex": shlex, "re": re, "urllib": urllib, "fnmatch": fnmatch}
+    exec("def is_large(x):\n    return LARGE.search(x)", names)  # noqa: S102 - a function of the same module
     exec(f"def function(x: str):\n    return {body}", names)  # noqa: S102 - the bodies above
     with pytest.raises(AppDefError, match=r"- 'x': |It was called with stand-ins for its inputs \(x\)"):
         component_from_function(names["function"])
@@ -424,6 +431,7 @@ def swallow_value_error(x: Any) -> str:
         ("bool", "show('yes' if n is True else 'no')"),
         ("bool", "show('yes' if str(n) == 'True' else 'no')"),
         ("int", "show(swallow(n))"),
+        ("int", "show('eight' if re.match('8', str(n)) else 'other')"),
         ("float", "show(json.dumps({'n': n}))"),
         ("list", "show(*map(str, n))"),
         ("dict", "show(env=n)"),

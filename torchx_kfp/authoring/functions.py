@@ -2,8 +2,8 @@
 
 The function is called with stand-ins for values that are known only at run time. As text, a stand-in is KFP's
 placeholder for that input; every other use is an error that names the line of the function. Then the function is called
-with a few real values for each input. It must build the same AppDef, with the text of the value in place of the
-placeholder.
+with a few real values for each input, also such as the function itself has. It must build the same AppDef, with the
+text of the value in place of the placeholder.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import shlex
 import textwrap
 import traceback
@@ -259,6 +260,40 @@ _PROBES: dict[str, tuple[object, ...]] = {
 }
 
 
+#: Texts of a function that are tried as values: how many, and how long they may be.
+_MOST_TEXTS, _LONGEST_TEXT = 300, 200
+
+
+def _texts_of(fn: Any) -> list[str]:
+    """Return texts with which the function may compare its inputs: constants in its code, and matches of patterns.
+
+    A stand-in cannot refuse every comparison: regular expressions read text in C, and an f-string makes plain text.
+    """
+    code = _code(fn)
+    names = getattr(inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn), "__globals__", {})
+    waiting: list[object] = [code]
+    read: set[types.CodeType] = set()
+    texts: list[str] = []
+    for value in waiting:  # grows
+        if isinstance(value, types.FunctionType) and value.__globals__ is names:
+            value = value.__code__
+        if isinstance(value, types.CodeType) and value not in read:
+            read.add(value)
+            waiting += [*value.co_consts, *(names.get(name) for name in value.co_names)]
+        values = (
+            value if isinstance(value, list | tuple | set | frozenset | dict) else [getattr(value, "pattern", value)]
+        )
+        texts += [text for one in values if isinstance(one, str) for text in (one, *_matches(one))]
+    return [text for text in dict.fromkeys(texts) if len(text) <= _LONGEST_TEXT][:_MOST_TEXTS]
+
+
+def _matches(pattern: str) -> list[str]:
+    """Return texts that a pattern probably matches, if it is one."""
+    text = re.sub(r"\\d|\[0-9\]", "7", pattern)
+    text = re.sub(r"\\w|(?<![\\[])\.|\[[^]]{2,}\]", "a", text)
+    return re.sub(r"\\[AbBZ]|\(\?:|[][()^$+*?\\]|\{[\d,]*\}", "", text).split("|")
+
+
 def build(fn: Callable[..., Any], bound: inspect.BoundArguments, **values: object) -> Any:
     """Call the function, with copies so that it cannot change the arguments. Text of an AppDef becomes plain str."""
     call = copy.copy(bound)
@@ -271,9 +306,12 @@ def values_that_matter(
     fn: Callable[..., Any], bound: inspect.BoundArguments, app: specs.AppDef, inputs: Mapping[str, Reference]
 ) -> Iterator[str]:
     """Yield the inputs for which the function uses more than the text, judging by a few values."""
+    texts = _texts_of(fn)
+    more = {"STRING": texts, "NUMBER_INTEGER": [int(text) for text in texts if text.isdecimal()]}
     for name, reference in inputs.items():
         default = inspect.signature(fn).parameters[name].default
-        probes = _PROBES[reference.type] + (() if default is inspect.Parameter.empty else (default,))
+        given = () if default is inspect.Parameter.empty else (default,)
+        probes = (*_PROBES[reference.type], *given, *more.get(reference.type, ()))
         for value in probes:
             try:
                 built = build(fn, bound, **{name: value})
