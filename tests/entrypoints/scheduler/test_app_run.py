@@ -46,7 +46,7 @@ def app_of(**of_role: Any) -> specs.AppDef:
 
 
 def described(app: specs.AppDef, options: Options) -> list[specs.Role]:
-    request, _ = make_request(app, options)
+    request = make_request(app, options)
     return [
         role
         for stage in roles_by_stage(pipeline_from_text(request.pipeline), request.arguments).values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import sys
 from collections.abc import Mapping
@@ -15,13 +16,16 @@ from torchx.components import dist, utils
 from torchx.runner import Runner
 
 from tests.facts import says
+from tests.kfp_host import KfpHost
 from torchx_kfp.entrypoints.scheduler import create_scheduler
 from torchx_kfp.entrypoints.scheduler.app_run import roles_by_stage
 from torchx_kfp.entrypoints.scheduler.request import Request, make_request, without_runner_variables
 from torchx_kfp.entrypoints.scheduler.runopts import Options
 from torchx_kfp.errors import AppDefError, ReadsError, UnsupportedPipelineError
+from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
+from torchx_kfp.execution.runs.prepared_run import PreparedRun
 
 pytestmark = pytest.mark.versions
 
@@ -149,7 +153,7 @@ def test_secrets_are_variables(dryrun: Any) -> None:
 
 def test_the_request_is_shown_as_a_file_to_upload() -> None:
     submission = Submission(experiment="a\nb", cache=False)
-    request, _ = make_request(echo(), Options({"host": "http://kfp"}, submission, tracker_base=BASE))
+    request = make_request(echo(), Options({"host": "http://kfp"}, submission, tracker_base=BASE))
     lines = str(request).splitlines()
     assert lines[:4] == [
         "# host: http://kfp",
@@ -158,3 +162,15 @@ def test_the_request_is_shown_as_a_file_to_upload() -> None:
         f"# argument tracker_base: {BASE}",
     ]
     assert pipeline_from_text(str(request)).name == "echo"
+
+
+def test_no_scheduler_keeps_requests_or_runs_that_have_ended(host: KfpHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = specs.AppDef("app", [specs.Role("main", "i", entrypoint="sh", args=["-c", "exit 0"])])
+    first, second = (Runner("torchx", {"kfp": create_scheduler}) for _ in range(2))
+    handle = first.schedule(second.dryrun(app, "kfp", {"host": host.url}))
+    monkeypatch.setenv("TORCHX_KFP_HOST", host.url)
+    status = first.wait(handle, wait_interval=0.1)
+    assert status is not None
+    assert status.state == specs.AppState.SUCCEEDED
+    gc.collect()
+    assert not [kept for kept in gc.get_objects() if isinstance(kept, (PreparedRun, HostRun))]

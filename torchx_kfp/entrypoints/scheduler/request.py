@@ -40,6 +40,8 @@ class Request:
     submission: Submission = field(default_factory=Submission)
     #: Where the code of the app's roles is, by folder, once it is stored.
     workspaces: Mapping[str, str] = field(default_factory=dict)
+    #: The run that the request starts, with the code of its workspaces: not for readers.
+    prepared: PreparedRun | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the file to upload, below the other parts of the request as comments."""
@@ -51,8 +53,8 @@ class Request:
         return "\n".join([*lines, self.pipeline])
 
 
-def make_request(app: specs.AppDef, options: Options) -> tuple[Request, PreparedRun]:
-    """Return the request that runs the app, and its code, after the check of what KFP would refuse or change.
+def make_request(app: specs.AppDef, options: Options) -> Request:
+    """Return the request that runs the app, with its code, after the check of what KFP would refuse or change.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
@@ -84,7 +86,7 @@ def make_request(app: specs.AppDef, options: Options) -> tuple[Request, Prepared
     for finding in findings:
         _logger.warning("%s: %s", finding.kind.value, finding)
     code = {folder: workspace.url for folder, workspace in prepared.workspaces.items()}
-    return Request(prepared.pipeline.text, arguments, options.of_connection, options.submission, code), prepared
+    return Request(prepared.pipeline.text, arguments, options.of_connection, options.submission, code, prepared)
 
 
 def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str, str | None], str]:

@@ -22,7 +22,6 @@ from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
 if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
     from torchx_kfp.entrypoints.scheduler.request import Request
     from torchx_kfp.execution.host.run import HostRun
-    from torchx_kfp.execution.runs.prepared_run import PreparedRun
 
 _logger = logging.getLogger(__name__)
 
@@ -37,11 +36,9 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         """Take the session's name. Nothing is read or sent: ``torchx runopts`` constructs every scheduler."""
         super().__init__(NAME, session_name)
         self._connections = Connections()
-        #: The runs that have been described, by their ids: what has been read is not asked for again.
+        #: The runs that have been described and go on, by their ids: what has been read is not asked for again.
         self._runs: dict[str, HostRun] = {}
         self._lock = threading.Lock()
-        #: The runs of requests, by their pipelines: TorchX shows requests with everything in them.
-        self._prepared: dict[str, PreparedRun] = {}
 
     def _run_opts(self) -> specs.runopts:
         return run_options()
@@ -66,10 +63,9 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
 
         options = read_options(cfg)
         try:
-            request, prepared = make_request(app, options)
+            request = make_request(app, options)
         except TorchxKfpError as error:
             raise _as_validation_error(error) from error
-        self._prepared[request.pipeline] = prepared
         return specs.AppDryRunInfo(request, str)
 
     def schedule(self, dryrun_info: specs.AppDryRunInfo[Request]) -> str:
@@ -90,8 +86,9 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         connection = self._connections.with_options(request.of_connection)
         for warning in connection.settings.warnings:
             _logger.warning("%s", warning)
-        # Requests with other arguments may have the same pipeline.
-        prepared = replace(self._prepared[request.pipeline], arguments=request.arguments, values=request.arguments)
+        assert request.prepared is not None  # make_request sets it
+        # TorchX lets users change a request before it is scheduled.
+        prepared = replace(request.prepared, arguments=request.arguments, values=request.arguments)
         host = Host(connection)
         run_id = start_run(host, prepared, request.submission, say=_logger.info, warn=_logger.warning).run_id
         self._connections.of_apps[run_id] = connection
@@ -125,6 +122,8 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
                 return None
             result = record.run.result()
             roles = app_run.roles_of(record)
+            if specs.is_terminal(app_run.app_state(run.answer)):
+                del self._runs[app_id]
             return DescribeAppResponse(
                 app_id=app_id,
                 state=app_run.app_state(run.answer),
