@@ -57,10 +57,11 @@ def nodes(name: str) -> Nodes:
     return read_manifest(manifest_of(manifest(name)))
 
 
-def course(name: str) -> Iterator[tuple[dict[str, Any], Nodes]]:
+def course(name: str, *, pending: bool = False) -> Iterator[tuple[dict[str, Any], Nodes]]:
     """Yield what both versions of the API say of a run in each second in which something in it changed.
 
-    v1beta1 was recorded at the end of runs only: a node is as it was before if it began or ended later.
+    v1beta1 was recorded at the end of runs only: a node is as it was before if it began or ended later. With
+    ``pending``, pods wait in the second in which they appear.
     """
     run, workflow = last(name), json.loads(manifest_of(manifest(name)))
     records = workflow["status"]["nodes"]
@@ -69,7 +70,9 @@ def course(name: str) -> Iterator[tuple[dict[str, Any], Nodes]]:
     for moment in sorted(moments | {item["update_time"] for item in history}):
         now = copy.deepcopy(workflow)
         now["status"]["nodes"] = {
-            identity: record if (record.get("finishedAt") or "") <= moment else _running(record)
+            identity: record
+            if (record.get("finishedAt") or "") <= moment
+            else _unfinished(record, moment if pending else "")
             for identity, record in records.items()
             if record["startedAt"] <= moment
         }
@@ -82,9 +85,10 @@ def course(name: str) -> Iterator[tuple[dict[str, Any], Nodes]]:
         )
 
 
-def _running(record: Mapping[str, Any]) -> dict[str, Any]:
+def _unfinished(record: Mapping[str, Any], moment: str) -> dict[str, Any]:
     later = ("finishedAt", "message", "outputs", "outboundNodes")
-    return {**{key: value for key, value in record.items() if key not in later}, "phase": "Running"}
+    phase = "Pending" if record["type"] == "Pod" and record["startedAt"] == moment else "Running"
+    return {**{key: value for key, value in record.items() if key not in later}, "phase": phase}
 
 
 def pods(name: str) -> dict[str, str]:

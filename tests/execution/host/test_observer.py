@@ -338,6 +338,24 @@ def test_after_a_retry_stages_wait_until_something_is_known_of_them() -> None:
 # Stages that cannot start
 
 
+def test_pods_are_refused() -> None:
+    state = observed(last("no-service-account"), nodes("no-service-account"))
+    assert re.match(says("KFP's driver failed: ", 'serviceaccount "nobody" not found'), state.result().reason)
+    assert states(state) == {"tick": "not run"}
+
+
+def test_a_pending_driver_names_stages_that_there_are() -> None:
+    observer, pending = Observer(), list[str]()
+    events: list[Event] = []
+    for run, now in course("nested-loop", pending=True):
+        new = observer.observe(run, now)
+        pending += (event.name for event in new if isinstance(event, StagePending))
+        events += new
+    assert pending[0] == "pair[0,0]", "that waits for the driver of the pipeline"
+    pairs = {f"pair[{first},{second}]": "succeeded" for first in (0, 1) for second in (0, 1)}
+    assert states(fold(observer, events)) == {**pairs, "join": "succeeded"}
+
+
 def test_what_a_pod_waits_for_is_told_once_and_whenever_it_changes() -> None:
     observer, events = Observer(), list[Event]()
     found = json.loads(manifest_of(manifest("stuck")))

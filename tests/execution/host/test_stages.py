@@ -209,11 +209,24 @@ def test_a_nested_pipeline_that_is_retried() -> None:
     assert watched.state.result()["one/work"].attempts == 2
 
 
-def test_a_driver_that_fails_fails_its_stage() -> None:
+NO_MORE = {"phase": "Error", "message": "No more retries left"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ({"": {"phase": "Failed", "message": "main: Error (exit code 1)"}}, "ended with exit code 1"),
+        (
+            {"": NO_MORE, "(0)": {"phase": "Error", "message": "a"}, "(1)": {"phase": "Error", "message": "b"}},
+            "failed: b",
+        ),
+    ],
+)
+def test_a_driver_that_fails_fails_its_stage(nodes: dict[str, Any], reason: str) -> None:
     watched = Watched(chain)
-    failed = {"W.root.work-driver": {"phase": "Failed", "message": "main: Error (exit code 1)"}}
+    failed = {f"W.root.work-driver{attempt}": node for attempt, node in nodes.items()}
     assert watched.ends(failed, "FAILED") == {"work": "failed", "work-2": "not run"}
-    assert watched.reason("work") == "could not be prepared: KFP's driver ended with exit code 1"
+    assert watched.reason("work") == f"could not be prepared: KFP's driver {reason}"
     assert watched.reason("work-2") == "was not run: work failed"
 
 

@@ -99,3 +99,9 @@ class Nodes:
             found.append(node)
         whole = None if found else self.get(name)
         return found if whole is None else [whole]
+
+    def failed_attempt(self, node: Node) -> Node:
+        """Return the last failed attempt of a node, which says why it failed: Argo says of the node that no retries are
+        left.
+        """
+        return next((each for each in reversed(self.attempts(node.name)) if each.state is State.FAILED), node)

@@ -14,6 +14,7 @@ from torchx_kfp.common.text import clean
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.host.answers import mapping, text
 from torchx_kfp.execution.host.nodes import Nodes
+from torchx_kfp.execution.host.outcomes import reason_of_workflow
 from torchx_kfp.execution.host.stages import StageEvent, StageReader
 from torchx_kfp.execution.host.states import Period, Progress, read_progress
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
@@ -160,7 +161,7 @@ class Observer:
                 isinstance(one.event, StageFinished) and one.event.result.state is State.FAILED for one in stages
             )
         ):
-            message = self._nodes.message if self._nodes is not None else ""
+            message = reason_of_workflow(self._nodes) if self._nodes is not None else ""
             reason = text(mapping(run.get("error")).get("message")) or message or "KFP does not say why"
         return RunFinished(
             text(run.get("run_id")), period.state, end - period.started_at, reason=clean(reason), time=end

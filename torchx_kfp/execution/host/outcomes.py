@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from torchx_kfp.common.text import clean
-from torchx_kfp.execution.host.nodes import Node
+from torchx_kfp.execution.host.nodes import Node, Nodes
 from torchx_kfp.execution.host.states import Progress
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.reasons import TaskOutcome
@@ -90,6 +90,20 @@ def exit_of(node: Node, *, is_driver: bool = False) -> tuple[int | None, str]:
     what = [found["what"]] if found and found["what"] not in ("", "Error") else []
     notes = f" ({', '.join(of + what)})" if of or what else ""
     return code, f"{describe_exit(code)}{notes}"
+
+
+def reason_of_driver(nodes: Nodes, driver: Node) -> str:
+    """Return why KFP's driver has failed before a task."""
+    return f"KFP's driver {exit_of(nodes.failed_attempt(driver), is_driver=True)[1]}"
+
+
+def reason_of_workflow(nodes: Nodes) -> str:
+    """Return why a workflow failed in which no stage did: as its first driver says, or else Argo."""
+    for whole in reversed(nodes.attempts(nodes.workflow)):
+        driver = nodes.get(f"{whole.name}.root-driver")
+        if driver is not None and driver.state is State.FAILED:
+            return reason_of_driver(nodes, driver)
+    return nodes.message
 
 
 def ends_with_launcher(result: StageResult) -> bool:

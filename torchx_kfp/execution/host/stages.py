@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.execution.host.nodes import Node, Nodes
-from torchx_kfp.execution.host.outcomes import NO_START, end_of_stage, exit_of, pending_reason, together
+from torchx_kfp.execution.host.outcomes import (
+    NO_START,
+    end_of_stage,
+    exit_of,
+    pending_reason,
+    reason_of_driver,
+    together,
+)
 from torchx_kfp.execution.host.states import Progress
 from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline, Task, volume_task
 from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, StageNames, walk, without_indices
@@ -319,7 +326,7 @@ class StageReader:
         if self._progress.is_canceled(driver.end):
             return self._drop(task, scope, time)
         name = scope.names.of(task.name)
-        reason = f"could not be prepared: KFP's driver {exit_of(driver, is_driver=True)[1]}"
+        reason = f"could not be prepared: {reason_of_driver(self._nodes, driver)}"
         self._finish(StageResult(name, task.name, State.FAILED, reason=clean(reason)), scope, time)
         return TaskOutcome(name, State.FAILED, time=time)
 
@@ -413,7 +420,7 @@ class StageReader:
         if state is State.FAILED:
             if self._progress.is_canceled(node.end):
                 return self._drop(task, scope, time)
-            reason = exit_of(node)[1]
+            reason = exit_of(self._nodes.failed_attempt(node))[1]
         elif state is not State.SUCCEEDED:
             if self._progress.last.state is not State.SUCCEEDED:
                 return TaskOutcome()
@@ -430,8 +437,24 @@ class StageReader:
 
     def _pending_group(self, component: Component, names: StageNames, driver: str, round_: tuple[int, ...]) -> None:
         """Report what KFP's driver of a group waits for, at the first stage of the group."""
-        if first := next(self._inside(component, names), None):
-            self._pending(first.name, first.task.name, self._nodes.attempts(driver)[-1:], round_)
+        if first := self._first_stage(component, names):
+            self._pending(*first, self._nodes.attempts(driver)[-1:], round_)
+
+    def _first_stage(self, component: Component, names: StageNames) -> tuple[str, str] | None:
+        """Return the name and the task of the first stage in a DAG; None if a loop may have no iteration before it."""
+        for task in component.as_dag().ordered:
+            inner = self._pipeline.component_of(task)
+            if inner.dag is None:
+                return names.of(task.name), task.name
+            if task.loop is None:
+                found = self._first_stage(inner, names.inside(task))
+            elif self._items.get(without_indices(names.of(task.name))):
+                found = self._first_stage(inner, names.inside_iteration(0))
+            else:
+                return None
+            if found:
+                return found
+        return None
 
     # Helpers
 
