@@ -68,8 +68,8 @@ def keys(store: Store) -> list[str]:
     return [file.key for file in store.files()]
 
 
-def removed(store: Store, before: float) -> list[str]:
-    return [run.run for run in Cleanup(store, before).remove()]
+def removed(store: Store, before: float, begun: float | None = None) -> list[str]:
+    return [run.run for run in Cleanup(store, before, begun).remove()]
 
 
 def test_a_whole_run_goes_with_what_was_said_of_it(store: Store) -> None:
@@ -107,6 +107,26 @@ def test_facts_about_a_run_are_part_of_it(local: Store) -> None:
     assert removed(local, time.time() - 30 * DAY) == ["old"]
     left = ["ended/1", "other%2Fname/1", "started/1"]
     assert keys(local) == [*(f".torchx_kfp/runs/{name}" for name in left), "ended/train/1"]
+
+
+def test_a_run_that_may_go_on_stays_with_what_it_reads(local: Store) -> None:
+    """A training takes longer than the age; a stage that has failed looks the same, so days count."""
+    put(local, "source/prepare/1", "run/prepare/1", "ended/train/pod_0a1b2c3d_2", "failed/prepare/1")
+    record_start(local, "run/train/1", {"data": "source/prepare/1"})
+    record_start(local, "failed/train/1", {})
+    for attempt in ("", "_2"):  # the second one has results
+        record_start(local, f"ended/train/pod_0a1b2c3d{attempt}", {})
+    age(local, "", days=2)
+    age(local, "failed/", ".torchx_kfp/sources/failed", days=8)
+    before = time.time() - DAY
+    assert {run.run: run.kept for run in Cleanup(local, before).look().old} == {
+        "run": "may be going on: train has no results, and began 2d 00h ago",
+        "source": "used by run/train/1",
+        "ended": "",
+        "failed": "",
+    }
+    assert removed(local, before) == ["ended", "failed"]
+    assert removed(local, before, begun=time.time()) == ["run", "source"]
 
 
 def test_younger_runs_stay(store: Store) -> None:
@@ -228,7 +248,7 @@ def test_entries_of_runs_without_results_go_too(store: Store) -> None:
     (run,) = Cleanup(store, later()).look().old
     assert (run.run, run.stages, run.results, run.files) == ("gone", ["train"], (), 2)
     assert removed(store, time.time() - DAY) == []
-    assert removed(store, later()) == ["gone"]
+    assert removed(store, later(), begun=later()) == ["gone"]
     assert keys(store) == []
 
 

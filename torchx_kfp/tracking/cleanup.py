@@ -3,7 +3,8 @@
 The base may be the wrong folder. So a pipeline run is removed only if every file in its folder is the result of a
 stage, ``<run>/<stage>/<execution>``, and if it is known to be a pipeline run: its name has the form that an engine
 gives to runs, or there is a statement about it, such as each stage makes that calls ``current_run()``. Everything else
-stays. Stored files of artifacts go with their run; those that are elsewhere are not touched.
+stays, and so does a run that may still be going on: one of its stages began within the last days, and has no results.
+Stored files of artifacts go with their run; those that are elsewhere are not touched.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchx_kfp.common.text import UUID
+from torchx_kfp.common.text import UUID, duration
 from torchx_kfp.contract.carried.shared import folder_name
+from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.lineage import SOURCES
 from torchx_kfp.tracking.run_facts import RESUMES, RUN_FACTS
@@ -27,8 +30,12 @@ _MAX_SIZE = 1 << 20
 #: The base is checked again after this many files have been removed, or after one part in this many of all files if
 #: that is more.
 _FILES, _PART = 2000, 8
+#: What begins the keys of statements that stages make when they begin.
+_BEGUN = f"{PRIVATE}/{SOURCES.folder}/"
 #: What begins the keys of statements that say which other runs a run uses.
 _USES = tuple(f"{PRIVATE}/{kind.folder}/" for kind in (SOURCES, RUN_FACTS))
+#: Seconds for which a stage that has no results keeps its run: it may be a long training, or have failed.
+UNFINISHED = 7 * 86400.0
 #: The name of a temporary file that a killed writer left in a folder ``.torchx_kfp`` (``files``).
 _TEMPORARY = re.compile(r"[0-9a-f]{16}")
 #: The names of pipeline runs: UUIDs from KFP (and from stages that do not know a name), and names of local runs.
@@ -108,11 +115,13 @@ class Cleanup:
     Args:
         store: the store of the tracker base.
         before: runs whose newest file was written before this time are old, in seconds since 1970.
+        begun: runs with a stage that has begun after this time and has no results stay, by default ``UNFINISHED`` ago.
     """
 
-    def __init__(self, store: Store, before: float) -> None:
+    def __init__(self, store: Store, before: float, begun: float | None = None) -> None:
         self._store = store
         self._before = before
+        self._begun = time.time() - UNFINISHED if begun is None else begun
         # Files are read once, and again only if they have changed.
         self._problems: dict[File, str] = {}
         self._sources, self._facts = StatementCache(SOURCES, store), StatementCache(RUN_FACTS, store)
@@ -142,9 +151,11 @@ class Cleanup:
             for run in old
             if run not in left_alone
         ]
-        users = self._users(files, {run.run for run in candidates})
+        kept = {run.run: why for run in candidates if (why := self._may_go_on(run))}
+        users = self._users(files, {run.run for run in candidates} - kept.keys())
+        kept |= {run: f"used by {user}" for run, user in users.items()}
         return Findings(
-            old=tuple(replace(it, kept=f"used by {users[it.run]}") if it.run in users else it for it in candidates),
+            old=tuple(replace(it, kept=kept.get(it.run, "")) for it in candidates),
             younger=len(runs) - len(old),
             left_alone=left_alone,
             marked=any(file.key.startswith(f"{PRIVATE}/") for file in files),
@@ -182,6 +193,21 @@ class Cleanup:
             yield from (run for run in batch if run.run not in written)
         if denied is not None:
             raise denied
+
+    def _may_go_on(self, run: OldRun) -> str:
+        """Return why a run may still be going on; empty if no stage says so."""
+        begun: dict[str, float] = {}
+        for file in run.statements:
+            if file.key.startswith(_BEGUN):
+                begun[run_id_of(file.key)] = max(file.modified, begun.get(run_id_of(file.key), 0.0))
+        done = {file.key: file.modified for file in run.results}
+        earlier = superseded({*begun, *done}, lambda run_id: done.get(run_id, 0.0))
+        late = {when: run_id for run_id, when in begun.items() if run_id not in earlier and run_id not in done}
+        newest = max(late, default=0.0)
+        if newest <= self._begun:
+            return ""
+        stage = late[newest].partition("/")[2].partition("/")[0]
+        return f"may be going on: {stage} has no results, and began {duration(time.time() - newest)} ago"
 
     def _users(self, files: Iterable[File], candidates: Collection[str]) -> dict[str, str]:
         """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them.

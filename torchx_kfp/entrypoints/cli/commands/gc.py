@@ -60,7 +60,9 @@ def gc_command(
     torchx-kfp gc --output-dir local_outputs --keep 20 --max-size 50GB
 
     Runs that a kept run depends on are kept too. Dependencies are known if stages call current_run() or record sources
-    with TorchX's tracker. KFP's cache does not check whether results still exist: choose an AGE longer than the time
+    with TorchX's tracker. A run with a stage that began within the last 7 days and has no results is kept as well: it
+    may be going on. That is known of stages that record their start (current_run()); choose an AGE longer than your
+    runs take. KFP's cache does not check whether results still exist: choose an AGE longer than the time
     for which KFP keeps executions, or a later run may get a run id whose results are gone.
 
     Only folders that are recognized as runs are removed: their names are as KFP or `torchx-kfp run` make them, or a
