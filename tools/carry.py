@@ -15,15 +15,10 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
-import contextlib
 import hashlib
-import importlib
-import inspect
 import itertools
 import json
 import os
-import random
-import string
 import sys
 import textwrap
 import zlib
@@ -57,9 +52,6 @@ _BOOT = (
     "import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;"
     'exec(zlib.decompress(base64.b85decode("{}".translate({})),-15))'
 )
-
-#: How many other letters for its names are tried for a program.
-_STEPS = 10_000
 
 _ANNOTATIONS = "from __future__ import annotations"
 
@@ -206,87 +198,9 @@ def _remove_unused(program: ast.Module) -> bool:
     return removed
 
 
-def shorten(text: str) -> str:
-    """Return a minified program with names of one letter that compress well.
-
-    Attributes of the program's classes get such names as well, unless something else that the program uses may have an
-    attribute of that name. The letters are found by trial: each step gives a name another letter, and the name that had
-    it the old one. The step stays if the text does not become larger.
-    """
-    import python_minifier
-
-    tree = ast.parse(text)
-    attributes = _own_attributes(tree) - _foreign_attributes(tree)
-    signs: dict[str, dict[str, str]] = {"name": {}, "attribute": {}}
-    for node in ast.walk(tree):
-        for field in ("id", "arg", "name", "asname", "attr"):
-            name = getattr(node, field, None)
-            is_attribute = field == "attr" or (isinstance(node, ast.FunctionDef) and name in attributes)
-            if isinstance(name, str) and (name in attributes if is_attribute else len(name) == 1):
-                # Letters that no program has, and that Python accepts in names.
-                sign = chr(0x4E00 + sum(map(len, signs.values())))
-                setattr(node, field, signs["attribute" if is_attribute else "name"].setdefault(name, sign))
-    text = python_minifier.unparse(tree)
-    letters = {kind: [*string.ascii_letters, *(f"_{letter}" for letter in string.ascii_letters)] for kind in signs}
-
-    def named() -> str:
-        pairs = (pair for kind in signs for pair in zip(signs[kind].values(), letters[kind], strict=False))
-        return text.translate({ord(sign): letter for sign, letter in pairs})
-
-    source = random.Random(0)
-    best = len(zlib.compress(named().encode(), 9))
-    for _ in range(_STEPS):
-        kind = source.choice([kind for kind in signs if signs[kind]])
-        one, other = source.randrange(len(signs[kind])), source.randrange(len(letters[kind]))
-        chosen = letters[kind]
-        chosen[one], chosen[other] = chosen[other], chosen[one]
-        size = len(zlib.compress(named().encode(), 9))
-        if size > best:
-            chosen[one], chosen[other] = chosen[other], chosen[one]
-        best = min(best, size)
-    return named()
-
-
-def _own_attributes(tree: ast.Module) -> set[str]:
-    """Return the names of the methods of a program's classes, and of the attributes that they set on ``self``."""
-    names = set()
-    for each in ast.walk(tree):
-        for method in each.body if isinstance(each, ast.ClassDef) else ():
-            if isinstance(method, ast.FunctionDef):
-                names.add(method.name)
-                own = [*method.args.posonlyargs, *method.args.args][0].arg
-                stored = (node for node in ast.walk(method) if isinstance(node, ast.Attribute))
-                names |= {node.attr for node in stored if isinstance(node.ctx, ast.Store) and _is(node.value, own)}
-    return {name for name in names if not name.startswith("__")}
-
-
-def _is(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _foreign_attributes(tree: ast.Module) -> set[str]:
-    """Return the attributes that objects of Python and of the imported modules may have: all that their code names."""
-    names = {"builtins", "email.message", "io", "types"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(str(node.module))
-    imported = [importlib.import_module(name) for name in sorted(names)]
-    classes = [value for module in imported for value in vars(module).values() if isinstance(value, type)]
-    modules = {*imported, *(sys.modules[base.__module__] for each in classes for base in each.__mro__)}
-    found = {name for owner in (*modules, *classes) for name in dir(owner)}
-    for module in modules:
-        with contextlib.suppress(OSError, TypeError):  # it is written in C
-            source = ast.parse(inspect.getsource(module))
-            found |= {node.attr for node in ast.walk(source) if isinstance(node, ast.Attribute)}
-    return found
-
-
 def small_program(name: str) -> str:
     """Return the program with this name as an argument of ``python3 -c``."""
     import python_minifier
-    import zopfli.zlib
 
     text = python_minifier.minify(
         join_program(name).replace(_ANNOTATIONS, "", 1),
@@ -296,8 +210,7 @@ def small_program(name: str) -> str:
         hoist_literals=False,
         preserve_globals=dir(builtins),
     )
-    # This is zlib's format, compressed a little better, without its header and its checksum.
-    packed = zopfli.zlib.compress(shorten(text).encode(), numiterations=1000)[2:-4]
+    packed = zlib.compress(text.encode(), 9, wbits=-15)
     back = ",".join(f"{new}:{old}" for old, new in _REPLACED.items())
     return _BOOT.format(base64.b85encode(packed).decode().translate(_REPLACED), f"{{{back}}}")
 
