@@ -27,6 +27,7 @@ from torchx_kfp.tracking.steps import STEPS
 from torchx_kfp.tracking.store import File, Store, run_id_parts
 
 DAY = 86400.0
+ENDED = "ended-20260101-120000-0a1b2c"
 
 
 @pytest.fixture(autouse=True)
@@ -111,21 +112,21 @@ def test_facts_about_a_run_are_part_of_it(local: Store) -> None:
 
 def test_a_run_that_may_go_on_stays_with_what_it_reads(local: Store) -> None:
     """A training takes longer than the age; a stage that has failed looks the same, so days count."""
-    put(local, "source/prepare/1", "run/prepare/1", "ended/train/pod_0a1b2c3d_2", "failed/prepare/1")
+    put(local, "source/prepare/1", "run/prepare/1", f"{ENDED}/train/pod_0a1b2c3d_2", "failed/prepare/1")
     record_start(local, "run/train/1", {"data": "source/prepare/1"})
     record_start(local, "failed/train/1", {})
     for attempt in ("", "_2"):  # the second one has results
-        record_start(local, f"ended/train/pod_0a1b2c3d{attempt}", {})
+        record_start(local, f"{ENDED}/train/pod_0a1b2c3d{attempt}", {})
     age(local, "", days=2)
     age(local, "failed/", ".torchx_kfp/sources/failed", days=8)
     before = time.time() - DAY
     assert {run.run: run.kept for run in Cleanup(local, before).look().old} == {
         "run": "may be going on: train has no results, and began 2d 00h ago",
         "source": "used by run/train/1",
-        "ended": "",
+        ENDED: "",
         "failed": "",
     }
-    assert removed(local, before) == ["ended", "failed"]
+    assert removed(local, before) == [ENDED, "failed"]
     assert removed(local, before, begun=time.time()) == ["run", "source"]
 
 
