@@ -259,7 +259,7 @@ def test_a_link_in_the_tracker_base_is_not_followed(host):
     assert " is a link" in stages_of(result)["tracked-2"].reason
 
 
-@pytest.mark.parametrize("prefix", ["", "file://", "local://", "simplecache::file://"])
+@pytest.mark.parametrize("prefix", ["", "file://", "local://", "simplecache::file://", "http://127.0.0.1:1"])
 def test_an_importer_does_not_read_the_host(host, prefix):
     uri = f"{prefix}{host.secret}"
 
@@ -269,7 +269,9 @@ def test_an_importer_does_not_read_the_host(host, prefix):
 
     result = host.run(pipeline)
     host.assert_untouched(result)
-    assert uri in stages_of(result)["use"].reason
+    reason = stages_of(result)["use"].reason
+    assert uri in reason
+    assert any(way_out in reason for way_out in ("--mount", "--copy-from", "chained"))
 
 
 def test_an_importer_of_a_file_that_the_user_names(host):

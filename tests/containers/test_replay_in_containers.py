@@ -128,3 +128,11 @@ def test_a_folder_of_somebody_else_gives_a_container_no_files(folder: Path, read
             done = replayed(f"{made.folder.name}/take")
             assert (done.returncode, "SECRET" in done.stdout) == (2, False), done.stderr
             assert "--mount" in done.stderr
+    for uri, way_out in (
+        (f"local://{folder}/private/key", "--copy-from"),
+        (f"simplecache::file://{folder}/private/key", "chained"),
+    ):
+        text = "\n".join(lines).replace(f'"uri": "{made["give"].artifacts["data"].uri}"', f'"uri": "{uri}"')
+        (made.folder / "events.jsonl").write_text(f"{text}\n")
+        done = replayed(f"{made.folder.name}/take")
+        assert (done.returncode, "SECRET" in done.stdout, way_out in done.stderr) == (1, False, True), done.stderr

@@ -17,13 +17,14 @@ from torchx_kfp.execution.local.executors.mounts import (
     Mount,
     combine,
     local_path,
-    named_paths,
+    named_places,
     parse_mount,
     tracker_bases,
 )
 from torchx_kfp.execution.local.preflight import check_supported, find_not_applied
 from torchx_kfp.execution.pipeline.placeholders import Facts, Limits, parse_quantity, read_limits
 from torchx_kfp.local import load_pipeline, run
+from torchx_kfp.tracking.recorder import Recorder
 
 
 @pytest.fixture
@@ -131,10 +132,12 @@ def test_one_mount_for_each_path():
 def test_tracker_bases_of_this_machine(tmp_path):
     command = ["env", f"TORCHX_TRACKER_BASE={tmp_path}/a", "sh"]
     inputs = {"tracker_base": f"file://{tmp_path}/b%20c", "pipelinechannel--tracker_base": "s3://bucket", "x": "/etc"}
-    named = named_paths({"a": f"{tmp_path}/a/", "b": f"file://{tmp_path}/b%20c", "c": "relative", "d": 1})
-    assert named == [f"{tmp_path}/a", f"{tmp_path}/b c"]
+    named = named_places([f"{tmp_path}/a/", f"file://{tmp_path}/b%20c", "relative", 1, ""])
+    assert named == [f"{tmp_path}/a", f"{tmp_path}/b%20c"]
     assert tracker_bases(command, inputs, named, ()) == named
-    assert os.path.isdir(tmp_path / "b c")
+    # The tracker takes a URL of a file as it is, too.
+    assert os.path.isdir(tmp_path / "b%20c")
+    assert str(Recorder.open(f"file://{tmp_path}/b%20c").folder) == named[1]
     # If a mount already shows it, it need not be mounted.
     here = str(tmp_path)
     assert tracker_bases(command, inputs, (), [Mount(here, here)]) == []

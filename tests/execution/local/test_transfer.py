@@ -1,9 +1,11 @@
 """Artifacts on other storage, and artifacts that go to the workspace, for stages that take their files."""
 
+import http.server
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,7 @@ def test_what_cannot_be_had(execute_failing):
         read(data=missing)
         name_of(data=missing)
 
-    stages = {stage.name: stage for stage in execute_failing(pipeline).stages}
+    stages = {stage.name: stage for stage in execute_failing(pipeline, copy_from=["memory://bucket"]).stages}
     assert stages["cat"].reason.startswith(
         "takes the file of an artifact that cannot be copied here from memory://bucket/missing: FileNotFoundError"
     )
@@ -138,10 +140,59 @@ def test_an_artifact_of_kfps_own_store_is_copied_from_s3(s3_base, tmp_path, monk
     s3fs.S3FileSystem().pipe(f"{s3_base}/model", b"weights")
     url = f"{s3_base}/model".replace("s3://", "minio://")
     folder = str(tmp_path)
-    copy_here(url, f"{folder}/copy", folder, folder)
+    copy_here(url, f"{folder}/copy", folder, folder, ())
     assert (tmp_path / "copy").read_bytes() == b"weights"
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     facts = (f"{url}/no", "'AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY' and 'AWS_ENDPOINT_URL'")
     with pytest.raises(UnavailableError, match=says(*facts)):
-        copy_here(f"{url}/no", f"{folder}/other", folder, folder)
+        copy_here(f"{url}/no", f"{folder}/other", folder, folder, ())
+
+
+def test_files_come_from_object_stores_and_from_where_the_user_says(tmp_path):
+    """Anybody may have chosen a URL: of a file of this machine, of a server that only this machine reaches."""
+    data, out, folder = tmp_path / "data", tmp_path / "out", str(tmp_path / "out")
+    data.mkdir()
+    (data / "key").write_text("SECRET")
+    (data / "link").symlink_to(data / "key")
+    asked = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"SECRET")
+
+        do_HEAD = do_GET
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        site = f"http://127.0.0.1:{server.server_port}"
+        for url, way_out in (
+            (f"{data}/key", f"--mount {data}/key:ro"),
+            (f"file://{data}/../data/key", f"--mount {data}/key:ro"),
+            (f"local://{data}/key", f"--copy-from local://{data}/key"),
+            (f"simplecache::file://{data}/key", "chained"),
+            (f"reference://::{site}/refs", "chained"),
+            (f"s3://bucket/key::{site}/x", "chained"),
+            (f"dir://{data}/key", "--copy-from dir://"),
+            (f"{site}/model", f"--copy-from {site}/model"),
+            ("http://169.254.169.254/latest", "--copy-from http://169.254.169.254/latest"),
+            ("hdfs://namenode:8020/x", "--copy-from hdfs://namenode:8020/x"),
+        ):
+            with pytest.raises(UnavailableError, match=says(url, way_out)):
+                copy_here(
+                    url, f"{folder}/copy", folder, folder, [f"{data}/other", f"{site}/mod", "https://example.com"]
+                )
+        assert (asked, out.exists()) == ([], False)
+        for number, (url, place) in enumerate(
+            ((f"{site}/model", site), (f"{data}/key", data), (f"{data}/link", f"{data}/link"))
+        ):
+            copy_here(url, f"{folder}/{number}", folder, folder, [str(place)])
+            assert (out / str(number)).read_text() == "SECRET"
+        assert asked
+        server.shutdown()
+    # A container may have left the link in a folder that is mounted.
+    with pytest.raises(UnavailableError, match=says("link is a link")):
+        copy_here(f"{data}/link", f"{folder}/copy", folder, folder, [str(data)])

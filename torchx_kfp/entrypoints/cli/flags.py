@@ -56,8 +56,15 @@ def view_options(command: Any) -> Any:
 
 
 def container_options(command: Any) -> Any:
-    """Add ``--secret``, ``--config-map`` and ``--mount``: what stages need that is not on this machine."""
+    """Add ``--secret``, ``--config-map``, ``--mount`` and ``--copy-from``: what stages get from this machine."""
     for option in (
+        click.option(
+            "--copy-from",
+            metavar="URL",
+            multiple=True,
+            help="Copy artifacts that stages take from this URL, or from below it, as well: otherwise, they come only "
+            "from object stores. May be given several times.",
+        ),
         click.option(
             "--mount",
             "mounts",

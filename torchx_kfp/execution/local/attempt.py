@@ -125,8 +125,18 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         variables=variables,
         environ=environ,
         copies=copies,
+        named=_named(run, context),
         python=python,
     )
+
+
+def _named(run: TaskRun, context: RunContext) -> list[str]:
+    """Return the places from which files may be copied for a stage: a process has the user's own rights."""
+    containers = context.containers
+    if run.name not in containers:
+        return [*context.options.named, os.sep]
+    shown = (mount.source for mount in containers.mounts if mount.source == mount.target)
+    return [*context.options.named, *containers.named, *shown]
 
 
 def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:
@@ -307,7 +317,7 @@ class AttemptThread(threading.Thread):
             own = str(self.plan.folder)
             root = own if path.startswith(os.path.join(own, "")) else self.plan.facts.workspace
             try:
-                copy_here(url, path, root, str(self.plan.folder / "inputs"))
+                copy_here(url, path, root, str(self.plan.folder / "inputs"), self.plan.named)
             except UnavailableError as error:
                 if self.plan.python is None:
                     raise

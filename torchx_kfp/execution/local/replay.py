@@ -24,7 +24,7 @@ from torchx_kfp.execution.local.attempt import AttemptThread, RunContext
 from torchx_kfp.execution.local.executors.attached import AttachedContainers, AttachedProcesses
 from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import Containers, verify_private
-from torchx_kfp.execution.local.executors.mounts import Mount, holds, named_paths, source_of
+from torchx_kfp.execution.local.executors.mounts import Mount, holds, named_places, source_of
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
@@ -33,6 +33,7 @@ from torchx_kfp.execution.local.replay_plan import ReplayPlan, plan_replay
 from torchx_kfp.execution.local.replay_script import script_of
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context, make_folder
+from torchx_kfp.execution.local.transfer import UnavailableError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import make_run_name, without_indices
@@ -118,6 +119,7 @@ class ReplayOptions:
     output_dir: str | os.PathLike[str] | None = None
     docker: bool = False
     mounts: Sequence[str | Mount] | None = None
+    copy_from: Sequence[str] = ()
     secrets: Given = field(default_factory=dict)
     config_maps: Given = field(default_factory=dict)
     directory: str | os.PathLike[str] | None = None
@@ -133,6 +135,7 @@ def replay(
     output_dir: str | os.PathLike[str] | None = None,
     docker: bool = False,
     mounts: Sequence[str | Mount] | None = None,
+    copy_from: Sequence[str] = (),
     secrets: Given | None = None,
     config_maps: Given | None = None,
     directory: str | os.PathLike[str] | None = None,
@@ -153,6 +156,7 @@ def replay(
         output_dir: the folder with the folders of runs. Default: ``OUTPUT_DIR``.
         docker: whether it runs in its image, in a container.
         mounts: folders and files of this machine that the container sees, as for ``run``.
+        copy_from: URLs from which, or from below which, artifacts may be copied besides object stores.
         secrets: keys and values of Kubernetes secrets, by the secret's name, if the stage uses them.
         config_maps: keys and values of config maps, likewise.
         directory: the folder in which it runs. Default: that of the run, or the current directory.
@@ -169,7 +173,7 @@ def replay(
         ContainerEngineError: there is no container engine.
     """
     change = Change(os.path.abspath(workspace) if workspace else "", replica, tracker_base, shell)
-    options = ReplayOptions(output_dir, docker, mounts, secrets or {}, config_maps or {}, directory, change)
+    options = ReplayOptions(output_dir, docker, mounts, copy_from, secrets or {}, config_maps or {}, directory, change)
     return run_replay(find_invocation(run, stage, output_dir), options, say)
 
 
@@ -206,7 +210,10 @@ def print_script(invocation: Invocation, options: ReplayOptions) -> str:
     with connected(containers, run_id) as docker:
         context = _context(invocation, options, containers, docker, run_id)
         plan = _plan(invocation, context, options)
-    return script_of(plan, notice(plan))
+    try:
+        return script_of(plan, notice(plan))
+    except UnavailableError as error:
+        raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
 
 
 def notice(plan: ReplayPlan) -> list[str]:
@@ -230,10 +237,10 @@ def _containers(invocation: Invocation, options: ReplayOptions) -> Containers:
         checked = (*checked, Mount(code, code, read_only=True))
     # A host's arguments are not the user's, and a folder may be somebody else's: only those of its paths count that
     # have been tracker bases.
-    named = named_paths(record.arguments) if record.folder is not None else []
+    named = named_places(record.arguments.values()) if record.folder is not None else []
     signs = [PRIVATE, *([record.run_id] if _RUN.fullmatch(record.run_id) else [])]
     named = [path for path in named if any(os.path.isdir(os.path.join(path, sign)) for sign in signs)]
-    named += named_paths({"base": options.change.tracker_base})
+    named += named_places([options.change.tracker_base])
     return Containers(frozenset({without_indices(invocation.stage)}), checked, frozenset(named))
 
 
@@ -251,7 +258,8 @@ def _context(
     folder = Path(options.output_dir or (record.folder.parent if record.folder is not None else OUTPUT_DIR))
     folder = folder.absolute() / REPLAYS / run_id
     verify_private(containers, str(folder.parent), None)
-    chosen = RunOptions.of({"directory": directory})
+    named = named_places([options.named_base, options.change.tracker_base])
+    chosen = RunOptions.of({"directory": directory, "copy_from": options.copy_from}, named)
     if record.folder is not None:
         paths = {name: record.options.get(name) for name in ("python_path", "project")}
         kept: dict[str, Any] = {name: path for name, path in paths.items() if isinstance(path, str)}

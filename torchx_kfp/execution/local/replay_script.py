@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torchx_kfp.common.text import printable
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.execution.local.replay_plan import ReplayPlan
-from torchx_kfp.execution.local.transfer import storage_url
+from torchx_kfp.execution.local.transfer import storage_url, verify_source
 
 _COPY = (
     "import fsspec, sys; store, path = fsspec.core.url_to_fs(sys.argv[1]); store.get(path, sys.argv[2], recursive=True)"
@@ -24,6 +24,9 @@ def script_of(plan: ReplayPlan, notice: Sequence[str]) -> str:
     Args:
         plan: the replay.
         notice: lines that say what is not as it was.
+
+    Raises:
+        UnavailableError: it would copy a file that must not be copied.
     """
     return "\n".join(["#!/bin/sh", *(f"# {printable(line)}" for line in notice), *_Script(plan).lines(), ""])
 
@@ -77,6 +80,7 @@ class _Script:
         for path, text in texts.items():
             yield f"printf %s {self._quoted(text)} >{self._quoted(path)}"
         for url, path in attempt.copies.items():
+            verify_source(url, attempt.named)
             yield f"python3 -c {shlex.quote(_COPY)} {shlex.quote(storage_url(url))} {self._quoted(path)}"
 
     def _docker(self) -> Iterator[str]:

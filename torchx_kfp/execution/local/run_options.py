@@ -59,6 +59,7 @@ class RunKeywords(ResumeKeywords, total=False):
 
     docker: bool | Collection[str] | None
     mounts: Sequence[str | Mount] | None
+    copy_from: Sequence[str] | None
     directory: str | os.PathLike[str] | None
     kfp_workspace: str | os.PathLike[str] | None
 
@@ -87,7 +88,8 @@ class RunOptions:
         python_path: PYTHONPATH at the start of the run; not a keyword.
         project: the folder in it that stands for the image, so that a stage with code that travels does not have it;
             not a keyword.
-        named: the paths of this machine that the run's arguments name; not a keyword.
+        named: the paths of this machine, and URLs, that the run's arguments and the keyword ``copy_from`` name; not a
+            keyword. Artifacts that stages take are copied from object stores and, otherwise, only from there.
     """
 
     parallelism: int = field(default_factory=default_parallelism)
@@ -125,7 +127,7 @@ class RunOptions:
 
         Args:
             keywords: the keywords of ``run``.
-            named: paths of this machine that the run's arguments name.
+            named: paths of this machine, and URLs, that the run's arguments name.
 
         Raises:
             ArgumentError: an option has the wrong type, or makes no sense.
@@ -141,7 +143,11 @@ class RunOptions:
                 f"directory must be a folder, in which stages run, but is {str(directory)!r}."
                 f"{did_you_mean_path(directory)}"
             )
-        return cls(**_converted(given), named=tuple(named))
+        places = given.pop("copy_from", None) or ()
+        if isinstance(places, (str, bytes)) or not isinstance(places, Sequence):
+            raise ArgumentError(f"copy_from must be a list such as ['https://example.com/data'], but is {places!r}.")
+        given["named"] = [*named, *places]
+        return cls(**_converted(given))
 
     @classmethod
     def of_record(cls, record: RunRecord) -> RunOptions:

@@ -20,7 +20,7 @@ from torchx_kfp.execution.local.dag_scheduler import Interrupted, Scheduler
 from torchx_kfp.execution.local.executors.docker import connect
 from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import Containers, choose_containers, verify_private
-from torchx_kfp.execution.local.executors.mounts import named_paths
+from torchx_kfp.execution.local.executors.mounts import named_places
 from torchx_kfp.execution.local.executors.process import ProcessExecutor, kill_marked, stage_environment
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
@@ -126,7 +126,7 @@ def start(
 ) -> RunResult:
     """Run a prepared pipeline on this machine: see ``run``. ``say`` gets sentences about code that is stored."""
     loaded, values = prepared.pipeline, prepared.values
-    chosen = RunOptions.of(options, [*named_paths(prepared.given), *prepared.named])
+    chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.named])
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
     found = check_supported(loaded, containers)
     given = GivenKeys(secrets or {}, config_maps or {})

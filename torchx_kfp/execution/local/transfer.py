@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from torchx_kfp.execution.pipeline.artifacts import (
     artifacts_in,
     check_places,
     is_artifact,
-    is_remote,
+    is_object_store,
     read_report,
 )
 from torchx_kfp.execution.pipeline.values import TYPE_NAMES, convert, from_output
@@ -41,6 +41,7 @@ class UnavailableError(Exception):
     """A file on other storage cannot be copied."""
 
 
+_WEB = re.compile("https?://")
 _PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
 
 
@@ -78,28 +79,27 @@ def storage_url(url: str) -> str:
     return f"s3://{url.removeprefix('minio://')}" if url.startswith("minio://") else url
 
 
-def copy_here(url: str, path: str, root: str, folder: str) -> None:
+def copy_here(url: str, path: str, root: str, folder: str, named: Collection[str]) -> None:
     """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do so at once.
 
     Args:
-        url: the URL of the file.
+        url: the URL of the file, or its path on this machine.
         path: the path of the copy.
         root: the folder that must contain the copy; stages may write there as well.
         folder: a folder of this stage only, for incomplete copies.
+        named: see ``verify_source``.
 
     Raises:
-        UnavailableError: it cannot be copied.
+        UnavailableError: it cannot be copied, or must not be.
     """
-    import fsspec
-
+    place = verify_source(url, named)
     name = f".{secrets.token_hex(8)}"
     try:
         if safe_files.exists(path, root):
             return
-        store, source = fsspec.core.url_to_fs(storage_url(url))
         temporary = os.path.join(folder, name)
-        _download(store, source, temporary)
         try:
+            _fetch(url, temporary, place)
             partial = os.path.join(os.path.dirname(path), name)
             safe_files.copy(temporary, partial, target_root=root)
             safe_files.rename(partial, path, root)
@@ -115,6 +115,35 @@ def copy_here(url: str, path: str, root: str, folder: str) -> None:
         ) from None
 
 
+def verify_source(url: str, named: Collection[str]) -> str | None:
+    """Check that a file may be copied for a stage, and return the named place it is in, if it is on this machine.
+
+    A pipeline, a stage, a host or a run's folder has chosen the URL. It could be any file of this machine, or a server
+    that only this machine reaches; and to open chained URLs, fsspec may even run code that a file names. So a file
+    comes from an object store or from a place that the user has named.
+
+    Args:
+        url: the URL of the file, or its path on this machine.
+        named: the paths and URLs that the user has named; what is below them may be copied as well.
+
+    Raises:
+        UnavailableError: it must not be copied; the message says how to name it.
+    """
+    is_chained, path = "::" in url, url.removeprefix("file://")
+    is_path = "://" not in path
+    path = os.path.abspath(path) if is_path else path
+    places = [place for place in named if path == place or path.startswith(os.path.join(place, ""))]
+    if not is_chained and (places or is_object_store(url)):
+        return max(places, key=len) if is_path else None
+    if is_chained:
+        why = "it is a chained URL. Give the URL, or the path, of the file itself"
+    elif is_path:
+        why = f"it is on this machine, and you have not named it. If you trust it: --mount {path}:ro"
+    else:
+        why = f"it is not in an object store, and you have not named it. If you trust it: --copy-from {url}"
+    raise UnavailableError(f"takes the file of an artifact that is not copied here from {url}: {why}")
+
+
 def _not_set(url: str) -> str:
     """Name the variables for an object store that are not set."""
     if url.partition("://")[0] not in ("s3", "minio"):
@@ -126,8 +155,18 @@ def _not_set(url: str) -> str:
     return f" (not set here: {joined(lacking)})" if lacking else ""
 
 
-def _download(store: Any, source: str, path: str) -> None:
+def _fetch(url: str, path: str, place: str | None) -> None:
+    """Copy a file or folder; ``place`` is the folder or file of this machine, if it is there."""
+    import fsspec
+
     os.makedirs(os.path.dirname(path), exist_ok=True)
+    if place is not None:
+        # The user may have named a link. Those below it may be a stage's.
+        real, source = os.path.realpath(place), os.path.abspath(url.removeprefix("file://"))
+        root = None if place == "/" else os.path.dirname(real)
+        safe_files.copy(source if root is None else real + source[len(place) :], path, source_root=root)
+        return
+    store, source = fsspec.core.url_to_fs(storage_url(url))
     if not store.isdir(source):
         store.get_file(source, path)
         return
@@ -208,7 +247,7 @@ def _store(attempt: AttemptPlan, artifact: Artifact) -> Artifact:
     """Copy a file from the artifact's custom path to its final place, as KFP's launcher uploads it."""
     stored = dataclasses.replace(artifact, custom_path="")
     if not stored.is_here:
-        if attempt.container is not None and not is_remote(stored.uri):
+        if attempt.container is not None and not (is_object_store(stored.uri) or _WEB.match(stored.uri)):
             raise ValueError(f"reported the artifact {artifact.name!r} at {stored.uri}, which is not object storage")
         return stored
     root = attempt.root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,12 @@ _CUSTOM_PATH = ("customPath", "custom_path")
 _STORES = ("gs://", "minio://", "s3://", "oci://")
 _ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
 
-#: Schemes of storage on other machines.
-_REMOTE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "hdfs", "hf", "http", "https", "minio", "oci", "oss", "s3", "s3a"}
+#: URLs of object stores. They name a bucket, and neither a server nor, with ``::``, another URL.
+_OBJECT_STORE = re.compile(
+    r"(?:(?:s3a?|gs|gcs|minio|oss|hf|az|abfss?)://[\w.-]+|oci://[\w.-]+@[\w.-]+"
+    r"|(?:az|abfss?)://[\w.$-]+@\w+\.(?:dfs|blob)\.core\.windows\.net)(?:/.*)?",
+    re.ASCII,
+)
 #: The metadata entry in which ``publisher`` stores the location of content on other storage.
 LOCATION = "location"
 #: Six decimals change larger numbers by less than one part in a thousand.
@@ -74,9 +79,9 @@ class Artifact:
         return {**message, "customPath": self.custom_path} if self.custom_path else message
 
 
-def is_remote(url: str) -> bool:
-    """Tell whether a URL is certain to name other storage: fsspec also has schemes for files of this machine."""
-    return "::" not in url and url.partition("://")[0] in _REMOTE
+def is_object_store(url: str) -> bool:
+    """Tell whether a URL is in an object store. Others may be files or servers of this machine."""
+    return "::" not in url and _OBJECT_STORE.fullmatch(url) is not None
 
 
 def _number(value: Any) -> Any:

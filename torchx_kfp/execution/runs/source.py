@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torchx_kfp.common.text import printable, shorten, shown
+from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.events import Event
 from torchx_kfp.execution.runs.state import RunState
@@ -26,11 +27,6 @@ from torchx_kfp.execution.runs.watch import Watch
 #: Messages quote the logs of no more failed stages than this.
 _QUOTED = 20
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-#: URLs of object stores. They name a bucket, and neither a server nor, with ``::``, another URL.
-_OBJECT_STORE = re.compile(
-    r"(?:(?:s3a?|gs|gcs|az|abfss?)://[\w.-]+|(?:az|abfss?)://[\w.$-]+@\w+\.(?:dfs|blob)\.core\.windows\.net)(?:/.*)?",
-    re.ASCII,
-)
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ def why_not_read(base: str, named: Collection[str], *, ran_here: bool = False) -
     scheme = _SCHEME.match(base)
     protocol = scheme[1].lower() if scheme else "file"
     is_chained = "::" in base
-    if _OBJECT_STORE.fullmatch(base) and not is_chained:
+    if is_object_store(base):
         return ""
     is_local = protocol in ("file", "local") and not is_chained and "://" not in _place(base)
     if ran_here and (is_local or (protocol == "memory" and not is_chained)):

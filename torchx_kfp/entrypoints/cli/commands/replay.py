@@ -66,6 +66,7 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
         named_base="" if is_here else read_settings(flags).tracker_base,
         docker=options["docker"],
         mounts=options["mounts"],
+        copy_from=options["copy_from"],
         directory=options["directory"],
         change=Change(
             os.path.abspath(os.path.expanduser(code)) if code else "",

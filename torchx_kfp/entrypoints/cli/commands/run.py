@@ -138,7 +138,7 @@ def run_command(
     # None leaves an option as it is: a new run has the default, a resumed one keeps its value.
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None
-    new = {name: options.pop(name) for name in ("directory", "kfp_workspace", "mounts")}
+    new = {name: options.pop(name) for name in ("directory", "kfp_workspace", "mounts", "copy_from")}
     # An option without a stage means all stages.
     new["docker"] = True if "" in stages else stages
     begin: Callable[..., RunResult]
@@ -169,6 +169,7 @@ def _refuse_inputs(inputs: RunInputs, new: Mapping[str, Any]) -> None:
         "--kfp-workspace": new["kfp_workspace"],
         "--docker": new["docker"],
         "--mount": new["mounts"],
+        "--copy-from": new["copy_from"],
         "--dry-run": inputs.dry_run,
     }
     for name in filter(started_with.get, started_with):

@@ -89,6 +89,8 @@ class AttemptPlan:
     environ: Mapping[str, str]
     #: The paths of the stage's copies of files on other storage, by their URLs.
     copies: Mapping[str, str] = field(default_factory=dict)
+    #: The places that the user has named, from which files may be copied for the stage: see ``verify_source``.
+    named: Collection[str] = ()
     #: The Python component that the command runs, if it does.
     python: PythonComponent | None = None
     #: The container, when it is going to be started; None for a process.
@@ -205,7 +207,7 @@ class Containers:
 
     names: frozenset[str] = frozenset()
     mounts: tuple[Mount, ...] = ()
-    #: Paths of this machine that the user has named as arguments: a pipeline cannot open any others.
+    #: Paths of this machine, and URLs, that the user has named: a pipeline cannot open any others.
     named: frozenset[str] = frozenset()
     #: Whether the engine can give GPUs to containers.
     has_gpus: bool = False

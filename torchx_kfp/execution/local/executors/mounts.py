@@ -8,13 +8,12 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from torchx_kfp.common.safe_files import make_folder
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import decode
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_remote
+from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_object_store
 
 _MODES = {"ro": True, "rw": False}
 # kfp.dsl.types.artifact_types
@@ -92,7 +91,7 @@ def local_path(base: str) -> str | None:
         ValueError: the path is not absolute.
     """
     if base.startswith("file://"):
-        base = unquote(base.removeprefix("file://"))
+        base = base.removeprefix("file://")
     elif "://" in base or not base:
         return None
     if not os.path.isabs(base):
@@ -103,14 +102,14 @@ def local_path(base: str) -> str | None:
     return os.path.normpath(base)
 
 
-def named_paths(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the paths of this machine among the arguments of a run: the user named them, not the pipeline."""
+def named_places(arguments: Iterable[Any]) -> list[str]:
+    """Return the paths of this machine, and the URLs, among arguments of a run: the user has named them."""
     found = []
-    for value in arguments.values():
-        if isinstance(value, str):
+    for value in arguments:
+        if isinstance(value, str) and value:
             with contextlib.suppress(ValueError):
-                found.append(local_path(value))
-    return [path for path in dict.fromkeys(found) if path is not None]
+                found.append(local_path(value) or value)
+    return list(dict.fromkeys(found))
 
 
 def tracker_bases(
@@ -121,7 +120,7 @@ def tracker_bases(
     Args:
         command: the stage's command.
         inputs: the stage's inputs.
-        named: paths that the user has named.
+        named: paths and URLs that the user has named.
         mounts: the mounts that the user has asked for.
 
     Raises:
@@ -142,8 +141,12 @@ def tracker_bases(
     for base in filter(None, dict.fromkeys(bases)):
         path = local_path(base)
         if path is None:
-            if not is_remote(base):
-                raise ValueError(f"records results at {base!r}, which stages in containers cannot use")
+            is_named = base in named and "::" not in base and not base.startswith("local://")
+            if not is_object_store(base) and not is_named:
+                raise ValueError(
+                    f"records results at {base!r}, which stages in containers cannot use. Use s3://bucket/results or, "
+                    "if it is a server that you trust, name it for the run, too: --tracker-base"
+                )
         elif path in named:
             os.makedirs(path, exist_ok=True)
             found.append(path)
@@ -168,10 +171,7 @@ def artifact_mounts(
     found = []
     for artifact in (item for value in inputs.values() for item in artifacts_in(value)):
         uri = os.path.normpath(artifact.uri.removeprefix("file://"))
-        is_remote_uri = "://" in uri or "::" in uri or ":/" in uri
-        if artifact.imported and is_remote_uri and not is_remote(artifact.uri):
-            raise ValueError(f"takes an artifact from {artifact.uri}, which stages in containers cannot use")
-        if artifact.imported and not is_remote_uri and uri not in named and not _is_shown(uri, mounts):
+        if artifact.imported and ":/" not in uri and uri not in named and not _is_shown(uri, mounts):
             raise ValueError(
                 f"takes an artifact from {artifact.uri}, a place on this machine that only the pipeline names. Name it "
                 f"for the run, too: --mount {uri}:ro"
