@@ -87,7 +87,7 @@ benchmarks: $(VENV)/.ready ## measure help texts, cached and resumed runs, compi
 	    echo "== $$benchmark"; $(bin)/python -m benchmarks.$$benchmark; done
 	@echo '== launcher'; .ci/with-cluster $(bin)/python -m benchmarks.launcher
 
-measures: $(VENV)/.ready ## count what the code consists of; ARGS names revisions to compare with
+measures: $(VENV)/.ready ## count lines and modules, and the tests that know internals; ARGS names revisions to compare with
 	@$(bin)/python -m tools.measures $(ARGS)
 
 wheel: $(VENV)/.ready ## build the wheel, in dist/
