@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.kfp_host.argo import Naming, executor_template
+from tests.kfp_host.logs import NO_TITLE
 from torchx_kfp import local
 from torchx_kfp.contract.protocol import POD_UID
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.local import attempt, dag_scheduler, runner, stage_queue
 from torchx_kfp.execution.local.dag_run import DagRun, TaskRun
 from torchx_kfp.execution.local.kubernetes import field_values
-from torchx_kfp.execution.pipeline.spec import Component
+from torchx_kfp.execution.pipeline.spec import Component, Importer
 from torchx_kfp.execution.runs.events import Event, encode
 from torchx_kfp.execution.runs.history import read_run
 
@@ -97,6 +98,12 @@ class Recording(dag_scheduler.Scheduler):
         Pods.nodes[run.name] = run
         self.journal.on_fact("begun", task=task_name(run, self.names), stage=run.name)
         super()._begin(run)
+
+    def _import(self, run: TaskRun, importer: Importer) -> None:
+        if importer.type.title:
+            super()._import(run, importer)
+        else:
+            self._stages.fail(run, ValueError(NO_TITLE))
 
     def _open(self, dag: DagRun) -> None:
         self.journal.on_fact("opened", dag=dag_name(dag, self.names))

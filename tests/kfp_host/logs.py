@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from tests.kfp_host.facts import Ended
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in
 from torchx_kfp.execution.runs.events import StageFinished, StageStarted
 from torchx_kfp.execution.runs.vocabulary import State
@@ -29,6 +30,17 @@ def pod_log(run_id: str, started: StageStarted, finished: StageFinished | None, 
         # The launcher's lines begin in a line of their own only if the stage ends its last one.
         parts.append(_end(run_id, started, None if failed else finished))
     return "".join(parts)
+
+
+#: What KFP's importer says of an artifact without a type before it ends (metadata/client.go). Its log was not recorded.
+NO_TITLE = "No title specified"
+
+
+def importer_log(start: float, end: Ended | None) -> str:
+    """Return the log of an importer's pod."""
+    failed = end is not None and end.state is State.FAILED
+    said = _lines(end.time, [f"client.go:1150] {end.reason}"], "F") if failed and end else ""
+    return _lines(start, _BEGIN[:1]) + said + ("goroutine 1 [running]:\n" if failed else "")
 
 
 _BEGIN = (

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.execution.pipeline.artifacts import as_message, is_artifact
+from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
 from torchx_kfp.execution.pipeline.spec import Component
 
@@ -27,7 +27,7 @@ def pod_spec_patch(component: Component, inputs: Mapping[str, Any]) -> str:
     given: dict[str, Any] = {}
     if values := {name: value for name, value in inputs.items() if not is_artifact(value)}:
         given["parameterValues"] = values
-    if artifacts := {name: as_message(value) for name, value in inputs.items() if is_artifact(value)}:
+    if artifacts := {name: _message(value) for name, value in inputs.items() if is_artifact(value)}:
         given["artifacts"] = artifacts
     launcher = ["/kfp-launcher/launch", "--executor_input", json.dumps({"inputs": given}), "--"]
     main = {
@@ -38,3 +38,19 @@ def pod_spec_patch(component: Component, inputs: Mapping[str, Any]) -> str:
         "resources": {},
     }
     return json.dumps({"containers": [main]})
+
+
+def _message(value: Any) -> dict[str, Any]:
+    """Return an input: its artifacts have a number of ML Metadata as a name, no type, and KFP's own metadata."""
+    store = json.dumps({"Provider": "minio", "Params": {"fromEnv": "true"}}, separators=(",", ":"))
+    return {
+        "artifacts": [
+            {
+                "name": "339",
+                "type": {"instanceSchema": ""},
+                "uri": artifact.uri,
+                "metadata": {"display_name": artifact.name, "store_session_info": store, **artifact.metadata},
+            }
+            for artifact in artifacts_in(value)
+        ]
+    }

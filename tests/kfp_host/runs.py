@@ -20,7 +20,7 @@ from tests.entrypoints.cli.ready import Forked, Ready, ready
 from tests.kfp_host.answers import Record, describe_run, describe_run_v1
 from tests.kfp_host.argo import Naming, Node, pull_problem
 from tests.kfp_host.facts import Facts, before_the_end
-from tests.kfp_host.logs import pod_log
+from tests.kfp_host.logs import importer_log, pod_log
 from tests.kfp_host.tree import make_nodes
 from torchx_kfp.execution.pipeline.load import read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -118,6 +118,8 @@ class Run:
         """Return the log of a pod; None if there is no such pod."""
         facts = self.facts
         for node in self.nodes().values():
+            if node.template == "system-importer" and self.names.pod(node.name, node.template) == pod:
+                return importer_log(node.started, facts.ended.get(node.name.removesuffix("(0)")))
             if node.stage and self.names.pod(node.name, node.template) == pod:
                 attempts = facts.attempts[node.stage]
                 is_last = node.attempt == len(attempts)

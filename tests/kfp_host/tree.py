@@ -217,7 +217,10 @@ class _Tree:
         elif component.dag is not None:
             self._group(task, component, node, dag, after, begun)
         elif _is_one_pod(component):
-            self._add(node, "Pod", self._template(task, component), dag, begun, self._facts.ended.get(node))
+            ended = self._facts.ended.get(node)
+            # KFP's importer ends with 2 after a line of Go's log that is fatal.
+            message, code = _exit(ended, fails=2)
+            self._add(node, "Pod", self._template(task, component), dag, begun, ended, message=message, exit_code=code)
             self._connect(after, node)
         else:
             self._stage(task, component, node, dag, after, begun)
@@ -466,12 +469,12 @@ def _executor(task: Task, component: Component) -> str:
     return executor_template(component.platform.get("podMetadata"), retries=task.retry is not None)
 
 
-def _exit(ended: Ended | None) -> tuple[str, str]:
-    """Return the message and the exit code of a stage's pod."""
+def _exit(ended: Ended | None, *, fails: int = _FAILS) -> tuple[str, str]:
+    """Return the message and the exit code of a pod."""
     if ended is None:
         return "", ""
     if ended.state in (State.FAILED, State.CANCELED):
-        code = _TERMINATED if ended.state is State.CANCELED else _FAILS
+        code = _TERMINATED if ended.state is State.CANCELED else fails
         return f"main: Error (exit code {code})", str(code)
     return "", "0"
 

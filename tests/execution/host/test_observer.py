@@ -227,6 +227,12 @@ def test_a_failed_stage_has_its_exit_code_and_what_follows_is_not_run() -> None:
     assert result.reason == ""
 
 
+def test_a_failed_importer_has_a_pod_whose_log_says_why() -> None:
+    failed = observed(last("import-failed"), nodes("import-failed")).result()["kept-double-model"]
+    assert failed.pod_name == "l4-dump-vcslw-system-importer-834526667"
+    assert failed.reason == "ended with exit code 2 (of KFP's launcher)"
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_without_nodes_only_the_run_has_a_state(name: str) -> None:
     events = Observer().observe(last(name))

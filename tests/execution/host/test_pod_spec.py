@@ -14,6 +14,7 @@ from torchx_kfp.execution.host.manifest import pod_spec_of
 from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
+from torchx_kfp.execution.runs.given_values import values_given
 from torchx_kfp.execution.runs.invocation import place_of
 
 #: The stages with a pod in recorded runs. A cached stage has none.
@@ -24,6 +25,7 @@ STAGES = {
     "retried": {"first", "second", "third"},
     "stuck": {"no-image", "too-large"},
     "no-program": {"plain"},
+    "imported": {"use-2"},
 }
 #: KFP's launcher fills it in.
 EXECUTOR_INPUT = "{{$}}"
@@ -49,6 +51,19 @@ def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> N
         made = PodSpec.parse(pod_spec_patch(component, inputs))
         kept = {"inputs": spec.executor_input["inputs"]}
         assert made == dataclasses.replace(spec, executor_input=kept)
+
+
+def test_an_artifact_that_is_handed_on_has_a_type_and_its_own_metadata() -> None:
+    """A driver tells neither the type, nor which metadata is KFP's."""
+    observer = Observer()
+    observer.observe(last("imported"), nodes("imported"))
+    assert observer.pipeline is not None
+    spec = pod_spec_of(nodes("imported"), observer.drivers["use-2"])
+    assert spec is not None
+    given = spec.inputs(place_of(observer.pipeline, "use-2", {})[0].component)
+    assert given["model"].type.title == "system.Model"
+    made = values_given(observer.pipeline, {"use-2": given})[("kept-double-model", "artifact")]
+    assert (made.type.title, made.metadata) == ("system.Model", {"x": 3})
 
 
 def test_the_parents_of_a_recorded_stage_are_known() -> None:

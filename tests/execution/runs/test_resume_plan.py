@@ -115,6 +115,11 @@ CASES: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     ),
     "lists of artifacts": ({"data": ArtifactList([DATA, DATA])}, {"prepare", "branch"}, {"make": "only single ones"}),
     "braces": ({"text": "{{x}}"}, {"prepare", "branch"}, {"make": "contains '{{'"}),
+    "no type": (
+        {"data": Artifact("data", ArtifactType(""), "s3://b/c")},
+        {"prepare", "branch"},
+        {"make": "type is not"},
+    ),
     "skipped": ({"states": {"branch": State.SKIPPED}}, {"prepare", "make"}, {"branch": "it was skipped"}),
 }
 

@@ -56,6 +56,7 @@ class Observer:
         self._items: Mapping[str, int] = {}
         #: The stages whose replicas an engine runs.
         self._distributed: frozenset[str] = frozenset()
+        self._imports: frozenset[str] = frozenset()
         self._nodes: Nodes | None = None
         #: The names of the nodes of the drivers of stages, by the stages' names.
         self.drivers: Mapping[str, str] = {}
@@ -97,6 +98,10 @@ class Observer:
     def is_distributed(self, stage: str) -> bool:
         """Tell whether an engine runs the replicas of a stage."""
         return without_indices(stage) in self._distributed
+
+    def is_import(self, stage: str) -> bool:
+        """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""
+        return without_indices(stage) in self._imports
 
     def restarts(self, stage: str) -> bool:
         """Tell whether a stage's own program starts the application again if it fails."""
@@ -187,6 +192,7 @@ class Observer:
             kept = (dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in continuation.ends)
             self.resumes, self._kept = continuation.resumes, tuple(kept)
         self._distributed = frozenset(place.name for place in walk(pipeline) if place.component.facts.replica_roles)
+        self._imports = frozenset(place.name for place in walk(pipeline) if place.component.importer is not None)
 
     def _arguments(self, run: Mapping[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:
         given = dict(mapping(mapping(run.get("runtime_config")).get("parameters")))

@@ -80,13 +80,13 @@ def together(ends: list[TaskOutcome], failed: list[str], time: float) -> TaskOut
     return TaskOutcome(state=State.INTERRUPTED, time=time)
 
 
-def exit_of(node: Node, *, is_driver: bool = False) -> tuple[int | None, str]:
+def exit_of(node: Node, *, is_driver: bool = False, is_import: bool = False) -> tuple[int | None, str]:
     """Return the exit code of a failed pod, if it is known, and the reason of the failure."""
     found = _EXIT.fullmatch(node.message)
     code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
     if not code:
         return None, f"failed: {node.message}" if node.message else "failed"
-    of = [_OF_LAUNCHER] if code == 1 and not is_driver else []
+    of = [_OF_LAUNCHER] if (code == 1 and not is_driver) or is_import else []
     what = [found["what"]] if found and found["what"] not in ("", "Error") else []
     notes = f" ({', '.join(of + what)})" if of or what else ""
     return code, f"{describe_exit(code)}{notes}"
@@ -108,7 +108,7 @@ def reason_of_workflow(nodes: Nodes) -> str:
 
 def ends_with_launcher(result: StageResult) -> bool:
     """Tell whether all that is known of a failure is that KFP's launcher has failed."""
-    return result.state is State.FAILED and result.reason == f"{describe_exit(1)} ({_OF_LAUNCHER})"
+    return result.state is State.FAILED and result.reason.endswith(f" ({_OF_LAUNCHER})")
 
 
 def explained(result: StageResult, said: str) -> StageResult:

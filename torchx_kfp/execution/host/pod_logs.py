@@ -37,7 +37,7 @@ _KLOG = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) ([\w.-]+\.go):\d+
 #: The source file of the launcher itself, if its lines are not the first ones.
 _LAUNCHER = b"launcher_v2.go"
 #: How the launcher begins its last line if it fails.
-_FAILED = "failed to execute component: "
+_FAILED = re.compile("^failed to execute (?:importer )?component: ")
 #: How many bytes are cleaned at once.
 _PIECE = 1 << 20
 #: A log that takes longer than this (in seconds) is left alone for so many times as long: it is sent whole each time.
@@ -84,7 +84,7 @@ class Cleaner:
             return False
         self._in_block = found[3].rstrip().endswith(b"{")
         if found[0][:1] in b"EF":
-            self.error = clean_line(found[3]).strip().removeprefix(_FAILED)
+            self.error = _FAILED.sub("", clean_line(found[3]).strip())
         return True
 
 
@@ -198,13 +198,17 @@ class StageLogs:
         self._numbers = itertools.count(1)
         self._logs: dict[Path, PodLog] = {}
         self._complete: set[Path] = set()
+        self._of_kfp: set[Path] = set()
         self._said: set[str] = set()
 
-    def add(self, stage: str) -> Path:
-        """Return the log file of another attempt of a stage."""
+    def add(self, stage: str, *, is_of_kfp: bool = False) -> Path:
+        """Return the log file of another attempt of a stage; all lines are KFP's if its pod runs nothing else."""
         # Indices tell the iterations of a loop apart; safe_name alone would make train[1,2] and train[1]-2 the same.
         name = f"{safe_name(stage)[:_LONGEST]}-{zlib.crc32(stage.encode()):08x}"
-        return self._folder / f"{name}-{next(self._numbers)}.log"
+        path = self._folder / f"{name}-{next(self._numbers)}.log"
+        if is_of_kfp:
+            self._of_kfp.add(path)
+        return path
 
     def fetch_all(self, wanted: Collection[tuple[str, str, Path, bool]]) -> bool:
         """Fetch several logs; the items are the arguments of ``fetch``."""
@@ -226,7 +230,8 @@ class StageLogs:
             return True
         log = self._logs.get(path)
         if log is None:
-            log = self._logs[path] = PodLog(self._connection, self._run_id, pod, raw=self._is_raw)
+            is_raw = self._is_raw or path in self._of_kfp
+            log = self._logs[path] = PodLog(self._connection, self._run_id, pod, raw=is_raw)
         try:
             new = log.read_new(is_over=is_over)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError) as error:

@@ -71,16 +71,21 @@ class PodSpec:
             if name not in component.artifact_inputs:
                 continue  # names become parts of paths
             listed = mapping(made).get("artifacts")
-            artifacts = [_artifact(name, mapping(item)) for item in (listed if isinstance(listed, list) else ())]
+            declared = component.artifact_inputs[name]
+            artifacts = [
+                _artifact(name, mapping(item), declared) for item in (listed if isinstance(listed, list) else ())
+            ]
             values[name] = artifacts[0] if len(artifacts) == 1 else ArtifactList(artifacts)
         return values
 
 
-def _artifact(name: str, message: Mapping[str, Any]) -> Artifact:
+def _artifact(name: str, message: Mapping[str, Any], declared: ArtifactType) -> Artifact:
+    """Return an input artifact. KFP's driver leaves out its type, in place of which the input's own counts."""
     kind = mapping(message.get("type"))
+    title = text(kind.get("schemaTitle"))
     return Artifact(
         text(message.get("name")) or name,
-        ArtifactType(text(kind.get("schemaTitle")), text(kind.get("schemaVersion"))),
+        ArtifactType(title, text(kind.get("schemaVersion"))) if title else dataclasses.replace(declared, is_list=False),
         text(message.get("uri")),
         mapping(message.get("metadata")),
         imported=True,

@@ -457,7 +457,9 @@ class HostRun:
             # A pod of a run that KFP has retried may have the name of an earlier one.
             if len(read_progress(self.answer).periods) > 1:
                 self._starts[event.pod_name] = event.time
-            log_file = self._log_files[event.name] = self._logs.add(event.name)
+            log_file = self._log_files[event.name] = self._logs.add(
+                event.name, is_of_kfp=self._observer.is_import(event.name)
+            )
             return dataclasses.replace(event, log_file=log_file)
         if isinstance(event, StageFinished) and event.result.pod_name and not event.result.cached_from:
             result = event.result

@@ -336,7 +336,7 @@ class StageReader:
         name, path = scope.names.of(task.name), f"{scope.base}.{task.name}"
         driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
         if component.importer is not None or volume_task(component):
-            return self._pod_of_kfp(task, node, scope)
+            return self._pod_of_kfp(task, component, node, scope)
         first = driver or node
         assert first is not None
         self._report(name, StageWaiting(name, task.name, time=self._time(first.start)), "waiting", scope)
@@ -409,23 +409,32 @@ class StageReader:
             retried = StageRetried(name, number, clean(exit_of(pod)[1]), delay, time=end)
             self._report(name, retried, ("retried", number), scope)
 
-    def _pod_of_kfp(self, task: Task, node: Node | None, scope: DagNode) -> TaskOutcome:
+    def _pod_of_kfp(self, task: Task, component: Component, node: Node | None, scope: DagNode) -> TaskOutcome:
         """Read a task that KFP does by itself: an import, or a volume claim that is made or deleted."""
         name = scope.names.of(task.name)
         if node is None:
             return TaskOutcome()
-        self._pending(name, task.name, self._nodes.attempts(node.name)[-1:], scope.round)
+        pods = self._nodes.attempts(node.name)
+        self._pending(name, task.name, pods[-1:], scope.round)
         time = self._time(node.end, node.start)
-        state, reason = node.state, ""
+        state, reason, failed = node.state, "", ""
         if state is State.FAILED:
             if self._progress.is_canceled(node.end):
                 return self._drop(task, scope, time)
-            reason = exit_of(self._nodes.failed_attempt(node))[1]
+            reason = exit_of(self._nodes.failed_attempt(node), is_import=component.importer is not None)[1]
+            if component.importer is not None:
+                # Its log says why.
+                self._report_attempts(task, pods, 0, scope, is_over=True)
+                failed = pods[-1].pod
         elif state is not State.SUCCEEDED:
             if self._progress.last.state is not State.SUCCEEDED:
                 return TaskOutcome()
             state = State.SUCCEEDED
-        self._finish(StageResult(name, task.name, state, reason=clean(reason), started_at=node.start), scope, time)
+        result = StageResult(
+            name, task.name, state, reason=clean(reason), attempts=len(pods) if failed else 0, pod_name=failed,
+            started_at=node.start,
+        )  # fmt: skip
+        self._finish(result, scope, time)
         return TaskOutcome(name, state, time=time)
 
     def _pending(self, name: str, task: str, pods: Iterable[Node], round_: tuple[int, ...]) -> None:

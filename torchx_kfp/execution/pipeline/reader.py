@@ -92,14 +92,11 @@ def _component(name: str, spec: dict[str, Any], executors: dict[str, Any], setti
         kind=kind,
         inputs={key: _parameter(key, value) for key, value in inputs.get("parameters", {}).items()},
         outputs={key: value["parameterType"] for key, value in outputs.get("parameters", {}).items()},
-        artifact_inputs=tuple(inputs.get("artifacts", ())),
+        artifact_inputs=_artifact_types(inputs),
         optional_artifacts=frozenset(
             key for key, value in inputs.get("artifacts", {}).items() if value.get("isOptional")
         ),
-        artifact_outputs={
-            key: _schema(value.get("artifactType", {}), is_list=bool(value.get("isArtifactList")))
-            for key, value in outputs.get("artifacts", {}).items()
-        },
+        artifact_outputs=_artifact_types(outputs),
         dag=dag,
         container=container,
         importer=importer,
@@ -108,6 +105,13 @@ def _component(name: str, spec: dict[str, Any], executors: dict[str, Any], setti
         ),
         platform=platform,
     )
+
+
+def _artifact_types(definitions: dict[str, Any]) -> dict[str, ArtifactType]:
+    return {
+        key: _schema(value.get("artifactType", {}), is_list=bool(value.get("isArtifactList")))
+        for key, value in definitions.get("artifacts", {}).items()
+    }
 
 
 def _schema(spec: dict[str, Any], *, is_list: bool = False) -> ArtifactType:

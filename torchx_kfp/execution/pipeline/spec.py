@@ -210,7 +210,7 @@ class Component:
     kind: str
     inputs: Mapping[str, Parameter] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
-    artifact_inputs: tuple[str, ...] = ()
+    artifact_inputs: Mapping[str, ArtifactType] = field(default_factory=dict)
     optional_artifacts: frozenset[str] = frozenset()
     artifact_outputs: Mapping[str, ArtifactType] = field(default_factory=dict)
     dag: Dag | None = None

@@ -5,12 +5,17 @@ A host does not tell the outputs of a task, but what each stage got, which inclu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.execution.pipeline.spec import FromInput, Pipeline
+from torchx_kfp.execution.pipeline.artifacts import Artifact
+from torchx_kfp.execution.pipeline.spec import ArtifactType, FromInput, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, without_indices
 from torchx_kfp.execution.runs.task_groups import Unit, units_of
+
+#: What KFP adds to an artifact's metadata: the store in which it is, and a name for the UI.
+_OF_KFP = ("store_session_info", "display_name")
 
 
 def values_given(pipeline: Pipeline, given: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], Any]:
@@ -26,8 +31,19 @@ def values_given(pipeline: Pipeline, given: Mapping[str, Mapping[str, Any]]) -> 
                 for name, value in inputs.items():
                     reads = [read for read in unit.reads if read.input == _outer_input(unit, place, name)]
                     if len(reads) == 1:
-                        values[(units[reads[0].producer].key, reads[0].output)] = value
+                        producer, output = units[reads[0].producer], reads[0].output
+                        values[(producer.key, output)] = _as_made(
+                            value, producer.component.artifact_outputs.get(output)
+                        )
     return values
+
+
+def _as_made(value: Any, declared: ArtifactType | None) -> Any:
+    """Return an artifact with the type that its producer declares, and without what KFP adds to its metadata."""
+    if not isinstance(value, Artifact):
+        return value
+    metadata = {name: each for name, each in value.metadata.items() if name not in _OF_KFP}
+    return dataclasses.replace(value, type=declared if declared and declared.title else value.type, metadata=metadata)
 
 
 def _outer_input(unit: Unit, place: ScopedTask, name: str) -> str | None:

@@ -75,6 +75,8 @@ class KnownOutputs:
         if isinstance(value, Artifact):
             if value.is_here and self._leaves:
                 raise OutputNotKnownError(f"which is the file {value.path!r} of this machine, out of the host's reach")
+            if not value.type.title:
+                raise OutputNotKnownError("whose type is not known, and KFP imports no artifact without one")
             if can_be_constant([value.uri, dict(value.metadata)]):
                 return value
         elif can_be_constant(value):
