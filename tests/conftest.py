@@ -75,7 +75,6 @@ _WAITING = (
     "pipelines",
     "tracking/backends",
     "tracking/test_load.py",
-    "tracking/test_many.py",
 )
 
 

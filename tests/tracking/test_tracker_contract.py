@@ -1,21 +1,39 @@
-"""The promises of a tracker, on every kind of store."""
+"""What a tracker promises: on every kind of store, and for every form of a tracker base."""
 
 from __future__ import annotations
 
+import decimal
 import enum
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import fsspec
+import hypothesis
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import strategies as st
 
 from tests.facts import says
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError, ResultRefusedError, TrackerError
+from torchx_kfp.errors import (
+    CorruptResultError,
+    KeyRefusedError,
+    MissingCredentialsError,
+    ResultRefusedError,
+    TrackerBaseError,
+    TrackerError,
+)
 from torchx_kfp.tracking import FsspecResultTracker
+
+pytestmark = pytest.mark.lowest
 
 PLAIN_KEYS = [
     "a*b",
@@ -52,422 +70,568 @@ PLAIN_KEYS = [
 ]
 
 
-class TrackerContract:
-    """The tests that every store must pass; subclasses provide the tracker base."""
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "local":
+        return str(tmp_path / "made on demand" / "100% [results]#1?")
+    return str(request.getfixturevalue(f"{request.param}_base"))
 
-    #: Whether the store can have both ``a`` and ``a/b``.
-    side_by_side = False
-    #: A key that makes ``<base>/<key>`` longer than the store accepts.
-    too_long: str | None = "n" * 256
-    plain_keys: ClassVar[list[str]] = [*PLAIN_KEYS, "new\nline", "control\x01\x7f"]
 
-    @pytest.fixture
-    def base(self) -> str:
-        raise NotImplementedError
+@pytest.fixture
+def tracker(base: str) -> FsspecResultTracker:
+    return FsspecResultTracker(base)
 
-    @pytest.fixture
-    def tracker(self, base: str) -> FsspecResultTracker:
-        return FsspecResultTracker(base)
 
-    def stored(self, base: str, key: str) -> bytes:
-        """Return the content that fsspec finds at ``<base>/<key>``, where other programs look."""
-        filesystem, path = fsspec.core.url_to_fs(base)
-        return bytes(filesystem.cat_file(f"{path}/{key}"))
+@pytest.fixture
+def local(tmp_path: Path) -> FsspecResultTracker:
+    """For what does not depend on the store."""
+    return FsspecResultTracker(tmp_path)
 
-    def store(self, base: str, key: str, content: bytes) -> None:
-        filesystem, path = fsspec.core.url_to_fs(base)
-        if filesystem.protocol != ("s3", "s3a"):
-            filesystem.makedirs(filesystem._parent(f"{path}/{key}"), exist_ok=True)
-        filesystem.pipe_file(f"{path}/{key}", content)
 
-    def test_put_and_get(self, tracker: FsspecResultTracker) -> None:
-        tracker.put("run/train/1", loss=0.25, epochs=3, done=True, note="größer")
-        results = tracker.get("run/train/1")
-        assert results == {"loss": 0.25, "epochs": 3, "done": True, "note": "größer"}
-        assert [type(value) for value in results.values()] == [float, int, bool, str]
+def stored(base: str, key: str) -> bytes:
+    """Return the content that fsspec finds at ``<base>/<key>``, where other programs look."""
+    filesystem, path = fsspec.core.url_to_fs(base)
+    return bytes(filesystem.cat_file(f"{path}/{key}"))
 
-    def test_works_like_a_mapping(self, tracker: FsspecResultTracker) -> None:
-        tracker["run"] = {"l2norm/mean": 1.2, "l2norm/sem": 3.4}
-        assert tracker["run"]["l2norm/mean"] == 1.2
-        assert tracker["run"]["l2norm/sem"] == 3.4
 
-    def test_a_missing_key_has_no_results(self, tracker: FsspecResultTracker) -> None:
-        assert tracker.get("missing") == {}
-        assert tracker["missing/too"] == {}
-        tracker["other"] = {"x": 1}
-        assert tracker["missing"] == {}
+def store(base: str, key: str, content: bytes) -> None:
+    filesystem, path = fsspec.core.url_to_fs(base)
+    if not base.startswith("s3"):
+        filesystem.makedirs(filesystem._parent(f"{path}/{key}"), exist_ok=True)
+    filesystem.pipe_file(f"{path}/{key}", content)
 
-    def test_an_int_key_works_like_its_string(self, tracker: FsspecResultTracker) -> None:
-        tracker[1] = {"x": 1}
-        assert tracker["1"] == {"x": 1}
-        tracker["-2"] = {"x": 2}
-        assert tracker[-2] == {"x": 2}
-        assert tracker.keys() == ["-2", "1"]
 
-    def test_a_member_of_an_enum_works_like_its_value(self, tracker: FsspecResultTracker) -> None:
-        class Name(str, enum.Enum):
-            A = "run/a"
+# Results
 
-        class Number(enum.IntEnum):
-            ONE = 1
 
-        tracker[Name.A] = {"name": Name.A, "number": Number.ONE}
-        tracker[Number.ONE] = {"x": 1}
-        assert tracker.keys() == ["1", "run/a"]
-        assert tracker["run/a"] == {"name": "run/a", "number": 1}
+def test_what_is_put_is_got_with_its_types(tracker: FsspecResultTracker, base: str) -> None:
+    tracker.put("run/train/1", loss=0.25, epochs=3, done=True, note="größer")
+    tracker["other"] = {"l2norm/mean": 1.2}
+    results = tracker.get("run/train/1")
+    assert results == {"loss": 0.25, "epochs": 3, "done": True, "note": "größer"}
+    assert [type(value) for value in results.values()] == [float, int, bool, str]
+    assert tracker["other"]["l2norm/mean"] == 1.2
+    assert tracker.get("missing") == tracker["missing/too"] == {}
+    assert stored(base, "run/train/1") == json.dumps(dict(results), indent=2).encode(), "one JSON object at its key"
+    # Another tracker reads the same.
+    assert FsspecResultTracker(base + "/")["run/train/1"] == results
+    assert pickle.loads(pickle.dumps(tracker))["run/train/1"] == results
+    assert (tracker.tracker_base, repr(tracker)) == (base, f"FsspecResultTracker({base!r})")
 
-    def test_put_replaces_all_results_of_the_key(self, tracker: FsspecResultTracker) -> None:
-        tracker.put("run", a=1, b="x" * 1000)
-        tracker.put("run", c=2)
-        assert tracker["run"] == {"c": 2}
 
-    def test_put_without_results(self, tracker: FsspecResultTracker) -> None:
-        tracker.put("run")
-        assert tracker["run"] == {}
-        assert tracker.keys() == ["run"]
+def test_put_replaces_all_results_of_the_key(tracker: FsspecResultTracker) -> None:
+    tracker.put("run", a=1, b="x" * 1000)
+    tracker.put("run", c=2)
+    assert tracker["run"] == {"c": 2}
+    tracker.put("run")
+    assert tracker["run"] == {}
+    assert tracker.keys() == ["run"]
 
-    @pytest.mark.parametrize("name", ["key", "self", "results", "name", "tracker", "a b", "größe", "l2norm/mean", "?*"])
-    @pytest.mark.usual
-    def test_results_may_have_any_name(self, tracker: FsspecResultTracker, name: str) -> None:
-        tracker.put("by-keyword", **{name: 1})
-        tracker["by-item"] = {name: 1}
-        assert tracker["by-keyword"] == tracker["by-item"] == {name: 1}
 
-    def test_numbers_that_diverge_are_results(self, tracker: FsspecResultTracker, base: str) -> None:
-        tracker.put("run", nan=math.nan, up=math.inf, down=-math.inf)
-        results = tracker["run"]
-        assert math.isnan(results["nan"])
-        assert (results["up"], results["down"]) == (math.inf, -math.inf)
-        assert self.stored(base, "run") == b'{\n  "nan": NaN,\n  "up": Infinity,\n  "down": -Infinity\n}'
+def test_numbers_that_diverge_are_results(tracker: FsspecResultTracker, base: str) -> None:
+    tracker.put("run", nan=math.nan, up=math.inf, down=-math.inf)
+    results = tracker["run"]
+    assert math.isnan(results["nan"])
+    assert (results["up"], results["down"]) == (math.inf, -math.inf)
+    assert stored(base, "run") == b'{\n  "nan": NaN,\n  "up": Infinity,\n  "down": -Infinity\n}'
 
-    def test_a_result_is_one_json_object_at_its_key(self, tracker: FsspecResultTracker, base: str) -> None:
-        tracker.put("run/train/1", loss=0.5, name="ä")
-        assert self.stored(base, "run/train/1") == json.dumps({"loss": 0.5, "name": "ä"}, indent=2).encode()
 
-    def test_reads_what_other_programs_wrote(self, tracker: FsspecResultTracker, base: str) -> None:
-        self.store(base, "run/sh/1", b'{"accuracy":0.5,"nested":{"a":[1,null]},"text":"\xc3\xa4"}\n')
-        assert tracker["run/sh/1"] == {"accuracy": 0.5, "nested": {"a": [1, None]}, "text": "ä"}
+def test_reads_what_other_programs_wrote(tracker: FsspecResultTracker, base: str) -> None:
+    store(base, "run/sh/1", b'{"accuracy":0.5,"nested":{"a":[1,null]},"text":"\xc3\xa4"}\n')
+    assert tracker["run/sh/1"] == {"accuracy": 0.5, "nested": {"a": [1, None]}, "text": "ä"}
 
-    def test_keys_are_plain_text(self, tracker: FsspecResultTracker) -> None:
-        # All of them exist together, with keys that they would match or become if they were patterns or URLs.
-        keys = [*self.plain_keys, "axb", "what", "m", "a", "100", "A", "C", "x"]
-        for key in keys:
-            tracker.put(key, x=key)
-        assert {key: tracker.get(key) for key in keys} == {key: {"x": key} for key in keys}
-        assert tracker.keys() == sorted(keys)
 
-    def test_app_handles_of_torchx_are_keys(self, tracker: FsspecResultTracker) -> None:
-        tracker["local_cwd://session/app-1"] = {"x": 1}
-        tracker["local_cwd://session/app-2"] = {"x": 2}
-        assert tracker["local_cwd://session/app-1"] == {"x": 1}
-        assert tracker["local_cwd://session/app-2"] == {"x": 2}
+#: Content that is no result, and what is said of it.
+NO_RESULTS = {
+    b"": says("empty", "result", "Remove"),
+    b'{"loss": 0.': r"is not valid JSON \(",
+    b"\xff\xfe\xfa": "is not valid JSON",
+    b"[1, 2]": says("the JSON value [1, 2]", "one JSON object", '"accuracy"', "Remove"),
+    b"null": says("the JSON value None", "one JSON object", '"accuracy"', "Remove"),
+    b"[" * 100_000: "is not valid JSON",
+    b'{"x": 1' + b"0" * 5000 + b"}": "is not valid JSON",
+}
 
-    @pytest.mark.parametrize(
-        ("key", "problem"),
-        [
-            ("", "is empty"),
-            ("/etc/passwd", "is absolute"),
-            ("..", "would leave the tracker base"),
-            ("../x", "would leave the tracker base"),
-            ("a/../../x", "would leave the tracker base"),
-            ("a/..", "would leave the tracker base"),
-            ("a/../b", "would leave the tracker base"),
-            ("s3://..", "would leave the tracker base"),
-            (".", "the part '.'"),
-            ("a/./b", "the part '.'"),
-            ("a//b", "has an empty part"),
-            ("a/", "has an empty part"),
-            ("s3:///b", "has an empty part"),
-            ("s3://", "has an empty part"),
-            ("a\0b", "a NUL character"),
-            ("a\ud800b", says("'a\\ud800b'", "surrogate", "UTF-8")),
-            (".torchx_kfp", "'\\.torchx_kfp'"),
-            ("a/.torchx_kfp/b", "'\\.torchx_kfp'"),
-        ],
-    )
-    @pytest.mark.usual
-    def test_keys_that_are_refused(self, tracker: FsspecResultTracker, key: str, problem: str) -> None:
-        for action in (lambda: tracker.put(key, x=1), lambda: tracker.get(key), lambda: tracker.keys(key)):
-            with pytest.raises(KeyRefusedError, match=problem) as caught:
-                action()
-            assert repr(key) in str(caught.value)
-        assert tracker.keys() == []
 
-    def test_a_key_that_is_too_long(self, tracker: FsspecResultTracker) -> None:
-        if self.too_long is None:
-            tracker["n" * 5000] = {"x": 1}
-            assert tracker["n" * 5000] == {"x": 1}
-            return
-        for key in (self.too_long, "new/" + self.too_long, "é" * (len(self.too_long) // 2)):
-            with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
-                tracker.put(key, x=1)
-            with pytest.raises(KeyRefusedError, match="is too long"):
-                tracker.get(key)
-        assert tracker.keys() == []
-        tracker["new"] = {"x": 1}  # the folder is completely removed
-
-    def test_a_key_that_is_a_folder_of_other_keys(self, tracker: FsspecResultTracker) -> None:
-        tracker["a/b/c"] = {"x": 1}
-        if self.side_by_side:
-            assert tracker["a"] == tracker["a/b"] == {}
-            tracker["a"] = {"x": 2}
-            assert tracker["a"] == {"x": 2}
-        else:
-            for action in (lambda: tracker.put("a/b", x=2), lambda: tracker.get("a/b")):
-                with pytest.raises(KeyRefusedError, match=says("'a/b'", "key", "folder", "'a/b/results'")):
-                    action()
-            assert tracker.keys() == ["a/b/c"]
-        assert tracker["a/b/c"] == {"x": 1}
-
-    def test_a_key_below_another_key(self, tracker: FsspecResultTracker) -> None:
-        tracker["a/b"] = {"x": 1}
-        if self.side_by_side:
-            tracker["a/b/c/d"] = {"x": 2}
-            assert tracker["a/b/c/d"] == {"x": 2}
-        else:
-            for action in (lambda: tracker.put("a/b/c/d", x=2), lambda: tracker.get("a/b/c/d")):
-                with pytest.raises(KeyRefusedError, match=says("'a/b/c/d'", "'a/b'", "key", "results", "Use")):
-                    action()
-            assert tracker.keys() == ["a/b"]
-        assert tracker["a/b"] == {"x": 1}
-
-    @pytest.mark.parametrize(
-        "value", [None, b"x", [1], {"a": 1}, "x" * 1025, "\ud800", pytest.param(10**4300, id="int")]
-    )
-    @pytest.mark.usual
-    def test_nothing_is_written_where_a_result_is_refused(self, tracker: FsspecResultTracker, value: object) -> None:
-        with pytest.raises(ResultRefusedError, match=says("'bad'", "'new/key'", "result")):
-            tracker.put("new/key", good=1, bad=value)
-        assert tracker.keys() == []
-        tracker["old"] = {"x": 1}
-        with pytest.raises(ResultRefusedError, match=says("'bad'", "'old'", "result", "key")):
-            tracker["old"] = {"good": 1, "bad": value}
-        assert tracker["old"] == {"x": 1}
-
-    def test_a_str_may_have_1024_bytes(self, tracker: FsspecResultTracker) -> None:
-        tracker["run"] = {"ascii": "x" * 1024, "wide": "é" * 512, "very wide": "🔑" * 256}
-        assert {name: len(value) for name, value in tracker["run"].items()} == {
-            "ascii": 1024,
-            "wide": 512,
-            "very wide": 256,
-        }
-
-    @pytest.mark.parametrize(
-        ("content", "problem"),
-        [
-            (b"", says("empty", "result", "Remove")),
-            (b'{"loss": 0.', r"is not valid JSON \("),
-            (b"\xff\xfe\xfa", "is not valid JSON"),
-            (b"[1, 2]", says("the JSON value [1, 2]", "one JSON object", '"accuracy"', "Remove")),
-            (b"null", says("the JSON value None", "one JSON object", '"accuracy"', "Remove")),
-            (b"[" * 100_000, "is not valid JSON"),
-            (b'{"x": 1' + b"0" * 5000 + b"}", "is not valid JSON"),
-        ],
-    )
-    @pytest.mark.usual
-    def test_a_file_that_is_no_result(
-        self, tracker: FsspecResultTracker, base: str, content: bytes, problem: str
-    ) -> None:
-        self.store(base, "run/bad/1", content)
+def test_a_file_that_is_no_result_is_named_and_replaced(tracker: FsspecResultTracker, base: str) -> None:
+    for content, problem in NO_RESULTS.items():
+        store(base, "run/bad/1", content)
         with pytest.raises(CorruptResultError, match=problem) as caught:
             tracker.get("run/bad/1")
         assert tracker.location("run/bad/1") in str(caught.value)
         assert base.partition("://")[2].lstrip("/") in str(caught.value)
-        tracker["run/bad/1"] = {"x": 1}
-        assert tracker["run/bad/1"] == {"x": 1}
+    tracker["run/bad/1"] = {"x": 1}
+    assert tracker["run/bad/1"] == {"x": 1}
 
-    def test_many_at_once(self, tracker: FsspecResultTracker) -> None:
-        keys = [f"run/train/{number:02}" for number in range(40)]
-        for number, key in enumerate(keys):
-            tracker.put(key, number=number)
-        asked = ["run/missing", *reversed(keys), "run/missing", 5]
-        found = tracker.get_many(asked)
-        assert list(found) == ["run/missing", *reversed(keys), "5"], (
-            "in the order in which they were asked for, each once"
-        )
-        assert found == {"run/missing": {}, "5": {}, **{key: {"number": number} for number, key in enumerate(keys)}}
-        assert tracker.get_many([]) == {}
-        with pytest.raises(KeyRefusedError, match=says("get_many", "'run/train'")):
-            tracker.get_many("run/train")
-        with pytest.raises(KeyRefusedError, match=r"'a/\.\./b' would leave the tracker base"):
-            tracker.get_many([*keys, "a/../b"])
 
-    def test_iterates_over_a_run(self, tracker: FsspecResultTracker) -> None:
-        for key in ("p1/train/2", "p1/train/1", "p1/prepare/1", "p10/train/1", "p2/train/1"):
-            tracker.put(key, key=key)
-        assert list(tracker.items("p1")) == [
-            (key, {"key": key}) for key in ("p1/prepare/1", "p1/train/1", "p1/train/2")
-        ]
-        assert [key for key, _ in tracker.items()] == tracker.keys()
-        assert list(tracker.items("none")) == []
-        items = tracker.items()
-        assert next(items)[0] == "p1/prepare/1", "one by one"
-        items.close()  # the threads of the generator would otherwise wait for its reader
+def test_many_at_once(tracker: FsspecResultTracker) -> None:
+    keys = [f"run/train/{number:02}" for number in range(40)]
+    for number, key in enumerate(keys):
+        tracker.put(key, number=number)
+    asked = ["run/missing", *reversed(keys), "run/missing", 5]
+    found = tracker.get_many(asked)
+    assert list(found) == ["run/missing", *reversed(keys), "5"], "in the order in which they were asked for, each once"
+    assert found == {"run/missing": {}, "5": {}, **{key: {"number": number} for number, key in enumerate(keys)}}
+    assert tracker.get_many([]) == {}
+    with pytest.raises(KeyRefusedError, match=says("get_many", "'run/train'")):
+        tracker.get_many("run/train")
+    with pytest.raises(KeyRefusedError, match=r"'a/\.\./b' would leave the tracker base"):
+        tracker.get_many([*keys, "a/../b"])
 
-    def test_what_is_no_result_among_many(self, tracker: FsspecResultTracker, base: str) -> None:
-        tracker.put("run/1", x=1)
-        tracker.put("run/3", x=3)
-        self.store(base, "run/2", b"{")
-        with pytest.raises(CorruptResultError, match=says("run/2", "JSON", "Remove")):
-            tracker.get_many(["run/1", "run/2", "run/3"])
-        with pytest.raises(CorruptResultError, match=says("run/2", "JSON", "Remove")):
-            list(tracker.items())
-        errors: list[CorruptResultError] = []
-        assert tracker.get_many(["run/1", "run/2", "run/3"], corrupt=errors.append) == {
-            "run/1": {"x": 1},
-            "run/3": {"x": 3},
-        }
-        assert dict(tracker.items("run", corrupt=errors.append)) == {"run/1": {"x": 1}, "run/3": {"x": 3}}
-        assert [type(error) for error in errors] == [CorruptResultError] * 2
 
-    def test_a_frame(self, tracker: FsspecResultTracker) -> None:
-        pandas = pytest.importorskip("pandas")
-        tracker.put("p1/train/1", accuracy=0.5, epochs=3, note="a")
-        tracker.put("p1/train/2", accuracy=0.75)
-        tracker.put("other", loss=math.nan)
-        table = tracker.to_frame()
-        assert list(table.index) == ["other", "p1/train/1", "p1/train/2"]
-        assert table.index.name == "run_id"
-        assert list(table.columns) == ["run", "stage", "execution", "loss", "accuracy", "epochs", "note"]
-        assert table.loc["p1/train/1", ["run", "stage", "execution", "accuracy", "epochs", "note"]].to_list() == [
-            "p1", "train", "1", 0.5, 3, "a",
-        ]  # fmt: skip
-        assert table["accuracy"].mean() == 0.625
-        assert pandas.isna(table.loc["other", "run"])
-        assert list(tracker.to_frame("p1").index) == ["p1/train/1", "p1/train/2"]
-        tracker.put("p1/train/2", accuracy=0.75, stage=7)
-        table = tracker.to_frame("p1")
-        assert list(table.columns) == ["run", "execution", "accuracy", "epochs", "note", "stage"]
-        assert table.loc["p1/train/2", "stage"] == 7, "what is recorded under such a name, and nothing else"
-        assert pandas.isna(table.loc["p1/train/1", "stage"])
-        assert tracker.to_frame("none").empty
-        # If every row has a value, types stay as they were recorded.
-        assert tracker.to_frame("p1/train/1").dtypes["epochs"].kind == "i"
+def test_iterates_over_a_run(tracker: FsspecResultTracker) -> None:
+    for key in ("p1/train/2", "p1/train/1", "p1/prepare/1", "p10/train/1", "p2/train/1"):
+        tracker.put(key, key=key)
+    assert list(tracker.items("p1")) == [(key, {"key": key}) for key in ("p1/prepare/1", "p1/train/1", "p1/train/2")]
+    assert [key for key, _ in tracker.items()] == tracker.keys()
+    assert list(tracker.items("none")) == []
+    items = tracker.items()
+    assert next(items)[0] == "p1/prepare/1", "one by one"
+    items.close()  # the threads of the generator would otherwise wait for its reader
 
-    def test_removes_and_tells_of_files(self, tracker: FsspecResultTracker) -> None:
-        before = time.time()
-        tracker.put("p1/train/1", x=1)
-        tracker.put("p1/train/2", x=1)
-        tracker.store.write(".torchx_kfp/metadata/r/1", b"{}")
-        files = tracker.store.files()
-        assert [(file.key, file.size) for file in files] == [
-            (".torchx_kfp/metadata/r/1", 2), ("p1/train/1", 12), ("p1/train/2", 12),
-        ]  # fmt: skip
-        # The times of S3 are whole seconds.
-        assert all(before - 2 < file.modified < time.time() + 2 for file in files)
-        tracker.store.remove("p1/train/1")
-        tracker.store.remove("p1/train/1")
-        tracker.store.remove("none/at/all")
-        assert tracker.keys() == ["p1/train/2"]
-        assert tracker["p1/train/1"] == {}
-        tracker.put("p1/train/1", x=2)
-        assert tracker["p1/train/1"] == {"x": 2}
 
-    def test_names_below_a_key(self, tracker: FsspecResultTracker) -> None:
-        for key in ("p1/train/1", "p1/best", "p2/x"):
+def test_what_is_no_result_among_many(tracker: FsspecResultTracker, base: str) -> None:
+    tracker.put("run/1", x=1)
+    tracker.put("run/3", x=3)
+    store(base, "run/2", b"{")
+    with pytest.raises(CorruptResultError, match=says("run/2", "JSON", "Remove")):
+        tracker.get_many(["run/1", "run/2", "run/3"])
+    with pytest.raises(CorruptResultError, match=says("run/2", "JSON", "Remove")):
+        list(tracker.items())
+    errors: list[CorruptResultError] = []
+    assert tracker.get_many(["run/1", "run/2", "run/3"], corrupt=errors.append) == {
+        "run/1": {"x": 1},
+        "run/3": {"x": 3},
+    }
+    assert dict(tracker.items("run", corrupt=errors.append)) == {"run/1": {"x": 1}, "run/3": {"x": 3}}
+    assert [type(error) for error in errors] == [CorruptResultError] * 2
+
+
+def test_a_frame(tracker: FsspecResultTracker) -> None:
+    pandas = pytest.importorskip("pandas")
+    tracker.put("p1/train/1", accuracy=0.5, epochs=3, note="a")
+    tracker.put("p1/train/2", accuracy=0.75)
+    tracker.put("other", loss=math.nan)
+    table = tracker.to_frame()
+    assert list(table.index) == ["other", "p1/train/1", "p1/train/2"]
+    assert table.index.name == "run_id"
+    assert list(table.columns) == ["run", "stage", "execution", "loss", "accuracy", "epochs", "note"]
+    assert table.loc["p1/train/1", ["run", "stage", "execution", "accuracy", "epochs", "note"]].to_list() == [
+        "p1", "train", "1", 0.5, 3, "a",
+    ]  # fmt: skip
+    assert table["accuracy"].mean() == 0.625
+    assert pandas.isna(table.loc["other", "run"])
+    assert list(tracker.to_frame("p1").index) == ["p1/train/1", "p1/train/2"]
+    tracker.put("p1/train/2", accuracy=0.75, stage=7)
+    table = tracker.to_frame("p1")
+    assert list(table.columns) == ["run", "execution", "accuracy", "epochs", "note", "stage"]
+    assert table.loc["p1/train/2", "stage"] == 7, "what is recorded under such a name, and nothing else"
+    assert pandas.isna(table.loc["p1/train/1", "stage"])
+    assert tracker.to_frame("none").empty
+    # If every row has a value, types stay as they were recorded.
+    assert tracker.to_frame("p1/train/1").dtypes["epochs"].kind == "i"
+
+
+# Keys
+
+
+def test_an_int_key_works_like_its_string(tracker: FsspecResultTracker) -> None:
+    tracker[1] = {"x": 1}
+    assert tracker["1"] == {"x": 1}
+    tracker["-2"] = {"x": 2}
+    assert tracker[-2] == {"x": 2}
+    assert tracker.keys() == ["-2", "1"]
+
+
+def test_a_member_of_an_enum_works_like_its_value(tracker: FsspecResultTracker) -> None:
+    class Name(str, enum.Enum):
+        A = "run/a"
+
+    class Number(enum.IntEnum):
+        ONE = 1
+
+    tracker[Name.A] = {"name": Name.A, "number": Number.ONE}
+    tracker[Number.ONE] = {"x": 1}
+    assert tracker.keys() == ["1", "run/a"]
+    assert tracker["run/a"] == {"name": "run/a", "number": 1}
+
+
+def test_keys_are_plain_text(tracker: FsspecResultTracker, base: str) -> None:
+    # The routes of the tests' S3 server do not support line breaks.
+    plain = PLAIN_KEYS if base.startswith("s3") else [*PLAIN_KEYS, "new\nline", "control\x01\x7f"]
+    # All of them exist together, with keys that they would match or become if they were patterns or URLs.
+    keys = [*plain, "axb", "what", "m", "a", "100", "A", "C", "x"]
+    for key in keys:
+        tracker.put(key, x=key)
+    assert {key: tracker.get(key) for key in keys} == {key: {"x": key} for key in keys}
+    assert tracker.keys() == sorted(keys)
+
+
+def test_a_key_that_is_too_long(tracker: FsspecResultTracker, base: str) -> None:
+    if base.startswith("memory"):
+        tracker["n" * 5000] = {"x": 1}
+        assert tracker["n" * 5000] == {"x": 1}
+        return
+    # With the base's own name, this is longer than S3's 1,024.
+    too_long = "n" * (1020 if base.startswith("s3") else 256)
+    for key in (too_long, "new/" + too_long, "é" * (len(too_long) // 2)):
+        with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
             tracker.put(key, x=1)
-        assert tracker.store.names("p1") == ["best", "train/"]
-        assert tracker.store.names("none") == []
-        assert tracker.names() == ["p1/", "p2/"]
-
-    def test_lists_keys(self, tracker: FsspecResultTracker) -> None:
-        assert tracker.keys() == tracker.keys("a") == tracker.names() == []
-        for key in ("b", "a/b/2", "a/b/1", "a/c", "ab/c", 3):
-            tracker[key] = {"x": 1}
-        assert tracker.keys() == ["3", "a/b/1", "a/b/2", "a/c", "ab/c", "b"]
-        assert tracker.keys("a") == ["a/b/1", "a/b/2", "a/c"]
-        assert tracker.keys("a/b") == ["a/b/1", "a/b/2"]
-        assert tracker.keys("a/c") == ["a/c"]
-        assert tracker.keys("missing") == []
-        assert tracker.names() == ["3", "a/", "ab/", "b"]
-
-    def test_results_outlive_the_tracker(self, tracker: FsspecResultTracker, base: str) -> None:
-        tracker["run"] = {"x": 1}
-        assert FsspecResultTracker(base + "/")["run"] == {"x": 1}
-        assert pickle.loads(pickle.dumps(tracker))["run"] == {"x": 1}
-
-    @pytest.mark.usual
-    def test_is_no_collection(self, tracker: FsspecResultTracker) -> None:
-        # Python would take a class with [0], [1], ... for a sequence, which would be endless here.
-        with pytest.raises(TypeError, match="not iterable"):
-            list(tracker)
-        with pytest.raises(TypeError, match="not a container"):
-            "run" in tracker  # noqa: B015
-
-    def test_names_its_base(self, tracker: FsspecResultTracker, base: str) -> None:
-        assert tracker.tracker_base == base
-        assert repr(tracker) == f"FsspecResultTracker({base!r})"
+        with pytest.raises(KeyRefusedError, match="is too long"):
+            tracker.get(key)
+    assert tracker.keys() == []
+    tracker["new"] = {"x": 1}  # the folder is completely removed
 
 
-@pytest.mark.lowest
-class TestLocalDirectory(TrackerContract):
-    @pytest.fixture
-    def base(self, tmp_path: Path) -> str:
-        return str(tmp_path / "made on demand" / "100% [results]#1?")
+@pytest.mark.parametrize("later", ["above", "below"])
+def test_a_key_above_or_below_another_one(tracker: FsspecResultTracker, base: str, later: str) -> None:
+    first, second = ("a/b/c", "a/b") if later == "above" else ("a/b", "a/b/c/d")
+    tracker[first] = {"x": 1}
+    if base.startswith("s3"):
+        assert tracker[second] == {}
+        tracker[second] = {"x": 2}
+        assert tracker[second] == {"x": 2}
+    else:
+        facts = ("'a/b'", "folder", "'a/b/results'") if later == "above" else ("'a/b/c/d'", "'a/b'", "results", "Use")
+        for action in (lambda: tracker.put(second, x=2), lambda: tracker.get(second)):
+            with pytest.raises(KeyRefusedError, match=says("key", *facts)):
+                action()
+        assert tracker.keys() == [first]
+    assert tracker[first] == {"x": 1}
 
 
-class TestPathObject(TrackerContract):
-    @pytest.fixture
-    def base(self, tmp_path: Path) -> str:
-        return str(tmp_path)
-
-    @pytest.fixture
-    def tracker(self, base: str) -> FsspecResultTracker:
-        return FsspecResultTracker(Path(base))
-
-
-@pytest.mark.lowest
-class TestFileUrl(TrackerContract):
-    @pytest.fixture
-    def base(self, tmp_path: Path) -> str:
-        return f"file://{tmp_path}/results"
+def test_lists_keys(tracker: FsspecResultTracker) -> None:
+    assert tracker.keys() == tracker.keys("a") == tracker.names() == tracker.store.names("none") == []
+    for key in ("b", "a/b/2", "a/b/1", "a/c", "ab/c", 3):
+        tracker[key] = {"x": 1}
+    assert tracker.keys() == ["3", "a/b/1", "a/b/2", "a/c", "ab/c", "b"]
+    assert tracker.keys("a") == ["a/b/1", "a/b/2", "a/c"]
+    assert tracker.keys("a/b") == ["a/b/1", "a/b/2"]
+    assert tracker.keys("a/c") == ["a/c"]
+    assert tracker.keys("missing") == []
+    assert tracker.names() == ["3", "a/", "ab/", "b"]
+    assert tracker.store.names("a") == ["b/", "c"]
 
 
-class TestWithoutUnnamedFiles(TrackerContract):
-    """Platforms and file systems without O_TMPFILE, such as NFS."""
+def test_removes_and_tells_of_files(tracker: FsspecResultTracker) -> None:
+    before = time.time()
+    tracker.put("p1/train/1", x=1)
+    tracker.put("p1/train/2", x=1)
+    tracker.store.write(".torchx_kfp/metadata/r/1", b"{}")
+    files = tracker.store.files()
+    assert [(file.key, file.size) for file in files] == [
+        (".torchx_kfp/metadata/r/1", 2), ("p1/train/1", 12), ("p1/train/2", 12),
+    ]  # fmt: skip
+    # The times of S3 are whole seconds.
+    assert all(before - 2 < file.modified < time.time() + 2 for file in files)
+    tracker.store.remove("p1/train/1")
+    tracker.store.remove("p1/train/1")
+    tracker.store.remove("none/at/all")
+    assert tracker.keys() == ["p1/train/2"]
+    assert tracker["p1/train/1"] == {}
+    tracker.put("p1/train/1", x=2)
+    assert tracker["p1/train/1"] == {"x": 2}
 
-    @pytest.fixture
-    def base(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+
+# Forms of a tracker base
+
+
+@pytest.mark.parametrize("form", ["Path", "file://", "memory://", "without O_TMPFILE"])
+def test_every_form_of_a_base_keeps_results(
+    form: str, tmp_path: Path, memory_base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some platforms and file systems, such as NFS, do not have O_TMPFILE."""
+    if form == "without O_TMPFILE":
         monkeypatch.delattr("os.O_TMPFILE")
-        return str(tmp_path / "results")
+    base = {"file://": f"file://{tmp_path}/results", "memory://": form}.get(form, tmp_path / "results")
+    tracker = FsspecResultTracker(base)
+    keys = ["100% [a]#1?", "a/b/1", "a/b/2", "a:b", "local_cwd://session/app-1"]
+    for key in keys:
+        tracker.put(key, old="x" * 1000)
+        tracker.put(key, key=key)
+    assert {key: tracker[key] for key in keys} == {key: {"key": key} for key in keys}
+    assert [results["key"] for _, results in tracker.items()] == keys
+    assert tracker.keys("a") == ["a/b/1", "a/b/2"]
+    assert tracker.names() == ["100% [a]#1?", "a/", "a:b", "local_cwd:/"]
+    for action in (lambda: tracker.put("a/b", x=1), lambda: tracker.get("a:b/c"), lambda: tracker.get("a/../b")):
+        with pytest.raises(KeyRefusedError, match="The key "):
+            action()
+    tracker.store.remove("a/b/1")
+    assert tracker.store.read("a/b/1") is None
+    assert tracker.location("run") == {"memory://": "memory:///run"}.get(form, f"{tmp_path}/results/run")
+    with pytest.raises(TrackerError, match=says("a:b'", "tracker base", "Name")):
+        FsspecResultTracker(f"{base}/a:b" if form != "memory://" else "memory://a:b")["run"] = {"x": 1}
 
 
-@pytest.mark.lowest
-class TestMemory(TrackerContract):
-    too_long = None
-
-    @pytest.fixture
-    def base(self, memory_base: str) -> str:
-        return memory_base
-
-    def test_a_base_that_is_a_file(self, base: str) -> None:
-        FsspecResultTracker(base)["file"] = {"x": 1}
-        tracker = FsspecResultTracker(base + "/file")
-        with pytest.raises(TrackerError, match=says("'memory://results/file'", "tracker base", "Name")):
-            tracker["run"] = {"x": 1}
-
-
-class TestMemoryRoot(TestMemory):
-    @pytest.fixture
-    def base(self, memory_base: str) -> str:
-        return "memory://"
-
-    def test_names_its_base(self, tracker: FsspecResultTracker, base: str) -> None:
-        assert tracker.location("run") == "memory:///run"
-
-    def test_a_base_that_is_a_file(self, base: str) -> None:
-        FsspecResultTracker(base)["file"] = {"x": 1}
-        with pytest.raises(TrackerError, match=says("'memory://file'", "tracker base", "Name")):
-            FsspecResultTracker("memory://file")["run"] = {"x": 1}
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("", says("''", "/tmp/results", "s3://")),
+        ("  ", says("'  '", "Use")),
+        ("a\0b", says("'a\\x00b'", "tracker base", "Use")),
+        (None, says("NoneType", "tracker base", "directory")),
+        (b"/tmp", says("b'/tmp'", "tracker base", "directory")),
+        (
+            "nope://x",
+            says("'nope://x'", "tracker base", "directory", "Use"),
+        ),
+        ("s3:/b/x", says("'s3:/b/x'", "'s3://b/x'", "'./s3:/b/x'")),
+        ("s3://", says("'s3://'", "s3://bucket/results")),
+    ],
+)
+def test_bases_that_are_refused(base: Any, message: str) -> None:
+    with pytest.raises(TrackerBaseError, match=message):
+        FsspecResultTracker(base)
 
 
-@pytest.mark.s3
-@pytest.mark.lowest
-class TestS3(TrackerContract):
-    side_by_side = True
-    too_long = "n" * 1020  # with the base's own name, longer than 1,024
-    plain_keys = PLAIN_KEYS  # the server's routes do not support line breaks
+#: Bases of all forms: paths, URLs of files, and what looks like one of them.
+FORMS = ["file://", "file:", "local://", "/", "~", ".", "..", "a", "é", " ", "%20", "*", "[", "?", "#"]
+BASES = st.builds("".join, st.lists(st.sampled_from(FORMS)))
 
-    @pytest.fixture
-    def base(self, s3_base: str) -> str:
-        return s3_base
+
+@hypothesis.given(base=BASES)
+@hypothesis.example(base=".")
+@hypothesis.example(base="./~")
+@hypothesis.example(base="~/a/")
+@hypothesis.example(base="file:///~/a//")
+def test_a_directory_is_that_of_fsspec(base: str) -> None:
+    try:
+        store = FsspecResultTracker(base).store
+    except TrackerBaseError:
+        return
+    filesystem, path = fsspec.core.url_to_fs(base)
+    assert isinstance(filesystem, LocalFileSystem)
+    assert os.path.dirname(store.location("key")) == (path.rstrip("/") or "/")
+
+
+@pytest.mark.parametrize(
+    ("base", "module", "install"),
+    [
+        ("s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("s3a://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("gs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
+        ("gcs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
+        ("simplecache::s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("abfs://bucket/x", "adlfs", "adlfs"),
+    ],
+)
+def test_a_missing_package_is_named(base: str, module: str, install: str) -> None:
+    code = """
+import sys
+sys.modules[sys.argv[2]] = None  # as if it were not installed
+from torchx_kfp.tracking import FsspecResultTracker
+try:
+    FsspecResultTracker(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, isinstance(error.__cause__, ImportError), error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, base, module], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"TrackerBaseError True The tracker base {base!r} needs a package that is missing: ")
+    assert install in done.stdout
+
+
+@pytest.mark.skipif(fsspec.__version__ < "2025", reason="this fsspec cannot write through dir::")
+def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
+    """For fsspec, it is neither local nor an object store, like SFTP and HDFS."""
+    (tmp_path / "base").mkdir()
+    tracker = FsspecResultTracker(f"dir::file://{tmp_path}/base")
+    tracker["a/b"] = {"x": 1}
+    assert tracker["a/b"] == {"x": 1}
+    assert tracker["missing"] == {}
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
+    for key in ("a", "a/b/c"):
+        with pytest.raises(KeyRefusedError, match=says(f"'{key}'", "folder", "'dir::")):
+            tracker[key] = {"x": 1}
+    with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
+        tracker["n" * 300] = {"x": 1}
+
+
+def test_no_credentials_of_google(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DefaultCredentialsError(Exception):
+        """Like the exception of google-auth."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise DefaultCredentialsError("Your default credentials were not found.")
+
+    tracker = FsspecResultTracker(memory_base)
+    monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", fail)
+    with pytest.raises(MissingCredentialsError, match=says(f"{memory_base!r}", "GOOGLE_APPLICATION_CREDENTIALS")):
+        tracker.get("run")
+
+
+# What does not depend on the store
+
+
+class Array:
+    def __repr__(self) -> str:
+        return "<it>"
+
+    def item(self) -> float:
+        raise ValueError("there are several")
+
+
+@pytest.mark.parametrize(
+    ("key", "facts"),
+    [
+        *((key, ("str", "int", f"Got {type(key).__name__}: {key!r}.")) for key in (1.5, b"run", True, ("a", "b"))),
+        (Path("a/b"), ("str", "int", "Got PosixPath: ")),
+        pytest.param(10**5000, ("key", "digits", "Shorten"), id="int"),
+        ("/" + "x" * 3000, ("'/xx", "3,003", "absolute", "'/'")),
+        ("", ("''", "is empty")),
+        ("/etc/passwd", ("'/etc/passwd'", "is absolute")),
+        *((key, (repr(key), "leave the tracker base")) for key in ("..", "../x", "a/../../x", "a/..", "a/../b", "s3://..")),
+        *((key, (repr(key), "the part '.'")) for key in (".", "a/./b")),
+        *((key, (repr(key), "an empty part")) for key in ("a//b", "a/", "s3:///b", "s3://")),
+        ("a\0b", (repr("a\0b"), "a NUL character")),
+        ("a\ud800b", ("'a\\ud800b'", "surrogate", "UTF-8")),
+        *((key, (repr(key), "'.torchx_kfp'")) for key in (".torchx_kfp", "a/.torchx_kfp/b")),
+    ],
+)  # fmt: skip
+@pytest.mark.usual
+def test_keys_that_are_refused(local: FsspecResultTracker, key: Any, facts: tuple[str, ...]) -> None:
+    actions: list[Callable[[Any], object]] = [lambda key: local.put(key, x=1), local.get, local.keys]
+    for action in actions:
+        with pytest.raises(KeyRefusedError, match=says(*facts)):
+            action(key)
+    assert local.keys() == []
+
+
+@pytest.mark.parametrize(
+    ("value", "facts"),
+    [
+        (None, ("None", "float('nan')")),
+        (b"raw", ("bytes", "b'raw'")),
+        (bytearray(b"raw"), ("bytearray",)),
+        ({"a": 1}, ("'a'", "'loss/mean'", "dict")),
+        ([1, 2], ("'loss/0'", "list")),
+        ((1,), ("'loss/0'", "tuple")),
+        (1j, ("1j", "float(...)", "str(...)")),
+        (decimal.Decimal("0.1"), ("decimal.Decimal", "Decimal('0.1')", "Convert")),
+        (Array(), ("mean()", "Array", "<it>")),
+        (Exception(), ("Exception", "Convert")),
+        ("é" * 513, ("1,026", "1,024", "Store")),
+        ("a\udc80", ("surrogate", "text.encode", '"utf-8"')),
+        pytest.param(-(10**4300), ("4,298", "digits", "JSON", "Put"), id="int"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.usual
+def test_nothing_is_written_where_a_value_is_refused(local: FsspecResultTracker, value: Any, facts: Any) -> None:
+    for key in ("old", "new/key"):
+        before = dict(local["old"])
+        with pytest.raises(ResultRefusedError, match=says(*facts)) as caught:
+            local[key] = {"good": 1, "loss": value}
+        assert str(caught.value).startswith(f"The result 'loss' of the key {key!r} ")
+        assert local["old"] == before
+        local.put("old", x=1)
+    assert local.keys() == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ({"": 1}, says("'run'", "result", "key", "Give")),
+        ({1: 1}, says("'run'", "1", "int", "str")),
+        ({None: 1}, says("NoneType", "'run'")),
+        ({"\ud800": 1}, says("surrogate", "text.encode", '"utf-8"')),
+        ([("a", 1)], says("'run'", "mapping", "Got list: [('a', 1)]")),
+        (0.5, says("'run'", "mapping", "Got float: 0.5")),
+        (None, says("'run'", "mapping", "Got NoneType: None")),
+    ],
+)
+def test_names_that_are_refused(local: FsspecResultTracker, results: Any, message: str) -> None:
+    with pytest.raises(ResultRefusedError, match=message):
+        local["run"] = results
+    assert local.keys() == []
+
+
+@pytest.mark.usual
+def test_results_may_have_any_name(local: FsspecResultTracker) -> None:
+    names = ["key", "self", "results", "name", "tracker", "a b", "größe", "l2norm/mean", "?*"]
+    local.put("by-keyword", **dict.fromkeys(names, 1))
+    local["by-item"] = dict.fromkeys(names, 1)
+    assert local["by-keyword"] == local["by-item"] == dict.fromkeys(names, 1)
+
+
+def test_a_str_may_have_1024_bytes(local: FsspecResultTracker) -> None:
+    local["run"] = {"ascii": "x" * 1024, "wide": "é" * 512, "very wide": "🔑" * 256}
+    assert {name: len(value) for name, value in local["run"].items()} == {
+        "ascii": 1024,
+        "wide": 512,
+        "very wide": 256,
+    }
+
+
+def test_scalars_of_numpy(local: FsspecResultTracker) -> None:
+    numpy = pytest.importorskip("numpy")
+    local["run"] = {"loss": numpy.float64(0.5), "name": numpy.str_("x")}
+    assert local["run"] == {"loss": 0.5, "name": "x"}
+    scalars = {"f": numpy.float32(0.5), "i": numpy.int64(1), "b": numpy.bool_(True), "a": numpy.array(1.5)}
+    local["run"] = scalars
+    values = local["run"]
+    assert values == {"f": 0.5, "i": 1, "b": True, "a": 1.5}
+    assert [type(value) for value in values.values()] == [float, int, bool, float]
+    for value in (numpy.array([1, 2]), numpy.datetime64("2026-01-01"), numpy.complex64(1j)):
+        with pytest.raises(ResultRefusedError, match=r"is of type numpy\.\w+: "):
+            local["run"] = {"loss": value}
+
+
+@pytest.mark.usual
+def test_is_no_collection(local: FsspecResultTracker) -> None:
+    # Python would take a class with [0], [1], ... for a sequence, which would be endless here.
+    with pytest.raises(TypeError, match="not iterable"):
+        list(local)
+    with pytest.raises(TypeError, match="not a container"):
+        "run" in local  # noqa: B015
+
+
+#: Any text that a part of a key may be on a Linux file system.
+PARTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1).filter(
+    lambda part: part not in (".", "..", ".torchx_kfp") and len(part.encode()) <= 255
+)
+KEYS = st.lists(PARTS, min_size=1, max_size=4).map("/".join) | st.integers()
+VALUES = (
+    st.integers()
+    | st.floats()
+    | st.booleans()
+    | st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: len(text.encode()) <= 1024)
+)
+RESULTS = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), VALUES, max_size=5)
+
+
+def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Tell whether both are equal, including types and order, with NaN equal to NaN."""
+    return repr(list(ours.items())) == repr(list(theirs.items()))
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_any_key_and_results_come_back(kind: str, tmp_path: Path, memory_base: str) -> None:
+    base = str(tmp_path) if kind == "local" else memory_base
+
+    @hypothesis.given(key=KEYS, results=RESULTS)
+    @hypothesis.settings(max_examples=200)
+    def check(key: str | int, results: dict[str, Any]) -> None:
+        tracker = FsspecResultTracker(f"{base}/{uuid.uuid4().hex}")
+        tracker[key] = results
+        assert same(tracker[key], results)
+        assert stored(tracker.tracker_base, str(key)).isascii()
+        assert same(FsspecResultTracker(tracker.tracker_base)[str(key)], results)
+        assert tracker.keys() == [str(key)]
+        tracker.put(key, **{**results, "last": 1})
+        assert same(tracker[key], {**results, "last": 1})
+
+    check()
+
+
+@hypothesis.given(st.text() | st.text("./a:~\0\ud800"))
+def test_a_key_is_itself_or_refused(text: str) -> None:
+    try:
+        assert FsspecResultTracker("/base").location(text) == f"/base/{text}"
+    except KeyRefusedError:
+        return
+    parts = text.split("/")
+    assert not {"..", "."} & set(parts)
+    assert parts[0]
+    assert parts[-1]
+    assert "\0" not in text
+    text.encode()

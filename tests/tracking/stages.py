@@ -1,0 +1,44 @@
+"""Stages for tests: the environment that one has, its run, and an application in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from torchx_kfp.contract import protocol
+from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
+
+Parents = Mapping[str, protocol.RunIds]
+
+
+def environ(
+    base: object, run_id: str = "p1/train/e1", parents: Parents | None = None, trackers: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the variables that a compiled stage gives to its application."""
+    return protocol.encode(protocol.StageContext(str(base), run_id, parents or {}, trackers or {}))
+
+
+def stage(base: object, run_id: str = "p1/train/e1", parents: Parents | None = None, patience: float = 60.0) -> Run:
+    """Return the run of a stage in this process."""
+    return current_run(environ(base, run_id, parents), patience=patience)
+
+
+def application(
+    code: str, variables: Mapping[str, str], *words: str, cwd: Path | None = None, check: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program as a stage's application: without other variables of the protocol."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCHX_")}
+    command = [sys.executable, "-W", "ignore", "-c", code, *words]
+    done = subprocess.run(
+        command, env={**clean, **variables}, cwd=cwd, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def stored_keys(base: object, prefix: str = "") -> list[str]:
+    """Return the keys of everything below a tracker base, the tracker's own files included."""
+    return [file.key for file in FsspecResultTracker(str(base)).store.files(prefix)]

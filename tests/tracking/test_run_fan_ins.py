@@ -1,0 +1,90 @@
+"""A stage that reads many runs: in any order, after a fork, as a pickle, and when one of them cannot be read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.facts import says
+from tests.tracking.stages import stage
+from torchx_kfp.errors import KeyRefusedError
+from torchx_kfp.tracking import FanIn, FsspecResultTracker, Run
+
+COUNT = 300
+KEYS = [f"p1/train/{number:03}" for number in range(COUNT)]
+
+
+def fan_in(base: object, keys: list[str] = KEYS) -> FanIn:
+    found = stage(base, "p1/use/1", {"trials": tuple(keys)}).parents["trials"]
+    assert isinstance(found, FanIn)
+    return found
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> FanIn:
+    for number, key in enumerate(KEYS):
+        path = tmp_path / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'{{"number": {number}}}')
+    return fan_in(tmp_path)
+
+
+def test_a_fan_in_in_any_order_and_more_than_once(trials: FanIn, tmp_path: Path) -> None:
+    runs = list(trials)
+    assert [run.results()["number"] for run in reversed(runs)] == list(reversed(range(COUNT)))
+    (tmp_path / KEYS[5]).write_text('{"number": "new"}')
+    assert runs[5].results() == {"number": "new"}, "what was taken is read anew"
+    assert [run.results()["number"] for run in fan_in(tmp_path, [KEYS[1], KEYS[1], KEYS[0]])] == [1, 1, 0]
+
+
+def test_one_that_cannot_be_read_is_an_error_of_its_own(trials: FanIn, tmp_path: Path) -> None:
+    (tmp_path / KEYS[10]).unlink()
+    (tmp_path / KEYS[10] / "below").mkdir(parents=True)
+    read = 0
+    for number, run in enumerate(trials):
+        if number == 10:
+            with pytest.raises(KeyRefusedError, match=says(f"'{KEYS[10]}'", "folder")):
+                run.results()
+        else:
+            assert run.results() == {"number": number}
+            read += 1
+    assert read == COUNT - 1
+    tracker = FsspecResultTracker(tmp_path)
+    found = tracker.store.each(tracker.get, KEYS)
+    assert [next(found)["number"] for _ in range(10)] == list(range(10)), "those before it are there"
+    with pytest.raises(KeyRefusedError):
+        next(found)
+
+
+def test_a_forked_process_reads_runs_of_its_parent(trials: FanIn) -> None:
+    runs = list(trials)
+    assert runs[0].results() == {"number": 0}
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            signal.alarm(30)
+            code = 0 if runs[-1].results() == {"number": COUNT - 1} else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_pickles(trials: FanIn) -> None:
+    copy = pickle.loads(pickle.dumps(trials))
+    assert type(copy) is FanIn
+    assert copy == trials
+    assert [run.results()["number"] for run in copy] == list(range(COUNT))
+    run: Run = next(iter(trials))
+    run.results()
+    assert pickle.loads(pickle.dumps(run)).results() == {"number": 0}
+
+
+def test_a_row_for_each_run(trials: FanIn, tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    table = fan_in(tmp_path, [KEYS[1], KEYS[1], KEYS[0]]).to_frame()
+    assert table["number"].to_list() == [1, 1, 0]
