@@ -18,6 +18,7 @@ from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp.common import archive as module
 from torchx_kfp.common.archive import list_workspace, pack_workspace
+from torchx_kfp.common.credentials import credentials_matcher
 from torchx_kfp.contract.carried import workspace
 from torchx_kfp.contract.carried.programs import WORKSPACE
 from torchx_kfp.contract.protocol import workspace_key
@@ -112,6 +113,11 @@ def test_an_ignore_file_decides_before_git(tmp_path: Path) -> None:
     (tmp_path / ".torchxignore").write_text("*.sh\n!\n")
     with pytest.raises(WorkspaceError, match=says(".torchxignore", "'!'")):
         list_workspace(tmp_path)
+    for make_special, kind in ((os.mkfifo, "FIFO"), (lambda it: it.symlink_to("/dev/zero"), "device")):
+        (tmp_path / ".torchxignore").unlink()
+        make_special(tmp_path / ".torchxignore")
+        with pytest.raises(WorkspaceError, match=says(".torchxignore", "cannot be read", kind)):
+            list_workspace(tmp_path)
 
 
 def test_files_that_look_like_credentials_are_named(tmp_path: Path) -> None:
@@ -119,10 +125,61 @@ def test_files_that_look_like_credentials_are_named(tmp_path: Path) -> None:
     with pytest.raises(WorkspaceError, match=says(".env", "deploy/id_rsa", "deploy/tls.pem", ".torchxignore", "!.env")):
         list_workspace(tmp_path)
     make(tmp_path, {".torchxignore": "*\n!*\n!deploy/**\n"})  # which names none of them
-    with pytest.raises(WorkspaceError, match=says("3 files", ".env", "deploy/id_rsa")):
+    with pytest.raises(WorkspaceError, match=says("3 files", ".env", "deploy/id_rsa", "on purpose")):
         list_workspace(tmp_path)
     make(tmp_path, {".torchxignore": "!*\ndeploy/\n!.env\n"})
     assert names(tmp_path) == [".env", ".torchxignore", "train.py"]
+
+
+#: Names that scanners for secrets know, and names of code, data and examples.
+SECRET = """
+.env .ENV prod.env deploy/.Env.Local .envrc .npmrc .netrc _netrc .pypirc .pgpass .my.cnf .htpasswd .dockercfg
+.git-credentials .s3cfg .boto .databrickscfg .vault-token .terraformrc .condarc pip.conf kaggle.json .bash_history
+.aws/credentials home/.aws/config .config/gcloud/legacy/adc.json .azure/accessTokens.json .ssh/config .kube/config
+.docker/config.json .config/gh/hosts.yml .huggingface/token .cache/huggingface/token .gnupg/secring.gpg
+.cargo/credentials.toml .m2/settings.xml .ngc/config .pip/pip.conf application_default_credentials.json
+client_secret_1.apps.json service_account.json service-account-prod.json my-service-account.json credentials.json
+Credentials.csv aws_credentials.json x-firebase-adminsdk-1.json accessKeys.csv token.pickle hf_token.txt api_key.txt
+a.pem TLS.KEY a.p8 a.p12 a.pfx a.jks a.keystore a.kdbx a.ppk a.keytab a.ovpn id_rsa id_rsa.bak id_ed25519 ID_ECDSA
+id_work deploy_rsa master.key terraform.tfstate terraform.tfstate.backup prod.tfvars secrets.yaml secrets.toml
+.streamlit/secrets.toml .secrets secret.json secrets.py credentials kubeconfig kubeconfig.prod sftp-config.json
+"""
+HARMLESS = """
+train.py .env.example .gitignore environment.yml env.py keys.py tokenizer.json tokens.py id_map.py id_rsa.pub
+data/id_cards/train.csv credentials.py secret_santa.py token/a.py config.json settings.xml .config/app.toml
+aws/config.py api_keys.py password_reset.py key.txt model.keras Dockerfile monkey.txt secretary/main.py
+"""
+
+
+def test_what_looks_like_credentials() -> None:
+    looks_secret = credentials_matcher()
+    assert [name for name in SECRET.split() if not looks_secret(name)] == []
+    assert [name for name in HARMLESS.split() if looks_secret(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "travel"),
+    [
+        ("!*.*", ""),
+        ("!.*", ""),
+        ("!**", ""),
+        ("!deploy/**", ""),
+        ("!deploy/*.json", ""),
+        ("!.env", ".env"),
+        ("!*.pem", "deploy/tls.pem"),
+        ("!.env\n!.aws/*\n!deploy/tls.pem\n!deploy/secret.json", ".aws/config .env deploy/secret.json deploy/tls.pem"),
+    ],
+)
+def test_a_line_that_sends_credentials_names_them(tmp_path: Path, lines: str, travel: str) -> None:
+    secrets = {".env", ".aws/config", "deploy/tls.pem", "deploy/secret.json"}
+    make(tmp_path, {"train.py": "", **dict.fromkeys(secrets, ""), ".torchxignore": lines})
+    refused = sorted(secrets - {*travel.split()})
+    if not refused:
+        assert names(tmp_path) == sorted([*secrets, ".torchxignore", "train.py"])
+        return
+    with pytest.raises(WorkspaceError) as caught:
+        list_workspace(tmp_path)
+    assert [name for name in sorted(secrets) if repr(name) in str(caught.value)] == refused
 
 
 def test_links_stay_links_if_they_stay_inside(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ environments and what this package writes.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shlex
 import stat
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from torchx_kfp.common.credentials import credentials_matcher, matcher
 from torchx_kfp.common.git import run_git
-from torchx_kfp.common.safe_files import special_kind
+from torchx_kfp.common.safe_files import read_text, special_kind
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.errors import WorkspaceError, explain
 
@@ -31,14 +33,12 @@ IGNORE_FILE = ".torchxignore"
 NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", ".torchx_kfp", ".venv"})
 #: A folder with one of these is an environment.
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
-#: Names that files with credentials usually have, in the syntax of ``.gitignore``.
-CREDENTIALS = (
-    *(".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.p12", "*.pfx"),
-    *("credentials.json", "service-account*.json", ".netrc", "_netrc", ".pypirc", ".pgpass", ".git-credentials"),
-    *("kubeconfig", "kubeconfig.*", ".kube/config", ".aws/credentials", ".docker/config.json"),
-)
 #: Bytes of a workspace above which it needs to be allowed.
 LARGEST = 100_000_000
+#: The bytes of ``.torchxignore``, at most.
+_LONGEST_IGNORE = 1 << 20
+#: How many files with credentials a message names.
+_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
             f"The workspace {shown(os.fspath(folder))} is not a folder. Give the folder with the code."
         )
     try:
-        names, listed = _rules(root, _inside(root, without))
+        names, included = _rules(root, _inside(root, without))
         entries = [_entry(root, name) for name in sorted(names)]
     except OSError as error:
         raise WorkspaceError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
-    looks_secret = _match(CREDENTIALS)
-    secrets = [entry.name for entry in entries if looks_secret(entry.name) and not listed(entry.name)]
+    looks_secret = credentials_matcher()
+    secrets = [name for it in entries if looks_secret(name := it.name) and not _is_named(name, included, looks_secret)]
     if secrets:
         raise WorkspaceError(
             f"The workspace {shown(root)} has {counted(len(secrets), 'file')} that may hold credentials: "
-            f"{', '.join(map(shown, secrets[:5]))}{', ...' if len(secrets) > 5 else ''}. Exclude them by a line in "
-            f"{IGNORE_FILE}, or include them by a line such as !{secrets[0]} there."
+            f"{', '.join(map(shown, secrets[:_NAMED]))}{', ...' if len(secrets) > _NAMED else ''}. Exclude them by a "
+            f"line in {IGNORE_FILE}, or send them on purpose, by a line such as !{secrets[0]} there."
         )
     return entries
 
@@ -154,28 +154,31 @@ def _inside(root: str, folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{name}/" for name in found if name.split("/")[0] not in (".", ".."))
 
 
-def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], Callable[[str], bool]]:
-    """Return the names of the files that travel, and a test of those that are included by name."""
+def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], list[Callable[[str], bool]]]:
+    """Return the names of the files that travel, and a test of names for each line that includes some."""
     try:
-        with open(os.path.join(root, IGNORE_FILE), encoding="utf-8-sig") as file:
-            lines = file.read().splitlines()
-        ignored = _match(lines)
-        included = [_match([line[1:]]) for line in lines if line.startswith("!")]
+        # The folder may be somebody else's: a FIFO or a device would never end.
+        lines = read_text(os.path.join(root, IGNORE_FILE), limit=_LONGEST_IGNORE).removeprefix("\ufeff").splitlines()
+        ignored = matcher(lines)
+        included = [matcher([line[1:]]) for line in lines if line.startswith("!")]
     except FileNotFoundError:
         tracked = _of_git(root)
         if tracked is None:
             _refuse_repository(root)
-            return _walk(root, lambda name: name.startswith(without)), lambda _: False
-        return (name for name in tracked if not name.startswith(without)), lambda _: False
+            return _walk(root, lambda name: name.startswith(without)), []
+        return (name for name in tracked if not name.startswith(without)), []
     except (OSError, ValueError) as error:
         raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
 
-    def is_named(name: str) -> bool:
-        """Tell whether a line includes the file, but not any other one in its folder, as ``!*`` does."""
-        other = os.path.join(os.path.dirname(name), "other")
-        return any(matches(name) and not matches(other) for matches in included)
+    return _walk(root, lambda name: name.startswith(without) or ignored(name)), included
 
-    return _walk(root, lambda name: name.startswith(without) or ignored(name)), is_named
+
+def _is_named(name: str, included: Iterable[Callable[[str], bool]], looks_secret: Callable[[str], bool]) -> bool:
+    """Tell whether a line includes the file, but not other files, as ``!*``, ``!*.*`` and ``!*.json`` do."""
+    folders = ["", *itertools.accumulate(f"{part}/" for part in name.split("/")[:-1])]
+    names = ("other", ".other", "other.other", ".other.other", f"other{os.path.splitext(name)[1]}")
+    others = [other for folder in folders for each in names if not looks_secret(other := folder + each)]
+    return any(matches(name) and not any(map(matches, others)) for matches in included)
 
 
 def _refuse_repository(root: str) -> None:
@@ -187,12 +190,6 @@ def _refuse_repository(root: str) -> None:
                 f"The workspace {shown(root)} is in the repository {shown(str(path))}, and git does not say which "
                 f"files it tracks: see `git -C {shlex.quote(root)} status`, or list what to leave out in {IGNORE_FILE}."
             )
-
-
-def _match(lines: Iterable[str]) -> Callable[[str], bool]:
-    from pathspec import GitIgnoreSpec  # loaded when a workspace is packed
-
-    return GitIgnoreSpec.from_lines(lines).match_file
 
 
 def _of_git(root: str) -> list[str] | None:

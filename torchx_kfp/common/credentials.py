@@ -1,0 +1,86 @@
+"""Names that files with credentials usually have.
+
+They are those that scanners for secrets look for (gitrob, whispers, leaky-repo), and of the tools around machine
+learning: clouds, hubs, and trackers. Case does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+#: Names of files, in the syntax of ``.gitignore``.
+_NAMES = (
+    # environments
+    *(".env", ".env.*", "*.env", ".envrc", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist"),
+    # keys and the stores of them
+    *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.pk8", "*.pkcs12", "*.ppk", "*.jks", "*.jceks", "*.keystore"),
+    *("*.bcfks", "*.kdb", "*.kdbx", "*.keychain", "*.agilekeychain", "*.kwallet", "*.psafe3", "*.keytab", "*.bek"),
+    *("*.ovpn", "*.tblk", "*.agekey", "*.gpgkey", "krb5cc_*", "secring.*", "otr.private_key", "master.key"),
+    *("id_*", "!id_*.*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519"),
+    # words
+    *("secret", "secrets", "*.secret", "*.secrets", "secret.*", "secrets.*", ".secret*", "secret_token.*"),
+    *("credential", "credentials", "credentials.*", ".credentials*", "*credentials*.json", "!credentials.py"),
+    *("password", "passwords", "password.*", "passwords.*", "*.passwd", "passwd", "shadow", "!password*.py"),
+    *(".htpasswd", "htpasswd", "proftpdpasswd", ".pgpass", "pgpass", ".my.cnf", ".mylogin.cnf", "master_password*"),
+    # clouds
+    *("client_secret*.json", "service_account*.json", "service-account*.json", "serviceaccount*.json"),
+    *("*service-account*.json", "*service_account*.json", "*firebase-adminsdk*.json", "gha-creds-*.json", "gcp-key*"),
+    *("application_default_credentials.json", "accesskeys.csv", "*_accesskeys.csv", "rootkey.csv", ".boto", ".s3cfg"),
+    *("s3cfg", "rclone.conf", ".passwd-s3fs", ".databrickscfg", ".snowsql", "*.publishsettings", ".tugboat"),
+    *("terraform.tfstate*", "*.tfstate", "*.tfstate.*", "*.tfvars", ".terraformrc", "terraform.rc", ".vault-token"),
+    *("*.vault", ".vault_pass*", "vault_pass*", "heroku.json", "kubeconfig", "kubeconfig.*", "*.kubeconfig"),
+    # packages, repositories and hubs
+    *(".npmrc", ".yarnrc.yml", ".pypirc", "pip.conf", ".condarc", ".netrc", "_netrc", ".git-credentials", ".dockercfg"),
+    *(".dockerconfigjson", "kaggle.json", "wandb_api_key*", ".comet.config", ".gitrobrc", "auth.json", "token.json"),
+    *("token.pickle", "token", ".token", "*.token", "hf_token*", "huggingface_token*", "api_key", "api_key.*"),
+    *("api_keys", "api_keys.*", "apikey", "apikey.*", "!api_key*.py", "!apikey.py"),
+    # other programs
+    *("sftp-config.json", "sftp.json", ".ftpconfig", ".remote-sync.json", "filezilla.xml", "recentservers.xml"),
+    *("sitemanager.xml", "webservers.xml", ".dbeaver-data-sources.xml", "logins.json", ".muttrc", ".esmtprc"),
+    *(".msmtprc", "wp-config.php", "ventrilo_srv.ini", ".bash_history", ".zsh_history", ".sh_history"),
+    *(".python_history", ".psql_history", ".mysql_history", ".irb_history", "!*.pub"),
+)
+#: Folders and files in them, likewise.
+_PATHS = (
+    *(
+        ".aws/",
+        ".azure/",
+        ".config/gcloud/",
+        ".gcloud/",
+        ".oci/",
+        ".bluemix/",
+        ".aliyun/",
+        ".ssh/",
+        ".gnupg/",
+        ".kube/",
+    ),
+    *(".docker/config.json", ".config/gh/", ".config/hub", ".config/pip/pip.conf", ".pip/", ".huggingface/"),
+    *("huggingface/token", "huggingface/stored_tokens", ".kaggle/", ".ngc/", ".mc/config.json", ".snowflake/"),
+    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".composer/auth.json"),
+    *(
+        ".gradle/gradle.properties",
+        ".subversion/auth/",
+        ".password-store/",
+        ".terraform.d/",
+        ".lightning/",
+        ".modal.toml",
+    ),
+)
+
+
+def matcher(lines: Iterable[str]) -> Callable[[str], bool]:
+    """Return a test of paths for lines in the syntax of ``.gitignore``."""
+    from pathspec import GitIgnoreSpec  # loaded when a workspace is packed
+
+    return GitIgnoreSpec.from_lines(lines).match_file
+
+
+def credentials_matcher() -> Callable[[str], bool]:
+    """Return a test of the paths of files: whether they usually have credentials."""
+    in_name, in_path = matcher(_NAMES), matcher(f"**/{path}" for path in _PATHS)
+
+    def looks_secret(path: str) -> bool:
+        path = path.lower()
+        return in_name(path.rpartition("/")[2]) or in_path(path)
+
+    return looks_secret
