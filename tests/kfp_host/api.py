@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import threading
@@ -47,6 +48,8 @@ class Api:
         self.clock = Clock()
         #: Whether the controller of recurring runs works.
         self.starts_runs = True
+        #: Whether the API server may read the logs of pods: its role in single-user mode lacks that.
+        self.reads_pods = True
         self.pipelines = Pipelines()
         self._experiments: dict[str, dict[str, Any]] = {}
         self._add_experiment(
@@ -216,7 +219,12 @@ class Api:
         return {}
 
     def _log(self, run_id: str, pod: str, **_: Any) -> Any:
-        text = self._find(run_id).log(pod)
+        run = self._find(run_id)
+        text = run.log(pod)
+        if text is not None and not self.reads_pods and not run.is_archived(pod):
+            cause = f"Failed to read logs from archive {pod} due to error fetching the log file: InternalServerError"
+            message = f"BadRequestError: Failed to read logs for run {run_id}: InternalServerError: {cause}"
+            return json.dumps({"error_message": message, "error_details": message})
         if text is None:
             message = f'Failed to read logs: pods "{pod}" not found'
             error = Refused(500, 13, message)

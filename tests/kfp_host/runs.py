@@ -128,6 +128,12 @@ class Run:
                 return pod_log(self.record.run_id, attempts[node.attempt - 1], finished, failed=failed)
         return None
 
+    def is_archived(self, pod: str) -> bool:
+        """Tell whether a pod has ended, so that Argo has archived its log."""
+        return any(
+            node.ended is not None and self.names.pod(node.name, node.template) == pod for node in self.nodes().values()
+        )
+
     def terminate(self) -> None:
         """Do what ``:terminate`` does."""
         with self._lock:

@@ -293,7 +293,7 @@ def test_a_host_that_stays_busy(server: Scripted) -> None:
 def test_a_log_that_the_host_does_not_have_is_asked_for_once(server: Scripted) -> None:
     server.script = lambda request: status(13, "failed to read the log", 500)
     with pytest.raises(HostError, match="failed to read the log"):
-        connect(server).content("/log")
+        connect(server).log("/log")
     assert len(server.requests) == 1
 
 
@@ -398,7 +398,7 @@ def test_a_web_page_is_not_kfp(server: Scripted) -> None:
 def test_a_log_may_be_a_web_page(server: Scripted) -> None:
     """A stage prints what it has fetched."""
     server.script = lambda request: Reply("<html>Sign in to go on</html>", kind="text/plain; charset=utf-8")
-    assert connect(server).content("/log") == b"<html>Sign in to go on</html>"
+    assert connect(server).log("/log") == b"<html>Sign in to go on</html>"
 
 
 @pytest.mark.parametrize("content", ["", "hello", "[1]"])

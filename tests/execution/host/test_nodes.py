@@ -17,6 +17,7 @@ from tests.execution.host.answers_of_kfp import RUNS, manifest, nodes
 from tests.execution.host.workflows import workflow
 from tests.facts import says
 from torchx_kfp.execution.host import manifest as manifest_module
+from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.nodes import Node, Nodes
 from torchx_kfp.execution.host.states import seconds
@@ -43,6 +44,7 @@ def test_a_manifest_has_pods_exit_codes_messages_and_what_drivers_decided() -> N
     found = nodes("failed")
     root = f"{found.workflow}(0).root(0)"
     pod = found.get(f"{root}.inner(0).sleeper(0).executor(0)")
+    name = "recorded-jncvj-metadata-0-8-system-container-impl-2769273973"
     assert pod == Node(
         name=f"{root}.inner(0).sleeper(0).executor(0)",
         state=State.FAILED,
@@ -50,7 +52,12 @@ def test_a_manifest_has_pods_exit_codes_messages_and_what_drivers_decided() -> N
         end=seconds("2026-11-22T03:02:50Z"),
         message="main: Error (exit code 1)",
         exit_code=1,
-        pod="recorded-jncvj-metadata-0-8-system-container-impl-2769273973",
+        pod=name,
+        log=ArchivedLog(
+            "seaweedfs.kubeflow.svc.cluster.local:9000",
+            "mlpipeline",
+            f"private-artifacts/kubeflow/recorded-jncvj/2026/11/22/{name}/main.log",
+        ),
     )
     driver = found.get(f"{root}.for-loop-2(0).iteration-driver(0)")
     assert driver is not None

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.execution.host.answers_of_kfp import answer, nodes
 from tests.execution.host.scripted import Reply, Scripted, scripted, status
 from tests.facts import says
-from torchx_kfp.errors import HostError, HostNotFoundError
+from tests.s3 import S3Server
+from torchx_kfp.errors import HostError, HostNotFoundError, HostRefusedError
 from torchx_kfp.execution.host.connection import Connection, Patience
 from torchx_kfp.execution.host.pod_logs import Cleaner, PodLog
 from torchx_kfp.execution.host.settings import Settings
@@ -29,7 +33,7 @@ def server() -> Iterator[Scripted]:
         yield running
 
 
-def log_of(server: Scripted, **options: bool) -> PodLog:
+def log_of(server: Scripted, **options: Any) -> PodLog:
     return PodLog(Connection(Settings(host=server.url), Patience(wait=0.001)), RUN, POD, **options)
 
 
@@ -143,6 +147,30 @@ def test_a_command_to_copy_does_not_run_what_a_host_says(server: Scripted) -> No
     connection = Connection(Settings(host=server.url), Patience(wait=0.001))
     with pytest.raises(HostNotFoundError, match=says("kubectl logs -n kubeflow '$(touch x)' -c main")):
         PodLog(connection, RUN, "$(touch x)").read_new(is_over=True)
+
+
+def test_a_log_that_kfp_cannot_read_is_read_from_the_archive(
+    server: Scripted, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable = answer("log-unreadable")
+    server.script = lambda request: Reply(unreadable)
+    node = nodes("failed").of_pod("recorded-jncvj-metadata-0-8-system-container-impl-2769273973")
+    assert node is not None
+    archived = node.log
+    assert archived is not None
+    store, place = fsspec.filesystem("s3"), f"{archived.bucket}/{archived.key}"
+    store.mkdir(archived.bucket)
+    store.pipe(place, f"{START}one\n{END}".encode())
+    log = log_of(server, archived=lambda pod: archived)
+    with pytest.raises(HostRefusedError, match=says("does not give it", "code=NotFound", "kubectl logs")):
+        log.read_new(is_over=False)
+    assert log.read_new(is_over=True) == b"one\n"
+    store.rm(place)
+    with pytest.raises(HostRefusedError, match=says("nor can", place, "FileNotFoundError", "kubectl logs")):
+        log.read_new(is_over=True)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    with pytest.raises(HostRefusedError, match=says("archived", place, archived.endpoint, "AWS_ENDPOINT_URL")):
+        log.read_new(is_over=True)
 
 
 @pytest.mark.parametrize(("code", "error"), [(404, HostNotFoundError), (500, HostError)])

@@ -342,6 +342,25 @@ def test_logs_are_followed_until_the_stage_ends(kfp_host: KfpHost, program: Prog
     assert done.stderr == ""
 
 
+def test_a_host_that_may_not_read_the_logs_of_pods(kfp_host: KfpHost, program: Program) -> None:
+    kfp_host.hide_pods()
+    go = program.folder / "go"
+    small_yaml(program.folder)
+    words = ("submit", "small.yaml", "--no-cache", "-q", "--host", kfp_host.url)
+    code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    run_id = program(*words, "-p", f"code={code}").stdout.strip()
+    facts = says("work: ", "after the pod's end", "the host does not give it", "kubectl logs")
+    with program.start("logs", run_id, "--follow", "--host", kfp_host.url) as process:
+        wait_until(lambda: re.match(facts, process.stderr))
+        done = program("logs", run_id, "work", "--host", kfp_host.url)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.fullmatch(facts + ".*\n", done.stderr)
+        go.touch()
+        out, said = process.communicate()
+        assert (out, said.count("\n")) == ("work | begun\n", 1)
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_no_files_of_logs(kfp_host: KfpHost, program: Program, number: int) -> None:
     run = kfp_host.make_run(2)

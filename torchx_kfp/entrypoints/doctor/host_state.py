@@ -183,7 +183,7 @@ def artifacts_root(manifest: str, run_id: str) -> str:
 def _of_v1alpha1(connection: Connection) -> Iterator[Verdict]:
     subject, served = "API v1alpha1", ok("API v1alpha1", "The host serves logs.")
     try:
-        connection.content(f"{V1ALPHA1}/runs/{_NOBODY}/nodes/none/log")
+        connection.log(f"{V1ALPHA1}/runs/{_NOBODY}/nodes/none/log")
     except HostNotFoundError as error:
         yield (
             warning(subject, "The host does not serve it, so logs cannot be read.")

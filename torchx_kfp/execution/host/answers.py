@@ -166,6 +166,17 @@ class Answer:
         return content
 
     @property
+    def is_failed_log(self) -> bool:
+        """Whether it says that a log cannot be read: KFP has begun its answer with status 200 by then."""
+        if not self.body.startswith(b'{"error_message":'):
+            return False
+        try:
+            content = read_json(self.body)
+        except ValueError:
+            return False
+        return isinstance(content, dict) and content.keys() == {"error_message", "error_details"}
+
+    @property
     def text(self) -> str:
         """The beginning of the text, for messages."""
         return self.body[:10_000].decode("utf-8", "replace")

@@ -176,9 +176,17 @@ class Connection:
         """Delete what is at a path. The errors are those of ``get``."""
         self._request("DELETE", path, query)
 
-    def content(self, path: str) -> bytes:
-        """Return what is at a path that does not have JSON, such as a log. The errors are those of ``get``."""
-        return self._request("GET", path, {}, is_text=True).body
+    def log(self, path: str) -> bytes:
+        """Return the log at a path.
+
+        Raises:
+            HostRefusedError: the host cannot read it now.
+            HostError: see ``get``.
+        """
+        answer = self._request("GET", path, {}, is_text=True)
+        if answer.is_failed_log:
+            raise HostRefusedError(f"{answer.request} failed: {answer.message}.")
+        return answer.body
 
     def link(self, run_id: str) -> str:
         """Return the page of a run in KFP's UI; empty if its address is not known, as inside a cluster."""

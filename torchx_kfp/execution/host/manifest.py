@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from torchx_kfp.errors import HostError, HostNotFoundError, HostRefusedError
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
+from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.host.connection import V1BETA1, Connection
 from torchx_kfp.execution.host.nodes import Node, Nodes
 from torchx_kfp.execution.host.pod_spec import PodSpec
@@ -95,6 +96,11 @@ class ManifestSource:
         self._manifest, self._nodes = manifest, nodes
         return nodes
 
+    def archived_log(self, pod: str) -> ArchivedLog | None:
+        """Return where Argo has archived a pod's log, if it has."""
+        node = None if self._nodes is None else self._nodes.of_pod(pod)
+        return None if node is None else node.log
+
     def pod_spec(self, driver: str) -> PodSpec | None:
         """Return what a stage's driver has decided about its pod: see ``pod_spec_of``."""
         return None if self._nodes is None else pod_spec_of(self._nodes, driver)
@@ -123,7 +129,8 @@ def read_manifest(manifest: str, before: Nodes | None = None) -> Nodes:
     name = text(metadata.get("name"))
     # Old versions of Argo name a pod after the node's id.
     has_ids = mapping(metadata.get("annotations")).get(_POD_NAMES) == "v1"
-    read = functools.partial(_node, name, has_ids)
+    store = mapping(mapping(status.get("artifactRepositoryRef")).get("artifactRepository"))
+    read = functools.partial(_node, name, has_ids, mapping(store.get("s3")))
     return Nodes(name, records, read, message=text(status.get("message")), before=before)
 
 
@@ -186,7 +193,18 @@ def _outputs(record: Mapping[str, Any]) -> dict[str, str]:
     return {text(parameter.get("name")): text(parameter.get("value")) for parameter in found}
 
 
-def _node(workflow: str, has_ids: bool, content: str) -> Node:
+def _archived_log(record: Mapping[str, Any], store: Mapping[str, Any]) -> ArchivedLog | None:
+    artifacts = mapping(record.get("outputs")).get("artifacts")
+    for artifact in map(mapping, artifacts) if isinstance(artifacts, list) else ():
+        # What an artifact does not say of its place is as in the workflow's repository.
+        place = {**store, **mapping(artifact.get("s3"))}
+        endpoint, bucket, key = (text(place.get(name)) for name in ("endpoint", "bucket", "key"))
+        if artifact.get("name") == "main-logs" and endpoint and bucket and key:
+            return ArchivedLog(endpoint, bucket, key)
+    return None
+
+
+def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], content: str) -> Node:
     record: Mapping[str, Any] = {}
     with contextlib.suppress(ValueError, RecursionError):  # a node that is not JSON has a name, and nothing else
         record = mapping(_DECODER.raw_decode(content)[0])
@@ -207,4 +225,5 @@ def _node(workflow: str, has_ids: bool, content: str) -> Node:
         exit_code=int(exit_code) if re.fullmatch(r"-?\d{1,9}", exit_code) else None,
         pod=pod if record.get("type") == "Pod" else "",
         decisions=decisions,
+        log=_archived_log(record, store),
     )

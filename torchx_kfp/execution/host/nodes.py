@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.runs.vocabulary import State
 
 
@@ -30,8 +31,8 @@ from torchx_kfp.execution.runs.vocabulary import State
 class Node:
     """A node: times are in seconds since the epoch, None if it has not started or ended.
 
-    A pod that waits for its start is queued, and ``message`` says what it waits for. ``pod`` is the pod's name, and
-    ``decisions`` are outputs of drivers.
+    A pod that waits for its start is queued, and ``message`` says what it waits for. ``pod`` is the pod's name,
+    ``decisions`` are outputs of drivers, and ``log`` is where Argo has archived the pod's log.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Node:
     exit_code: int | None = None
     pod: str = ""
     decisions: Mapping[str, str] = field(default_factory=dict)
+    log: ArchivedLog | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -87,6 +89,10 @@ class Nodes:
         if node is None:
             node = self._made[name] = self._read(self._records[name])
         return node
+
+    def of_pod(self, pod: str) -> Node | None:
+        """Return the node with this pod, if there is one."""
+        return next((node for name in self._records if (node := self.get(name)) is not None and node.pod == pod), None)
 
     def record(self, name: str) -> Any:
         """Return what the source knows of a node; None if there is no such node."""

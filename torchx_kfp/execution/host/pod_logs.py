@@ -26,9 +26,11 @@ from torchx_kfp.errors import (
     HostCredentialsError,
     HostError,
     HostNotFoundError,
+    HostRefusedError,
     HostSettingsError,
     HostUnreachableError,
 )
+from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.host.connection import V1ALPHA1, Connection
 from torchx_kfp.execution.pipeline.walk import safe_name
 
@@ -98,6 +100,7 @@ class PodLog:
         pod: str,
         *,
         raw: bool = False,
+        archived: Callable[[str], ArchivedLog | None] = lambda pod: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Name the pod. Nothing is read yet.
@@ -107,6 +110,7 @@ class PodLog:
             run_id: the run.
             pod: the pod's name.
             raw: whether to keep the lines of KFP's launcher.
+            archived: returns where the log of a pod that has ended is archived, if it is.
             clock: the time, in seconds.
         """
         self._connection = connection
@@ -114,6 +118,7 @@ class PodLog:
         self._run_id, self._pod = run_id, pod
         self._cleaner = Cleaner()
         self._is_raw = raw
+        self._archived = archived
         self._clock = clock
         #: How many bytes have been read, and the first line of them.
         self._read, self._first = 0, b""
@@ -133,14 +138,24 @@ class PodLog:
         if not is_over and began < self._due:
             return b""
         try:
-            data = self._connection.content(self._path)
+            data = self._connection.log(self._path)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError):
             raise
         except HostError as error:
-            raise type(error)(self._explain(error)) from error
+            data = self._from_archive(error, is_over=is_over)
         now = self._clock()
         self._due = now + _REST * (now - began) if now - began > _LONG else 0.0
         return self._added(data, is_over=is_over)
+
+    def _from_archive(self, error: HostError, *, is_over: bool) -> bytes:
+        """Return the log that Argo has archived; ``error`` says why the host does not give it."""
+        archived = self._archived(self._pod) if is_over else None
+        try:
+            if archived is not None:
+                return archived.read()
+        except HostError as other:
+            raise type(error)(self._explain(error, str(other))) from error
+        raise type(error)(self._explain(error)) from error
 
     def _added(self, data: bytes, *, is_over: bool) -> bytes:
         first = data[: data.find(b"\n") + 1]
@@ -166,7 +181,7 @@ class PodLog:
         """
         return self._cleaner.error
 
-    def _explain(self, error: HostError) -> str:
+    def _explain(self, error: HostError, about_archive: str = "") -> str:
         link = self._connection.link(self._run_id)
         namespace = self._connection.settings.namespace or self._connection.settings.service_namespace
         # kubectl also finds a pod that the host has lost sight of; the UI also finds logs that Argo has archived.
@@ -174,13 +189,23 @@ class PodLog:
         command = shlex.join(["kubectl", "logs", "-n", namespace, self._pod, "-c", "main"])
         ways = command + (f", or look at {link}" if link else "")
         why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not give it"
+        if about_archive:
+            why += f"; {about_archive}"
         return f"The log of the pod {self._pod} cannot be read, because {why}. Try: {ways}. ({error})"
 
 
 class StageLogs:
     """The log files of a run's stages, in a folder that is removed at the end of the process."""
 
-    def __init__(self, connection: Connection, run_id: str, say: Callable[[str], object], *, raw: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        run_id: str,
+        say: Callable[[str], object],
+        *,
+        raw: bool,
+        archived: Callable[[str], ArchivedLog | None],
+    ) -> None:
         """Name the run. Nothing is read yet.
 
         Args:
@@ -188,8 +213,10 @@ class StageLogs:
             run_id: the run.
             say: gets sentences about logs that cannot be read, each once.
             raw: whether to keep the lines of KFP's launcher.
+            archived: returns where the log of a pod that has ended is archived, if it is.
         """
         self._connection, self._run_id, self._say, self._is_raw = connection, run_id, say, raw
+        self._archived = archived
         #: The folder is made with the first log.
         self._folder = Path(tempfile.gettempdir(), f"torchx-kfp-{secrets.token_hex(8)}")
         self._has_folder = False
@@ -197,8 +224,10 @@ class StageLogs:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._logs: dict[Path, PodLog] = {}
+        #: The logs that are read to their ends, and those that cannot be read.
         self._complete: set[Path] = set()
         self._of_kfp: set[Path] = set()
+        self._unreadable: set[Path] = set()
         self._said: set[str] = set()
 
     def add(self, stage: str, *, is_of_kfp: bool = False) -> Path:
@@ -227,22 +256,27 @@ class StageLogs:
             is_over: whether the pod has ended.
         """
         if path in self._complete:
-            return True
+            return path not in self._unreadable
         log = self._logs.get(path)
         if log is None:
             is_raw = self._is_raw or path in self._of_kfp
-            log = self._logs[path] = PodLog(self._connection, self._run_id, pod, raw=is_raw)
+            log = self._logs[path] = PodLog(self._connection, self._run_id, pod, raw=is_raw, archived=self._archived)
         try:
             new = log.read_new(is_over=is_over)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError) as error:
             self.say_once("host", str(error))
             return False
         except HostError as error:
-            # The container of a pod that has just begun is still being created.
             if is_over:
                 self._complete.add(path)
+                self._unreadable.add(path)
                 self.say_once(str(path), f"{stage}: {error}")
-            return not is_over
+            elif isinstance(error, HostRefusedError):
+                # KFP's API server may not read the logs of pods, and Argo archives them when pods end.
+                self.say_once(f"{path} so far", f"{stage}: The output comes after the pod's end. {error}")
+            else:
+                return True  # the container of a pod that has just begun is still being created
+            return False
         with self._lock:
             if not self._has_folder:
                 self._folder.mkdir(mode=0o700)

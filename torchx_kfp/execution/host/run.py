@@ -139,7 +139,7 @@ class HostRun:
         self._reads = reads
         self._results = ResultReader(bases, run_ids_only=reads == "run ids")
         self._nodes = ManifestSource(connection, run_id)
-        self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)
+        self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs, archived=self._nodes.archived_log)
         self._observer = Observer(self.link)
         self._events: list[Event] = []
         self._run = RunState()

@@ -25,6 +25,7 @@ from torchx_kfp.execution.host.uploads import StoredPipeline as StoredPipeline
 from torchx_kfp.execution.host.uploads import StoredPipelines as StoredPipelines
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
+from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
@@ -39,8 +40,6 @@ if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates 
 _LASTING = ("pvcMount",)
 #: Settings of the platform spec through which a pod may get variables that the pipeline does not name.
 _HIDDEN_VARIABLES = ("secretAsEnv", "configMapAsEnv")
-#: Variables that name the server of S3: those of its clients, and fsspec's.
-_ENDPOINT = re.compile(r"AWS_ENDPOINT_URL(?:_S3)?|FSSPEC_S3A?_ENDPOINT_URL", re.IGNORECASE)
 _S3 = ("s3", "s3a")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _WAY_OUT = (
@@ -336,7 +335,7 @@ def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str]) -> Iterat
 
 def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
     """Yield what is wrong with the server of S3 that a stage uses."""
-    own = [(name, value) for name, value in stage.variables if _ENDPOINT.fullmatch(name)]
+    own = [(name, value) for name, value in stage.variables if S3_ENDPOINT.fullmatch(name)]
     for name, value in own:
         if is_this_machine(_host_of(value)):
             yield (
@@ -347,7 +346,7 @@ def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tupl
     if own or any(stage.place.component.platform.get(setting) for setting in _HIDDEN_VARIABLES):
         return
     for name, value in environ.items():
-        if _ENDPOINT.fullmatch(name) and is_this_machine(_host_of(value)):
+        if S3_ENDPOINT.fullmatch(name) and is_this_machine(_host_of(value)):
             yield (
                 Kind.MAY_FAIL,
                 f"and {name}={value} here sends S3 to this machine; the stage has no such variable, and looks for the "

@@ -75,10 +75,9 @@ def logs_command(
     choice = _Choice(record, stage, attempt)
     choice.verify(record, follow)
     printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1, replica=replica)
-    has_all = True
     while True:
         logs = list(choice.logs(record))
-        has_all = source.fetch({name for name, _ in logs}) and has_all
+        has_all = source.fetch({name for name, _ in logs})
         for name, path in logs:
             printer.show(name, path)
         if not follow or choice.is_over(record) or not is_read():
