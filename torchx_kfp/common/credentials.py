@@ -42,29 +42,11 @@ _NAMES = (
 )
 #: Folders and files in them, likewise.
 _PATHS = (
-    *(
-        ".aws/",
-        ".azure/",
-        ".config/gcloud/",
-        ".gcloud/",
-        ".oci/",
-        ".bluemix/",
-        ".aliyun/",
-        ".ssh/",
-        ".gnupg/",
-        ".kube/",
-    ),
-    *(".docker/config.json", ".config/gh/", ".config/hub", ".config/pip/pip.conf", ".pip/", ".huggingface/"),
+    *(".aws/", ".azure/", ".config/gcloud/", ".gcloud/", ".oci/", ".bluemix/", ".aliyun/", ".ssh/", ".gnupg/"),
+    *(".docker/config.json", ".config/gh/", ".config/hub", ".config/pip/pip.conf", ".pip/", ".huggingface/", ".kube/"),
     *("huggingface/token", "huggingface/stored_tokens", ".kaggle/", ".ngc/", ".mc/config.json", ".snowflake/"),
-    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".composer/auth.json"),
-    *(
-        ".gradle/gradle.properties",
-        ".subversion/auth/",
-        ".password-store/",
-        ".terraform.d/",
-        ".lightning/",
-        ".modal.toml",
-    ),
+    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".composer/auth.json", ".modal.toml"),
+    *(".gradle/gradle.properties", ".m2/settings.xml", ".subversion/auth/", ".password-store/", ".terraform.d/"),
 )
 
 
