@@ -20,7 +20,8 @@ import yaml
 
 import components
 import torchx_kfp
-from tests.kfp.pipelines import Proof, packages
+from tests.cases import Case
+from tests.kfp.pipelines import packages
 from tests.kfp.place import Place
 from torchx_kfp import local
 from torchx_kfp.entrypoints.doctor.proof import wait_while_useful
@@ -106,7 +107,7 @@ def _plain(results: Mapping[str, Any] | None, run: str, varying: Collection[str]
 
 
 class Suite:
-    """Runs proofs in both places. ``close`` removes what the suite has made under the tracker base."""
+    """Runs cases in both places. ``close`` removes what the suite has made under the tracker base."""
 
     def __init__(self, place: Place, folder: Path) -> None:
         self.place = place
@@ -122,9 +123,8 @@ class Suite:
 
     @functools.cached_property
     def code(self) -> Path:
-        """The workspace: all applications and this package, so that an image needs none of them."""
+        """The workspace: this package and the applications of examples, so that an image needs none of them."""
         made = self.folder / f"code-{uuid.uuid4().hex[:8]}"
-        shutil.copytree(Path(__file__).with_name("code"), made, ignore=shutil.ignore_patterns("__pycache__"))
         for package in (Path(torchx_kfp.__file__).parent, Path(components.__file__).parent):
             shutil.copytree(package, made / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         return made
@@ -153,16 +153,16 @@ class Suite:
             self.remove(run.run_id)
         return frozenset(known.read_text(encoding="utf-8").split())
 
-    def prove(self, proof: Proof) -> Verdict:
+    def prove(self, case: Case) -> Verdict:
         """Run a pipeline there and here, once: an interrupted suite goes on with the run that it has begun."""
-        pipeline = self.load(proof.make())
-        if proof.refused:
-            return self._refused(proof, pipeline)
-        entry = self.ledger / f"{proof.name}.json"
+        pipeline = self.load(case.pipeline)
+        if case.refused:
+            return self._refused(case, pipeline)
+        entry = self.ledger / f"{case.name}.json"
         digest = hashlib.sha256(pipeline.text.encode()).hexdigest()
         known = json.loads(entry.read_text()) if entry.exists() else {}
         if known.get("digest") != digest or not self._goes_on(known):
-            known = {"digest": digest, "run_id": self.submit(pipeline, proof.arguments, proof.name).run_id}
+            known = {"digest": digest, "run_id": self.submit(pipeline, case.arguments, case.name).run_id}
             _write(entry, known)
         if "verdict" not in known:
             run = attach(known["run_id"], host=self.place.host, tracker_base=self.base)
@@ -171,24 +171,24 @@ class Suite:
             except AssertionError:
                 entry.unlink()
                 raise
-            here = self.run(pipeline, proof.arguments, proof.name)
+            here = self.run(pipeline, case.arguments, case.name)
             assert here.folder is not None
-            found = [*differences(here, there, proof.varying), *different_events(read_run(here.folder), run.read())]
-            for stage, results in proof.results.items():
-                measured = {name: there[stage].measures.get(name) for name in results}
-                if measured != results:
+            found = [*differences(here, there, case.varying), *different_events(read_run(here.folder), run.read())]
+            for stage, results in case.results.items():
+                measured = {name: there[stage].measures.get(name) for name in results if name not in case.varying}
+                if measured != {name: results[name] for name in measured}:
                     found.append(f"{stage}: recorded {measured!r}, and not {results!r}")
-            if there.state != proof.state and not proof.expected:
-                found.append(f"the run has {there.state} there, and not {proof.state}")
+            if there.state != case.state and not case.expected:
+                found.append(f"the run has {there.state} there, and not {case.state}")
             known["verdict"] = {"there": str(there.state), "here": str(here.state), "differences": found}
-            known["is_over"] = bool(not found or proof.expected)
+            known["is_over"] = bool(not found or case.expected)
             _write(entry, known)
             if known["is_over"]:
                 self.remove(known["run_id"])
         return Verdict(known["run_id"], **known["verdict"])
 
     def _goes_on(self, known: Mapping[str, Any]) -> bool:
-        """Tell whether an earlier proof counts, or its run is still there. What differed is proved again."""
+        """Tell whether an earlier verdict counts, or its run is still there. What differed is run again."""
         if "verdict" in known:
             return bool(known.get("is_over"))
         try:
@@ -254,11 +254,11 @@ class Suite:
         if all(entry.get("is_over") for entry in entries) and not self.place.keeps:
             self._remove(self.base, f"{self.base}-artifacts")
 
-    def _refused(self, proof: Proof, pipeline: Pipeline) -> Verdict:
+    def _refused(self, case: Case, pipeline: Pipeline) -> Verdict:
         found = []
         for place, start in (("there", self.submit), ("here", self.run)):
             with contextlib.suppress(UnsupportedPipelineError):
-                start(pipeline, proof.arguments, proof.name)
+                start(pipeline, case.arguments, case.name)
                 found.append(f"it is not refused {place}")
         return Verdict("", "refused", "refused", found)
 

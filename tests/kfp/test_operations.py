@@ -7,18 +7,18 @@ import uuid
 
 import fsspec
 
-from tests.kfp.pipelines import PROOFS, mended, sleeping
+from tests.cases import load_cases
+from tests.kfp.pipelines import mended, sleeping
 from tests.kfp.suite import PATIENCE, Suite, differences
 from torchx_kfp import local
 from torchx_kfp.local import Watch
 
 
 def test_the_cache_takes_a_stage_from_an_earlier_run(suite: Suite) -> None:
-    proof = next(each for each in PROOFS if each.name == "stages.results_reach_the_next_stage")
-    pipeline = suite.load(proof.make())
+    pipeline = suite.load(load_cases("reads")["results_reach_the_next_stage"].pipeline)
     runs = []
     for _ in range(2):
-        run = suite.submit(pipeline, proof.arguments, "cache", cache=True)
+        run = suite.submit(pipeline, {}, "cache", cache=True)
         runs.append(suite.wait(run))
         runs[-1].raise_for_failure()
     assert {str(stage.state) for stage in runs[1].stages if stage.attempts or str(stage.state) == "cached"} == {
@@ -41,7 +41,7 @@ def test_cancel_ends_a_run(suite: Suite) -> None:
 
 
 def test_a_retry_runs_only_what_failed(suite: Suite) -> None:
-    pipeline = suite.load(mended())
+    pipeline = suite.load(mended)
     marker = f"mended-{uuid.uuid4().hex[:8]}"
     run = suite.submit(pipeline, {"marker": marker}, "retry")
     assert str(suite.wait(run).state) == "failed"

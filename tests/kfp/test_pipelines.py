@@ -6,34 +6,42 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.cases import FAMILIES, Case, load_cases
 from tests.kfp.conftest import NAMED
-from tests.kfp.pipelines import PROOFS, Proof, corpus, examples, replicas
+from tests.kfp.pipelines import replicas
 from tests.kfp.suite import Suite
 
-#: Of the others, what the tests run on their own host, which runs pipelines as this machine does.
+#: What the tests run on their own host, which runs pipelines as this machine does.
 FEW = (
-    "loops.nested",
-    "exits.two_handlers",
-    "python_components.text_of_every_kind",
     "examples.digits",
     "examples.hello",
     "examples.sized",
+    "exits.two_handlers",
+    "loops.nested",
+    "python_components.text_of_every_kind",
+    "reads.results_reach_the_next_stage",
+    "results.a_failure_ends_the_run",
+    "results.a_failure_that_may_happen",
+    "results.a_list_drives_a_loop_and_its_fields_are_channels",
+    "results.a_search",
+    "results.an_artifact",
+    "results.of_the_last_attempt",
+    "values.an_image_with_a_shell",
 )
-CASES = [*PROOFS, *(each for each in (*examples(), *corpus()) if NAMED or each.name in FEW)]
+CASES = [case for family in FAMILIES for case in load_cases(family).values() if NAMED is not None or case.name in FEW]
 
 
-@pytest.mark.parametrize("proof", CASES, ids=lambda proof: proof.name)
-def test_pipeline(proof: Proof, suite: Suite, record_property: Callable[[str, object], None]) -> None:
-    if proof.missing and suite.place.is_real:
-        pytest.skip(f"it needs {proof.missing}")
-    if lacking := set(proof.packages) - suite.packages:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_pipeline(case: Case, suite: Suite, record_property: Callable[[str, object], None]) -> None:
+    if case.missing and suite.place.is_real:
+        pytest.skip(f"it needs {case.missing}")
+    if lacking := set(case.packages) - suite.packages:
         pytest.skip(f"the image {suite.place.image} has no {' and no '.join(sorted(lacking))}")
-    verdict = suite.prove(proof)
-    record_property("kfp", (proof.name, verdict.there, verdict.here, verdict.differences, proof.expected))
-    assert proof.expected or not verdict.differences, f"run {verdict.run_id}: " + "\n".join(verdict.differences)
+    verdict = suite.prove(case)
+    record_property("kfp", (case.name, verdict.there, verdict.here, verdict.differences, case.expected))
+    assert case.expected or not verdict.differences, f"run {verdict.run_id}: " + "\n".join(verdict.differences)
 
 
 @pytest.mark.parametrize("engine", NAMED.engines if NAMED else ("job",))
 def test_engine(engine: str, suite: Suite, record_property: Callable[[str, object], None]) -> None:
-    made = Proof(f"replicas.{engine}", lambda: replicas(engine), results={"replica": {"replicas": 2}})
-    test_pipeline(made, suite, record_property)
+    test_pipeline(replicas(engine), suite, record_property)

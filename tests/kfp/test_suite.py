@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from kfp import dsl
 
+from tests.cases import Case
 from tests.facts import says
-from tests.kfp.pipelines import Proof
 from tests.kfp.place import Place
 from tests.kfp.suite import Suite
 from tests.kfp_host import KfpHost
 from torchx_kfp.entrypoints.doctor import proof as doctor
-from torchx_kfp.execution.pipeline.load import load_pipeline
 
 
 @dsl.container_component
@@ -31,12 +30,11 @@ def no_image():
     return dsl.ContainerSpec(image="registry.invalid/none:1", command=["sh"])
 
 
-def small(component: Any, **more: Any) -> Proof:
-    @dsl.pipeline(name="small")
+def small(component: Any, **more: Any) -> Case:
     def pipeline():
         component()
 
-    return Proof("small", lambda: load_pipeline(pipeline), **more)
+    return Case("small", pipeline, **more)
 
 
 @pytest.fixture

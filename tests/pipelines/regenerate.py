@@ -61,7 +61,7 @@ def main() -> None:
     for left in sorted(set(GOLDENS.iterdir()) - {golden_file(path) for path in PIPELINES}):
         left.unlink()
         print(f"removed {left.relative_to(REPOSITORY)}: there is no such pipeline")
-    from tests.execution.local.corpus import compiled, kfp_local
+    from tests.cases import compiled, kfp_local
 
     for recorded in (compiled, kfp_local):
         recorded.write()

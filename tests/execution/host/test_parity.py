@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.cases import load_cases
 from tests.execution.host.answers_of_kfp import fold, last, nodes, observed, polls, states
 from tests.execution.host.calling import RUNS, ended, get, request, submit, wait_until
-from tests.execution.local.corpus import load_cases
 from tests.kfp_host import KfpHost
 from torchx_kfp import local
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest

@@ -45,23 +45,6 @@ def test_a_trial_that_fails_does_not_end_the_loop_and_is_not_cached(execute: Exe
     assert sorted(codes) == [0, 3, 3, 5, 5], "what has failed ran again"
 
 
-@pytest.mark.versions
-def test_replicas_of_an_engine(execute: Execute, tmp_path: Path) -> None:
-    @dsl.pipeline
-    def pipeline(base: str):
-        app = shell('[ "$TORCHX_REPLICA_ID" = 0 ] || exit 7; sleep 30', replicas=2)
-        trial = task_from_app(
-            app, name="trial", tracker_base=base, engine="job", may_fail=True, results={"exit_code": int}
-        )
-        with dsl.If(trial.outputs["exit_code"] != 0):
-            task_from_app(shell(f"echo failed with {trial.outputs['exit_code']}"), name="mend")
-
-    result = execute(pipeline, {"base": str(tmp_path / "results")})
-    assert result["trial"].outputs["exit_code"] == 7
-    assert "app/1 failed with exit code 7; ending the others" in result["trial"].log_file.read_text()
-    assert result["mend"].log_file.read_text() == "failed with 7\n"
-
-
 def test_an_engine_that_cannot_start_the_replicas_fails_the_stage(execute_failing: Execute, tmp_path: Path) -> None:
     """Its application has not failed: nothing has run."""
 

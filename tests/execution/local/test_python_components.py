@@ -14,7 +14,7 @@ import pytest
 from kfp import dsl, local
 from kfp.local import config
 
-from tests.execution.local.corpus.kfp_local import interpreter
+from tests.cases.kfp_local import interpreter
 from tests.facts import says
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.execution.pipeline.load import load_pipeline

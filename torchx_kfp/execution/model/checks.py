@@ -1,6 +1,6 @@
 """Find what fails or differs on KFP's backend, judging by KFP 2.17.0 and its source.
 
-The pipelines of ``tests/execution/local/corpus`` were run on that version; ``docs/why/differences.md`` has a table of
+The pipelines of ``tests/cases`` were run on that version; ``docs/why/differences.md`` has a table of
 the differences.
 
 One of them is text that Argo and the kubelet change on its way to a stage. Everything that a stage is given is text of

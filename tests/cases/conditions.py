@@ -4,8 +4,8 @@ from typing import List
 
 from kfp import dsl
 
-from tests.execution.local.corpus import CONTAINERS, case
-from tests.execution.local.corpus.parts import add, coin, component, double, echo, fail, join, make, read, total, write
+from tests.cases import CONTAINERS, case
+from tests.cases.parts import add, coin, component, double, echo, fail, join, make, read, total, write
 
 NO_ONE_OF = "it has no dsl.OneOf of artifacts"
 
@@ -221,3 +221,44 @@ def on_an_item_of_an_output() -> str:
 def on_values_of_two_types(n: int = 3):
     with dsl.If(n == "3"):
         echo(text="never")
+
+
+@case(arguments={"i": 3, "d": 1.0}, stages={"echo": {"Output": "i>d"}, "echo-2": "skipped"})
+def between_channels(i: int, d: float):
+    with dsl.If(i > d):
+        echo(text="i>d")
+    with dsl.If(d > i):
+        echo(text="never")
+
+
+SKIPPED = ("was skipped: its condition is false",)
+
+
+@case(
+    stages={"echo": "skipped", "echo-2": "skipped"},
+    reasons={"echo": SKIPPED, "echo-2": SKIPPED},
+    local="it runs what is after a loop",
+)
+def what_waits_for_a_skipped_stage_is_skipped(x: str = "no"):
+    with dsl.If(x == "yes"):
+        first = echo(text="1")
+        with dsl.ParallelFor(["a"]) as item:
+            echo(text=item).after(first)
+
+
+@case(
+    state="failed",
+    stages={"echo[1]": "skipped"},
+    reasons={"join": ("an iteration of the loop with 'echo' has skipped it",)},
+)
+def collected_where_an_iteration_has_skipped_it():
+    with dsl.ParallelFor(["a", "b"]) as item, dsl.If(item != "b"):
+        said = echo(text=item)
+    join(words=dsl.Collected(said.output))
+
+
+@case(outputs={"Output": ["a", "c"]}, local="it fails where an iteration has skipped it")
+def collected_as_output_from_a_branch() -> List[str]:
+    with dsl.ParallelFor(["a", "b", "c"]) as item, dsl.If(item != "b"):
+        said = echo(text=item)
+    return dsl.Collected(said.output)

@@ -2,13 +2,13 @@
 
 from kfp import dsl, kubernetes
 
-from tests.execution.local.corpus import CONTAINERS, case
-from tests.execution.local.corpus.parts import component, echo, shell, write
+from tests.cases import CONTAINERS, case
+from tests.cases.parts import component, echo, shell, write
 
 NO_WORKSPACE = "its SubprocessRunner has no workspace unless it is told where"
 
 
-@case(outputs={"Output": "x"})
+@case(missing="a node with a label", outputs={"Output": "x"})
 def settings_without_effect() -> str:
     said = echo(text="x")
     kubernetes.add_node_selector(said, "disk", "ssd")
@@ -46,7 +46,13 @@ def get(path: str) -> str:
 WORKSPACE = dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi"))
 
 
-@case(since=(2, 15), config=WORKSPACE, outputs={"Output": "shared"}, local=NO_WORKSPACE)
+@case(
+    missing="storage for volume claims",
+    since=(2, 15),
+    config=WORKSPACE,
+    outputs={"Output": "shared"},
+    local=NO_WORKSPACE,
+)
 def workspace() -> str:
     path = put(folder=dsl.WORKSPACE_PATH_PLACEHOLDER, name="a.txt", text="shared")
     return get(path=path.output).output
@@ -58,12 +64,14 @@ def in_workspace(folder: str, out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, folder, out])
 
 
-@case(since=(2, 15), config=WORKSPACE, outputs={"Output": "kept"}, local=CONTAINERS)
+@case(
+    missing="storage for volume claims", since=(2, 15), config=WORKSPACE, outputs={"Output": "kept"}, local=CONTAINERS
+)
 def workspace_in_containers() -> str:
     return in_workspace(folder=dsl.WORKSPACE_PATH_PLACEHOLDER).outputs["out"]
 
 
-@case(stages={"write": {"out": "x"}}, local=CONTAINERS)
+@case(missing="storage for volume claims", stages={"write": {"out": "x"}}, local=CONTAINERS)
 def volumes():
     made = kubernetes.CreatePVC(access_modes=["ReadWriteOnce"], size="1Gi", pvc_name_suffix="-x")
     used = write(text="x")

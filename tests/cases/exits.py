@@ -2,9 +2,9 @@
 
 from kfp import dsl
 
-from tests.execution.local.corpus import CONTAINERS, case
-from tests.execution.local.corpus.parts import component, shell
-from tests.execution.local.corpus.quick import echo, fail
+from tests.cases import CONTAINERS, case
+from tests.cases.parts import component, shell
+from tests.cases.quick import echo, fail
 
 
 @component

@@ -4,8 +4,8 @@ from typing import List
 
 from kfp import dsl
 
-from tests.execution.local.corpus import CONTAINERS, case
-from tests.execution.local.corpus.parts import component, double, echo, fail, join, shell, shell_after, total
+from tests.cases import CONTAINERS, case
+from tests.cases.parts import component, double, echo, fail, join, shell, shell_after, total
 
 
 @case(state="failed", stages={"fail": "failed", "echo": "not run", "echo-2": "not run", "double": {"Output": 2}})
@@ -64,7 +64,11 @@ def fail_once(path: str) -> str:
     return "the second time"
 
 
-@case(outputs={"Output": "the second time"}, local_since=(2, 17))
+@case(
+    expected="a retry policy is followed here, whatever the cluster's controller is set to; the check warns",
+    outputs={"Output": "the second time"},
+    local_since=(2, 17),
+)
 def retries() -> str:
     return fail_once(path="was_here").set_retry(num_retries=2, backoff_duration="0s").output
 
@@ -80,7 +84,9 @@ def inner() -> str:
     return echo(text=fail_once(path="was_there").output).output
 
 
-@case(outputs={"Output": "the second time"}, local="it does not try a nested pipeline again")
+@case(
+    expected="as for one stage", outputs={"Output": "the second time"}, local="it does not try a nested pipeline again"
+)
 def retries_of_a_pipeline() -> str:
     return inner().set_retry(num_retries=1, backoff_duration="0s").output
 

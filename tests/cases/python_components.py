@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from kfp import dsl
 
-from tests.execution.local.corpus import case
-from tests.execution.local.corpus.parts import component, echo
+from tests.cases import case
+from tests.cases.parts import component, echo
 
 
 @dsl.component(base_image="python:3.11")
@@ -94,7 +94,9 @@ def names(pipeline: str, job: str, task: str) -> str:
     return f"{job.startswith(pipeline)} {task} {'{{' in job}"
 
 
-@case(outputs={"Output": "True names False"})
+@case(
+    expected="the job's name is the run id here, and what the user wrote there", outputs={"Output": "True names False"}
+)
 def placeholders_of_names() -> str:
     return names(
         pipeline="placeholders-of-names", job=dsl.PIPELINE_JOB_NAME_PLACEHOLDER, task=dsl.PIPELINE_TASK_NAME_PLACEHOLDER
@@ -127,7 +129,7 @@ def text_of_every_kind() -> str:
     return unicode_text(text="ü {{$.inputs.parameters['text']}} $HOME ").output
 
 
-@case(outputs={"Output": "x"})
+@case(missing="a GPU", outputs={"Output": "x"})
 def settings_that_are_for_clusters() -> str:
     said = echo(text="x")
     said.set_cpu_limit("1").set_memory_limit("1G").set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(1)

@@ -4,8 +4,8 @@ from typing import Dict, List, NamedTuple
 
 from kfp import dsl
 
-from tests.execution.local.corpus import CONTAINERS, NESTED, NUMBERS, case
-from tests.execution.local.corpus.parts import (
+from tests.cases import CONTAINERS, NESTED, NUMBERS, case
+from tests.cases.parts import (
     add,
     component,
     double,
@@ -52,7 +52,11 @@ def over_nothing() -> List[int]:
     return dsl.Collected(doubled.output)
 
 
-@case(state="failed", stages={"numbers": {"Output": []}, "total": "failed"})
+@case(
+    state="failed",
+    stages={"numbers": {"Output": []}, "total": "failed"},
+    reasons={"total": ("the loop with 'double' had no iterations",)},
+)
 def fan_in_of_nothing() -> int:
     with dsl.ParallelFor(numbers(count=0).output) as x:
         doubled = double(x=x)
@@ -257,3 +261,69 @@ def many_items() -> str:
 @component
 def count(texts: List[str]) -> str:
     return str(len(texts))
+
+
+@case(
+    arguments={"items": ["x", "{{$}}"]},
+    stages={
+        "write[0]": {"out": "1"},
+        "write[1]": {"out": "2.5"},
+        "write-2[0]": {"out": "<x>"},
+        "write-2[1]": {"out": "<{{$}}>"},
+    },
+    local=CONTAINERS,
+)
+def items_as_text(items: List[str]):
+    with dsl.ParallelFor([1.0, 2.5]) as number:
+        write(text=f"{number}")
+    with dsl.ParallelFor(items) as item:
+        write(text=f"<{item}>")
+
+
+@case(stages={"echo[0]": "skipped", "echo[1]": {"Output": "big"}})
+def conditions_on_fields():
+    with dsl.ParallelFor([{"a": 1, "b": 2}, {"a": 3, "b": 4}]) as item, dsl.If(item.a > 2):
+        echo(text="big")
+
+
+@case(outputs={"Output": [[0, 1], [0, 1]]}, local=NUMBERS)
+def collected_lists_are_not_joined() -> List[List[int]]:
+    with dsl.ParallelFor(["a", "b"]):
+        made = numbers(count=2)
+    return dsl.Collected(made.output)
+
+
+@component
+def slow_first(letter: str) -> str:
+    import time
+
+    time.sleep(0.3 if letter == "a" else 0)
+    return letter
+
+
+@case(outputs={"Output": "a+b+c"}, local_since=(2, 17))
+def collected_in_the_order_of_the_items() -> str:
+    with dsl.ParallelFor(["a", "b", "c"]) as letter:
+        said = slow_first(letter=letter)
+    return join(words=dsl.Collected(said.output)).output
+
+
+@dsl.pipeline
+def many_stages(items: List[str]) -> List[str]:
+    with dsl.ParallelFor(items) as item:
+        said = echo(text=item)
+        with dsl.ParallelFor(["x"]):
+            for _ in range(3):
+                echo(text="never")
+    return dsl.Collected(said.output)
+
+
+NO_ITERATIONS = (
+    "has no value for its input 'words': the loop with 'many-stages/echo', 'many-stages/echo-2', 'many-stages/echo-3' "
+    "and 1 more had no iterations, "
+)
+
+
+@case(state="failed", stages={"join": "failed"}, reasons={"join": (NO_ITERATIONS,)})
+def fan_in_of_a_nested_loop_over_nothing(items: List[str] = []):
+    join(words=many_stages(items=items).output)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from kfp import dsl
 
-from tests.execution.local.corpus import CONTAINERS, case
-from tests.execution.local.corpus.parts import component, echo, read, write
+from tests.cases import CONTAINERS, case
+from tests.cases.parts import component, echo, read, write
 from torchx_kfp import artifact_from_uri
 
 #: A file that exists on every machine that runs the tests.
@@ -17,12 +17,12 @@ def describe(data: dsl.Input[dsl.Dataset]) -> str:
     return f"{data.uri} {sorted(data.metadata.items())} {type(data).__name__}"
 
 
-@case(outputs={"Output": "imported\n"})
+@case(missing="a file of this machine", outputs={"Output": "imported\n"})
 def a_file() -> str:
     return read(data=dsl.importer(artifact_uri=str(HERE), artifact_class=dsl.Dataset).output).output
 
 
-@case(outputs={"Output": "gs://bucket/data [('source', 'web')] Dataset"})
+@case(missing="a bucket of Google's", outputs={"Output": "gs://bucket/data [('source', 'web')] Dataset"})
 def a_url_with_metadata() -> str:
     imported = dsl.importer(
         artifact_uri="gs://bucket/data", artifact_class=dsl.Dataset, reimport=True, metadata={"source": "web"}
@@ -31,6 +31,7 @@ def a_url_with_metadata() -> str:
 
 
 @case(
+    missing="credentials for a bucket",
     arguments={"uri": "s3://bucket/x", "rows": 3},
     outputs={"Output": "s3://bucket/x [('note', 'of today'), ('rows', '3')] Dataset"},
 )
@@ -43,7 +44,7 @@ def from_parameters(uri: str, rows: int) -> str:
     return describe(data=imported.output).output
 
 
-@case(outputs={"Output": "imported\n"})
+@case(missing="a file of this machine", outputs={"Output": "imported\n"})
 def from_an_output() -> str:
     uri = echo(text=str(HERE))
     return read(data=dsl.importer(artifact_uri=uri.output, artifact_class=dsl.Dataset).output).output
@@ -54,13 +55,14 @@ def uri_in_a_command(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'printf %s "$0" > "$1"', data.uri, out])
 
 
-@case(outputs={"Output": "gs://bucket/data"}, local=CONTAINERS)
+@case(missing="a bucket of Google's", outputs={"Output": "gs://bucket/data"}, local=CONTAINERS)
 def a_url_in_a_command() -> str:
     imported = dsl.importer(artifact_uri="gs://bucket/data", artifact_class=dsl.Dataset)
     return uri_in_a_command(data=imported.output).outputs["out"]
 
 
 @case(
+    missing="a bucket of Google's",
     stages={"write[0]": {"out": "gs://bucket/a"}, "describe[1]": {"Output": "gs://bucket/b [] Dataset"}},
     local=CONTAINERS,
 )
@@ -78,17 +80,18 @@ def in_a_branch(x: int = 1):
         echo(text="else")
 
 
-@case(artifacts={"Output": "imported\n"})
+@case(missing="a file of this machine", artifacts={"Output": "imported\n"})
 def as_output() -> dsl.Dataset:
     return dsl.importer(artifact_uri=str(HERE), artifact_class=dsl.Dataset).output
 
 
-@case(outputs={"Output": "imported\n"})
+@case(missing="credentials for a bucket", outputs={"Output": "imported\n"})
 def artifact_from_an_output() -> str:
     return read(data=artifact_from_uri(echo(text=str(HERE)).output, dsl.Dataset)).output
 
 
 @case(
+    missing="credentials for a bucket",
     arguments={"uri": "s3://bucket/x"},
     outputs={"Output": "s3://bucket/x [('source', 'web')] Dataset"},
 )
@@ -97,6 +100,7 @@ def artifact_from_a_parameter(uri: str) -> str:
 
 
 @case(
+    missing="credentials for a bucket",
     stages={
         "describe[0]": {"Output": "gs://bucket/a [] Dataset"},
         "describe[1]": {"Output": "gs://bucket/b [] Dataset"},
@@ -108,6 +112,6 @@ def artifacts_in_a_loop():
         describe(data=artifact_from_uri(uri, dsl.Dataset))
 
 
-@case(artifacts={"Output": "imported\n"})
+@case(missing="credentials for a bucket", artifacts={"Output": "imported\n"})
 def artifact_of_a_constant() -> dsl.Dataset:
     return artifact_from_uri(str(HERE), dsl.Dataset)

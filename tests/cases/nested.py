@@ -1,11 +1,12 @@
 """Pipelines in pipelines: parameters, artifacts, defaults and outputs, in loops and branches, and loaded from files."""
 
+import re
 from typing import List, NamedTuple, Optional
 
 from kfp import compiler, components, dsl
 
-from tests.execution.local.corpus import NESTED, OPTIONAL, case
-from tests.execution.local.corpus.parts import add, component, double, echo, fail, join, make, read, total
+from tests.cases import NESTED, OPTIONAL, case
+from tests.cases.parts import add, component, double, echo, fail, join, make, read, total
 
 
 class Pair(NamedTuple):
@@ -175,3 +176,54 @@ def two(x: str, y: str) -> str:
 def after_a_pipeline() -> str:
     first = inner(x=1)
     return echo(text="done").after(first).output
+
+
+@dsl.pipeline
+def exclaim(text: str, suffix: str = "!") -> str:
+    return echo(text=echo(text=f"{text}{suffix}").output).output
+
+
+@dsl.pipeline
+def ask(text: str) -> str:
+    return exclaim(text=text, suffix="?").output
+
+
+class Said(NamedTuple):
+    last: str
+    all: List[str]
+
+
+def pods_have_names_of_their_own(result):
+    pods = [stage.pod_name for stage in result.stages]
+    assert {"exclaim-echo-0", "ask-1-exclaim-echo-2-0"} <= set(pods)
+    assert len(set(pods)) == len(pods)
+    assert all(re.fullmatch(r"[A-Za-z0-9.-]+", pod) for pod in pods)
+
+
+@case(
+    arguments={"x": "X"},
+    outputs={"last": "X!-X", "all": ["p?", "q?"]},
+    stages={"exclaim-2/echo-2": {"Output": "X!-X"}, "ask[1]/exclaim/echo-2": {"Output": "q?"}},
+    check=pods_have_names_of_their_own,
+    local="it makes lists of lists",
+)
+def used_twice_and_in_loops(x: str) -> Said:
+    one = exclaim(text=x)
+    two = exclaim(text=one.output, suffix="-X")
+    with dsl.ParallelFor(["p", "q"]) as item:
+        each = ask(text=item)
+    return Said(two.output, dsl.Collected(each.output))
+
+
+def pods_differ(result):
+    pods = {stage.name: stage.pod_name for stage in result.stages}
+    assert set(pods) == {"echo[0]", "echo[1]", "echo[2]", "echo-2"}
+    assert len(set(pods.values())) == 4
+    assert pods["echo[1]"].startswith("echo-1-0")
+
+
+@case(check=pods_differ)
+def stages_with_names_that_are_alike():
+    with dsl.ParallelFor(["a", "b", "c"]) as item:
+        echo(text=item)
+    echo(text="second")

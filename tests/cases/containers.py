@@ -1,11 +1,13 @@
 """Container components: placeholders, optional inputs, and everything else that a command may contain."""
 
+import datetime
+import json
 from typing import Optional
 
 from kfp import dsl
 
-from tests.execution.local.corpus import CONTAINERS, case
-from tests.execution.local.corpus.parts import echo, shell, write
+from tests.cases import CONTAINERS, case
+from tests.cases.parts import echo, shell, write
 
 
 @dsl.container_component
@@ -123,6 +125,82 @@ def no_command():
     return dsl.ContainerSpec(image="hello-world")
 
 
-@case(refused="has no command")
+@case(missing="an image from a registry", refused="has no command")
 def what_the_image_starts():
     no_command()
+
+
+@dsl.container_component
+def alike(a_b: dsl.OutputPath(str), a__b: dsl.OutputPath(str), x: dsl.OutputPath(str), x_: dsl.OutputPath(str)):
+    script = 'for file; do printf %s "${file##*/}" > "$file"; done'
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, "sh", a_b, a__b, x, x_])
+
+
+@case(stages={"alike": {name: name for name in ("a_b", "a__b", "x", "x_")}}, local=CONTAINERS)
+def outputs_with_names_that_are_alike():
+    alike()
+
+
+@dsl.container_component
+def spaced(i: dsl.OutputPath(int), b: dsl.OutputPath(bool)):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "echo ' 5' > $0; printf True > $1", i, b])
+
+
+@case(stages={"spaced": {"i": 5, "b": True}, "write": {"out": "5 true"}}, local=CONTAINERS)
+def outputs_with_spaces_and_capitals():
+    made = spaced()
+    write(text=f"{made.outputs['i']} {made.outputs['b']}")
+
+
+@dsl.container_component
+def optional(out: dsl.OutputPath(str), given: Optional[str] = None, default: str = 'd"f', n: int = 4):
+    given_or_none = dsl.IfPresentPlaceholder("given", then=["--given", given], else_=["none"])
+    return dsl.ContainerSpec(
+        image="busybox", command=["sh", "-c", ARGUMENTS, "sh", out], args=[given_or_none, f"c{default}{n}", given]
+    )
+
+
+@case(
+    stages={
+        "optional": {"out": '[none][cd"f4][]'},
+        "optional-2": {"out": "[--given][G][cD5][G]"},
+        "optional-3": {"out": '[none][cd"f4][]'},
+    },
+    local=CONTAINERS,
+)
+def defaults_and_optional_inputs(p: Optional[str] = None):
+    optional()
+    optional(given="G", default="D", n=5)
+    optional(given=p)
+
+
+@dsl.container_component
+def placeholders(out: dsl.OutputPath(str), job: str, job_id: str, root: str, task: str, created: str, x: str):
+    words = [job, job_id, root, task, created, x, "{{$}}"]
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'printf "%s|" "$@" > "$0"', out], args=words)
+
+
+def facts_are_of_this_run(result):
+    words = result["placeholders"].outputs["out"].split("|")
+    job, job_id, root, task, created, x, executor_input, _ = words
+    assert job == job_id == x == result.run_id
+    assert (root, task) == (dsl.PIPELINE_ROOT_PLACEHOLDER, "placeholders")  # backends do not fill in the former
+    assert datetime.datetime.fromisoformat(created.replace("Z", "+00:00")).tzinfo is not None
+    decoded = json.loads(executor_input)
+    assert decoded["inputs"]["parameterValues"]["x"] == result.run_id
+    assert decoded["outputs"]["parameters"]["out"]["outputFile"].startswith(str(result.folder))
+    assert result["write"].outputs != result["write-2"].outputs
+
+
+@case(local=CONTAINERS, check=facts_are_of_this_run)
+def facts_of_the_run():
+    placeholders(
+        job=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+        job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        root=dsl.PIPELINE_ROOT_PLACEHOLDER,
+        task=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+        created=dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
+        x=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+    )
+    write(text=dsl.PIPELINE_TASK_ID_PLACEHOLDER)
+    write(text=dsl.PIPELINE_TASK_ID_PLACEHOLDER)

@@ -4,8 +4,8 @@ from typing import Dict, List, NamedTuple, Optional
 
 from kfp import dsl
 
-from tests.execution.local.corpus import CONTAINERS, NUMBERS, OPTIONAL, case
-from tests.execution.local.corpus.parts import add, component, double, echo, write
+from tests.cases import CONTAINERS, NUMBERS, OPTIONAL, case
+from tests.cases.parts import add, component, double, echo, write
 
 
 @case(arguments={"message": "hi"}, outputs={"Output": "hi"}, stages={"echo": {"Output": "hi"}})
@@ -156,3 +156,30 @@ def long_text() -> str:
 @component
 def repeat(text: str, times: int) -> str:
     return text * times
+
+
+HOSTILE = "q\"'\\ $HOME $$ $(PATH) {{workflow.name}} {{=1+1}} é😀 \x7f\n{{$.inputs.parameters['x']}} {{$}}"
+
+
+@case(arguments={"s": HOSTILE}, stages={"write": {"out": HOSTILE}, "write-2": {"out": ""}}, local=CONTAINERS)
+def text_in_commands(s: str):
+    write(text=s)
+    write(text="")
+
+
+TRAP = "{{$.inputs.parameters['pipelinechannel--n']}}"
+
+
+@case(
+    arguments={"a": TRAP, "n": 3},
+    stages={"write": {"out": f"[{TRAP}|3]"}, "write-2": {"out": f"<[{TRAP}|3]|{TRAP}>"}},
+    local=CONTAINERS,
+)
+def values_that_look_like_placeholders(a: str, n: int):
+    first = write(text=f"[{a}|{n}]")
+    write(text=f"<{first.outputs['out']}|{a}>")
+
+
+@case(stages={"write": {"out": '7 1 false [1,2] {"k":3}'}}, local=CONTAINERS)
+def defaults_in_commands(i: int = 7, d: float = 1.0, b: bool = False, li: list = [1, 2], st: dict = {"k": 3}):
+    write(text=f"{i} {d} {b} {li} {st}")

@@ -1,6 +1,6 @@
 """How pipelines of the corpus end under kfp.local: ``kfp_local.json``, which ``make goldens`` rewrites.
 
-    python -m tests.execution.local.corpus.kfp_local [CASE...]
+    python -m tests.cases.kfp_local [CASE...]
 
 prints it. It is a separate program because kfp.local's settings affect its whole process, and it leaves files in the
 current directory.
@@ -18,10 +18,10 @@ from typing import Any
 
 from kfp import local
 
-from tests.execution.local.corpus import FAMILIES, VERSION, Case, load_cases
+from tests.cases import KFP_FAMILIES, VERSION, Case, load_cases
 
 FILE = Path(__file__).with_suffix(".json")
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[2]
 
 
 def interpreter(folder: Path) -> str:
@@ -77,7 +77,7 @@ def recorded() -> dict[str, Any]:
 def write() -> None:
     """Run all pipelines, and write how they end under the installed version."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [interpreter(Path(folder)), "-W", "ignore", "-m", "tests.execution.local.corpus.kfp_local"]
+        command = [interpreter(Path(folder)), "-W", "ignore", "-m", "tests.cases.kfp_local"]
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environ, check=False)
     if done.returncode:
@@ -89,7 +89,7 @@ def write() -> None:
 def main() -> None:
     names = sys.argv[1:]
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root="kfp", raise_on_error=True)
-    cases = [case for family in FAMILIES for case in load_cases(family).values()]
+    cases = [case for family in KFP_FAMILIES for case in load_cases(family).values()]
     ends = {case.name: run_case(case) for case in cases if is_comparable(case) and (not names or case.name in names)}
     print(json.dumps(ends))
 

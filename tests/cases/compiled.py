@@ -10,7 +10,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.execution.local.corpus import FAMILIES, Case, load_cases
+from tests.cases import KFP_FAMILIES, Case, load_cases
 from torchx_kfp.execution.pipeline.load import compile_function
 
 FILE = Path(__file__).with_name("compiled.json")
@@ -28,7 +28,7 @@ def digest(case: Case) -> str:
 
 def digests() -> dict[str, str]:
     """Return the digests of all pipelines that this version of kfp compiles, by name."""
-    return {case.name: digest(case) for family in FAMILIES for case in load_cases(family).values()}
+    return {case.name: digest(case) for family in KFP_FAMILIES for case in load_cases(family).values()}
 
 
 def recorded() -> dict[str, str]:
