@@ -82,18 +82,23 @@ def earlier_run(
             tracked.setdefault(end.tracker_base, []).append(end)
     for base, stages in tracked.items():
         why = why_not_read(base, named, ran_here=record.folder is not None)
-        there: set[str] = set()
+        there: dict[str, list[str]] = {}
         try:
             if not why:
                 recorder = Recorder.open(record.absolute_base(base))
-                runs = dict.fromkeys((end.run_id or "").partition("/")[0] for end in stages)
-                there = {key for run in runs if run for key in recorder.keys(run)}
+                there = {run: recorder.keys(run) for run in {_run_of(end) for end in stages} if run}
         except TrackerError as error:
             why = str(error)
         if why:
             unreadable[base] = why.rstrip(".")
             continue
         for end in stages:
-            if end.run_id not in there:
+            keys = there.get(_run_of(end), [])
+            # gc removes whole runs: if results of others are there, a stage without results has recorded nothing.
+            if end.run_id not in keys and (end.results or not keys):
                 gone[end.name] = f"no results of it are under {record.absolute_base(base)!r} (any more)"
     return EarlierRun(record, pipeline, found, values or {}, gone, unreadable)
+
+
+def _run_of(end: StageResult) -> str:
+    return (end.run_id or "").partition("/")[0]
