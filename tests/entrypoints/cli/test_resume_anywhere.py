@@ -86,6 +86,17 @@ def light(tracker_base: str, folder: str, rate: float = 0.5):
     mount_base()
 
 
+@dsl.pipeline(name="silent")
+def silent(tracker_base: str, folder: str):
+    stages = Stages(tracker_base=tracker_base)
+    prepared = stages.task(app("prepare", folder))
+    quiet = 'echo $0 >> "$1/notes"; test ! -e "$1/fail-$0"'
+    for name in ("quiet", "last"):
+        role = Role("role", image="app:1", entrypoint="sh", args=["-c", quiet, name, f"{folder}"])
+        prepared = stages.task(AppDef(name, [role]), reads=prepared)
+    mount_base()
+
+
 @dsl.container_component
 def save(folder: str, data: dsl.Output[dsl.Dataset]):
     script = 'echo save >> "$1/notes"; mkdir -p "${0%/*}"; printf content > "$0"'
@@ -246,6 +257,15 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert f"runs: no results of it are under '{place.base}' (any more)" in gone.stdout
 
 
+def test_a_stage_that_recorded_nothing_is_kept(place: Place) -> None:
+    (place.folder / "fail-last").touch()
+    first = place.submit(f"{place.file}:silent", *place.given, code=1)
+    (place.folder / "fail-last").unlink()
+    assert place.notes() == ["last", "prepare", "quiet"]
+    place.submit(f"{place.file}:silent", "--resume", first)
+    assert place.notes() == ["last"]
+
+
 def test_an_artifact_is_handed_on(place: Place) -> None:
     (place.folder / "fail-again").touch()
     first = place.submit(f"{place.file}:handed", "-p", f"folder={place.folder}", code=1)
@@ -302,6 +322,8 @@ def test_stages_that_kfp_took_from_its_cache(project: Path, inside: Call) -> Non
         kept = [line.split()[0] for line in planned.stdout.splitlines() if "kept, from" in line]
         # Nobody was given an output of the last two stages, and nobody needs one.
         assert set(kept) == {"prepare", "train", "plain", "plain-2"}
+        inside("submit", "edited.py:light", *dry[:2], "--from", "train", *words)
+        assert place.notes() == ["again", "both", "train"]
 
 
 def test_a_run_stays_under_its_tracker_base_if_the_pipeline_has_another(project: Path, inside: Call) -> None:

@@ -18,6 +18,7 @@ from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_text
+from torchx_kfp.execution.pipeline.walk import walk
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.resume_record import continuation_of, without_record
 from torchx_kfp.execution.runs.task_groups import differences
@@ -69,6 +70,9 @@ def test_conditions_are_evaluated_again_on_what_is_kept(runs: Runs) -> None:
     resumed = runs.run(everything(), {"text": "other"}, resume=failed, from_stages=["stage", "inner"])
     assert made(resumed) == made(runs.run(everything(), {"text": "other"}))
     assert resumed["stage-4"].outputs == {"out": "f(no)"}
+    plan = plan_run(everything(), {"folder": str(runs.folder)}, resume=failed, from_stages=["inner"])
+    cached = {place.name for place in walk(plan.pipeline) if place.is_stage and place.task.caches}
+    assert cached == {"load", "joined-2", "stage-5"}
 
 
 def test_groups_that_would_be_others_run(runs: Runs) -> None:

@@ -17,6 +17,7 @@ from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
+from torchx_kfp.execution.pipeline.walk import walk
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
@@ -165,6 +166,10 @@ def test_changes_are_named_and_kept_unless_the_user_starts_from_them() -> None:
         "take": "it failed",
         "train": "it depends on prepare, from which you start",
     }
+    # No cache answers for what the user wants to run.
+    cached = {place.name: place.task.caches for place in walk(anew.pipeline) if place.is_stage}
+    assert cached == {"prepare": False, "branch": False, "kept-make-data": False, "take": True, "train": False}
+    assert "Run without the cache: prepare, branch, train." in str(anew)
 
 
 def test_a_condition_that_is_false_now_is_evaluated_in_the_new_run() -> None:

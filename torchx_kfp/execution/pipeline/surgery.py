@@ -52,7 +52,13 @@ def can_be_constant(value: Any) -> bool:
     return "{{" not in json.dumps(value, default=str)
 
 
-def without_tasks(pipeline: Pipeline, kept: Mapping[str, KeptOutputs], description: str = "") -> Pipeline:
+def without_tasks(
+    pipeline: Pipeline,
+    kept: Mapping[str, KeptOutputs],
+    description: str = "",
+    *,
+    uncached: Collection[str] = (),
+) -> Pipeline:
     """Return the pipeline without some of its tasks.
 
     Outputs of the pipeline itself that are parameters of these tasks are left out: KFP has no constant outputs.
@@ -61,12 +67,13 @@ def without_tasks(pipeline: Pipeline, kept: Mapping[str, KeptOutputs], descripti
         pipeline: a compiled pipeline; it is not changed.
         kept: the tasks to take out, by their paths.
         description: the description of the new pipeline; if empty, that of the old one.
+        uncached: the tasks that no cache may answer, by their paths, with all tasks inside.
 
     Raises:
         ValueError: a remaining task reads an output that is not known; the message names both.
     """
     spec, platform = read_specs(pipeline.text, is_compiled=True)
-    surgery = _Surgery(spec, kept)
+    surgery = _Surgery(spec, kept, uncached)
     spec = surgery.operate()
     if description:
         spec["pipelineInfo"]["description"] = description
@@ -84,9 +91,10 @@ def without_tasks(pipeline: Pipeline, kept: Mapping[str, KeptOutputs], descripti
 class _Surgery:
     """Changes a PipelineSpec, which it owns."""
 
-    def __init__(self, spec: dict[str, Any], kept: Mapping[str, KeptOutputs]) -> None:
+    def __init__(self, spec: dict[str, Any], kept: Mapping[str, KeptOutputs], uncached: Collection[str]) -> None:
         self._spec = spec
         self._kept = kept
+        self._uncached = uncached
         self._components = spec.setdefault("components", {})
         self._executors = spec.setdefault("deploymentSpec", {}).setdefault("executors", {})
 
@@ -106,7 +114,9 @@ class _Surgery:
                 known[name] = self._kept[path]
                 continue
             tasks[name] = task
-            if any(other.startswith(f"{path}/") for other in self._kept):
+            if path in self._uncached:
+                self._run_anew(task)
+            if any(other.startswith(f"{path}/") for other in (*self._kept, *self._uncached)):
                 inner = self._own_component(task)
                 known[name] = self._cut(inner, f"{path}/")
                 if not inner["dag"]["tasks"]:  # an exit handler around nothing
@@ -117,6 +127,13 @@ class _Surgery:
         for name, task in list(tasks.items()):
             _rewire(name, task, known, gone, imported)
         return _outputs_of(component, known, gone, imported, is_whole=not tasks)
+
+    def _run_anew(self, task: dict[str, Any]) -> None:
+        """Turn caching off for a task, and for all tasks inside."""
+        task["cachingOptions"] = {}
+        if "dag" in self._components[task["componentRef"]["name"]]:
+            for inner in self._own_component(task)["dag"]["tasks"].values():
+                self._run_anew(inner)
 
     def _own_component(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of the task's component that no other task uses."""

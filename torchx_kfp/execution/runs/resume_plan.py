@@ -117,6 +117,8 @@ class _Planner:
             for path in unit.after:
                 self._followers.setdefault(path, []).append(unit)
         self._runs: dict[str, str] = {}
+        #: The units that the user wants to run, and exit tasks: no cache may answer for them.
+        self._anew: dict[str, Unit] = {}
         self._queue: deque[str] = deque()
 
     # Decisions
@@ -156,10 +158,13 @@ class _Planner:
                 unit = left.popleft()
                 why = "you start from it" if unit in found else f"it depends on {stage}, from which you start"
                 if self._mark(unit, why):
+                    self._anew[unit.path] = unit
                     left += [*self._readers.get(unit.path, ()), *self._followers.get(unit.path, ())]
 
     def decide(self) -> None:
         for unit in self._units.values():
+            if unit.is_exit:
+                self._anew[unit.path] = unit
             if reason := self._reason(unit):
                 self._mark(unit, reason)
         while self._queue:
@@ -299,6 +304,8 @@ class _Planner:
         }
         outputs, unknown = self._pipeline_outputs({unit.path for unit in kept})
         notes += [f"The run's output {name!r} is left out: {why}." for name, why in unknown.items()]
+        if cached := [unit.name for unit in self._anew.values() if unit.may_be_cached]:
+            notes.append(f"Run without the cache: {listed(cached, _NAMED)}.")
         # Artifacts stay outputs of the new pipeline; parameters cannot.
         needed |= {(read.producer, read.output) for read, value in outputs.values() if is_artifact(value)}
         taken = {unit.path: self._kept_outputs(unit, needed) for unit in kept}
@@ -331,7 +338,9 @@ class _Planner:
         return ResumePlan(
             run_id=self._earlier.run_id,
             steps=tuple(self._steps()),
-            pipeline=without_tasks(self._pipeline, taken, describe(self._pipeline.description, continuation)),
+            pipeline=without_tasks(
+                self._pipeline, taken, describe(self._pipeline.description, continuation), uncached=self._anew
+            ),
             dropped=tuple(sorted(self._names - names)),
             notes=tuple(notes),
         )

@@ -86,6 +86,11 @@ class Unit:
         """Whether it makes or deletes a volume claim, which each run does anew."""
         return volume_task(self.component) is not None
 
+    @property
+    def may_be_cached(self) -> bool:
+        """Whether a cache may answer for a stage of it."""
+        return any(place.task.caches for place in self.stages)
+
     def names(self, stage: str) -> bool:
         """Tell whether a user means it by the name of a stage, of a nested pipeline or of the task."""
         here = [self.task.name, self.path]
