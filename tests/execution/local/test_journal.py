@@ -205,6 +205,27 @@ def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
     )
 
 
+def test_a_file_that_is_not_a_record_is_not_read_on(tmp_path):
+    """Millions of empty lines would take minutes, and their descriptions all memory."""
+    with create(tmp_path) as journal:
+        journal.write(stage("one"))
+    path = tmp_path / "run-1" / "events.jsonl"
+    with path.open("ab") as file:
+        file.write(b"\n" * 8)
+        file.write(path.read_bytes().splitlines(keepends=True)[0] + b"\n" * 5_000_000)
+    record = read_run(path.parent)
+    assert len(record.events) == 2
+    assert [sentence.partition(":")[0] for sentence in record.corrupt] == [
+        *(f"Line {number} of {path} is ignored" for number in range(2, 7)),
+        f"{path} has more than 1,000 such lines",
+    ]
+    with pytest.raises(ArgumentError, match=says("cannot be resumed", "more than 1,000 lines of events.jsonl")):
+        Journal.reopen(path.parent, pytest.fail)
+    path.write_bytes(path.read_bytes()[:1000].rstrip(b"\n") + b"\n")
+    assert len(read_run(path.parent).corrupt) == 6
+    assert read_run(path.parent).corrupt[-1] == f"So are 3 more lines of {path}."
+
+
 def test_a_full_disk_does_not_end_the_run(tmp_path):
     path = tmp_path / "p.yaml"
     compiler.Compiler().compile(recorded, str(path))

@@ -14,20 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.safe_files import open_regular, read_bytes
-from torchx_kfp.common.text import did_you_mean, did_you_mean_path, listed, shown
+from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, listed, shown
 from torchx_kfp.errors import ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
-from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOG_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
+from torchx_kfp.execution.runs.journal import (
+    EVENTS_FILE,
+    LOG_FILE,
+    LONGEST_LINE,
+    MOST_BAD_LINES,
+    PIPELINE_FILE,
+    REQUEST_FILE,
+    VERSION,
+    is_running,
+)
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState
 
 #: The largest ``run.json``, in bytes. Arguments that KFP accepts have at most 1.5 MB.
 _LONGEST_REQUEST = 16 << 20
-#: How many bytes are read at once. A line that is longer is not read: no process writes such a line.
-_PIECE = 64 << 20
+#: How many bytes are read at once.
+_PIECE = 1 << 20
+#: How many lines that are not events are described.
+_DESCRIBED = 5
 #: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
 _DEEPEST = 200
 
@@ -63,23 +74,24 @@ class FileTail:
         Raises:
             OSError: it is not a regular file, or cannot be read.
         """
-        lines: list[bytes] = []
+        return list(self.lines(is_whole=is_whole))
+
+    def lines(self, *, is_whole: bool = False) -> Iterator[bytes]:
+        """Yield what ``read_new`` returns. Lines that are not taken are new the next time."""
         try:
             with open(open_regular(str(self.path), self._root), "rb") as file:
                 file.seek(self._offset)
                 rest = b""
-                while data := file.read(_PIECE):
+                while len(rest) < LONGEST_LINE and (data := file.read(_PIECE)):
                     *new, rest = (rest + data).split(b"\n")
-                    lines += new
-                    if len(rest) >= _PIECE:
-                        break
+                    for line in new:
+                        self._offset += len(line) + 1
+                        yield line
         except FileNotFoundError:
-            return []
-        self._offset += sum(map(len, lines)) + len(lines)
+            return
         if is_whole and rest:
-            lines.append(rest)
             self._offset += len(rest)
-        return lines
+            yield rest
 
 
 class EventReader:
@@ -87,14 +99,28 @@ class EventReader:
 
     def __init__(self, folder: Path) -> None:
         self._file = FileTail(folder / EVENTS_FILE, folder)
-        self._lines = 0
+        self._lines = self._bad = self._bad_before = 0
         self._suspects: list[str] = []
-        #: Sentences about lines that are not events, except at the end, where a killed process leaves such lines.
-        self.corrupt: list[str] = []
+
+    @property
+    def corrupt(self) -> list[str]:
+        """Sentences about lines that are not events, except at the end, where a killed process leaves such lines."""
+        path = self._file.path
+        if self._bad > MOST_BAD_LINES:
+            return [*self._suspects, f"{path} has more than {MOST_BAD_LINES:,} such lines: the rest is not read."]
+        more = self._bad_before - _DESCRIBED
+        others = [f"So are {counted(more, 'more line')} of {path}."] if more > 0 else []
+        return [*self._suspects[: self._bad_before], *others]
 
     def read_new(self) -> list[Event]:
         """Return the events of the whole lines that have been written since the last call."""
-        return [event for line in self._file.read_new() if (event := self._decode(line)) is not None]
+        events: list[Event] = []
+        for line in self._file.lines() if self._bad <= MOST_BAD_LINES else ():
+            if (event := self._decode(line)) is not None:
+                events.append(event)
+            if self._bad > MOST_BAD_LINES:  # nobody knows what this file is
+                break
+        return events
 
     def _decode(self, line: bytes) -> Event | None:
         self._lines += 1
@@ -103,10 +129,11 @@ class EventReader:
             verify_depth(content, _DEEPEST)
             event = decode(content)
         except (ValueError, RecursionError) as error:
-            self._suspects.append(f"Line {self._lines} of {self._file.path} is ignored: {error}.")
+            self._bad += 1
+            if len(self._suspects) < _DESCRIBED:
+                self._suspects.append(f"Line {self._lines} of {self._file.path} is ignored: {error}.")
             return None
-        self.corrupt += self._suspects
-        self._suspects.clear()
+        self._bad_before = self._bad
         return event
 
 

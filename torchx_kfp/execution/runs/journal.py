@@ -41,6 +41,11 @@ LOCK_FILE = "lock"
 #: The log in the folder of each attempt at a stage.
 LOG_FILE = "log.txt"
 
+#: The bytes of a line of events, at most: no process writes a longer one.
+LONGEST_LINE = 64 << 20
+#: With more lines than this that are not events, a file is not the record of a run.
+MOST_BAD_LINES = 1000
+
 # Seconds for which the lock is tried: a process that checks whether it is taken holds it for an instant.
 _LOCK_PATIENCE = 1.0
 
@@ -220,12 +225,15 @@ class Journal:
 
     def _repair(self) -> None:
         assert self._events is not None
+        end, bad, last = 0, 0, b""
         with open(self._events, "rb", closefd=False) as file:
-            lines = file.read().splitlines(keepends=True)
-        while lines and not is_event(lines[-1]):
-            lines.pop()
-        os.ftruncate(self._events, sum(map(len, lines)))
-        if lines and not lines[-1].endswith(b"\n"):
+            while line := file.readline(LONGEST_LINE):
+                if is_event(line):
+                    end, last = file.tell(), line
+                elif (bad := bad + 1) > MOST_BAD_LINES:
+                    raise OSError(errno.EINVAL, f"more than {MOST_BAD_LINES:,} lines of {EVENTS_FILE} are not events")
+        os.ftruncate(self._events, end)
+        if last and not last.endswith(b"\n"):
             os.write(self._events, b"\n")
 
 
