@@ -207,7 +207,8 @@ def test_credentials_that_are_not_accepted(
         connection.get(RUNS)
     assert "hidden" not in str(caught.value)
     assert ("may have expired" in str(caught.value)) is bool(settings)
-    assert len(server.requests) == 2, "once more with a new client"
+    # A token that has expired may be a new one by now; new credentials seldom have other rights.
+    assert len(server.requests) == (2 if code == 401 else 1)
 
 
 @pytest.mark.parametrize("is_redirect", [True, False])
