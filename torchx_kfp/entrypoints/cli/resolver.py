@@ -275,7 +275,8 @@ def connect(flags: Flags, *, is_patient: bool = True) -> Host:
     settings = read_settings(flags)
     for sentence in settings.warnings:
         print_message(sentence)
-    return Host(Connection(settings, Patience() if is_patient else Patience(connect=2.0, read=5.0, retries=0)))
+    patience = Patience() if is_patient else Patience(connect=2.0, read=5.0, retries=0)
+    return Host(Connection(settings, patience, print_message))
 
 
 def refuse_foreign_latest(command: str, run: str, source: HostRun, flags: Flags) -> None:

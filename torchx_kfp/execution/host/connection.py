@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ from urllib3.exceptions import (
     SSLError,
 )
 
-from torchx_kfp.common.text import printable, shorten, shown
+from torchx_kfp.common.text import duration, printable, shorten, shown
 from torchx_kfp.errors import (
     HostAnswerLostError,
     HostError,
@@ -86,7 +86,7 @@ class Patience:
 
     ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that from the request to the end of its
     answer. ``retries`` is how often it is repeated, after waits that begin with ``wait`` and double. ``longest_wait``
-    also limits the wait that the host asks for (Retry-After).
+    also limits the wait that the host asks for (Retry-After). After ``notice``, the user is told what is waited for.
     """
 
     connect: float = 10.0
@@ -95,6 +95,7 @@ class Patience:
     retries: int = 3
     wait: float = 0.5
     longest_wait: float = 20.0
+    notice: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,19 @@ class RequestBody:
 class Connection:
     """Requests to a KFP host. It is made when it is first used. Several threads may use it."""
 
-    def __init__(self, settings: Settings, patience: Patience = Patience()) -> None:
-        """Take the settings. Nothing is read or sent before the first request."""
+    def __init__(
+        self, settings: Settings, patience: Patience = Patience(), say: Callable[[str], object] | None = None
+    ) -> None:
+        """Take the settings. Nothing is read or sent before the first request.
+
+        Args:
+            settings: the settings.
+            patience: how long a request may take.
+            say: gets one sentence, from another thread, if the host keeps the user waiting.
+        """
         self.settings = settings
         self._patience = patience
+        self._say = say
         self._client: Any = None
         self._lock = threading.Lock()
 
@@ -261,22 +271,43 @@ class Connection:
         url = f"{self._base(client)}{where}"
         # A filter in the query is long, and says nothing to a user.
         request = f"{method} {printable(url.partition('?')[0])}"
-        for attempt in itertools.count():
-            wait = None
-            try:
-                answer = self._exchange(
-                    api.rest_client.pool_manager, method, url, headers, None if body is None else body.content
-                )
-            except BROKEN as error:
-                if attempt >= self._retries_after(error, method):
-                    raise self._unreachable(error, method, request) from error
-            else:
-                if attempt >= self._patience.retries or answer.status not in again:
-                    break
-                url, wait = answer.url, _retry_after(answer.headers.get("Retry-After"))
-            longest = self._patience.longest_wait
-            time.sleep(min(self._patience.wait * 2**attempt if wait is None else wait, longest))
+        began = time.monotonic()
+        with self._notice(request):
+            for attempt in itertools.count():
+                wait = None
+                try:
+                    answer = self._exchange(
+                        api.rest_client.pool_manager, method, url, headers, None if body is None else body.content
+                    )
+                except BROKEN as error:
+                    if attempt >= self._retries_after(error, method):
+                        waited = time.monotonic() - began
+                        raise self._unreachable(error, method, request, waited) from error
+                else:
+                    if attempt >= self._patience.retries or answer.status not in again:
+                        break
+                    url, wait = answer.url, _retry_after(answer.headers.get("Retry-After"))
+                longest = self._patience.longest_wait
+                time.sleep(min(self._patience.wait * 2**attempt if wait is None else wait, longest))
         return replace(answer, request=request)
+
+    @contextlib.contextmanager
+    def _notice(self, request: str) -> Iterator[None]:
+        """Tell the user once what is waited for, if the block takes long."""
+
+        def tell() -> None:
+            say, self._say = self._say, None
+            if say is not None:
+                say(f"Still waiting for the answer to {request}.")
+
+        timer = threading.Timer(self._patience.notice, tell)
+        timer.daemon = True
+        if self._say is not None:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _exchange(
         self, manager: Any, method: str, url: str, headers: Mapping[str, str], content: bytes | None
@@ -308,7 +339,7 @@ class Connection:
         host = str(client._run_api.api_client.configuration.host).rstrip("/")
         return host if "://" in host else f"http://{host}"
 
-    def _unreachable(self, reason: Exception, method: str, request: str) -> HostError:
+    def _unreachable(self, reason: Exception, method: str, request: str, waited: float) -> HostError:
         text = f"{request} failed: "
         if isinstance(reason, SSLError):
             return HostUnreachableError(text + self._about_tls(str(reason)))
@@ -320,9 +351,9 @@ class Connection:
         if isinstance(reason, NewConnectionError):
             why = f"the host does not answer ({_short(reason)})"
         elif isinstance(reason, ConnectTimeoutError):
-            why = f"the host does not answer within {self._patience.connect:g} s"
+            why = f"the host has not answered within {duration(waited)}"
         elif isinstance(reason, ReadTimeoutError):
-            why = f"the host has not answered within {self._patience.read:g} s"
+            why = f"the host has accepted the connection, and not answered within {duration(waited)}"
         elif isinstance(reason, TooLargeError | TooSlowError):
             why = str(reason)
         else:
