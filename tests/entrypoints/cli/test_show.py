@@ -102,14 +102,3 @@ def test_several_or_none(call: Call, base: str) -> None:
         "Error: 'a-1/train' has 2 runs of stages under 'base': a-1/train/t1, a-1/train/t2. Give the run id of one.\n"
     )
     assert call("show", "base", "b").stderr.startswith("Error: Nothing is recorded for 'b' under 'base'.")
-
-
-def test_results_of_a_base_that_has_none_name_what_there_is(call: Call, project: Path) -> None:
-    current_run(protocol.encode(protocol.StageContext(str(project / "meta"), "a/b/c"))).add_metadata(x=1)
-    done = call("results", "meta")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        "Error: There are no results under 'meta', only metadata, artifacts or sources of 1 run: a/b/c. "
-        "`torchx-kfp show` shows them.\n"
-    )
-    assert call("show", "meta", "a").stdout.splitlines()[3] == "metadata   x      1"

@@ -1,0 +1,168 @@
+"""Commands as a user types them, with their exact output: the sections of the Markdown files in this folder.
+
+A section (``## what is shown``) is a test in a folder of its own. Its console blocks have commands after ``$``, and
+what they print: stdout, then each line of stderr after ``! ``, then ``[exit 2]`` if the exit code is 2. ``...`` is any
+text within a line; run ids, times, durations and the folder are written as ``<id>``, ``<time>``, ``<duration>`` and
+``<folder>``. ``<!-- given: NAME -->`` in a section, or above the first one, calls the function of that name in
+``given`` with the folder first. Variables may stand before a command; with ``WIDTH=60``, it runs in a terminal of this
+width. The usage that click prints above an error is left out. The commands of a section run one after the other,
+``torchx-kfp`` in a fork and others in a shell.
+
+``python -m tests.transcripts [FILE...]`` rewrites the outputs that differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import shlex
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.entrypoints.cli.ready import Forked, Ready, ready
+from tests.transcripts import given
+
+FOLDER = Path(__file__).parent
+_SECTION = re.compile(r"^## (.+)\n", re.MULTILINE)
+_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_GIVEN = re.compile(r"<!-- given: (.+) -->")
+_ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
+_USAGE = re.compile(r"^Usage: .*\n(?:  .*\n)*Try .* for help\.\n\n(?=Error: )", re.MULTILINE)
+#: Text that differs from one run to the next, in the order in which it is replaced.
+_CHANGING = {
+    re.escape(socket.gethostname()): "<host>",
+    r"\d{8}-\d{6}-[0-9a-f]{6}": "<id>",
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}": "<id>",
+    r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?\+00:?00)?": "<time>",
+    r"\b(?:\d+ h )?(?:\d+ min )?\d+(?:\.\d+)? s\b": "<duration>",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a section, and the output that the file shows."""
+
+    line: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A test: its title, the names of what it is given, and its commands."""
+
+    file: Path
+    title: str
+    given: tuple[str, ...]
+    commands: tuple[Command, ...]
+
+    def __str__(self) -> str:
+        return f"{self.file.stem}: {self.title}"
+
+
+def sections(file: Path) -> Iterator[Section]:
+    """Yield the sections of a file."""
+    before, *parts = _SECTION.split(file.read_text(encoding="utf-8"))
+    for title, text in zip(parts[::2], parts[1::2], strict=True):
+        names = tuple(name for found in _GIVEN.findall(before) + _GIVEN.findall(text) for name in found.split())
+        commands = (command for block in _BLOCK.findall(text) for command in _commands(block))
+        yield Section(file, title, names, tuple(commands))
+
+
+def _commands(block: str) -> Iterator[Command]:
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        line, _, output = part.partition("\n")
+        while line.endswith("\\"):
+            more, _, output = output.partition("\n")
+            line = f"{line}\n{more}"
+        yield Command(line, output)
+
+
+def play(section: Section, folder: Path, program: Ready) -> Iterator[tuple[Command, str]]:
+    """Yield the commands of a section with what they print, in the form of the file."""
+    for name in section.given:
+        getattr(given, name)(folder)
+    for command in section.commands:
+        yield command, _run(command.line.replace("\\\n", ""), folder, program)
+
+
+def _run(line: str, folder: Path, program: Ready) -> str:
+    environ = {
+        **os.environ,
+        "COLUMNS": "100",
+        "TZ": "UTC",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    words = shlex.split(line)
+    given = {}
+    while words and (assigned := _ASSIGNMENT.fullmatch(words[0])):
+        given[assigned[1]] = assigned[2]
+        del words[0]
+    is_plain = not re.search(r"[<>|;&]|\$\(", re.sub(r"'[^']*'|\"[^\"]*\"", "", line))
+    if words[0] != "torchx-kfp" or not is_plain or any(name.startswith("PYTHON") for name in given):
+        shell = subprocess.run(["sh", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+        out, err, code = shell.stdout, shell.stderr, shell.returncode
+    elif "WIDTH" in given:
+        out, err, code = _in_terminal(words[1:], folder, {**environ, **given}, program)
+    else:
+        done = program.call(tuple(words[1:]), folder, {**environ, **given})
+        out, err, code = done.stdout, done.stderr, done.returncode
+    shown = out + ("" if out.endswith("\n") or not out else "\n[no end of line]\n")
+    shown += "".join(f"! {each}\n" for each in _USAGE.sub("", err).splitlines())
+    shown = shown.replace(str(folder.resolve()), "<folder>").replace(str(folder), "<folder>")
+    for pattern, name in _CHANGING.items():
+        shown = re.sub(pattern, name, shown)
+    lines = (re.sub(r" +$", "", each) for each in shown.splitlines())
+    return "".join(f"{each}\n" for each in lines) + (f"[exit {code}]\n" if code else "")
+
+
+def _in_terminal(
+    words: Sequence[str], folder: Path, environ: Mapping[str, str], program: Ready
+) -> tuple[str, str, int]:
+    """Run the program in a terminal that is as wide as the variable WIDTH says, without colors."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, int(environ["WIDTH"]), 0, 0))
+    environ = {name: value for name, value in environ.items() if name != "COLUMNS"}
+    with open(os.devnull) as nothing:
+        streams = [nothing.fileno(), theirs, theirs]
+        forked = program.fork(tuple(words), folder, {**environ, "NO_COLOR": "1", "TERM": "xterm"}, streams)
+    process = Forked(*forked)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux raises this when there is no writer any more
+        while read := os.read(ours, 65536):
+            shown += read
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n"), "", process.wait()
+
+
+def agrees(expected: str, printed: str) -> bool:
+    """Tell whether the output is what the file says."""
+    return re.fullmatch(re.escape(expected).replace(re.escape("..."), ".*"), printed) is not None
+
+
+def main() -> None:
+    """Rewrite the outputs that differ."""
+    with ready() as program:
+        for file in [Path(name) for name in sys.argv[1:]] or sorted(FOLDER.glob("*.md")):
+            head, *parts = re.split(r"^(?=## )", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            for number, section in enumerate(sections(file)):
+                with tempfile.TemporaryDirectory() as folder:
+                    for command, printed in play(section, Path(folder), program):
+                        if not agrees(command.output, printed):
+                            before = f"$ {command.line}\n{command.output}"
+                            parts[number] = parts[number].replace(before, f"$ {command.line}\n{printed}", 1)
+            file.write_text(head + "".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
