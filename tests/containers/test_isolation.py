@@ -285,6 +285,19 @@ def test_an_importer_of_a_file_that_the_user_names(host):
         assert stages_of(result)["use"].log_file.read_text() == SECRET
 
 
+def test_a_variable_of_the_host_that_the_pipeline_takes_as_a_key(host, monkeypatch):
+    monkeypatch.setenv("TOKEN_OF_HOST", SECRET)
+
+    @dsl.pipeline
+    def pipeline():
+        task = untrusted(command='printf %s "$TOKEN_OF_HOST"')
+        kubernetes.use_secret_as_env(task, "any", {"key": "TOKEN_OF_HOST"}, optional=True)
+
+    for options, printed in (({}, ""), ({"env": ["TOKEN_OF_HOST"]}, SECRET), ({"secrets": {"any": {"key": "k"}}}, "k")):
+        result = host.run(pipeline, **options)
+        assert stages_of(result)["untrusted"].log_file.read_text() == printed
+
+
 def test_runs_are_not_mounted(host):
     runs = str(host.folder / "runs")
 

@@ -224,6 +224,11 @@ def test_what_is_not_as_it_was_is_said_before_the_start(call):
     assert secret.startswith("- Missing: the secret 'keys' (set TOKEN, or give --secret keys=FILE")
     assert "app:1" not in done.stderr
     assert "What is not" not in call("replay", "latest/make").stderr
+    done = call("replay", "latest/plain", "--env", "TOKEN=t", "--unset", "NOTHING")
+    assert done.stdout == "says $HOME {{x}} t\n"
+    assert "You have set the variable TOKEN" in done.stderr
+    assert "Missing: the secret" not in done.stderr
+    assert call("replay", "latest/first", "--unset", "COLOR").stdout == "ran ['$HOME {{x}}'] None {}\n"
 
 
 @pytest.mark.parametrize("words", [(), ("--replica", "trainer/1")])
@@ -252,6 +257,7 @@ def test_wrong_words_name_the_way_out(call, here, tmp_path):
         (["latest/first", "--replica", "trainer/0"], ("not distributed",)),
         (["latest/first", "--workspace", "nowhere"], ("nowhere", "not a folder")),
         (["latest/first", "--mount", "/tmp"], ("--docker",)),
+        (["latest/first", "--env", "NO_SUCH"], ("NO_SUCH", "--env NAME=VALUE")),
         (["latest/first", "--directory", "nowhere"], ("nowhere",)),
         (["latest/plain", "--secret", f"kyes={_secret(tmp_path)}"], ("kyes",)),
         (["nothing/first"], ("nothing",)),

@@ -66,9 +66,17 @@ def test_secrets_that_are_given(execute, monkeypatch):
         ({"secrets": {"kees": {}}}, "No stage uses the secret 'kees'. Did you mean 'keys'? The stages use: keys."),
         ({"config_maps": {"keys": {}}}, "No stage uses the config map 'keys'. The stages use: none."),
         ({"secrets": {"keys": {"b": "x"}}}, "The secret 'keys' that was given lacks 'a'; it has: b."),
+        (
+            {"docker": True},
+            "A stage in a container takes 'A' from the secret 'keys'. This machine has such a variable, but containers "
+            "get only those that you name: --env A. Or give the values: --secret keys=FILE.",
+        ),
     ],
 )
-def test_what_is_given_and_not_taken(tmp_path, given, message):
+def test_what_is_given_and_not_taken(tmp_path, monkeypatch, given, message):
+    if "docker" in given:
+        monkeypatch.setenv("A", "anybody's")
+
     @dsl.pipeline
     def pipeline():
         kubernetes.use_secret_as_env(shell(script=":"), "keys", {"a": "A"})
@@ -76,6 +84,24 @@ def test_what_is_given_and_not_taken(tmp_path, given, message):
     with pytest.raises(ArgumentError) as error:
         run(pipeline, output_dir=tmp_path, watch=Watch(), **given)
     assert str(error.value) == message
+
+
+def test_the_name_of_a_secret_is_an_argument_of_the_pipeline_around_the_stage(execute):
+    if not _takes_channels():
+        pytest.skip("the names of secrets are constants in this kfp")
+
+    @dsl.pipeline
+    def inner(name: str):
+        task = shell(script='test "$TOKEN" = found')
+        kubernetes.use_secret_as_env(task, name, {"key": "TOKEN"})
+
+    @dsl.pipeline
+    def outer(name: str = "of-root"):
+        inner(name="of-inner")
+
+    result = execute(outer, secrets={"of-inner": {"key": "found"}}, watch=Heard(on_event=(events := []).append))
+    assert result.state == "succeeded"
+    assert events[0].not_applied == ()
 
 
 def _takes_channels() -> bool:

@@ -94,14 +94,15 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     image = resolve_text(container.image, facts)
     command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
     python = parse_command([*command, *args])
+    in_container = run.name in context.containers
     variables = {
-        **secret_variables(component.platform, context.environ),
+        **secret_variables(component.platform, context.given.environment(context.environ, in_container=in_container)),
         **dict(container.env),
         **given_values(component, context.given, run.dag.inputs),
     }
     fields = field_values(component, context.run_id, pod_name, str(uuid.uuid4()))
     pod = {**variables, **fields, PIPELINE_RUN: context.run_id, POD_NAME: pod_name}
-    if run.name in context.containers:
+    if in_container:
         environ = {IMAGE: image, **pod}
     else:
         mark = stage_mark(context.environ, context.run_id, pod_name)

@@ -1,7 +1,8 @@
 """Kubernetes secrets and config maps: those that the user provides, and the stages that use them.
 
 A stage gets their keys as variables or as files. The user provides a folder, a file of variables, or a manifest.
-Variables may also be set in the environment of the run.
+Variables may also be set in the environment of the run: a process has all of them, a container those that the user has
+named, since a pipeline may ask for any.
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ Given = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class GivenKeys:
-    """The secrets and config maps that the user provides."""
+    """The secrets and config maps that the user provides, and variables that the user has named in place of keys."""
 
     secrets: Given = field(default_factory=dict)
     config_maps: Given = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, setting: str) -> Given:
         """Return the secrets or config maps from which a setting of the platform spec takes its values."""
         return self.secrets if setting.startswith("secret") else self.config_maps
+
+    def environment(self, environ: Mapping[str, str], *, in_container: bool) -> Mapping[str, str]:
+        """Return the variables of an environment that a stage may get in place of keys."""
+        return self.variables if in_container else {**environ, **self.variables}
 
 
 def parse_given(words: Iterable[str], option: str) -> dict[str, dict[str, str]]:
@@ -120,23 +126,42 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
 
 
 def verify_given(
-    components: Iterable[Component], given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
+    stages: Iterable[tuple[Component, Mapping[str, Any], bool]], given: GivenKeys, environ: Mapping[str, str]
 ) -> None:
-    """Raise ArgumentError if no stage uses a secret or config map that was given, or if it lacks a key that is used."""
+    """Check the secrets and config maps that were given.
+
+    Args:
+        stages: the components, each with the known inputs of its scope, and whether it runs in a container.
+        given: what was given.
+        environ: the variables of this machine.
+
+    Raises:
+        ArgumentError: no stage uses one of them, one lacks a key that is used, or a container would get a variable of
+            this machine that the user has not named.
+    """
     taken: dict[str, set[str]] = {"secret": set(), "configMap": set()}
-    for component in components:
+    for component, inputs, in_container in stages:
+        own = given.environment(environ, in_container=in_container)
         for setting in (*VARIABLES, *FILES):
             kind = "secret" if setting.startswith("secret") else "configMap"
             for item in component.platform.get(setting) or ():
                 name = name_of(item, inputs)
                 taken[kind].add(name)
                 keys = given.of(setting).get(name)
-                wanted = [key for variable, key in variables_of(item) if variable not in environ]
+                wanted = [key for variable, key in variables_of(item) if variable not in own]
                 missing = [key for key in wanted if keys is not None and key not in keys]
                 if missing and not item.get("optional"):
                     raise ArgumentError(
                         f"The {_KINDS[kind]} {name!r} that was given lacks {joined(missing)}; it has: "
                         f"{', '.join(sorted(keys or ())) or 'nothing'}."
+                    )
+                hidden = [one for one, _ in variables_of(item) if one in environ and one not in own]
+                if hidden and name and keys is None and not item.get("optional"):
+                    raise ArgumentError(
+                        f"A stage in a container takes {joined(hidden)} from the {_KINDS[kind]} {name!r}. This machine "
+                        f"has {'such variables' if len(hidden) > 1 else 'such a variable'}, but containers get only "
+                        f"those that you name: {' '.join(f'--env {one}' for one in hidden)}. Or give the values: "
+                        f"{VARIABLES[setting][1]} {name}=FILE."
                     )
     for kind, there in taken.items():
         for name in given.of(kind):
@@ -178,18 +203,25 @@ def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any
 
 
 def missing_variables(
-    component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
+    component: Component,
+    given: GivenKeys,
+    inputs: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    in_container: bool = False,
 ) -> Iterator[str]:
     """Describe the variables that the component needs from secrets and config maps that were not given."""
-    there = {*environ, *given_values(component, given, inputs)}
+    there = {*given.environment(environ, in_container=in_container), *given_values(component, given, inputs)}
     for setting, (what, option) in VARIABLES.items():
         for item in component.platform.get(setting) or ():
             missing = [(variable, key) for variable, key in variables_of(item) if variable not in there]
             if missing and not item.get("optional"):
                 name = name_of(item, inputs)
                 variables, keys = (" and ".join(map(str, words)) for words in zip(*missing, strict=True))
+                named = [f"--env {variable}" for variable, _ in missing] if in_container else []
+                naming = f" and give {' '.join(named)}" if named else ""
                 yield (
-                    f"the {what} {name!r} (set {variables}, or give {option} {name or 'NAME'}=FILE with the "
+                    f"the {what} {name!r} (set {variables}{naming}, or give {option} {name or 'NAME'}=FILE with the "
                     f"key{'s' if len(missing) > 1 else ''} {keys})"
                 )
 

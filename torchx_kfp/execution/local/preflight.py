@@ -25,7 +25,7 @@ from torchx_kfp.execution.pipeline.python_components import (
 )
 from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, volume_task
 from torchx_kfp.execution.pipeline.values import TYPE_NAMES
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_scopes, walk
 from torchx_kfp.tracking.recorder import Recorder
 
 _ON_KFP = "Run the pipeline on KFP"
@@ -86,15 +86,15 @@ def find_not_applied(
     mounted = [mount.target for mount in containers.mounts]
     with reading(f"The pipeline {pipeline.name!r}"):
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
-        for scoped in walk(pipeline):
-            component = scoped.component
-            kinds.update(missing_variables(component, given, arguments, environ))
-            if scoped.name in containers:
+        for scoped, inputs in known_scopes(pipeline, arguments):
+            component, in_container = scoped.component, scoped.name in containers
+            kinds.update(missing_variables(component, given, inputs, environ, in_container=in_container))
+            if in_container:
                 kinds.update(kubernetes.not_applied(component, in_container=True, has_gpus=containers.has_gpus))
-                kinds.update(kubernetes.missing_mounts(component, given, arguments, mounted))
+                kinds.update(kubernetes.missing_mounts(component, given, inputs, mounted))
             else:
                 kinds.update(kubernetes.not_applied(component))
-                kinds.update(kubernetes.missing_folders(component, arguments))
+                kinds.update(kubernetes.missing_folders(component, inputs))
         return tuple(sorted(kinds))
 
 

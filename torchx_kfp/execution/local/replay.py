@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,7 @@ def replay(
     tracker_base: str = "",
     replica: str = "",
     shell: bool = False,
+    env: Mapping[str, str | None] | None = None,
     say: Callable[[str], object] | None = None,
 ) -> ReplayResult:
     """Run one stage of a run on this machine, as it was there: the same arguments, variables, inputs and parents.
@@ -164,6 +165,7 @@ def replay(
         tracker_base: where it records and finds what its parents recorded. Default: the tracker base of the run.
         replica: the replica of a distributed stage to run alone, such as ``trainer/0``. Default: all of them.
         shell: whether to open a shell in place of the application.
+        env: variables that the stage gets with other values than then, or does not get (None).
         say: gets sentences about what is not as it was, before it starts. Default: they are written to stderr.
 
     Raises:
@@ -172,7 +174,7 @@ def replay(
         TrackerError: the tracker base cannot be written.
         ContainerEngineError: there is no container engine.
     """
-    change = Change(os.path.abspath(workspace) if workspace else "", replica, tracker_base, shell)
+    change = Change(os.path.abspath(workspace) if workspace else "", replica, tracker_base, shell, env or {})
     options = ReplayOptions(output_dir, docker, mounts, copy_from, secrets or {}, config_maps or {}, directory, change)
     return run_replay(find_invocation(run, stage, output_dir), options, say)
 
@@ -264,8 +266,9 @@ def _context(
         paths = {name: record.options.get(name) for name in ("python_path", "project")}
         kept: dict[str, Any] = {name: path for name, path in paths.items() if isinstance(path, str)}
         chosen = dataclasses.replace(chosen, **kept)
-    given = GivenKeys(options.secrets, options.config_maps)
-    verify_given([invocation.component], given, invocation.scope, os.environ)
+    own = {name: value for name, value in options.change.environ.items() if value is not None}
+    given = GivenKeys(options.secrets, options.config_maps, own)
+    verify_given([(invocation.component, invocation.scope, invocation.stage in containers)], given, os.environ)
     make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
     return make_context(folder, chosen, given, containers, docker)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchx_kfp.contract.command import decode
 from torchx_kfp.execution.local import kubernetes
@@ -27,12 +27,14 @@ class Change:
         replica: the replica of a distributed stage that runs alone, as ``role/index``; empty for the whole stage.
         tracker_base: where it records and reads; empty for the run's place.
         has_shell: whether a shell runs in place of the application.
+        environ: variables that the stage has with other values, or does not have (None).
     """
 
     code: str = ""
     replica: str = ""
     tracker_base: str = ""
     has_shell: bool = False
+    environ: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def differences(invocation: Invocation, attempt: AttemptPlan, context: RunContext, change: Change) -> Iterator[str]:
@@ -51,8 +53,9 @@ def differences(invocation: Invocation, attempt: AttemptPlan, context: RunContex
         yield f"The code is that of {attempt.directory}, not that in the image (--workspace, --directory)"
     if change.replica:
         yield f"Only {change.replica} runs: the other replicas are missing"
-    for missing in (*missing_variables(component, given, scope, os.environ), *_volumes(invocation, attempt, context)):
-        yield f"Missing: {missing}"
+    missing = missing_variables(component, given, scope, os.environ, in_container=in_container)
+    for what in (*missing, *_volumes(invocation, attempt, context)):
+        yield f"Missing: {what}"
     ignored = []
     if in_container or not was_process:
         ignored = kubernetes.not_applied(component, in_container=in_container, has_gpus=context.containers.has_gpus)
@@ -69,6 +72,8 @@ def differences(invocation: Invocation, attempt: AttemptPlan, context: RunContex
         yield f"A shell runs in place of the application, which sh ${COMMAND_FILE} runs"
     if change.tracker_base:
         yield f"It records in {change.tracker_base}"
+    for name, value in change.environ.items():
+        yield f"You have {'removed' if value is None else 'set'} the variable {name}"
 
 
 def _was_process(invocation: Invocation) -> bool:

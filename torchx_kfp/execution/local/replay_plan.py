@@ -50,6 +50,7 @@ class ReplayPlan:
         environ: the variables that the stage has because it is this stage, without those of this machine.
         secret: the names of those whose values are not to be shown.
         differs: what is not as it was, in sentences.
+        removed: the variables that the stage does not have, because the user has removed them.
     """
 
     invocation: Invocation
@@ -61,6 +62,7 @@ class ReplayPlan:
     environ: Mapping[str, str]
     secret: frozenset[str]
     differs: tuple[str, ...]
+    removed: frozenset[str] = frozenset()
 
     def prepare(self, attempt: AttemptPlan) -> Sequence[str]:
         """Write what the stage's own script would write, and return the words to run."""
@@ -111,17 +113,21 @@ def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> 
     )  # fmt: skip
     if change.has_shell:
         environ[COMMAND_FILE] = _command_file(attempt)
-    own = {**_of_stage(attempt, context), **environ}
+    changed = {name: value for name, value in change.environ.items() if value is not None}
+    own = {**_of_stage(attempt, context), **environ, **changed}
+    every = {**attempt.environ, **environ, **changed}
+    removed = frozenset(change.environ.keys() - changed.keys())
     return ReplayPlan(
         invocation,
-        dataclasses.replace(attempt, environ={**attempt.environ, **environ}),
+        dataclasses.replace(attempt, environ={name: every[name] for name in every if name not in removed}),
         facts,
         run_id,
         [*before, *program],
         [*application],
-        own,
-        secret,
+        {name: own[name] for name in own if name not in removed},
+        secret - removed,
         tuple(differences(invocation, attempt, context, change)),
+        removed,
     )
 
 

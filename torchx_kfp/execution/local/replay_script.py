@@ -52,6 +52,8 @@ class _Script:
         if attempt.container is not None:
             yield f"exec {' '.join(self._docker())}"
             return
+        for name in sorted(filter(_is_plain, self._plan.removed)):
+            yield f"unset {name}"
         # A shell cannot export names with dots.
         words = [] if all(map(_is_plain, self._plan.environ)) else ["env"]
         for name, value in sorted(self._plan.environ.items()):

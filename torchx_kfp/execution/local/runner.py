@@ -7,7 +7,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import make_run_name
+from torchx_kfp.execution.pipeline.walk import known_scopes, make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
@@ -60,6 +60,7 @@ def run(
     watch: Watch | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
+    env: Collection[str] = (),
     resume: Resumable | None = None,
     from_stages: Sequence[str] = (),
     **options: Unpack[RunKeywords],
@@ -80,6 +81,8 @@ def run(
         watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
         config_maps: keys and values of config maps, likewise.
+        env: the names of variables of this machine that stages in containers may get as keys of secrets and config
+            maps. Processes have all of its variables.
         resume: an earlier run, here or on a host, whose stages are kept if they succeeded: see ``plan_run``. The
             new run has its arguments, unless ``arguments`` has others.
         from_stages: the stages of that run at which to start anew.
@@ -111,7 +114,9 @@ def run(
         directory=os.fspath(options.get("directory") or os.curdir),
         without=[os.fspath(output_dir)],
     )
-    return start(prepared, output_dir=output_dir, watch=watch, secrets=secrets, config_maps=config_maps, **options)
+    return start(
+        prepared, output_dir=output_dir, watch=watch, secrets=secrets, config_maps=config_maps, env=env, **options
+    )
 
 
 def start(
@@ -121,6 +126,7 @@ def start(
     watch: Watch | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
+    env: Collection[str] = (),
     say: Callable[[str], object] | None = None,
     **options: Unpack[RunKeywords],
 ) -> RunResult:
@@ -129,9 +135,8 @@ def start(
     chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.named])
     containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
     found = check_supported(loaded, containers)
-    given = GivenKeys(secrets or {}, config_maps or {})
-    with reading(f"The pipeline {loaded.name!r}"):
-        verify_given(loaded.components.values(), given, values, os.environ)
+    given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env))
+    _verify_given(loaded, values, given, containers)
     found += of_arguments(values)
     check_bases(loaded, values, chosen.directory, containers)
     run_id = make_run_name(loaded.name)
@@ -164,6 +169,7 @@ def resume(
     watch: Watch | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
+    env: Collection[str] = (),
     **options: Unpack[ResumeKeywords],
 ) -> RunResult:
     """Resume a run that failed, was ended, or was killed; stages that succeeded do not run again.
@@ -176,6 +182,7 @@ def resume(
         watch: as in ``run``; it also gets the events of stages that do not run again.
         secrets: as in ``run``: they are not stored.
         config_maps: as in ``run``.
+        env: as in ``run``.
         options: options of ``run`` to change: see ``ResumeKeywords``. A ``timeout`` counts from now on.
 
     Raises:
@@ -200,14 +207,27 @@ def resume(
                 "again, or start a new run."
             )
         check_bases(loaded, record.arguments, chosen.directory, containers)
+        given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env))
+        _verify_given(loaded, record.arguments, given, containers)
         with connected(containers, record.run_id) as docker:
             # A runner that was killed may have left processes.
             kill_marked(record.run_id)
             if docker is not None:
                 docker.remove_left()
-            given = GivenKeys(secrets or {}, config_maps or {})
             context = make_context(path, chosen, given, containers, docker, record.created)
             return _execute(loaded, dict(record.arguments), found, context, journal, watch, record)
+
+
+def _named_variables(names: Collection[str]) -> dict[str, str]:
+    if isinstance(names, str):
+        raise ArgumentError(f"env must be a list of variables such as [{names!r}], but is a text.")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _verify_given(pipeline: Pipeline, arguments: Mapping[str, Any], given: GivenKeys, containers: Containers) -> None:
+    with reading(f"The pipeline {pipeline.name!r}"):
+        scopes = known_scopes(pipeline, arguments)
+        verify_given(((place.component, known, place.name in containers) for place, known in scopes), given, os.environ)
 
 
 def make_context(

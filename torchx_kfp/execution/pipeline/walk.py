@@ -188,6 +188,14 @@ def known_inputs(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[t
         yield place, inputs[place.path]
 
 
+def known_scopes(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[tuple[ScopedTask, Mapping[str, Any]]]:
+    """Yield every task of the pipeline with the known inputs of the scope around it, which may name its secrets."""
+    inputs: dict[str, Mapping[str, Any]] = {}
+    for place, known in known_inputs(pipeline, arguments):
+        inputs[place.path] = known
+        yield place, arguments if place.inside is None else inputs[place.inside.path]
+
+
 @dataclass(frozen=True)
 class KnownStage:
     """A task that runs a container, its known inputs, and what its command says with these filled in."""

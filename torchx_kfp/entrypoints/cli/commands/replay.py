@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, container_options, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import find_stage_source
+from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torchx_kfp.local import ReplayResult
@@ -32,6 +34,15 @@ if TYPE_CHECKING:
     metavar="DIR|URL",
     default="",
     help="Where it records, and reads what other stages recorded.  [default: the run's]",
+)
+@click.option(
+    "--env",
+    metavar="NAME[=VALUE]",
+    multiple=True,
+    help="Set a variable of the stage, by default to your own value. May be given several times.",
+)
+@click.option(
+    "--unset", metavar="NAME", multiple=True, help="Remove a variable of the stage. May be given several times."
 )
 @container_options
 @output_dir_option
@@ -73,6 +84,7 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
             options["replica"],
             options["tracker_base"],
             options["shell"],
+            {**_variables(options["env"]), **dict.fromkeys(options["unset"])},
         ),
         secrets=parse_given(options["secrets"], "--secret"),
         config_maps=parse_given(options["config_maps"], "--config-map"),
@@ -83,6 +95,16 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
     result = run_replay(invocation, chosen, print_message)
     _show(result, has_shell=options["shell"])
     sys.exit(result.exit_code)
+
+
+def _variables(words: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or (not equals and name not in os.environ):
+            raise ArgumentError(f"--env {word!r}: there is no such variable here. Give its value: --env NAME=VALUE.")
+        found[name] = value if equals else os.environ[name]
+    return found
 
 
 def _show(result: ReplayResult, *, has_shell: bool) -> None:

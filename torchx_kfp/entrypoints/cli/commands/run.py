@@ -98,6 +98,13 @@ def _with_values(words: Sequence[str]) -> list[str]:
     help="Run all stages in containers of their images, with Docker or Podman; with STAGE, only this stage. May be "
     "given several times.",
 )
+@click.option(
+    "--env",
+    metavar="NAME",
+    multiple=True,
+    help="Let stages in containers have this variable of yours as the key of a secret or config map. May be given "
+    "several times.",
+)
 @container_options
 @view_options
 @host_options
