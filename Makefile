@@ -12,7 +12,7 @@ sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-containers test-cluster test-torch test-ax test-lowest test-newest test-kfp ci lint format types goldens docs pictures benchmarks measures wheel package clean
+.PHONY: help demo test test-changed test-containers test-cluster test-torch test-ax test-lowest test-newest test-kfp durations mutants ci lint format types goldens docs pictures benchmarks measures wheel package clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -56,6 +56,12 @@ test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL T
 	@$(if $(AGAIN),rm -rf .cache/kfp-suite)
 	$(foreach each,HOST TRACKER_BASE IMAGE SHELL_IMAGE SECRET ENDPOINT ENGINES KEEP,TORCHX_KFP_SUITE_$(each)='$($(each))') \
 	    $(bin)/python -m pytest tests/kfp -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
+
+durations: $(VENV)/.ready ## run the tests of make test, and write what each file takes, by which they are ordered
+	$(bin)/python -m pytest -q --record-durations $(ARGS)
+
+mutants: $(VENV)/.ready ## run again the mutants of the package that tests noticed before (hours); ARGS=make adds to what is known
+	$(bin)/python -m tools.mutants $(or $(ARGS),check)
 
 ci: ## run everything that CI runs
 	@VENV=$(VENV) bash .ci/run

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Generator, Iterator
 from inspect import CO_VARKEYWORDS, isroutine
 from pathlib import Path
@@ -19,6 +18,7 @@ import hypothesis
 import pytest
 from fsspec.asyn import sync
 
+from tests.durations import Recorder, Units, in_order, unit
 from tests.entrypoints.cli.ready import Ready, ready
 from tests.s3 import S3Server, running
 from tests.serving import serving
@@ -26,7 +26,7 @@ from tests.skipped import summary
 from torchx_kfp.tracking import lineage
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let signals end the programs that tests start, even if the tests run in a background that ignores them."""
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -34,6 +34,8 @@ def pytest_configure() -> None:
     # Tests must not depend on how busy the machine is.
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
+    if config.option.record_durations:
+        config.pluginmanager.register(Recorder())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,33 +66,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("\n".join(lines))
 
 
-#: Folders and files of tests that wait: for servers, containers, trainings, time limits.
-_WAITING = (
-    "cluster",
-    "components",
-    "containers",
-    "entrypoints/scheduler",
-    "execution/host/test_host_server.py",
-    "execution/local/test_signals.py",
-    "pipelines",
-    "tracking/backends",
-    "tracking/test_load.py",
-)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of ``make durations``."""
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Units:
+    """Hand out files and pages."""
+    return Units(config, log)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that wait, so that the others fill the time, and then with those of the most tests."""
-    folder = Path(__file__).parent
-    waiting = [folder / each for each in _WAITING]
-    assert all(each.exists() for each in waiting), f"a file has moved: correct _WAITING in {__file__}"
-    counts = Counter(item.path for item in items)
-
-    def rank(path: Path) -> tuple[bool, int, Path]:
-        return not any(path.is_relative_to(each) for each in waiting), -counts[path], path
-
-    ranks = {path: place for place, path in enumerate(sorted(counts, key=rank))}
-    items.sort(key=lambda item: ranks[item.path])
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let several processes begin with the long units; one process runs what it is given in that order."""
+    if hasattr(config, "workerinput"):
+        ranks = {each: rank for rank, each in enumerate(in_order({unit(item.nodeid) for item in items}))}
+        items.sort(key=lambda item: ranks[unit(item.nodeid)])
 
 
 @pytest.fixture(scope="session")

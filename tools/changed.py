@@ -19,6 +19,19 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "torchx_kfp"
+#: The tests of the public seams around each package: what they promise holds however the package is built.
+SEAMS = {
+    "authoring": ("tests/authoring", "tests/contract", "tests/pipelines"),
+    "common": ("tests/common", "tests/authoring", "tests/execution/local"),
+    "contract": ("tests/contract", "tests/execution/local", "tests/components"),
+    "entrypoints/cli": ("tests/entrypoints/cli", "tests/execution/host"),
+    "entrypoints/doctor": ("tests/entrypoints/doctor", "tests/entrypoints/cli"),
+    "entrypoints/scheduler": ("tests/entrypoints/scheduler",),
+    "execution": ("tests/execution", "tests/entrypoints/cli"),
+    "hpo": ("tests/hpo", "tests/pipelines"),
+    "tracking": ("tests/tracking", "tests/components", "tests/entrypoints/cli"),
+    "": ("tests/test_end_to_end.py", "tests/test_docs.py"),
+}
 
 
 def needed(changed: Iterable[Path]) -> list[str]:
@@ -29,6 +42,14 @@ def needed(changed: Iterable[Path]) -> list[str]:
         if path.suffix == ".py" and path.parts[0] in (PACKAGE, "tests", "tools"):
             files |= _needed(path, imports)
     return sorted(files)
+
+
+def seams(path: Path) -> list[str]:
+    """Return the test files of the seams around a module, those nearest to it first."""
+    inside = str(Path(*path.parts[1:]))
+    folders = [folder for package, folders in SEAMS.items() if inside.startswith(package) for folder in folders]
+    files = [file for folder in folders for file in sorted(_tests()) if Path(file).is_relative_to(folder)]
+    return list(dict.fromkeys(filter(_is_test, files)))
 
 
 def _needed(path: Path, imports: Mapping[str, set[str]]) -> set[str]:
