@@ -307,7 +307,10 @@ def values_that_matter(
 ) -> Iterator[str]:
     """Yield the inputs for which the function uses more than the text, judging by a few values."""
     texts = _texts_of(fn)
-    more = {"STRING": texts, "NUMBER_INTEGER": [int(text) for text in texts if text.isdecimal()]}
+    more: dict[str, list[Any]] = {
+        "STRING": [*texts],
+        "NUMBER_INTEGER": [int(text) for text in texts if text.isdecimal()],
+    }
     for name, reference in inputs.items():
         default = inspect.signature(fn).parameters[name].default
         given = () if default is inspect.Parameter.empty else (default,)
