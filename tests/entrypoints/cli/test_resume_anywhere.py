@@ -26,6 +26,7 @@ APP = """
 import os, sys
 from torchx_kfp.tracking import current_run
 tag, folder, *words = sys.argv[1:]
+print("ran", tag)
 with open(folder + "/notes", "a") as notes:
     notes.write(tag + chr(10))
 if os.path.exists(folder + "/fail-" + tag):
@@ -231,6 +232,16 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert result["prepare"].cached_from == first
     assert result["train"].cached_from == second
     assert result["train"].results["text"] == "train prepare 0.5"
+    # Commands follow the record to the runs in which stages ran.
+    shown = place.call("results", last, "--host", place.host, "--format", "json")
+    assert {run_id.rpartition("/")[0] for run_id in json.loads(shown.stdout)} == {
+        f"{first}/prepare", f"{second}/train", f"{last}/last"
+    }  # fmt: skip
+    shown = place.call("show", f"{last}/prepare", "--host", place.host, "--format", "json")
+    assert json.loads(shown.stdout)["run_id"].startswith(f"{first}/prepare/"), shown.stderr
+    compared = place.call("compare", first, last, "--host", place.host, "--format", "json")
+    assert '"train"' in compared.stdout, compared.stderr
+    assert place.call("logs", last, "prepare", "--host", place.host).stdout == "ran prepare\n"
     anew = ["--from", "last", "-p", "rate=0.7", "--host", place.host, "--dry-run"]
     changed = place.call("submit", f"{place.file}:light", "--resume", last, *anew)
     assert f"kept, from {first}" in changed.stdout

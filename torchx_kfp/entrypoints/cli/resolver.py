@@ -55,6 +55,12 @@ class Located:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     run_ids: Collection[str] = ()
 
+    @property
+    def taken_over(self) -> list[str]:
+        """The run ids of stages that ran in earlier runs: they were cached, or kept when the run was resumed."""
+        run = (self.run or "").partition("/")[0]
+        return [run_id for run_id in self.run_ids if not run_id.startswith(f"{run}/")]
+
 
 def locate(
     words: Sequence[str], output_dir: str, flags: Flags, *, least: int = 1, most: int | None = 1

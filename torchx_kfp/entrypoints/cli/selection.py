@@ -148,6 +148,7 @@ def choose(located: Located, known: Collection[str], recorder: Recorder, further
     if words[0] == LATEST and LATEST not in runs:
         words[0] = _newest(recorder, here) or LATEST
     found = {key: key for key in known}
+    found.update(_handed_on(words[0], located.taken_over, here.known))
     for folder in matching_names(words[0], list(here.folders)):
         found.update(here.handed_on(folder))
     done = ""
@@ -229,7 +230,7 @@ class RunsHere:
     def __init__(self, output_dir: str, base: str, known: Collection[str]) -> None:
         self._output_dir = output_dir
         self._place = _place(base)
-        self._known = known
+        self.known = known
 
     @cached_property
     def folders(self) -> Mapping[str, Path]:
@@ -249,20 +250,24 @@ class RunsHere:
             record = read_run(self.folders[name])
         except (TorchxKfpError, OSError):
             return {}
-        found: dict[str, str] = {}
-        for stage in record.run.ends.values():
-            run_id = stage.run_id or ""
-            run, _, rest = run_id.partition("/")
-            if (
-                run == record.run_id
-                or run_id not in self._known
-                or _place(record.absolute_base(stage.tracker_base or "")) != self._place
-            ):
-                continue
-            # An execution of this run, or of a second earlier run, may have the same name.
-            key = f"{record.run_id}/{rest}"
-            found[f"{key}-of-{run}" if key in found or key in self._known else key] = run_id
-        return found
+        ends = record.run.ends.values()
+        run_ids = [
+            end.run_id or "" for end in ends if _place(record.absolute_base(end.tracker_base or "")) == self._place
+        ]
+        return _handed_on(record.run_id, run_ids, self.known)
+
+
+def _handed_on(name: str, run_ids: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """Map the run ids that stages of earlier runs would have in this run to those with which they have recorded."""
+    found: dict[str, str] = {}
+    for run_id in run_ids:
+        run, _, rest = run_id.partition("/")
+        if run == name or run_id not in known:
+            continue
+        # An execution of this run, or of a second earlier run, may have the same name.
+        key = f"{name}/{rest}"
+        found[f"{key}-of-{run}" if key in found or key in known else key] = run_id
+    return found
 
 
 def nothing(base: str, run: str | None = None) -> TorchxKfpError:

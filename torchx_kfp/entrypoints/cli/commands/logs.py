@@ -6,7 +6,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,11 @@ from torchx_kfp.common.text import clean_line, did_you_mean, listed
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import find_source
-from torchx_kfp.errors import ArgumentError, PipelineFileError, explain
+from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError, UnknownRunError, explain
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.source import RunRecord
+    from torchx_kfp.execution.runs.source import RunRecord, RunSource
     from torchx_kfp.local import StageStarted
 
 _CHUNK = 1 << 16
@@ -72,7 +73,7 @@ def logs_command(
     record = source.read()
     for sentence in record.corrupt:
         print_message(sentence)
-    choice = _Choice(record, stage, attempt)
+    choice = _Choice(record, stage, attempt, partial(_origin, output_dir=output_dir, flags=flags, raw=raw))
     choice.verify(record, follow)
     printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1, replica=replica)
     while True:
@@ -110,10 +111,26 @@ def _end_orderly() -> None:
             signal.signal(number, end)
 
 
+def _origin(run: str, output_dir: str, flags: Flags, *, raw: bool) -> RunSource:
+    """Find the run from which a resumed one has kept stages. The record of a resumed run may be anybody's."""
+    from torchx_kfp.execution.runs.history import is_name
+
+    if not is_name(run):
+        raise UnknownRunError(f"There is no run {run!r}.")
+    return find_source(run, output_dir, flags, results="none", raw_logs=raw)
+
+
 class _Choice:
     """The logs that the user has chosen; while the run is in progress, there may be more of them."""
 
-    def __init__(self, record: RunRecord, stage: str | None, attempt: int | None) -> None:
+    def __init__(
+        self,
+        record: RunRecord,
+        stage: str | None,
+        attempt: int | None,
+        find_origin: Callable[[str], RunSource],
+    ) -> None:
+        """Take what the user has chosen; ``find_origin`` finds a run from which this one has kept stages."""
         self._stage = stage
         self._attempt = attempt
         self._pod: str | None = None
@@ -123,6 +140,25 @@ class _Choice:
         if executed and stage not in record.run.tasks_by_stage:
             self._stage = executed[0].name
             self._pod = stage if attempt is None else None
+        origins: dict[str, list[str]] = {}
+        for name in self.stages(record):
+            end = record.run.ends.get(name)
+            if end is not None and end.cached_from and end.log_file is None and name not in record.run.attempts:
+                origins.setdefault(end.cached_from, []).append(name)
+        #: The runs in which kept stages ran, which remove their copies of logs when they go, and the logs.
+        self._origins: list[RunSource] = []
+        self._kept: dict[str, Path] = {}
+        for origin, names in origins.items():
+            try:
+                source = find_origin(origin)
+                attempts = source.read().run.attempts
+                source.fetch(names)
+            except (UnknownRunError, HostError) as error:
+                print_message(f"The log of {listed(names)} is one of the run {origin}, which cannot be read: {error}")
+                continue
+            self._origins.append(source)
+            logs = {name: attempts[name][-1].log_file for name in names if name in attempts}
+            self._kept.update((name, log) for name, log in logs.items() if log is not None)
 
     def stages(self, record: RunRecord) -> list[str]:
         """Return the names of the chosen stages that are already known."""
@@ -143,8 +179,9 @@ class _Choice:
                         yield name, started.log_file
         for name, result in record.run.ends.items():
             # A cached stage has the log of the run that it comes from.
-            if name in chosen and name not in record.run.attempts and result.log_file is not None:
-                yield name, result.log_file
+            log = self._kept.get(name) or result.log_file
+            if name in chosen and name not in record.run.attempts and log is not None:
+                yield name, log
 
     def is_over(self, record: RunRecord) -> bool:
         """Return whether no more output can come."""

@@ -165,7 +165,7 @@ def _chosen(recorder: Recorder, located: Located) -> Chosen:
     with contextlib.suppress(KeyRefusedError):  # a run cannot have this name, such as '..'
         keys = recorder.keys(run.rstrip("/") or run) if run is not None else []
     # The results that a cached stage was given are those of another run.
-    if keys and run is not None and not Path(output_dir, run.partition("/")[0]).is_dir():
+    if keys and run is not None and not (located.taken_over or Path(output_dir, run.partition("/")[0]).is_dir()):
         return Chosen(run.rstrip("/"), tuple(last_attempts(recorder, keys, run.rstrip("/"), located.run_ids)))
     known, others = recorder.keys(), recorder.run_ids()
     if not known:
