@@ -330,8 +330,17 @@ def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workspace", ["", f"/tmp/results/.torchx_kfp/workspaces/{'0a' * 32}.tar"])
-def test_an_image_without_python_is_told(workspace: str, shells: Path, tmp_path: Path) -> None:
-    compiled = stage(results={"accuracy": float}, workspace=workspace)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"results": {"accuracy": float}}, "results need python3 and fsspec in the image, or publish_results"),
+        ({"may_fail": True}, "may_fail needs python3 and fsspec in the image"),
+    ],
+)
+def test_an_image_without_python_is_told(
+    options: dict[str, Any], said: str, workspace: str, shells: Path, tmp_path: Path
+) -> None:
+    compiled = stage(**options, workspace=workspace)
     only = tmp_path / "bin"
     only.mkdir()
     for program in ("env", "mkdir", "true"):
@@ -345,10 +354,8 @@ def test_an_image_without_python_is_told(workspace: str, shells: Path, tmp_path:
         environ={"PATH": str(only)},
     )
     done = container.run()
-    assert done.returncode == 127
-    assert done.stderr.decode().splitlines()[-1] == (
-        "torchx-kfp: results need python3 and fsspec in the image, or publish_results"
-    )
+    assert done.returncode == 125
+    assert done.stderr.decode().splitlines()[-1] == f"torchx-kfp: {said}"
 
 
 UI = {"outputs": [{"type": "markdown", "storage": "inline", "source": "# $(HOME) $$ {{x}} \\ \x7f 'ü' 🜨\n"}]}

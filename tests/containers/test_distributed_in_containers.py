@@ -149,5 +149,5 @@ def test_an_image_without_python(docker_client: docker.DockerClient, tmp_path: P
     arguments = {"base": str(tmp_path / "results")}
     result = local.run(pipeline, arguments, output_dir=tmp_path / "runs", docker=True, watch=Watch())
     (stage,) = result.stages
-    assert stage.exit_code == 127
+    assert stage.exit_code == 125
     assert any("python3" in line and "launcher_image" in line for line in stage.last_lines())

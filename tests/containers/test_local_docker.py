@@ -220,6 +220,18 @@ def test_limits_volumes_users_and_mounts(execute, tmp_path):
     assert [file.read_text() for file in result.folder.rglob("volumes/new/file")] == ["new\n"]
 
 
+def test_a_stage_of_another_user_that_may_fail_records_its_exit_code(execute, tmp_path):
+    app = AppDef("fail", roles=[Role("fail", HOST_IMAGE, entrypoint="sh", args=["-c", "exit 3"])])
+
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        kubernetes.set_security_context(task_from_app(app, tracker_base=tracker_base, may_fail=True), run_as_user=1234)
+
+    result = execute(pipeline, {"tracker_base": str(tmp_path / "tracker")}, mounts=MOUNTS)
+    result.raise_for_failure()
+    assert result["fail"].results == {"exit_code": 3}
+
+
 def test_a_pipeline_records_in_containers_what_it_records_in_processes(execute, engine, tmp_path):
     compiled = tmp_path / "hello.yaml"
     text = regenerate.compile_text(REPOSITORY / "pipelines" / "hello.py")

@@ -61,6 +61,7 @@ from torchx_kfp.contract.inputs import (
 )
 from torchx_kfp.contract.scripts import (
     OF_LAUNCHER,
+    OF_MAY_FAIL,
     OF_PUBLISHER,
     Script,
     assigned,
@@ -187,7 +188,7 @@ class Application:
         start |= ({"mask": mask} if mask else {}) | ({"env": len(late)} if late else {})
         return (
             *("env", assignment(tracker_base), *(word.text for word in early)),
-            *self._script(signature, needs_python=OF_PUBLISHER),
+            *self._script(signature, needs_python=OF_PUBLISHER if outputs.may_fail is None else OF_MAY_FAIL),
             *self._shown,
             *outputs.words(publisher, start),
             parameter_placeholder(STAGE),

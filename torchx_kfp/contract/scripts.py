@@ -53,8 +53,9 @@ _DECODE = (
 #: Writes KFP v1's UI metadata, which tells the UI what to show.
 _UI_METADATA = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}"; printf %b "$2" >"$1"; shift 2; '
 #: Prints a message if the image has no Python to do so.
-_PYTHON = "command -v python3 >/dev/null || {{ echo 'torchx-kfp: {}' >&2; exit 127; }}; "
+_PYTHON = "command -v python3 >/dev/null || {{ echo 'torchx-kfp: {}' >&2; exit 125; }}; "
 OF_PUBLISHER = "results need python3 and fsspec in the image, or publish_results"
+OF_MAY_FAIL = "may_fail needs python3 and fsspec in the image"
 OF_LAUNCHER = "a distributed stage needs python3 in the image, or a launcher_image"
 _EXEC = 'exec "$@"'
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from torchx_kfp.contract.carried.shared import PARTS
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.artifact_files import StoredFiles
 from torchx_kfp.tracking.disk import DiskStore
@@ -234,7 +235,7 @@ class Recorder(FsspecResultTracker):
 
 def written_folders(base: Path, run: str) -> list[Path]:
     """Return the folders below a local tracker base to which stages of a pipeline run write."""
-    return [base / run, *(base / PRIVATE / kind for kind in FOLDERS)]
+    return [base / run, base / PARTS, *(base / PRIVATE / kind for kind in FOLDERS)]
 
 
 def is_run_id(text: str, run: str) -> bool:

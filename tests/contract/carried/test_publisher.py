@@ -734,7 +734,7 @@ def test_an_image_without_fsspec_is_told_before_the_application_starts(program: 
     bare = [program[0], "-S", *program[1:]]  # without site-packages
     stage = Stage(bare, tmp_path)
     done = stage.run("echo", "started", PYTHONPATH=str(carry.REPOSITORY))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr == "torchx-kfp: fsspec is missing\n"
 
 

@@ -386,7 +386,8 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     run_id = os.environ["TORCHX_JOB_ID"]
     base = os.environ["TORCHX_TRACKER_BASE"]
     if not any(finder.find_spec("fsspec", None) for finder in sys.meta_path):
-        sys.exit("torchx-kfp: fsspec is missing")
+        say("fsspec is missing")
+        sys.exit(125)
     recorded = None
     if application:
         code, stopped = run(application)

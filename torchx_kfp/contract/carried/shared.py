@@ -38,6 +38,8 @@ def say(*words: object) -> None:
 
 #: The folder for everything that a tracker keeps besides results, and for temporary files. Listings leave it out.
 PRIVATE = ".torchx_kfp"
+#: The folder of temporary files. The users of all containers of a run may write to it.
+PARTS = f"{PRIVATE}/parts"
 
 
 def folder_of(kind: str, run_id: str, /) -> str:
@@ -92,7 +94,7 @@ def write_record(store: Any, root: str, key: str, text: str, /) -> None:
     if not hasattr(store, "local_file"):
         store.pipe_file(path, text.encode())
         return
-    part = f"{root}/{PRIVATE}/{os.urandom(8).hex()}"
+    part = f"{root}/{PARTS}/{os.urandom(8).hex()}"
     write_text(part, text)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     os.replace(part, path)

@@ -349,7 +349,7 @@ def judge_stages(run: Ended, base: str) -> Iterator[Verdict]:
 
 def _way_out(stage: StageResult, run: Ended) -> str:
     said_so = f"{run.sentences.get(stage.name, '')} {run.problem} {stage.reason}"
-    if "image lacks" in said_so or stage.exit_code == 127 or "Image" in said_so or "python3" in said_so:
+    if "image lacks" in said_so or stage.exit_code in (125, 127) or "Image" in said_so or "python3" in said_so:
         return _IMAGE
     if "CreateContainerConfigError" in said_so:
         return _NAMESPACE
