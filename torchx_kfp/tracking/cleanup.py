@@ -53,6 +53,7 @@ class OldRun:
         results: the files of its results.
         statements: the files of the statements about it, and the stored files of its artifacts.
         modified: when the newest file was written, in seconds since 1970.
+        open_stage: what says that it may be going on, if anything does.
         kept: the reason to keep it in spite of its age, if there is one.
     """
 
@@ -60,6 +61,7 @@ class OldRun:
     results: tuple[File, ...]
     statements: tuple[File, ...]
     modified: float
+    open_stage: str = ""
     kept: str = ""
 
     @property
@@ -116,11 +118,13 @@ class Cleanup:
         store: the store of the tracker base.
         before: runs whose newest file was written before this time are old, in seconds since 1970.
         begun: runs with a stage that has begun after this time and has no results stay, by default ``UNFINISHED`` ago.
+        only: the run to find, whatever its age, even if it may be going on.
     """
 
-    def __init__(self, store: Store, before: float, begun: float | None = None) -> None:
+    def __init__(self, store: Store, before: float, begun: float | None = None, *, only: str | None = None) -> None:
         self._store = store
         self._before = before
+        self._only = only
         self._begun = time.time() - UNFINISHED if begun is None else begun
         # Files are read once, and again only if they have changed.
         self._problems: dict[File, str] = {}
@@ -138,7 +142,8 @@ class Cleanup:
         left_alone = {name: why for name, files in results.items() if (why := _shape_problem(files))}
         runs = (results.keys() | entries.keys()) - left_alone.keys()
         newest = {run: max(file.modified for file in [*results.get(run, ()), *entries.get(run, ())]) for run in runs}
-        old = sorted((run for run in runs if newest[run] < self._before), key=lambda run: (-newest[run], run))
+        wanted = (run for run in runs if (newest[run] < self._before if self._only is None else run == self._only))
+        old = sorted(wanted, key=lambda run: (-newest[run], run))
         self._read(file for run in old for file in results.get(run, ()))
         for run in old:
             problem = next(filter(None, (self._problems.get(file) for file in results.get(run, ()))), "")
@@ -151,7 +156,8 @@ class Cleanup:
             for run in old
             if run not in left_alone
         ]
-        kept = {run.run: why for run in candidates if (why := self._may_go_on(run))}
+        candidates = [replace(run, open_stage=self._open_stage(run)) for run in candidates]
+        kept = {run.run: run.open_stage for run in candidates if run.open_stage and self._only is None}
         users = self._users(files, {run.run for run in candidates} - kept.keys())
         kept |= {run: f"used by {user}" for run, user in users.items()}
         return Findings(
@@ -194,7 +200,7 @@ class Cleanup:
         if denied is not None:
             raise denied
 
-    def _may_go_on(self, run: OldRun) -> str:
+    def _open_stage(self, run: OldRun) -> str:
         """Return why a run may still be going on; empty if no stage says so."""
         begun: dict[str, float] = {}
         for file in run.statements:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from tests.entrypoints.cli.conftest import Call
 from torchx_kfp.common.text import size_text
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.cleanup import Cleanup, OldRun
-from torchx_kfp.tracking.lineage import add_source
+from torchx_kfp.tracking.lineage import add_source, record_start
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.statements import add_artifact, add_metadata
 
@@ -61,18 +63,18 @@ def test_code_goes_with_the_last_run_that_had_it(project: Path, inside: Call) ->
     age(base, "runs/old", "runs/both", "workspaces/", days=60)
     size = size_text(packed.size)
     for words, what in ((["--dry-run"], "Would remove"), ([], "Removed")):
-        done = inside("gc", "base", "--older-than", "30d", *words)
+        done = inside("gc", "--yes", "base", "--older-than", "30d", *words)
         sentence = f"{what} 1 archive of code that no run uses any more, {size}."
         assert done.stdout.splitlines()[-1] == sentence, done.stderr
         assert f"{what} 2 pipeline runs" in done.stdout
         assert len(list((base / ".torchx_kfp/workspaces").iterdir())) == 2 - (what == "Removed")
     age(base, "runs/new", days=60)
-    assert "Removed 1 archive" in inside("gc", "base", "--older-than", "30d").stdout
+    assert "Removed 1 archive" in inside("gc", "--yes", "base", "--older-than", "30d").stdout
     packed.upload()
     age(base, "workspaces/", days=60)
     # An archive without a run, of a submit that was killed.
-    assert inside("gc", "base", "--older-than", "30d").stdout.startswith("Removed 1 archive")
-    assert "Nothing to remove" in inside("gc", "base", "--older-than", "30d").stderr
+    assert inside("gc", "--yes", "base", "--older-than", "30d").stdout.startswith("Removed 1 archive")
+    assert "Nothing to remove" in inside("gc", "--yes", "base", "--older-than", "30d").stderr
 
 
 def left(base: Path) -> list[str]:
@@ -97,18 +99,18 @@ LEFT_ALONE = (
 
 def test_a_dry_run_and_a_real_one_show_the_same(call: Call, base: Path) -> None:
     before = left(base)
-    dry = call("gc", "base", "--older-than", "30d", "--dry-run")
+    dry = call("gc", "--yes", "base", "--older-than", "30d", "--dry-run")
     assert dry.stdout == TABLE
     assert (dry.returncode, dry.stderr) == (0, LEFT_ALONE)
     assert left(base) == before
 
-    done = call("gc", "base", "--older-than", "30d")
+    done = call("gc", "--yes", "base", "--older-than", "30d")
     assert done.stdout == dry.stdout.replace("would be removed", "removed").replace("Would remove", "Removed")
     assert (done.returncode, done.stderr) == (0, LEFT_ALONE)
     assert left(base) == ["baseline", "new/evaluate/1", "notes/todo.txt", "used/train/1"]
     assert sorted(os.listdir(base / ".torchx_kfp")) == ["metadata", "sources"]
 
-    again = call("gc", "base", "--older-than", "30d")
+    again = call("gc", "--yes", "base", "--older-than", "30d")
     assert again.stdout.splitlines()[-1] == "Removed 0 pipeline runs, 0 files, 0 B. 1 younger pipeline run kept."
     assert again.returncode == 0
 
@@ -121,7 +123,7 @@ def test_a_run_that_is_written_meanwhile_stays(inside: Call, base: Path, monkeyp
         yield from remove(cleanup)
 
     monkeypatch.setattr(Cleanup, "remove", late)
-    done = inside("gc", "base", "--older-than", "30d")
+    done = inside("gc", "--yes", "base", "--older-than", "30d")
     assert [line.split("   ")[-1].strip() for line in done.stdout.splitlines()[3:5]] == [
         "kept: in use, or changed meanwhile",
         "removed",
@@ -142,12 +144,46 @@ def test_files_of_artifacts_stay(inside: Call, base: Path, project: Path) -> Non
     add_artifact(store, "old/train/1", "beside", project / "model.pt", None)
     add_artifact(store, "old/train/1", "inside", base / "models/model.pt", None)
     age(base, "old%", "models", days=45)
-    assert "Removed 2 pipeline runs, 7 files, " in inside("gc", "base", "--older-than", "30d").stdout
+    assert "Removed 2 pipeline runs, 7 files, " in inside("gc", "--yes", "base", "--older-than", "30d").stdout
     assert (project / "model.pt").read_text() == (base / "models/model.pt").read_text() == "weights"
 
 
+def test_one_run(call: Call, base: Path) -> None:
+    """A run that was named goes whatever its age, unless it is used; nothing goes unasked."""
+    record_start(FsspecResultTracker(base).store, "new/train/1", {})
+    before = left(base)
+    unasked = call("gc", "base", "--run", "new")
+    assert (unasked.returncode, left(base)) == (2, before)
+    assert "new may be going on: train has no results, and began" in unasked.stderr
+    assert "Nothing was removed: nobody can be asked. Give --yes." in unasked.stderr
+    assert "kept: used by new/evaluate/1" in call("gc", "--yes", "base", "--run", "use").stdout
+    assert "Removed 1 pipeline run" in call("gc", "--yes", "base", "--run", "new").stdout
+    assert left(base) == [path for path in before if "new" not in path]
+    assert "nothing is recorded" in call("gc", "--yes", "base", "--run", str(uuid.uuid4())).stderr
+    assert "--run names the run" in call("gc", "base", "--run", "old", "--older-than", "1d").stderr
+
+
+def test_a_question_explains_a_short_age(base: Path, project: Path) -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, b"n\n")
+    program = "import sys; from torchx_kfp.entrypoints.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "gc", "base", "--older-than", "1m"],
+        cwd=project,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+    )
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "The age is 1m 00s: m means minutes. For months, give days, such as 30d.\n" in done.stderr
+    assert "Remove 2 pipeline runs, older than 1m 00s: " in done.stderr
+    assert done.stderr.endswith("Nothing was removed.\n")
+
+
 def test_nothing_to_do(call: Call, base: Path) -> None:
-    done = call("gc", "base", "--older-than", "2000w")
+    done = call("gc", "--yes", "base", "--older-than", "2000w")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == LEFT_ALONE + (
         "Nothing to remove under 'base': no pipeline run is that old (4 pipeline runs younger).\n"
@@ -156,7 +192,7 @@ def test_nothing_to_do(call: Call, base: Path) -> None:
 
 def test_an_empty_base(call: Call, project: Path) -> None:
     (project / "empty").mkdir()
-    done = call("gc", "empty", "--older-than", "1d")
+    done = call("gc", "--yes", "empty", "--older-than", "1d")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "Nothing to remove under 'empty': no pipeline run is that old.\n"
 
@@ -164,7 +200,7 @@ def test_an_empty_base(call: Call, project: Path) -> None:
 @pytest.mark.parametrize("text", ["30", "d", "30 d", "-1d", "0d", "0.0h", "1y", "30D", "1e3d", "٣d", "", "nan"])
 def test_ages_that_are_none(text: str, inside: Call, base: Path) -> None:
     before = left(base)
-    done = inside("gc", "base", f"--older-than={text}")
+    done = inside("gc", "--yes", "base", f"--older-than={text}")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{text!r} is not a duration. Write, for example, 30d, 12h, 1h30m or 45s.\n" in done.stderr
     assert left(base) == before
@@ -174,19 +210,19 @@ def test_ages_that_are_none(text: str, inside: Call, base: Path) -> None:
     ("text", "runs"), {"40.5d": 2, "960h": 3, "5w": 3, "57000m": 3, "3456000s": 3, "7w": 1, "100w": 1}.items()
 )
 def test_ages(text: str, runs: int, inside: Call, base: Path) -> None:
-    shown = inside("gc", "base", "--older-than", text, "--dry-run").stdout.splitlines()
+    shown = inside("gc", "--yes", "base", "--older-than", text, "--dry-run").stdout.splitlines()
     assert len(shown) == 2 + runs + 1
 
 
 def test_the_age_has_no_default(inside: Call, base: Path) -> None:
-    done = inside("gc", "base")
+    done = inside("gc", "--yes", "base")
     assert done.returncode == 2
     assert "Say which runs are to go: --older-than AGE" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("nowhere",), ("base/baseline",), ("nope://x",)], ids=" ".join)
 def test_wrong_bases(words: tuple[str, ...], inside: Call, base: Path) -> None:
-    done = inside("gc", *words, "--older-than", "1d")
+    done = inside("gc", "--yes", *words, "--older-than", "1d")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: ")
 
@@ -195,7 +231,7 @@ def test_many_things_that_are_left_alone(inside: Call, project: Path) -> None:
     for number in range(30):
         (project / f"base/thing-{number:02}").mkdir(parents=True)
         (project / f"base/thing-{number:02}/x").write_text("")
-    lines = inside("gc", "base", "--older-than", "1d").stderr.splitlines()
+    lines = inside("gc", "--yes", "base", "--older-than", "1d").stderr.splitlines()
     assert len(lines) == 12
     assert lines[9] == "Left alone: thing-09 ('thing-09/x' is not a result of a stage)."
     assert lines[10].startswith("Also left alone: thing-10, thing-11, ")
@@ -203,14 +239,14 @@ def test_many_things_that_are_left_alone(inside: Call, project: Path) -> None:
 
 
 def test_json_has_every_run(inside: Call, base: Path) -> None:
-    done = inside("gc", "base", "--older-than", "30d", "--dry-run", "--format", "json")
+    done = inside("gc", "--yes", "base", "--older-than", "30d", "--dry-run", "--format", "json")
     found = json.loads(done.stdout)
     assert [run["run"] for run in found["removed"]] == ["old", "older"]
     assert [(run["run"], run["reason"]) for run in found["kept"]] == [("used", "used by new/evaluate/1")]
     assert found["size"] == sum(run["size"] for run in found["removed"]) > 0
     assert (found["dry_run"], found["younger"], found["code"]) == (True, 1, [])
     assert set(found["left_alone"]) == {"notes", "baseline"}
-    done = inside("gc", "base", "--older-than", "9000d", "--format", "json")
+    done = inside("gc", "--yes", "base", "--older-than", "9000d", "--format", "json")
     assert json.loads(done.stdout)["removed"] == []
 
 
@@ -222,7 +258,7 @@ def test_thousands_of_runs_are_summed_up(inside: Call, project: Path) -> None:
         add_source(tracker.store, f"{user}/s/1", Source(f"run-20260101-120000-00000{len(user)}/train/1"))
     age(project / "base", "run-", days=50)
     age(project / "base", "%2F", days=0)
-    done = inside("gc", "base", "--older-than", "1d", "--dry-run")
+    done = inside("gc", "--yes", "base", "--older-than", "1d", "--dry-run")
     assert sum(line.startswith("run-") for line in done.stdout.splitlines()) == 40
     assert done.stdout.splitlines()[-3:] == [
         "5 older pipeline runs not shown: --format json has all.",
@@ -237,7 +273,7 @@ def test_the_table_fits_the_terminal(width: int, terminal: Callable[..., str], p
     for stage in ("prepare", "train-with-a-long-name", "evaluate-with-a-long-name", "deploy"):
         tracker[f"digits-20260101-120000-abcdef/{stage}/1"] = {"loss": 1}
     age(project / "base", "digits", days=50)
-    shown = terminal(width, "gc", "base", "--older-than", "1d", "--dry-run", NO_COLOR="1").splitlines()
+    shown = terminal(width, "gc", "--yes", "base", "--older-than", "1d", "--dry-run", NO_COLOR="1").splitlines()
     assert max(map(len, shown)) <= width
     row = "deploy evaluate-with-a-long-name prepare train-with-a-long-name"
     assert any(row in line for line in shown) == (width == 200)
@@ -262,7 +298,7 @@ def test_ctrl_c_says_what_is_gone(project: Path) -> None:
     age(project / "base", "one", days=3)
     age(project / "base", "two", days=2)
     done = subprocess.run(
-        [sys.executable, "-c", program, "gc", "base", "--older-than", "1d"],
+        [sys.executable, "-c", program, "gc", "--yes", "base", "--older-than", "1d"],
         cwd=project,
         capture_output=True,
         text=True,
@@ -281,10 +317,10 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     tracker["run/train/1"] = {"loss": 1}
     tracker["baseline"] = {"loss": 1}
     add_metadata(tracker.store, "run/train/1", {"note": "x"})
-    nothing = call("gc", s3_base, "--older-than", "1d")
+    nothing = call("gc", "--yes", s3_base, "--older-than", "1d")
     assert (nothing.returncode, nothing.stdout) == (0, "")
     time.sleep(1.1)  # the times of S3 are whole seconds
-    done = call("gc", s3_base, "--older-than", "1s")
+    done = call("gc", "--yes", s3_base, "--older-than", "1s")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("Removed 1 pipeline run, 2 files, ")
     assert [file.key for file in tracker.store.files()] == ["baseline"]

@@ -47,14 +47,14 @@ def names(project: Path) -> set[str]:
 
 def test_old_runs_are_removed_but_for_those_in_use(project: Path, call: Call, runs: list[Path]) -> None:
     newest, second, third, oldest = (each.name for each in runs)
-    shown = call("gc", "--output-dir", "local_outputs", "--older-than", "36h", "--dry-run")
+    shown = call("gc", "--yes", "--output-dir", "local_outputs", "--older-than", "36h", "--dry-run")
     assert shown.returncode == 0, shown.stderr
     assert f"kept: used by {newest}" in next(line for line in shown.stdout.splitlines() if oldest in line)
     assert "Would remove 2 runs" in shown.stdout
     assert names(project) >= {newest, second, third, oldest}
     entries = list((project / "local_outputs/.cache").glob("*/*.json"))
 
-    done = call("gc", "--output-dir", "local_outputs", "--older-than", "36h")
+    done = call("gc", "--yes", "--output-dir", "local_outputs", "--older-than", "36h")
     assert "Removed 2 runs" in done.stdout
     assert names(project) == {".cache", newest, oldest}
     left = list((project / "local_outputs/.cache").glob("*/*.json"))
@@ -62,7 +62,7 @@ def test_old_runs_are_removed_but_for_those_in_use(project: Path, call: Call, ru
     assert len(left) == 1
     again = call("run", "one.py")
     assert "cached" in again.stdout
-    shown = call("gc", "--output-dir", "local_outputs", "--keep", "0", "--dry-run")
+    shown = call("gc", "--yes", "--output-dir", "local_outputs", "--keep", "0", "--dry-run")
     assert "kept: a run has just taken a stage from it" in shown.stdout
 
 
@@ -71,16 +71,16 @@ def test_replays_and_resumed_runs(project: Path, call: Call, runs: list[Path]) -
     assert replayed.returncode == 0, replayed.stderr
     resumed = call("run", "one.py", "--resume", runs[1].name, "--from", "write-2")
     assert resumed.returncode == 0, resumed.stderr
-    done = call("gc", "--output-dir", "local_outputs", "--keep", "1")
+    done = call("gc", "--yes", "--output-dir", "local_outputs", "--keep", "1")
     assert f"{runs[1].name}" in names(project)
     assert done.stdout.count("kept: used by") == 1
     assert len(list((project / "local_outputs/replays").iterdir())) == 1
-    call("gc", "--output-dir", "local_outputs", "--keep", "0")
+    call("gc", "--yes", "--output-dir", "local_outputs", "--keep", "0")
     assert not list((project / "local_outputs/replays").iterdir())
 
 
 def test_a_number_is_kept(project: Path, call: Call, runs: list[Path]) -> None:
-    words = ["gc", "--output-dir", "local_outputs", "--keep", "0"]
+    words = ["gc", "--yes", "--output-dir", "local_outputs", "--keep", "0"]
     with (runs[1] / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = call(*words)
@@ -90,17 +90,28 @@ def test_a_number_is_kept(project: Path, call: Call, runs: list[Path]) -> None:
     assert names(project) == {".cache"}
 
 
+def test_one_run_goes(project: Path, call: Call, runs: list[Path]) -> None:
+    words = ["gc", "--output-dir", "local_outputs", "--run"]
+    before = names(project)
+    unasked = call(*words, runs[1].name)
+    assert "nobody can be asked. Give --yes." in unasked.stderr
+    assert names(project) == before
+    assert "kept: used by" in call(*words, runs[3].name, "--yes").stdout
+    assert "Removed 1 run" in call(*words, runs[1].name[-6:], "--yes").stdout
+    assert names(project) == before - {runs[1].name}
+
+
 def test_a_size_is_left(project: Path, call: Call, runs: list[Path]) -> None:
     (runs[2] / "large").write_bytes(b"x" * 3_000_000)
     assert "local_outputs takes 3.0 MB" in call("runs").stderr
-    done = call("gc", "--output-dir", "local_outputs", "--max-size", "1MB")
+    done = call("gc", "--yes", "--output-dir", "local_outputs", "--max-size", "1MB")
     assert done.stdout.count("used by") == 1
     assert names(project) == {".cache", *(runs[number].name for number in (0, 1, 3))}
 
 
 def test_an_interrupted_removal_is_finished(project: Path, call: Call, runs: list[Path]) -> None:
     runs[1].rename(runs[1].with_name(f".{runs[1].name}.removed"))
-    call("gc", "--output-dir", "local_outputs", "--keep", "9")
+    call("gc", "--yes", "--output-dir", "local_outputs", "--keep", "9")
     assert names(project) == {".cache", *(runs[number].name for number in (0, 2, 3))}
 
 
@@ -119,7 +130,7 @@ def test_an_interrupted_removal_is_finished(project: Path, call: Call, runs: lis
 )
 def test_refused(call: Call, project: Path, words: list[str], facts: list[str]) -> None:
     (project / "base").mkdir()
-    done = call("gc", *words)
+    done = call("gc", "--yes", *words)
     assert done.returncode == 2
     for fact in facts:
         assert fact in done.stderr, done.stderr

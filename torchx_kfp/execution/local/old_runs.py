@@ -65,6 +65,7 @@ def select(
     age: float | None = None,
     keep: int | None = None,
     size: int | None = None,
+    one: str | None = None,
 ) -> list[StoredRun]:
     """Return the runs in a folder, the newest first, each with the reason to keep it; then its replays likewise.
 
@@ -74,6 +75,7 @@ def select(
         keep: keep this number of the newest runs and of the newest replays, whatever their age and size; with nothing
             else, remove all others.
         size: remove the oldest runs until the others take no more bytes than this.
+        one: remove only the run with this id.
 
     Raises:
         ArgumentError: there is no such folder.
@@ -89,8 +91,8 @@ def select(
         total += run.size
         is_old = age is not None and now - run.modified >= age
         is_large = size is not None and total > size
-        if run.kept:
-            reasons.append(run.kept)
+        if run.kept or (one is not None and run.folder.name != one):
+            reasons.append(run.kept or "another run")
         elif keep is not None and number < keep:
             reasons.append(f"one of the newest {keep:,}")
         else:

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
+from torchx_kfp.entrypoints.cli.display.printing import ask, print_json, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, format_option
-from torchx_kfp.entrypoints.cli.selection import open_recorder
+from torchx_kfp.entrypoints.cli.resolver import Located
+from torchx_kfp.entrypoints.cli.selection import choose_run, open_recorder
+from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.cleanup import Findings
     from torchx_kfp.tracking.workspace_cleanup import UnusedWorkspace
 
+#: The seconds below which an age may be meant as months.
+_SHORT = 3600.0
 #: The number of names that a message lists, and of runs that a table shows.
 _SHOWN, _ROWS = 10, 40
 
@@ -30,8 +34,9 @@ _SHOWN, _ROWS = 10, 40
     "age",
     metavar="AGE",
     type=Duration(),
-    help="The age from which runs are removed, such as 30d, 2w, 12h or 1h30m.",
+    help="The age from which runs are removed, such as 30d, 2w, 12h or 1h30m; m is for minutes.",
 )
+@click.option("--run", "one", metavar="RUN", help="Remove only this run: its id, or the beginning of it.")
 @click.option("--keep", metavar="N", type=click.IntRange(0), help="With --output-dir: keep the newest N runs.")
 @click.option(
     "--max-size",
@@ -40,23 +45,27 @@ _SHOWN, _ROWS = 10, 40
     help="With --output-dir: remove the oldest runs until the others take no more than this, such as 20GB.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show the runs that would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask before runs are removed.")
 @click.option("--output-dir", metavar="DIR", help="Remove the folders of runs on this machine, such as local_outputs.")
 @format_option("table", "json")
 def gc_command(
     tracker_base: str | None,
     age: float | None,
+    one: str | None,
     keep: int | None,
     max_size: int | None,
     dry_run: bool,
+    yes: bool,
     output_dir: str | None,
     form: str,
 ) -> None:
     """Remove old pipeline runs from TRACKER_BASE: their results, and their files in .torchx_kfp.
 
-    A pipeline run is old if its newest file is older than AGE.
+    A pipeline run is old if its newest file is older than AGE. gc asks before it removes runs; in scripts, give --yes.
 
     \b
     torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
+    torchx-kfp gc s3://bucket/results --run digits-20260101-120000
     torchx-kfp gc --output-dir local_outputs --keep 20 --max-size 50GB
 
     Runs that a kept run depends on are kept too. Dependencies are known if stages call current_run() or record sources
@@ -68,6 +77,8 @@ def gc_command(
     Only folders that are recognized as runs are removed: their names are as KFP or `torchx-kfp run` make them, or a
     stage has recorded its start there. A folder with other files in it is left alone. Stored artifacts
     go with their run; registered files elsewhere are never touched.
+
+    --run removes one run, whatever its age, unless another run depends on it. Its code stays until an --older-than.
 
     The code of removed runs (--workspace) is removed if no other run has recorded it, and no run was started with it
     within AGE, or within the last day.
@@ -81,34 +92,75 @@ def gc_command(
     """
     if (tracker_base is None) == (output_dir is None):
         raise click.UsageError("Give either a TRACKER_BASE, or --output-dir DIR for runs on this machine.")
+    if one is not None and not age is keep is max_size is None:
+        raise click.UsageError("--run names the run to remove: give no --older-than, --keep or --max-size.")
+    how = _How(dry_run, yes, form)
     if output_dir is not None:
-        _clean_folder(output_dir, {"age": age, "keep": keep, "size": max_size}, dry_run=dry_run, form=form)
+        _clean_folder(output_dir, {"age": age, "keep": keep, "size": max_size}, one, how)
         return
     for option, value in {"--keep": keep, "--max-size": max_size}.items():
         if value is not None:
             raise click.UsageError(f"{option} is for runs on this machine: give --output-dir, and no TRACKER_BASE.")
-    if tracker_base is None or age is None:
-        raise click.UsageError("Say which runs are to go: --older-than AGE, such as 30d.")
-    _clean_base(tracker_base, time.time() - age, dry_run=dry_run, form=form)
+    if tracker_base is None or (age is None and one is None):
+        raise click.UsageError("Say which runs are to go: --older-than AGE, such as 30d, or --run RUN.")
+    _clean_base(tracker_base, age, one, how)
 
 
-def _clean_base(tracker_base: str, before: float, *, dry_run: bool, form: str) -> None:
-    """Remove pipeline runs older than a time from a tracker base, then their code, and show what has become of each."""
+@dataclass(frozen=True)
+class _How:
+    """Whether to remove anything, and to ask before; and the form of what is shown."""
+
+    dry_run: bool
+    yes: bool
+    form: str
+
+    def ask(self, going: Sequence[str], noun: str, age: float | None) -> None:
+        """Ask whether to remove these runs."""
+        if self.dry_run or self.yes or not going:
+            return
+        older = "" if age is None else f", older than {duration(age)}"
+        if age is not None and age < _SHORT:
+            print_message(f"The age is {duration(age)}: m means minutes. For months, give days, such as 30d.")
+        ask(f"Remove {counted(len(going), noun)}{older}: {listed(going)}?", "removed")
+
+
+def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How) -> None:
+    """Remove old pipeline runs from a tracker base, then their code, and show what has become of each.
+
+    Args:
+        tracker_base: the tracker base.
+        age: the age in seconds from which runs are old.
+        one: the run to remove, whatever its age.
+        how: whether to ask, and the form of what is shown.
+    """
     from torchx_kfp.tracking.cleanup import Cleanup
     from torchx_kfp.tracking.workspace_cleanup import UnusedWorkspace, WorkspaceCleanup
 
-    store = open_recorder(tracker_base).store
-    cleanup, workspaces = Cleanup(store, before), WorkspaceCleanup(store, before)
+    dry_run, form = how.dry_run, how.form
+    recorder = open_recorder(tracker_base)
+    store = recorder.store
+    if one is not None:
+        one = choose_run(Located(tracker_base, one, ""), recorder)
+    before = time.time() if age is None else time.time() - age
+    cleanup, workspaces = Cleanup(store, before, only=one), WorkspaceCleanup(store, before)
     findings = cleanup.look()
     going = {run.run for run in findings.old if not run.kept}
-    unused = workspaces.look(going)
-    _say_left_alone(findings)
+    unused = workspaces.look(going) if one is None else []
+    if one is None:
+        _say_left_alone(findings)
+    elif not findings.old:
+        why = findings.left_alone.get(one, "nothing is recorded for it")
+        raise ArgumentError(f"{one!r} cannot be removed from {tracker_base!r}: {why}.")
     if not (findings.old or unused) and form == "table":
         younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
         print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is that old{younger}.")
         return
+    for run in findings.old if one is not None else ():
+        if run.open_stage:
+            print_message(f"{run.run} {run.open_stage}.")
     if findings.old and not findings.marked:
         print_message(f"{tracker_base!r} has results but no .torchx_kfp. Is it a tracker base?")
+    how.ask([run.run for run in findings.old if not run.kept], "pipeline run", age)
     gone, codes, rest = set[str](), list[UnusedWorkspace](), "not removed, or only in part: run gc again"
     try:
         if dry_run:
@@ -118,8 +170,8 @@ def _clean_base(tracker_base: str, before: float, *, dry_run: bool, form: str) -
                 gone.add(run.run)
             rest = "kept: in use, or changed meanwhile"
             # The code of a run goes after the run, which may have been used meanwhile.
-            for code in workspaces.remove():
-                codes.append(code)
+            if one is None:
+                codes += workspaces.remove()
     finally:
         # The message of an error, or of Ctrl-C, follows the table.
         rows = [
@@ -144,13 +196,20 @@ def _clean_base(tracker_base: str, before: float, *, dry_run: bool, form: str) -
             _print_code(codes, dry_run=dry_run)
 
 
-def _clean_folder(output_dir: str, rules: Mapping[str, Any], *, dry_run: bool, form: str) -> None:
+def _clean_folder(output_dir: str, rules: Mapping[str, Any], one: str | None, how: _How) -> None:
     """Remove old runs on this machine, and show what has become of each."""
     from torchx_kfp.execution.local.old_runs import remove, select
+    from torchx_kfp.execution.runs.history import find_run
 
-    if all(value is None for value in rules.values()):
-        raise click.UsageError("Say which runs are to go: --older-than AGE, --keep N or --max-size SIZE.")
-    runs = select(output_dir, **rules)
+    dry_run, form = how.dry_run, how.form
+    if one is None and all(value is None for value in rules.values()):
+        raise click.UsageError("Say which runs are to go: --older-than AGE, --keep N, --max-size SIZE or --run RUN.")
+    if one is None:
+        runs = select(output_dir, **rules)
+    else:
+        name = find_run(output_dir, one).name
+        runs = [run for run in select(output_dir, one=name) if run.folder.name == name]
+    how.ask([run.folder.name for run in runs if not run.kept], "run", rules["age"])
     going = [run for run in runs if not run.kept]
     gone: set[str] = set()
     try:

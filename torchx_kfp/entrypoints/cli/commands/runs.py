@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from click.core import ParameterSource
 from torchx_kfp.common.text import counted, duration, printable, size_text
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import (
+    ask,
     print_json,
     print_message,
     say_left_out,
@@ -259,11 +259,7 @@ def _change(
     else:
         _print_there(runs, above=f"On {host.connection.name}")
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"Nothing was {done}: nobody can be asked. Give --yes.")
-        if not click.confirm(f"{change.capitalize()} {counted(len(runs), 'run')}?", err=True):
-            print_message(f"Nothing was {done}.")
-            raise click.exceptions.Exit(1)
+        ask(f"{change.capitalize()} {counted(len(runs), 'run')}?", done)
     number = 0
     try:
         for run in runs:

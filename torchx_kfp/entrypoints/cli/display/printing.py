@@ -39,6 +39,23 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def ask(question: str, done: str) -> None:
+    """Ask on the terminal; end the command if the answer is no.
+
+    Args:
+        question: what is asked.
+        done: the participle of what was not done then, such as "removed".
+
+    Raises:
+        UsageError: there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"Nothing was {done}: nobody can be asked. Give --yes.")
+    if not click.confirm(printable(question), err=True):
+        print_message(f"Nothing was {done}.")
+        raise click.exceptions.Exit(1)
+
+
 def has_styles() -> bool:
     """Return whether to write bold and dim text to stdout."""
     return is_capable(sys.stdout) and wants_colors()
