@@ -88,10 +88,8 @@ docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are er
 pictures: $(VENV)/.ready ## take the documentation's pictures of a run and its report again (needs Chromium)
 	.ci/with-browser $(bin)/python docs/make_pictures.py
 
-benchmarks: $(VENV)/.ready ## measure help texts, cached and resumed runs, compile time, size, start of a stage, workspaces, put and get, many results, artifacts, load, the local runner, rounds of a search, watching a run on KFP, replays, distributed stages
-	@set -e; for benchmark in help cached resume compile size start workspace tracking objects artifacts listing local search watch replay load 'load --s3'; do \
-	    echo "== $$benchmark"; $(bin)/python -m benchmarks.$$benchmark; done
-	@echo '== launcher'; .ci/with-cluster $(bin)/python -m benchmarks.launcher
+benchmarks: $(VENV)/.ready ## print the figures that the docs state, beside peers; ARGS="start size" names cases
+	$(bin)/python -m benchmarks $(ARGS)
 
 measures: $(VENV)/.ready ## count lines and modules, and the tests that know internals; ARGS names revisions to compare with
 	@$(bin)/python -m tools.measures $(ARGS)

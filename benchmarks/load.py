@@ -1,16 +1,16 @@
-"""Many processes that put and get on one tracker base, some of which are killed: are any results lost or mixed?
-
-    python -m benchmarks.load [--base DIRECTORY] [--seconds N] [--processes N] [--s3]
+"""Many processes on one tracker base, some of which are killed, or with gc at work: are results lost or mixed?
 
 Each process puts results under its own keys and under keys that all share, adds metadata to a run that all share, and
-reads the results of the others. Each put that has returned is logged. Every half second, one process is killed with
-SIGKILL, and another one replaces it. At the end, all logged puts must be there: a process's own key must have its last
-put or a later one, and a shared key must have the whole put of one of them. If not, the benchmark exits with 1.
+reads the results of the others. Each put that has returned is logged. Now and then, one process is killed with SIGKILL,
+and another one replaces it. At the end, all logged puts must be there: a process's own key must have its last put or a
+later one, and a shared key must have the whole put of one of them.
+
+On a disk, two processes remove old runs while others put results under keys that are old. (An object store cannot be
+asked to keep what was written since it was listed.)
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import random
@@ -22,13 +22,52 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.objects import new_base
+from benchmarks import show
 from tests.s3 import running
-from torchx_kfp.contract import protocol
-from torchx_kfp.tracking import FsspecResultTracker, current_run
+from tests.tracking.stages import stage
+from torchx_kfp.tracking import FsspecResultTracker
 
 SHARED = [f"shared/train/{number}" for number in range(5)]
 RUN = "shared/metadata/1"
+
+#: Puts results under its own keys in turn, each of which it has just made old, and checks that they are there.
+#: Every tenth time, it leaves something that stays old.
+WRITER = """
+import os, sys, time
+from torchx_kfp.tracking import FsspecResultTracker
+base, name, puts = sys.argv[1], sys.argv[2], int(sys.argv[3])
+tracker = FsspecResultTracker(base)
+keys = [f"{name}{number}-20200101-120000-0a1b2c/train/1" for number in range(20)]
+lost = 0
+for turn in range(puts):
+    key = keys[turn % len(keys)]
+    try:
+        os.utime(tracker.location(key), (0, 0))
+    except FileNotFoundError:
+        pass
+    if turn % 10 == 0:
+        old = f"{name}old-{turn}-20200101-120000-0a1b2c/train/1"
+        tracker.put(old, turn=turn)
+        os.utime(tracker.location(old), (0, 0))
+    tracker.put(key, turn=turn)
+    lost += tracker.get(key) != {"turn": turn}
+    older = (turn // 2) * 2 - 2
+    if older >= 0 and turn - older < len(keys):
+        lost += tracker.get(keys[older % len(keys)]) != {"turn": older}
+print(lost)
+"""
+#: Removes everything that is older than this many seconds, again and again.
+COLLECTOR = """
+import select, sys, time
+from torchx_kfp.tracking.cleanup import Cleanup
+from torchx_kfp.tracking import FsspecResultTracker
+removed = 0
+store = FsspecResultTracker(sys.argv[1]).store
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], 0.002)[0]:
+    removed += sum(1 for _ in Cleanup(store, time.time() - 600).remove())
+print(removed)
+"""
 
 
 def results(key: str, writer: str, number: int) -> dict[str, Any]:
@@ -45,7 +84,7 @@ def problem(key: str, found: dict[str, Any]) -> str | None:
 def work(base: str, writer: str, seconds: float, log: Path) -> None:
     """Be one of the processes; exit with 1 after reading results that no process has put there."""
     tracker = FsspecResultTracker(base)
-    run = current_run(protocol.encode(protocol.StageContext(base, RUN, {"all": tuple(SHARED)})))
+    run = stage(base, RUN, {"all": tuple(SHARED)})
     own = [f"own/{writer}/{number}" for number in range(3)]
     end = time.monotonic() + seconds
     number = 0
@@ -67,7 +106,7 @@ def verify(base: str, logs: list[Path]) -> tuple[list[str], collections.Counter[
     """Return the errors, and the number of acknowledged puts."""
     tracker = FsspecResultTracker(base)
     stored = dict(tracker.items())
-    metadata = current_run(protocol.encode(protocol.StageContext(base, RUN))).metadata()
+    metadata = stage(base, RUN).metadata()
     wrong = [text for key, found in stored.items() if (text := problem(key, found))]
     count: collections.Counter[str] = collections.Counter()
     for log in logs:
@@ -97,7 +136,7 @@ def load(base: str, seconds: float, processes: int, kill_every: float = 0.5) -> 
             started += 1
             log = str(Path(folder, f"w{started:03}.log"))
             left = str(max(1.0, end - time.monotonic()))
-            command = [sys.executable, "-m", "benchmarks.load", "--work", base, f"w{started:03}", left, log]
+            command = [sys.executable, "-m", "benchmarks.load", base, f"w{started:03}", left, log]
             return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
         working = [start() for _ in range(processes)]
@@ -126,27 +165,47 @@ def load(base: str, seconds: float, processes: int, kill_every: float = 0.5) -> 
         return [*failed, *wrong], done
 
 
+def attack(base: Path, puts: int, writers: int = 3, collectors: int = 2) -> tuple[int, int]:
+    """Return how many of the puts were lost, and how many runs were removed meanwhile."""
+
+    def start(program: str, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", program, str(base), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    base.mkdir()
+    collecting = [start(COLLECTOR) for _ in range(collectors)]
+    for process in collecting:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    writing = [start(WRITER, f"writer-{number}-", str(puts // writers)) for number in range(writers)]
+    try:
+        lost = [process.communicate(timeout=280)[0] for process in writing]
+        removed = [process.communicate("end\n", timeout=60)[0] for process in collecting]
+    finally:
+        for process in (*writing, *collecting):
+            process.kill()
+            process.wait()
+    return sum(map(int, lost)), sum(map(int, removed))
+
+
 def main() -> None:
-    if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], sys.argv[3], float(sys.argv[4]), Path(sys.argv[5]))
-        return
-    parser = argparse.ArgumentParser(description="Many processes on one tracker base.")
-    parser.add_argument("--base", default=tempfile.gettempdir(), help="a directory on the disk to use")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--processes", type=int, default=50)
-    parser.add_argument("--s3", action="store_true", help="on an S3 server on this machine")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.base) as folder:
-        if options.s3:
-            with running(Path(folder, "log")) as server:
-                wrong, done = load(new_base(server.url), options.seconds, options.processes)
-        else:
-            wrong, done = load(folder, options.seconds, options.processes)
-    print(f"{'s3' if options.s3 else 'disk'}: {done}, {len(wrong)} wrong")
-    for text in wrong[:20]:
-        print(text)
-    sys.exit(bool(wrong))
+    from benchmarks.tracker import new_base
+
+    for what in ("disk", "S3"):
+        with tempfile.TemporaryDirectory() as folder, running(Path(folder, "log")) as server:
+            wrong, done = load(new_base(server.url) if what == "S3" else f"{folder}/base", 30, 20)
+        print(f"{what}: {done}")
+        show(f"puts that are lost, torn or mixed on {what}", len(wrong), "puts", most=0)
+        for text in wrong[:20]:
+            print(f"    {text}")
+    with tempfile.TemporaryDirectory() as folder:
+        lost, removed = attack(Path(folder, "base"), 6000)
+    show(f"puts that are lost while gc removes {removed} runs", lost, "puts", most=0)
 
 
 if __name__ == "__main__":
-    main()
+    work(sys.argv[1], sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]))

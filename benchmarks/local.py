@@ -1,29 +1,27 @@
-"""The local runner compared to kfp.local on the same pipelines: seconds, overhead, memory, processor time.
-
-    python -m benchmarks.local
+"""The local runner beside kfp.local on the same pipelines; a loop's memory, a run from the cache, a resumed run's plan.
 
 Both run Python components as processes. Container components are processes here, and containers under kfp.local if a
-Docker engine answers. There are limits for the eight stages that sleep for two seconds, and for the overhead per stage.
+Docker engine answers.
 """
 
 import contextlib
 import io
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 from kfp import compiler, dsl
 
-from torchx_kfp.local import Event, RunResult, StageFinished, Watch, run
+from benchmarks import medians, show, timed
+from torchx_kfp.local import Event, RunResult, StageFinished, Watch, load_pipeline, plan_run, run
 
-EIGHT_LIMIT = 2.5
-OVERHEAD_LIMIT = 30.0
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -43,28 +41,23 @@ def true(word: str = ""):
     return dsl.ContainerSpec(image="busybox", command=["true", word])
 
 
+@dsl.container_component
+def stage(text: str, folder: str, name: str, out: dsl.OutputPath(str)):
+    """Fails while a file of its name exists."""
+    script = 'test ! -e "$1/fail-$2" && printf %s "$2" > "$0"'
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, out, folder, name, text])
+
+
 @dsl.pipeline
-def python_stages():
+def eight_naps():
     for _ in range(8):
         nap(seconds=2.0)
 
 
 @dsl.pipeline
-def python_loop():
-    with dsl.ParallelFor([2.0] * 8) as seconds:
-        nap(seconds=seconds)
-
-
-@dsl.pipeline
-def container_stages():
+def eight_sleeps():
     for _ in range(8):
         sleep(seconds="2")
-
-
-@dsl.pipeline
-def container_loop():
-    with dsl.ParallelFor(["2"] * 8) as seconds:
-        sleep(seconds=seconds)
 
 
 @dsl.pipeline
@@ -81,93 +74,107 @@ def wide():
 
 
 @dsl.pipeline
-def long_loop():
+def loop():
     with dsl.ParallelFor([str(number) for number in range(1000)]) as word:
         true(word=word)
 
 
-PIPELINES = {name: globals()[name] for name in ("python_stages", "python_loop", "container_stages", "container_loop")}
+@dsl.pipeline
+def many(folder: str):
+    before = ""
+    for number in range(1000):
+        before = stage(text=before, folder=folder, name=str(number)).output
 
 
-def ours(pipeline: Any, folder: str, **options: Any) -> tuple[RunResult, float, float]:
-    """Return the run, its seconds, and the seconds of processor time that the runner itself took."""
-    path = str(Path(folder, "pipeline.yaml"))
-    compiler.Compiler().compile(pipeline, path)
-    started, used = time.perf_counter(), time.process_time()
-    options.setdefault("watch", Watch())
-    result = run(path, output_dir=folder, **options)
-    result.raise_for_failure()
-    return result, time.perf_counter() - started, time.process_time() - used
+def ours(pipeline: Any, *, watch: Watch | None = None, **options: Any) -> tuple[RunResult, float]:
+    """Return the run, and the seconds of ``run``."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "pipeline.yaml"))
+        compiler.Compiler().compile(pipeline, path)
+        found: list[RunResult] = []
+        seconds = timed(lambda: found.append(run(path, output_dir=folder, watch=watch or Watch(), **options)))
+        found[0].raise_for_failure()
+        return found[0], seconds
 
 
-def theirs(name: str, folder: str) -> float | None:
+def theirs(name: str) -> float | None:
     """Return the seconds that kfp.local takes in a separate process; None if it cannot run the pipeline."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local", "kfp.local", name]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    code = f"import warnings; warnings.simplefilter('ignore'); from benchmarks import local; local.run_theirs({name!r})"
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environ, capture_output=True, text=True)
     return float(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
 
 
 def run_theirs(name: str) -> None:
     from kfp import local
 
-    runner = local.DockerRunner() if name.startswith("container") else local.SubprocessRunner(use_venv=False)
+    runner = local.DockerRunner() if name == "eight_sleeps" else local.SubprocessRunner(use_venv=False)
     with contextlib.redirect_stdout(io.StringIO()):
         local.init(runner, raise_on_error=True)
-        started = time.perf_counter()
-        PIPELINES[name]()
-    print(time.perf_counter() - started)
+        seconds = timed(globals()[name])
+    print(seconds)
 
 
-def resident() -> float:
-    """Return the megabytes of this process that are in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 1e6
+class Memory(Watch):
+    """The megabytes of this process after each stage."""
+
+    def __init__(self) -> None:
+        self.megabytes: list[float] = []
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, StageFinished):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.megabytes.append(pages * resource.getpagesize() / 1e6)
 
 
-def memory(folder: str) -> dict[str, float]:
-    """Run a loop of 1,000 items; return its seconds, and the megabytes after the first, the 500th and the last."""
-    megabytes: list[float] = []
+def from_the_cache() -> None:
+    """Time ``torchx-kfp run`` of the digits pipeline, whose Python file needs a process that imports kfp."""
 
-    class Measure(Watch):
-        def on_event(self, event: Event) -> None:
-            if isinstance(event, StageFinished):
-                megabytes.append(resident())
+    def command(*words: str) -> float:
+        return timed(lambda: subprocess.run(words, check=True, cwd=REPOSITORY, capture_output=True))
 
-    _, seconds, used = ours(long_loop, folder, watch=Measure())
-    return {"seconds": seconds, "first": megabytes[0], "half": megabytes[499], "last": megabytes[-1], "used": used}
+    with tempfile.TemporaryDirectory() as folder:
+        compiled, where = (
+            f"{folder}/digits.yaml",
+            ["--tracker-base", f"{folder}/base", "--output-dir", f"{folder}/runs"],
+        )
+        command(PROGRAM, "compile", "pipelines/digits.py", "-o", compiled)
+        command(PROGRAM, "run", compiled, *where)
+        kfp = [sys.executable, "-W", "ignore", "-c", "import kfp"]
+        cached, peer = medians(7, lambda: command(PROGRAM, "run", compiled, *where), lambda: command(*kfp))
+    show("digits.yaml, all cached", cached, "s", most=0.65, peer=("import kfp", peer))
+
+
+def plan_of_a_resumed_run() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, fails = f"{folder}/many.yaml", Path(folder, "fail-999")
+        compiler.Compiler().compile(many, path)
+        fails.touch()
+        failed = run(path, {"folder": folder}, output_dir=folder, cache=False, watch=Watch())
+        fails.unlink()
+        plans = [timed(lambda: plan_run(path, resume=failed)) for _ in range(3)]
+        load = timed(lambda: load_pipeline(path))
+        assert len(plan_run(path, resume=failed).kept) == 999
+    show(
+        "the plan of a resumed run of 1,000 stages",
+        statistics.median(plans),
+        "s",
+        most=0.5,
+        peer=("to read the pipeline", load),
+    )
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["kfp.local"]:
-        run_theirs(sys.argv[2])
-        return
-    too_slow = False
-    for name, pipeline in PIPELINES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            _, seconds, used = ours(pipeline, folder, parallelism=8)
-            other = theirs(name, folder)
-        beside = f"kfp.local {other:.1f} s, ratio {other / seconds:.1f}" if other else "kfp.local cannot run it here"
-        print(f"{name}: {seconds:.2f} s (limit {EIGHT_LIMIT:g}), runner {used:.2f} s of processor; {beside}")
-        too_slow |= name.startswith("container") and seconds > EIGHT_LIMIT
-    for label, pipeline, count in (("100 in a row", chain, 100), ("500 at once", wide, 500)):
-        with tempfile.TemporaryDirectory() as folder:
-            result, seconds, used = ours(pipeline, folder)
-        each = result.duration * 1000 / count
-        print(f"{label}: {seconds:.2f} s, {each:.1f} ms each (limit {OVERHEAD_LIMIT:g}), {used:.2f} s of processor")
-        too_slow |= each > OVERHEAD_LIMIT
-    with tempfile.TemporaryDirectory() as folder:
-        loop = memory(folder)
-    print(
-        f"loop of 1000: {loop['seconds']:.2f} s, {loop['used']:.2f} s of processor; "
-        f"memory {loop['first']:.0f} MB, {loop['half']:.0f} MB at 500, {loop['last']:.0f} MB at the end"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        _, seconds, used = ours(container_stages, folder, parallelism=1)
-    print(f"waiting: {used:.2f} s of processor in {seconds:.1f} s of one sleeping stage after another")
-    sys.exit(too_slow)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    main()
+    for name, most in (("eight_sleeps", 2.1), ("eight_naps", None)):
+        _, seconds = ours(globals()[name], parallelism=8)
+        peer = theirs(name)
+        show(name.replace("_", " ") + " of 2 s", seconds, "s", most=most, peer=("kfp.local", peer) if peer else None)
+    for label, pipeline, count, most in (("100 in a row", chain, 100, 5.1), ("500 at once", wide, 500, 4.8)):
+        show(f"{label}, each", ours(pipeline)[0].duration * 1000 / count, "ms", most=most)
+    memory = Memory()
+    ours(loop, watch=memory)
+    first, *_, last = memory.megabytes
+    show("memory at the end of a loop of 1,000", last, "MB", most=105, peer=("at its first stage", first))
+    from_the_cache()
+    plan_of_a_resumed_run()

@@ -1,17 +1,14 @@
-"""How many stages fit into one run on KFP, compared to the same pipeline written by hand with KFP's SDK.
+"""How many stages fit into one run on KFP, beside the same pipeline written by hand, and the model beside recordings.
 
-    python -m benchmarks.size
-
-There are four pipelines of 250 stages in chains of ten, each stage with one read and one result: tracked stages that
-carry the program that publishes, the same stages with a workspace, tracked stages whose image has torchx-kfp, and
-components of KFP's SDK that pass on the result by value, without a tracker. ``torchx_kfp.execution.model.workflow``
-is the model of Argo's workflow. Exits with 1 if a stage takes more than its goal: in the level, or in the workflow
-with its state, when all stages have ended.
+There are four pipelines of 250 stages in chains of ten, each stage with one read and one result: tracked stages whose
+image has torchx-kfp, those that carry the program that publishes, the same with a workspace, and components of KFP's
+SDK that pass on the result by value. ``torchx_kfp.execution.model.workflow`` is the model of Argo's workflow.
 """
 
-import functools
+import gzip
 import hashlib
-import sys
+import inspect
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,15 +18,16 @@ import yaml
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
+from benchmarks import show
 from torchx_kfp import task_from_app
-from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, go_json, measure
+from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, Size, go_json, measure
 
 STAGES, CHAINS = 250, 25
-#: The bytes of a task in its level; those of a stage at the end of the run, from an image and with the program.
-LEVEL, IMAGE, INLINE = 420, 4_100, 4_600
-#: The bytes of a stage's workspace, which are part of the others.
-WORKSPACE = 400
+#: How many stages must fit, from an image and with the program; the bytes of a task in its level, and of a workspace.
+IMAGE, INLINE = 250, 220
+LEVEL, WORKSPACE = 420, 400
 URL = f"s3://bucket/results/.torchx_kfp/workspaces/{hashlib.sha256(b'code').hexdigest()}.tar"
+RECORDED = Path(__file__).parents[1] / "tests" / "recorded" / "sizes.json.gz"
 
 
 def make_app(number: int) -> AppDef:
@@ -39,25 +37,20 @@ def make_app(number: int) -> AppDef:
     )
 
 
-def tracked(tracker_base: str = "s3://bucket/results", **options: Any) -> None:
-    made: list[Any] = [None] * CHAINS
-    for number in range(STAGES):
-        before = made[-CHAINS]
-        made.append(
-            task_from_app(make_app(number), tracker_base=tracker_base, reads=before, results={"x": float}, **options)
-        )
+def tracked(**options: Any) -> Callable[..., None]:
+    """Return a pipeline whose parameters have the tracker base and, if it is an option, the workspace."""
+    places = {"tracker_base": "s3://bucket/results", **({"workspace": URL} if options.pop("workspace", False) else {})}
 
+    def pipeline(*values: str) -> None:
+        made: list[Any] = [None] * CHAINS
+        words = {**options, **dict(zip(places, values, strict=True)), "results": {"x": float}}
+        for number in range(STAGES):
+            made.append(task_from_app(make_app(number), reads=made[-CHAINS], **words))
 
-def image(tracker_base: str = "s3://bucket/results") -> None:
-    tracked(tracker_base, inline=False)
-
-
-def inline(tracker_base: str = "s3://bucket/results") -> None:
-    tracked(tracker_base)
-
-
-def workspace(tracker_base: str = "s3://bucket/results", workspace: str = URL) -> None:
-    tracked(tracker_base, workspace=workspace)
+    parameter = inspect.Parameter
+    its = [parameter(name, parameter.POSITIONAL_OR_KEYWORD, default=it, annotation=str) for name, it in places.items()]
+    pipeline.__signature__ = inspect.Signature(its)  # type: ignore[attr-defined]  # KFP reads it
+    return pipeline
 
 
 def component(name: str) -> Any:
@@ -75,34 +68,32 @@ def by_hand(base: str = "s3://bucket/results") -> None:
         made.append(component(f"stage-{number}")(fold=number, previous=made[-CHAINS], base=base).outputs["x"])
 
 
-@functools.cache
-def compiled(function: Callable[..., None]) -> str:
+def measured(what: str, function: Callable[..., None], fit: int = 0, level: int | None = None) -> float:
+    """Return the bytes of a stage at the end of the run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(dsl.pipeline(name="pipeline")(function), str(path))
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+    size = measure(text)
+    end = (size.workflow + size.state) / STAGES
+    task = len(go_json(next(yaml.safe_load_all(text))["root"]).encode()) / STAGES
+    show(f"{what}, a task in its level, of which {STAGES * LEVEL_LIMIT // size.level} fit", task, "bytes", most=level)
+    most = STAGES * end / size.share / fit if fit else None
+    show(f"{what}, a stage at the end, of which {STAGES / size.share:.0f} fit", end, "bytes", most=most)
+    return end
+
+
+def recorded() -> None:
+    with gzip.open(RECORDED) as file:
+        for name, facts in json.load(file).items():
+            size: Size = measure(yaml.dump_all([facts["spec"], facts["platform"]], Dumper=yaml.CDumper))
+            show(f"model of the recorded run {name!r}", size.workflow, "bytes", peer=("KFP", facts["workflow"]))
 
 
 def main() -> None:
-    missed = False
-    ends: dict[str, float] = {}
-    for function, goal in ((by_hand, None), (image, IMAGE), (inline, INLINE), (workspace, INLINE + WORKSPACE)):
-        text = compiled(function)
-        size = measure(text)
-        level = len(go_json(next(yaml.safe_load_all(text))["root"]).encode()) / STAGES
-        end = (size.workflow + size.state) / STAGES
-        print(
-            f"{function.__name__:9} {level:4.0f} bytes a task in the level: {STAGES * LEVEL_LIMIT // size.level} fit; "
-            f"at the end {end:5,.0f} bytes a stage ({size.workflow / STAGES:,.0f} and {size.state / STAGES:,.0f} of "
-            f"state): {STAGES / size.share:.0f} fit"
-        )
-        ends[function.__name__] = end
-        # A workspace is one more input.
-        missed |= goal is not None and (level > LEVEL + 70 * (function is workspace) or end > goal)
-    print(f"a workspace takes {ends['workspace'] - ends['inline']:.0f} bytes a stage")
-    missed |= ends["workspace"] - ends["inline"] > WORKSPACE
-    sys.exit(missed)
-
-
-if __name__ == "__main__":
-    main()
+    measured("by hand", by_hand)
+    measured("from an image", tracked(inline=False), IMAGE, LEVEL)
+    plain = measured("with the program", tracked(), INLINE, LEVEL)
+    more = measured("with a workspace", tracked(workspace=True), 0, LEVEL + 70) - plain  # one more input
+    show("a workspace, for each stage", more, "bytes", most=WORKSPACE)
+    recorded()

@@ -1,13 +1,8 @@
-"""A server between a client and an S3 server: it delays requests, rejects them, and cuts connections.
-
-As a program, for benchmarks, with a delay in seconds: ``python -m tests.proxy http://127.0.0.1:5000 0.05`` prints its
-URL.
-"""
+"""A server between a client and an S3 server: it delays requests, rejects them, and cuts connections."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections import deque
 from typing import Any
@@ -137,9 +132,3 @@ class Proxy:
         if state["open"]:
             state["open"] = False
             self.at_once -= 1
-
-
-if __name__ == "__main__":
-    with Proxy(sys.argv[1], float(sys.argv[2])) as proxy:
-        print(proxy.url, flush=True)
-        sys.stdin.read()

@@ -4,84 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.load import attack
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.lineage import record_start
 from torchx_kfp.tracking.store import File
-
-#: Puts results under its own keys in turn, each of which it has just made old, and checks that the results are there.
-#: Every tenth time, it leaves something that stays old.
-WRITER = """
-import os, sys, time
-from torchx_kfp.tracking import FsspecResultTracker
-base, name, puts = sys.argv[1], sys.argv[2], int(sys.argv[3])
-tracker = FsspecResultTracker(base)
-keys = [f"{name}{number}-20200101-120000-0a1b2c/train/1" for number in range(20)]
-lost = 0
-for turn in range(puts):
-    key = keys[turn % len(keys)]
-    try:
-        os.utime(tracker.location(key), (0, 0))
-    except FileNotFoundError:
-        pass
-    if turn % 10 == 0:
-        old = f"{name}old-{turn}-20200101-120000-0a1b2c/train/1"
-        tracker.put(old, turn=turn)
-        os.utime(tracker.location(old), (0, 0))
-    tracker.put(key, turn=turn)
-    lost += tracker.get(key) != {"turn": turn}
-    older = (turn // 2) * 2 - 2
-    if older >= 0 and turn - older < len(keys):
-        lost += tracker.get(keys[older % len(keys)]) != {"turn": older}
-print(lost)
-"""
-#: Removes everything that is older than this many seconds, again and again.
-COLLECTOR = """
-import select, sys, time
-from torchx_kfp.tracking.cleanup import Cleanup
-from torchx_kfp.tracking import FsspecResultTracker
-removed = 0
-store = FsspecResultTracker(sys.argv[1]).store
-print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0.002)[0]:
-    removed += sum(1 for _ in Cleanup(store, time.time() - 600).remove())
-print(removed)
-"""
-
-
-def attack(base: Path, puts: int, writers: int = 3, collectors: int = 2) -> tuple[int, int]:
-    """Return how many of the puts were lost, and how many runs were removed meanwhile."""
-
-    def start(program: str, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", program, str(base), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    base.mkdir()
-    collecting = [start(COLLECTOR) for _ in range(collectors)]
-    for process in collecting:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    writing = [start(WRITER, f"writer-{number}-", str(puts // writers)) for number in range(writers)]
-    try:
-        lost = [process.communicate(timeout=280)[0] for process in writing]
-        removed = [process.communicate("end\n", timeout=60)[0] for process in collecting]
-    finally:
-        for process in (*writing, *collecting):
-            process.kill()
-            process.wait()
-    return sum(map(int, lost)), sum(map(int, removed))
 
 
 def test_no_put_is_lost_while_gc_works(tmp_path: Path) -> None:
@@ -158,8 +91,3 @@ def test_the_tracker_knows_the_stages_that_have_started(tmp_path: Path) -> None:
     record_start(store, "try/app/1", {})
     assert [run.run for run in Cleanup(store, time.time() + 100).remove()] == ["try"]
     assert [file.key for file in store.files()] == ["other/app/1"]
-
-
-if __name__ == "__main__":
-    lost, removed = attack(Path(sys.argv[1]), int(sys.argv[2]))
-    print(f"lost {lost}, removed {removed}")
