@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.kfp_host import KfpHost
 from tests.s3 import running
 
-#: Addresses on pages: what a port forward to KFP's UI has, and the store as pods of the cluster reach it.
-HOST, STORE = "http://localhost:8080", "http://seaweedfs.kubeflow:9000"
+#: The address on pages that a port forward to KFP's UI has.
+HOST = "http://localhost:8080"
 BUCKET = "mlpipeline"
 _SECRET = {"accesskey": "minio", "secretkey": "minio123"}
 
@@ -53,7 +53,7 @@ def cluster(folder: Path) -> Iterator[Around]:
                 own / "runs",
                 directory=folder,
                 secrets={"mlpipeline-minio-artifact": _SECRET},
-                addresses={STORE: store.url},
+                store=store.url,
             )
         )
         yield Around(

@@ -199,7 +199,7 @@ class LocalRun(Run):
         Args:
             folder: the folder in which local runs are made.
             arguments: the values of parameters.
-            request: options of ``local.run``, values of secrets and config maps, and addresses of the cluster.
+            request: options of ``local.run``, values of secrets and config maps, and the address of the store.
         """
         own = folder / ".host"
         own.mkdir(parents=True, exist_ok=True)
@@ -207,8 +207,6 @@ class LocalRun(Run):
         self._position = 0
         pipeline, asked = own / f"{self.record.run_id}.yaml", own / f"{self.record.run_id}.json"
         text = self.pipeline.text
-        for there, here in request["addresses"].items():
-            text = text.replace(there, here)
         pipeline.write_text(_with_waits(text), encoding="utf-8")
         content = {
             "pipeline": str(pipeline),
@@ -223,6 +221,7 @@ class LocalRun(Run):
             **{kind: {name: it for name, it in request[kind].items() if name in text} for kind in _OF_CLUSTER},
         }
         asked.write_text(json.dumps(content), encoding="utf-8")
+        self._environ = {"AWS_ENDPOINT_URL": request["store"]} if request["store"] else {}
         self._asked, self._output = asked, own / f"{self.record.run_id}.txt"
         self._fork()
 
@@ -231,7 +230,9 @@ class LocalRun(Run):
             imported = _imported()
         with self._output.open("wb") as output, open(os.devnull) as nothing:
             streams = [nothing.fileno(), output.fileno(), output.fileno()]
-            self.process = Forked(*imported.fork((str(self._asked),), Path.cwd(), os.environ, streams))
+            self.process = Forked(
+                *imported.fork((str(self._asked),), Path.cwd(), {**os.environ, **self._environ}, streams)
+            )
         self._asked_to_end = False
 
     def retry(self) -> None:

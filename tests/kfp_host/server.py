@@ -40,7 +40,7 @@ class KfpHost:
         options: Mapping[str, Any] | None = None,
         secrets: Mapping[str, Mapping[str, str]] | None = None,
         config_maps: Mapping[str, Mapping[str, str]] | None = None,
-        addresses: Mapping[str, str] | None = None,
+        store: str = "",
     ) -> None:
         """Make a host that does not listen yet.
 
@@ -52,7 +52,7 @@ class KfpHost:
             options: more options for ``torchx_kfp.local.run``.
             secrets: the secrets of the cluster, by name and key.
             config_maps: its config maps, likewise.
-            addresses: URLs of services of the cluster, each with the one that it has here: stages use that.
+            store: the address at which stages find the S3 store of the cluster, which has another name there.
         """
         self.version = version
         #: The token that requests must have, if any; it may change at any time.
@@ -76,7 +76,7 @@ class KfpHost:
                 "options": {"parallelism": 8, "grace": 5, "directory": str(directory or Path.cwd()), **(options or {})},
                 "secrets": dict(secrets or {}),
                 "config_maps": dict(config_maps or {}),
-                "addresses": dict(addresses or {}),
+                "store": store,
             },
         )
         #: The last answers by their paths: an answer that is the same again is not compared again.

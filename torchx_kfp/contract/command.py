@@ -46,6 +46,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from re import Pattern
 from typing import Any, Literal, NamedTuple
 
 from torchx_kfp.contract import protocol
@@ -78,6 +79,8 @@ UI_METADATA = "mlpipeline_ui_metadata"
 EXECUTOR_INPUT = "{{$}}"
 #: The names of variables that programs read before their code runs.
 EARLY = re.compile(r"PATH|PYTHON\w*|LD_\w+", re.ASCII)
+#: What the names of variables begin with that ``set_aside`` has renamed.
+ASIDE = "TORCHX_KFP_NOT_"
 #: A program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
 _INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from {} import {name};{name}.main(*sys.argv[1:])"
 
@@ -290,6 +293,24 @@ def decode(command: Sequence[str]) -> StageFacts:
         with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
             return _decode_own(list(command), *found)
     return StageFacts(tuple(command), **_application(command, 0, {}))
+
+
+def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
+    """Return a command whose application does not get these variables from it.
+
+    They are renamed: values follow the words' places.
+    """
+    facts, words = decode(command), list(command)
+    start = len(words) - len(facts.application)
+    for place, word in enumerate(words[:start]):
+        name, equals, _ = word.partition("=")
+        if equals and names.fullmatch(name):
+            words[place] = f"{ASIDE}{word}"
+    if facts.specification is not None:
+        # The roles' own variables, as pairs of a name and a text.
+        of_role = re.compile(rf'\["({names.pattern})",', names.flags)
+        words[start + 3] = of_role.sub(rf'["{ASIDE}\1",', words[start + 3])
+    return words
 
 
 def _decode_own(words: list[str], script: Script, at: int) -> StageFacts:

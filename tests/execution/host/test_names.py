@@ -105,3 +105,10 @@ def test_a_server_without_kfp_is_asked_about() -> None:
 def test_a_run_names_itself(kfp_host: KfpHost, connection: Connection) -> None:
     run = HostRun(connection, kfp_host.make_run(1).record.run_id)
     assert repr(run) == f"<HostRun {run.run_id} on {kfp_host.url}>"
+
+
+def test_a_name_that_a_run_of_the_host_has(kfp_host: KfpHost, program: Program) -> None:
+    words = ("submit", "hello.py", "--name", "first", "--quiet")
+    assert "first" not in program(*words, TORCHX_KFP_HOST=kfp_host.url).stderr
+    done = program(*words, TORCHX_KFP_HOST=kfp_host.url)
+    assert (done.returncode, "1 run of the host already has the name 'first'" in done.stderr) == (0, True), done.stderr

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from kfp import dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from tests.execution.local.components import shell
+from tests.facts import says
 from tests.watching import Heard
-from torchx_kfp import task_from_app
+from torchx_kfp import Stages, task_from_app
 from torchx_kfp.contract import protocol
+from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_environment
 from torchx_kfp.local import load_pipeline
 
@@ -70,6 +73,48 @@ def test_the_environment_of_a_stage(execute, monkeypatch):
     by_env, executable, _ = read(result, "environ-by-env")
     assert executable in (sys.executable, os.path.join(os.path.dirname(sys.executable), "python3"))
     assert by_env["A"] == "1"
+
+
+def test_the_users_s3_server_counts_in_place_of_that_of_the_cluster(execute, tmp_path, monkeypatch):
+    """However a stage sets it: in its container, in its command, for roles; a localhost is not that of a container."""
+    there, here = "http://seaweedfs.kubeflow:9000", "http://localhost:9000"
+    show = ["-c", 'echo "<$AWS_ENDPOINT_URL|$AWS_ENDPOINT_URL_S3|$FSSPEC_S3_ENDPOINT_URL|$OTHER>"']
+
+    def role(name="r", variable="AWS_ENDPOINT_URL", value=there, **options):
+        env = {variable: value, "OTHER": "x|y"}
+        return Role(name, image="i", entrypoint="sh", args=show, env=env, **options)
+
+    @dsl.pipeline
+    def pipeline(url: str = there):
+        stages = Stages(tracker_base=str(tmp_path / "results"))
+        stages.task(AppDef("plain", [role(variable="FSSPEC_S3_ENDPOINT_URL")]))
+        stages.task(AppDef("given", [role(value=f"{url}")]))
+        stages.task(AppDef("published", [role()]), may_fail=True)
+        roles = [role("a", num_replicas=2), role("b", value=f"{there}/b")]
+        stages.task(AppDef("several", roles), engine="jobset")
+        untracked = task_from_app(AppDef("untracked", [role()]))
+        untracked.set_env_variable("AWS_ENDPOINT_URL", there)
+
+    def shown():
+        result = execute(pipeline, watch=Heard(on_event=(events := []).append))
+        logs = {stage.name: stage.log_file.read_text() for stage in result.stages}
+        return {name: re.findall("<(.*)>", log) for name, log in logs.items()}, events[0].not_applied
+
+    for name in ("AWS_ENDPOINT_URL", "FSSPEC_S3_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    logs, not_applied = shown()
+    assert logs["plain"] == [f"||{there}|x|y"]
+    assert sorted(logs["several"]) == [f"{there}/b|||x|y", *[f"{there}|||x|y"] * 2]
+    assert all(logs[name] == [f"{there}|||x|y"] for name in ("given", "published", "untracked"))
+    assert "AWS_ENDPOINT_URL" not in str(not_applied)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", here)
+    logs, not_applied = shown()
+    assert {line for log in logs.values() for line in log} == {f"|{here}||x|y"}, logs
+    assert any(
+        re.search(says(f"AWS_ENDPOINT_URL={there}", "your own AWS_ENDPOINT_URL_S3"), text) for text in not_applied
+    )
+    assert own_endpoints({"AWS_ENDPOINT_URL": here}, in_container=True) == {}
+    assert own_endpoints({"AWS_ENDPOINT_URL": there}, in_container=True) == {"AWS_ENDPOINT_URL": there}
 
 
 def test_python_is_the_running_interpreter_without_such_names_in_its_folder(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -203,7 +203,7 @@ class Host:
                 place = f"{self.connection.name}{self.in_namespace()}"
                 raise UnknownRunError(f"There is no run on {place} that is not archived.")
             return newest.run_id
-        found = [run for run in self._looked_up(named(wanted)) if run.name == wanted]
+        found = self.named(wanted)
         if not found and _BEGINNING.fullmatch(begin := wanted.lower()):
             in_id = matching("run_id", begin, "IS_SUBSTRING")
             found = [run for run in self._looked_up(in_id) if run.run_id.startswith(begin)]
@@ -222,6 +222,10 @@ class Host:
                 f"{listed(_described(run) for run in found)}. Give the run id."
             )
         return found[0].run_id
+
+    def named(self, name: str) -> Sequence[RunSummary]:
+        """Return the runs with this name. Raises HostError if the host does not answer."""
+        return [run for run in self._looked_up(named(name)) if run.name == name]
 
     def list(self, where: RunFilter = UNARCHIVED, *, limit: int | None = None) -> Iterator[RunSummary]:
         """Yield runs, the newest first, a page at a time.

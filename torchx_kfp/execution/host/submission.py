@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
-from torchx_kfp.common.text import shown
+from torchx_kfp.common.text import counted, shown
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host as Host
 from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
@@ -205,7 +205,7 @@ def start_run(
         submission: its other options.
         reference: the version of a pipeline of the host that the pipeline is: see ``Host.submit``.
         say: gets sentences about code that is stored.
-        warn: gets a sentence if the run's code or tags cannot be recorded.
+        warn: gets a sentence if the run's code or tags cannot be recorded, or other runs have its name.
 
     Raises:
         TrackerError: the code cannot be stored.
@@ -214,6 +214,11 @@ def start_run(
     prepared.upload(say)
     # What is kept is not in the pipeline that the host stores.
     reference = None if prepared.plan else reference
+    if submission.name and (others := host.named(submission.name)):
+        warn(
+            f"{counted(len(others), 'run')} of the host already {'has' if len(others) == 1 else 'have'} the name "
+            f"{submission.name!r}: commands need the run's id, or another --name."
+        )
     run_id = host.submit(prepared.pipeline, prepared.arguments, submission, reference=reference)
     prepared.record(run_id, warn)
     return HostRun(host.connection, run_id, named=prepared.bases)

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.command import decode, set_aside
 from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, POD_NAME, WORKSPACES, workspace_digest
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.execution.local.cache import cache_key
 from torchx_kfp.execution.local.code_files import CodeFiles, TooManyFiles
 from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
+from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.executor import (
     MADE,
     NO_CONTAINERS,
@@ -45,7 +46,7 @@ from torchx_kfp.execution.local.transfer import (
     registered_files,
     with_copies,
 )
-from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in, parameters_of
+from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact, artifacts_in, parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.execution.runs.result import StageResult, last_lines
@@ -93,17 +94,23 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     )
     image = resolve_text(container.image, facts)
     command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
-    python = parse_command([*command, *args])
     in_container = run.name in context.containers
+    endpoints = own_endpoints(context.environ, in_container=in_container)
+    if endpoints:
+        words = set_aside([*command, *args], S3_ENDPOINT)
+        command, args = words[: len(command)], words[len(command) :]
+    python = parse_command([*command, *args])
     variables = {
         **secret_variables(component.platform, context.given.environment(context.environ, in_container=in_container)),
         **dict(container.env),
         **given_values(component, context.given, run.dag.inputs),
     }
+    if endpoints:
+        variables = {name: value for name, value in variables.items() if not S3_ENDPOINT.fullmatch(name)}
     fields = field_values(component, context.run_id, pod_name, str(uuid.uuid4()))
     pod = {**variables, **fields, PIPELINE_RUN: context.run_id, POD_NAME: pod_name}
     if in_container:
-        environ = {IMAGE: image, **pod}
+        environ = {IMAGE: image, **endpoints, **pod}
     else:
         mark = stage_mark(context.environ, context.run_id, pod_name)
         marks = {RUN_MARK: mark, **({} if python is None else {RUNTIME_MARK: "true"})}

@@ -12,6 +12,7 @@ from torchx_kfp.common.text import joined
 from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.errors import MissingCredentialsError, TrackerError
 from torchx_kfp.execution.local import kubernetes
+from torchx_kfp.execution.local.endpoints import described, own_endpoints
 from torchx_kfp.execution.local.executors.executor import NO_CONTAINERS, Containers
 from torchx_kfp.execution.local.given_keys import FILES, VARIABLES, GivenKeys, missing_variables
 from torchx_kfp.execution.model import checks as backend
@@ -25,7 +26,7 @@ from torchx_kfp.execution.pipeline.python_components import (
 )
 from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, volume_task
 from torchx_kfp.execution.pipeline.values import TYPE_NAMES
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_scopes, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_scopes, known_stages, walk
 from torchx_kfp.tracking.recorder import Recorder
 
 _ON_KFP = "Run the pipeline on KFP"
@@ -86,6 +87,11 @@ def find_not_applied(
     mounted = [mount.target for mount in containers.mounts]
     with reading(f"The pipeline {pipeline.name!r}"):
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
+        if any(own_endpoints(environ, in_container=False)):
+            for stage in known_stages(pipeline, arguments):
+                endpoints = own_endpoints(environ, in_container=stage.place.name in containers)
+                kinds.add(described(stage.variables, endpoints))
+            kinds.discard("")
         for scoped, inputs in known_scopes(pipeline, arguments):
             component, in_container = scoped.component, scoped.name in containers
             kinds.update(missing_variables(component, given, inputs, environ, in_container=in_container))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torchx_kfp.contract.command import decode
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.attempt import RunContext
+from torchx_kfp.execution.local.endpoints import described, own_endpoints
 from torchx_kfp.execution.local.executors.executor import AttemptPlan, choose_containers
 from torchx_kfp.execution.local.given_keys import missing_variables
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
@@ -56,6 +57,10 @@ def differences(invocation: Invocation, attempt: AttemptPlan, context: RunContex
     missing = missing_variables(component, given, scope, os.environ, in_container=in_container)
     for what in (*missing, *_volumes(invocation, attempt, context)):
         yield f"Missing: {what}"
+    container = component.container
+    set_there = [*(container.env if container is not None else ()), *facts.variables.items()]
+    if other := described(set_there, own_endpoints(os.environ, in_container=in_container)):
+        yield f"Not applied: {other}"
     ignored = []
     if in_container or not was_process:
         ignored = kubernetes.not_applied(component, in_container=in_container, has_gpus=context.containers.has_gpus)

@@ -1,0 +1,42 @@
+"""The address of the S3 server: on this machine, the user's counts in place of that in the cluster."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from torchx_kfp.contract.command import ASIDE
+from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
+
+
+def own_endpoints(environ: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
+    """Return the variables of an environment with which stages find S3. If there are any, the stages' own do not count.
+
+    For a container, an address such as ``localhost`` would be its own.
+    """
+    found = {name: value for name, value in environ.items() if S3_ENDPOINT.fullmatch(name) and value}
+    return {} if in_container and any(map(_is_loopback, found.values())) else found
+
+
+def described(variables: Iterable[tuple[str, str]], endpoints: Mapping[str, str]) -> str:
+    """Describe what takes the place of a stage's addresses; empty if nothing does.
+
+    Args:
+        variables: the variables that the stage sets.
+        endpoints: those of this machine: see ``own_endpoints``.
+    """
+    others = {name.removeprefix(ASIDE): value for name, value in variables}
+    others = {name: value for name, value in others.items() if S3_ENDPOINT.fullmatch(name)}
+    if not endpoints or not others or endpoints == others:
+        return ""
+    named = ", ".join(f"{name}={value}" for name, value in others.items())
+    return f"{named} (your own {', '.join(endpoints)} is used)"
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        name = urlsplit(url).hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
