@@ -196,6 +196,8 @@ def test_every_pair_of_places(place: Place) -> None:
     assert place.notes() == AGAIN
     down = place.run(f"{place.file}:anywhere", "--resume", here)
     assert place.notes() == AGAIN
+    replayed = place.call("replay", f"{down}/prepare")
+    assert f"come from the run {here}. To replay it there: torchx-kfp replay {here}/prepare" in replayed.stderr
     texts = {attach(run, host=place.host).wait()["train"].results["text"] for run in (again, up)}
     for run_ in (back, down):
         shown = place.call("show", f"{run_}/train", "--format", "json")

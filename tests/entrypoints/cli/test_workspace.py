@@ -120,6 +120,24 @@ def test_stages_run_with_the_code(project: Path, call: Call) -> None:
     assert "exit_code=3" in changed.stdout
 
 
+def test_the_hint_after_a_failure_runs_mended_code(project: Path, call: Call) -> None:
+    (project / "code" / "helper.py").write_text("raise SystemExit(7)\n")
+    words = ["pipe.py:required", "--tracker-base", "base", "--workspace", "code"]
+    failed = call("run", *words)
+    hint = re.search("torchx-kfp (run pipe.py:required --workspace code --resume required-.*)", failed.stderr)
+    assert hint, failed.stderr
+    assert call("report", "latest", "-o", "it.html").returncode == 0
+    assert "run PIPELINE --workspace DIR --resume required-" in (project / "it.html").read_text()
+    again = call("run", "--resume", "latest")
+    assert again.returncode == 1
+    assert "The code is that of the archive " in again.stderr
+    assert "has changed since" not in again.stderr
+    (project / "code" / "helper.py").write_text("VALUE = 5\n")
+    again = call("run", "--resume", "latest")
+    assert (again.returncode, f"The folder {project}/code has changed since." in again.stderr) == (1, True)
+    assert call(*hint[1].split()).returncode == 0
+
+
 def test_only_what_travels_is_found(project: Path, call: Call) -> None:
     """A module of the pipeline's folder that does not travel is missing here, as it is on a cluster."""
     (project / "code" / "helper.py").rename(project / "helper.py")

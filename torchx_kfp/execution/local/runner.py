@@ -154,7 +154,7 @@ def start(
             pipeline=loaded.name,
             text=loaded.text,
             arguments=values,
-            options=chosen.as_json(),
+            options={**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})},
             resumes=before.resumes if (before := continuation_of(loaded.description)) else "",
             warn=watch.on_warning,
         ) as journal:

@@ -32,7 +32,7 @@ from torchx_kfp.execution.report.model import (
 from torchx_kfp.execution.report.plots import draw_charts
 from torchx_kfp.execution.report.timeline import draw_timeline
 from torchx_kfp.execution.report.trials import find_searches, view_search
-from torchx_kfp.execution.runs import resume_words
+from torchx_kfp.execution.runs import resume_words, sent_words
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import describe_code
 
@@ -242,7 +242,7 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
         "lineage": by_task(reads),
         "links": links,
         "home": links.home(),
-        "resume": shlex.join(["torchx-kfp", *resume_words(run.folder)])
+        "resume": shlex.join(["torchx-kfp", *resume_words(run.folder, sent_words(run.arguments))])
         if run.folder and run.state not in _DONE
         else "",
     }

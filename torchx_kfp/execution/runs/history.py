@@ -30,6 +30,7 @@ from torchx_kfp.execution.runs.journal import (
     VERSION,
     is_running,
 )
+from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState
 
@@ -206,6 +207,9 @@ class RunReader:
         record = self.read()
         name = choose_stage(record, stage)
         pipeline = record.load()
+        before = continuation_of(pipeline.description)
+        if before is not None and name in {end.name for end in before.ends} - record.run.attempts.keys():
+            raise not_started(record, name)  # this pipeline does not have the stage
         place, scope = place_of(pipeline, name, record.arguments)
         started = self._started(record, name)
         lost = [each for each in place.component.artifact_inputs if each not in started.artifacts]

@@ -52,6 +52,8 @@ class PreparedRun:
     plan: ResumePlan | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
     named: Collection[str] = ()
+    #: The folder whose code is the value of the parameter ``workspace``, if it was packed for this run.
+    sent: str = ""
 
     def upload(self, say: Callable[[str], object] | None = None) -> None:
         """Store the archives that are not there yet, and say so. Raises TrackerError if they cannot be stored."""
@@ -152,7 +154,8 @@ def prepare(
             plan = plan_resume(earlier, pipeline, values, given=arguments, from_stages=from_stages, **place)
             pipeline = plan.pipeline
     named = () if earlier is None else earlier.named
-    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan, given, named)
+    sent = "" if folder is None else os.path.abspath(folder)
+    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan, given, named, sent)
 
 
 def plan_run(

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
+from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
-from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, container_options, host_options, view_options
 from torchx_kfp.entrypoints.cli.resolver import is_host_set_up, names_host
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
-from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.errors import ArgumentError, TorchxKfpError
+from torchx_kfp.execution.runs import OUTPUT_DIR, resume_words, sent_words
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
+    from torchx_kfp.execution.runs.source import RunRecord
     from torchx_kfp.local import RunResult
 
 _DOCKER = "--docker"
@@ -152,7 +155,10 @@ def run_command(
     if inputs.resumed is not None and not (target or inputs.from_stages) and _is_here(inputs.resumed, folder, flags):
         _refuse_inputs(inputs, new)
         found = find_run(folder, inputs.resumed)
-        pipeline = read_run(found).load()
+        record = read_run(found)
+        pipeline = record.load()
+        if not quiet:
+            _say_code(record, folder)
         begin = partial(resume, found, **options)
     else:
         prepared = _prepare(target, component, inputs, folder, new, flags, quiet=quiet)
@@ -162,7 +168,28 @@ def run_command(
         pipeline = prepared.pipeline
         begin = partial(start, prepared, output_dir=folder, say=print_message, **new, **options)
     view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
-    summarize(lambda: begin(watch=view), view, quiet=quiet, as_json=as_json)
+    named = {"pipeline": target or "", "workspace": inputs.workspace or ""}
+    summarize(lambda: begin(watch=view), view, quiet=quiet, as_json=as_json, **named)
+
+
+def _say_code(record: RunRecord, output_dir: str) -> None:
+    """Say that a run goes on with the code that was sent with it, and whether the folder has changed since."""
+    from torchx_kfp.tracking.recorder import Recorder
+
+    digest = workspace_digest(str(record.arguments.get(WORKSPACE) or ""))
+    if not digest:
+        return
+    print_message(f"The code is that of the archive {digest[:12]}, which was sent with the run.")
+    sent, base = record.options.get("sent"), record.arguments.get(TRACKER_BASE)
+    if not isinstance(sent, str) or not isinstance(base, str) or record.folder is None:
+        return
+    try:
+        now = Recorder.open(record.absolute_base(base)).pack_workspace(sent, [output_dir]).digest
+    except TorchxKfpError:
+        return
+    if now != digest:
+        command = this_command(*resume_words(record.folder, sent_words(record.arguments, workspace=sent)))
+        print_message(f"The folder {sent} has changed since. To resume the run with it: {command}")
 
 
 def _refuse_inputs(inputs: RunInputs, new: Mapping[str, Any]) -> None:

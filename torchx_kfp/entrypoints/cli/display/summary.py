@@ -15,7 +15,7 @@ from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_messag
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
 from torchx_kfp.execution.pipeline.walk import without_indices
-from torchx_kfp.execution.runs import output_dir_words, resume_words
+from torchx_kfp.execution.runs import output_dir_words, resume_words, sent_words
 from torchx_kfp.execution.runs.result import RunResult, StageResult, describe_failure
 from torchx_kfp.execution.runs.source import RunRecord, RunSource, attend
 from torchx_kfp.execution.runs.state import RunState, outline
@@ -124,6 +124,8 @@ def summarize(
     as_json: bool,
     notes: Notes | None = None,
     way_on: Callable[[RunResult], str] | None = None,
+    pipeline: str = "",
+    workspace: str = "",
 ) -> RunResult:
     """Show a run until its end, print a summary of its result, and return that.
 
@@ -134,10 +136,16 @@ def summarize(
         as_json: whether to leave out the table.
         notes: returns sentences about the table, which are printed below it. Default: ``unread``.
         way_on: returns how to go on after a failure, as lines. Default: how to resume the run.
+        pipeline: the pipeline and the folder with its code that the user has named, for that.
+        workspace: see ``pipeline``.
 
     Raises:
         StageFailedError: the run failed.
     """
+
+    def sent() -> list[str]:
+        return sent_words(view.run.started.arguments if view.run.started else {}, pipeline, workspace)
+
     try:
         with view.shown():
             result = follow()
@@ -148,7 +156,7 @@ def summarize(
             print_message(_interruption(result, ending))
             if not quiet and result.folder is not None:
                 print_message(f"Logs and outputs are in {result.folder}")
-                print_message(_way_on(result.folder))
+                print_message(_way_on(result.folder, sent()))
         raise
     _end(result, notes, as_json=as_json)
     if not quiet:
@@ -163,13 +171,18 @@ def summarize(
         for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
             print_message(f"See the results again: {this_command('results', base, result.run_id, *words)}")
     if result.state is State.FAILED:
-        ways = "" if quiet else way_on(result) if way_on else _way_on(result.folder) if result.folder else ""
+        ways = "" if quiet else way_on(result) if way_on else _way_on(result.folder, sent()) if result.folder else ""
         raise StageFailedError("\n".join(filter(None, [for_stderr(describe_failure(result)), ways])))
     return result
 
 
-def _way_on(folder: Path) -> str:
+def _way_on(folder: Path, sent: Sequence[str]) -> str:
     command = this_command(*resume_words(folder))
+    if sent:
+        return (
+            f"To resume it with the code as it is now: {this_command(*resume_words(folder, sent))}\n"
+            f"To resume it with the code that was sent with it: {command}"
+        )
     return (
         f"To resume it, with the pipeline that is in the run's folder: {command}\n"
         "If you change the pipeline itself, run it again: unchanged stages come from the cache."
