@@ -8,9 +8,9 @@ import pytest
 
 from torchx_kfp.common.git import GitState
 from torchx_kfp.errors import CorruptResultError, TrackerError
-from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking import FsspecResultTracker, store
 from torchx_kfp.tracking.recorder import Code, Recorder, is_run_id, written_folders
-from torchx_kfp.tracking.statements import add_metadata
+from torchx_kfp.tracking.statements import METADATA, add_metadata
 
 
 def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +40,23 @@ def test_all_that_is_recorded_has_a_time(base: str) -> None:
     assert recorder.written("two") == {}
     times = recorder.last_written()
     assert times == {"one": recorder.written("one")["one/train/1"], "two": times["two"]}
+
+
+def test_giants_are_not_read(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's base may have files of gigabytes in place of records."""
+    recorder, giant, wrong = Recorder.open(base), b"{}" + b" " * 2000, list[CorruptResultError]()
+    recorder["one/train/1"] = {"x": 1}
+    recorder.store.write("two/train/1", giant)
+    recorder.store.write(".torchx_kfp/metadata/two%2Ftrain%2F1/1", giant)
+    monkeypatch.setattr(store, "LARGEST_RECORD", 1000)
+    assert recorder.get_many(recorder.keys(), corrupt=wrong.append) == {"one/train/1": {"x": 1}}
+    assert METADATA.read_many(recorder.store, ["two/train/1"], wrong.append) == {}
+    assert all("larger than" in str(error) for error in wrong)
+    assert len(wrong) == 2
+    with pytest.raises(CorruptResultError, match="larger than"):
+        recorder.metadata("two/train/1")
+    recorder.store.fetch("two/train/1", 5, str(tmp_path / "copy"))
+    assert (tmp_path / "copy").read_bytes() == giant[:5]
 
 
 def test_facts_of_whole_runs(base: str) -> None:

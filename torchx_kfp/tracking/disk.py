@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Container, Iterable, Iterator
 
@@ -12,7 +11,7 @@ from torchx_kfp.common.files import remove_empty_folders, remove_file, remove_un
 from torchx_kfp.common.safe_files import LinkError, open_file, open_folder, special_kind
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking.store import PRIVATE, Concurrency, File, Store
+from torchx_kfp.tracking.store import PRIVATE, Concurrency, File, Store, copy_bytes
 
 #: The bytes that Linux's file systems allow in one name.
 _MAX_NAME = 255
@@ -76,8 +75,8 @@ class DiskStore(Store):
 
     def fetch(self, key: str, size: int, path: str) -> None:
         try:
-            with open(self._open(self._path(key)), "rb", buffering=0) as file, open(path, "wb", buffering=0) as copy:
-                shutil.copyfileobj(file, copy, self.part)
+            with open(self._open(self._path(key)), "rb", buffering=0) as file, open(path, "wb") as copy:
+                copy_bytes(file, copy, size, self.part)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -18,7 +18,7 @@ from fsspec.core import url_to_fs
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking.store import PRIVATE, Concurrency, File, Store, retried
+from torchx_kfp.tracking.store import PRIVATE, Concurrency, File, Store, copy_bytes, retried
 
 T = TypeVar("T")
 
@@ -238,6 +238,9 @@ class FsspecStore(Store):
                     ranges = ((start, min(start + _RANGE, size) - 1) for start in range(0, size, _RANGE))
                     for _ in self.each(lambda its: self._get_range(key, place, its, file.fileno()), ranges, _PARTS):
                         pass
+            elif self._tried("read", key, lambda: self._fs.size(place)) > size:
+                with self._fs.open(place, "rb") as source, open(path, "wb") as file:
+                    copy_bytes(source, file, size, self.part)
             else:
                 self._tried("read", key, lambda: self._fs.get_file(place, path))
         except FileNotFoundError:

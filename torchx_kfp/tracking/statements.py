@@ -109,8 +109,20 @@ class StatementKind(Generic[S, T]):
     def read_keys(self, store: Store, keys: Sequence[str], corrupt: Corrupt | None = None) -> dict[str, T]:
         """Return the joined statements with these keys by run, for whoever has listed them."""
         statements: dict[str, list[S]] = {}
-        for key, text in zip(keys, store.each(store.read, keys), strict=True):
+
+        def read(key: str) -> bytes | CorruptResultError | None:
+            try:
+                return store.read_record(key)
+            except CorruptResultError as error:
+                return error
+
+        for key, text in zip(keys, store.each(read, keys), strict=True):
             if text is None:  # removed since it was listed
+                continue
+            if isinstance(text, CorruptResultError):
+                if corrupt is None:
+                    raise text
+                corrupt(text)
                 continue
             try:
                 content = json.loads(text)

@@ -20,11 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from torchx_kfp.common import files
 from torchx_kfp.common.text import shown
-from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,6 +36,8 @@ _logger = logging.getLogger(__name__)
 PATIENCE = 60.0
 #: The same while a user waits: at a command line, for a page, or for the next stage of a run on this machine.
 SHORT_PATIENCE = 5.0
+#: The bytes of a file of results or records, at most. They have kilobytes; curves are bounded.
+LARGEST_RECORD = 64 << 20
 #: Seconds before the second attempt, and the longest wait. The wait is doubled each time.
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 8.0
 
@@ -303,6 +305,13 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
+def copy_bytes(source: BinaryIO, target: BinaryIO, size: int, part: int) -> None:
+    """Copy at most this many bytes, in parts: a file that was changed may have no end."""
+    while size > 0 and (data := source.read(min(part, size))):
+        target.write(data)
+        size -= len(data)
+
+
 class Store(abc.ABC):
     """Whole files below one tracker base, by key.
 
@@ -328,6 +337,20 @@ class Store(abc.ABC):
     def read(self, key: str, most: int | None = None) -> bytes | None:
         """Return the content of the key's file, or at most this many of its first bytes; None if it does not exist."""
 
+    def read_record(self, key: str) -> bytes | None:
+        """Return the content of a file of results or records, such as ``read`` does.
+
+        Raises:
+            CorruptResultError: it is too large to be one. The base may be somebody else's.
+        """
+        content = self.read(key, LARGEST_RECORD + 1)
+        if content is not None and len(content) > LARGEST_RECORD:
+            raise CorruptResultError(
+                f"{self.location(key)} is larger than {LARGEST_RECORD >> 20} MiB, so it does not hold results or "
+                "records. Something else wrote it. Remove it."
+            )
+        return content
+
     @abc.abstractmethod
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file. Readers see the old content or the new one."""
@@ -341,7 +364,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self, key: str, size: int, path: str) -> None:
-        """Copy a large file of this many bytes to a path on this machine.
+        """Copy this many bytes of a large file to a path on this machine, which are all, unless it was changed.
 
         Raises:
             FileNotFoundError: it does not exist.

@@ -112,7 +112,7 @@ class FsspecResultTracker(ResultTracker):
         A name that the results do not have is an ``UnknownNameError``, which is a KeyError.
         """
         text = key_text(key)
-        return self._decode(text, self._store.read(text))
+        return self._decode(text, self._store.read_record(text))
 
     def _decode(self, key: str, content: bytes | None) -> dict[str, Result]:
         results = {} if content is None else decode_results(content, self._store.location(key))
@@ -209,7 +209,7 @@ class FsspecResultTracker(ResultTracker):
     ) -> Iterator[tuple[str, dict[str, Result]]]:
         def read(key: str) -> tuple[str, bytes | CorruptResultError | None]:
             try:
-                return key, self._store.read(key)
+                return key, self._store.read_record(key)
             except CorruptResultError as error:
                 return key, error
 

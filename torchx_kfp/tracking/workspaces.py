@@ -35,6 +35,8 @@ _FOLDER = workspace_key("").rpartition("/")[0]
 #: The files of a workspace, by the end of their names.
 ARCHIVE, USED, REMOVING = "tar", "used", "removing"
 _NAME = re.compile(rf"{re.escape(_FOLDER)}/([0-9a-f]{{64}})\.({ARCHIVE}|{USED}|{REMOVING})")
+#: The bytes of an archive, at most: its files, and up to as much around them.
+_LARGEST_ARCHIVE = 10 * LARGEST
 #: Seconds for which a submit takes an archive for fresh, and those for which gc keeps one after its last use.
 FRESH, KEPT = 12 * 3600.0, 24 * 3600.0
 #: Seconds within which gc removes an archive after it has said so, and those between two looks at that.
@@ -180,7 +182,7 @@ def read_workspace(store: Store, digest: str) -> bytes:
         TrackerError: the store cannot be read.
     """
     key = workspace_key(digest)
-    content = store.read(key)
+    content = store.read(key, _LARGEST_ARCHIVE)
     if content is None:
         raise WorkspaceError(f"The workspace {store.location(key)} is not there any more.")
     if (found := hashlib.sha256(content).hexdigest()) != digest:
