@@ -361,7 +361,7 @@ current_run().add_artifact("model", sys.argv[1], store=True)
     assert stage(base).artifacts() == {}
     stage(base).add_artifact("model", folder, store=True)
     assert tree(reader(base).artifact("model").download(tmp_path / "copies")) == tree(folder)
-    gone = list(Cleanup(FsspecResultTracker(base).store, time.time() + 10).remove())
+    gone = list(Cleanup(FsspecResultTracker(base).store, *[time.time() + 10] * 2).remove())
     assert [run.run for run in gone] == ["p1"]
     assert keys(base) == [], "the files of both are removed with the run"
     if store == "disk":
