@@ -168,8 +168,14 @@ def run_command(
         pipeline = prepared.pipeline
         begin = partial(start, prepared, output_dir=folder, say=print_message, **new, **options)
     view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
-    named = {"pipeline": target or "", "workspace": inputs.workspace or ""}
-    summarize(lambda: begin(watch=view), view, quiet=quiet, as_json=as_json, **named)
+    summarize(
+        lambda: begin(watch=view),
+        view,
+        quiet=quiet,
+        as_json=as_json,
+        pipeline=target or "",
+        workspace=inputs.workspace or "",
+    )
 
 
 def _say_code(record: RunRecord, output_dir: str) -> None:
