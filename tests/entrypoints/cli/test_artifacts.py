@@ -12,6 +12,8 @@ from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
 from torchx_kfp.contract import protocol
 from torchx_kfp.tracking import current_run
+from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.statements import add_artifact
 
 
 @pytest.fixture
@@ -72,6 +74,11 @@ def test_one_is_copied(call: Call, base: str, project: Path) -> None:
     assert call("artifacts", "get", base, "a-1/evaluate/best/model", ".", "--overwrite").returncode == 0
     assert (project / "model.pt").read_bytes() == b"model"
     assert not list(project.glob(".*.part"))
+
+    # A key that an application has chosen need not have the parts of a run id.
+    for key, words in {"b": "b/model", "c/fit": "c/fit/model", "d/fit/1/2": "d/fit/1/2/model"}.items():
+        add_artifact(Recorder.open(base).store, key, "model", project / "made/model.pt", None, stored=True)
+        assert call("artifacts", "get", base, words, f"of-{key[0]}").stdout == f"of-{key[0]}/model.pt\n"
 
 
 @pytest.mark.parametrize(

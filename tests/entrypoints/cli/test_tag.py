@@ -64,6 +64,9 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
     rows = json.loads(call("compare", first, second, "--format", "json").stdout)["rows"]
     tags = {row["name"]: row["values"] for row in rows if row["kind"] == "tag"}
     assert tags["team"] == {first: ["vision"], second: ["a, 'b'"]}
+    short = json.loads(call("compare", "base", first[-6:], second[-6:], "--format", "json").stdout)["rows"]
+    assert {row["name"]: row["values"] for row in short if row["kind"] == "tag"} == tags
+    assert "leave out 'train[1]'" in call("tag", f"{first}/train[1]", "a=b").stderr
     shown = call("show", f"{first}/train").stdout
     assert all(text in shown for text in ("team", "vision", "with the <new> data"))
     call("report", first, "-o", "report.html")

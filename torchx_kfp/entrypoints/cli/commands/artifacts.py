@@ -81,9 +81,10 @@ def _get(words: tuple[str, ...], overwrite: bool, output_dir: str, flags: Flags)
     name, found = _read(located)
     by_name: dict[str, list[tuple[str, Artifact]]] = {}
     for run_id, artifact in found:
-        _, stage, execution = run_id.split("/")
-        for path in (f"{stage}/{artifact.name}", f"{stage}/{execution}/{artifact.name}"):
-            by_name.setdefault(path, []).append((run_id, artifact))
+        # A key that an application has chosen itself need not have a stage and an execution.
+        stage, _, execution = run_id.partition("/")[2].partition("/")
+        for path in ((stage, artifact.name), *([(stage, execution, artifact.name)] if execution else ())):
+            by_name.setdefault("/".join(filter(None, path)), []).append((run_id, artifact))
     matches = by_name.get(wanted, [])
     if not matches:
         short = [path for path in by_name if path.count("/") == 1] or by_name

@@ -125,7 +125,7 @@ def compare_command(
         for code in codes:
             print_differences(code)
         return
-    facts = [facts_of(recorders[it.base], pipeline_run(it.run or "")) for it in located]
+    facts = [facts_of(recorders[it.base], pipeline_run(label)) for it, label in zip(located, labels, strict=True)]
     rows = [
         *_rows(_PARAMETER, [_of_run(it.arguments, TRACKER_BASE) for it in located]),
         *_rows(_TAG, [_of_run(its.get("tags", {})) for its in facts]),

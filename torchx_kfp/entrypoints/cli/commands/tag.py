@@ -43,6 +43,8 @@ def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags
     [located] = locate(runs, output_dir, flags)
     recorder = open_recorder(located.base)
     run = pipeline_run(located.run or "")
+    if stage := (located.run or "")[len(run) :].strip("/"):
+        raise click.UsageError(f"Tags and notes are for whole runs: leave out {stage!r}.")
     if len(runs) > 1 and not names_host(flags):
         run = choose_run(located, recorder)
     if tags or note is not None:
