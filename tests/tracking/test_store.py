@@ -99,3 +99,15 @@ def test_each_works_a_little_ahead_only() -> None:
         if thread.name.startswith("torchx-kfp_"):
             thread.join(30)
     assert len(done) < 100
+
+
+def test_a_password_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    answers = [1, ConnectionError("https://me:hush@dav.example.com/x is down")]
+
+    def ask() -> int:
+        if isinstance(answer := answers.pop(), Exception):
+            raise answer
+        return answer
+
+    assert retried(ask, 60.0, lambda: "read https://me:hush@dav.example.com/x") == 1
+    assert ("trying again" in caplog.text, "hush" in caplog.text) == (True, False)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, TypeVar
 
 from torchx_kfp.common import files
-from torchx_kfp.common.text import shown
+from torchx_kfp.common.text import shown, without_passwords
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 
 T = TypeVar("T")
@@ -263,8 +263,8 @@ def retried(action: Callable[[], T], patience: float, what: Callable[[], str]) -
             if time.monotonic() - start + pause > patience or not is_transient(error):
                 raise
             if group is None or group.may_warn():
-                name = type(error).__name__
-                _logger.warning("Cannot %s now, trying again in %.1f s (%s: %s)", what(), pause, name, error)
+                text = f"Cannot {what()} now, trying again in {pause:.1f} s ({type(error).__name__}: {error})"
+                _logger.warning("%s", without_passwords(text))
             if group is None:
                 time.sleep(pause)
             elif group.stopped.wait(pause):  # the value is not needed any more

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.entrypoints.cli.ready import Ready
+from tests.entrypoints.cli.ready import PROGRAM, Ready
 from tests.entrypoints.cli.terminal import Terminal
 from tests.facts import says
 from torchx_kfp import Stages, hpo
@@ -325,6 +326,33 @@ except KeyboardInterrupt:
     print("interrupted", answer)
     sys.exit(3)
 """
+
+
+def test_without_a_terminal_ctrl_c_reaches_all_processes_of_the_stage(tmp_path: Path):
+    @dsl.container_component
+    def waits(folder: str):
+        code = (
+            "import os, sys, time; os.path.exists(sys.argv[1] + '/go') and (print('ready', flush=True), time.sleep(99))"
+        )
+        return dsl.ContainerSpec("app:1", ["sh", "-c", 'python3 -c "$1" "$0" || exit 9'], [folder, code])
+
+    @dsl.pipeline(name="waiting")
+    def waiting(folder: str):
+        waits(folder=folder)
+
+    assert (
+        run(waiting, {"folder": str(tmp_path)}, output_dir=tmp_path / "local_outputs", watch=Watch()).state
+        == "succeeded"
+    )
+    (tmp_path / "go").touch()
+    words = [PROGRAM, "replay", "latest/waits"]
+    replaying = subprocess.Popen(
+        words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert replaying.stdout.readline() == b"ready\n"
+    replaying.send_signal(signal.SIGINT)
+    _, shown = replaying.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in shown
 
 
 def test_a_replay_is_attached_to_the_terminal(here: Here, ready_program: Ready, tmp_path: Path):

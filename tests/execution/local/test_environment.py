@@ -19,7 +19,7 @@ from tests.watching import Heard
 from torchx_kfp import Stages, task_from_app
 from torchx_kfp.contract import protocol
 from torchx_kfp.execution.local.endpoints import own_endpoints
-from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_environment
+from torchx_kfp.execution.local.executors.process import RUN_MARK, run_mark, stage_environment
 from torchx_kfp.local import load_pipeline
 
 CODE = "import json, os, sys; json.dump([dict(os.environ), sys.executable, os.getcwd()], open(sys.argv[1], 'w'))"
@@ -65,7 +65,8 @@ def test_the_environment_of_a_stage(execute, monkeypatch):
     assert variables["FIXED"] == "{{workflow.name}} $(HOME)"
     assert (variables["MINE"], variables["REPLACED"]) == ("kept", "inside")
     assert variables["RUN"] == result.run_id
-    assert variables[RUN_MARK] == f"{result.run_id}:{result.run_id}/environ-0"
+    mark = run_mark(result.folder)
+    assert variables[RUN_MARK] == f"{mark}:{mark}/environ-0"
     assert variables["POD"] == variables[protocol.POD_NAME] == "environ-0"
     assert variables["NODE"] == socket.gethostname()
     assert len(variables["UID_"]) == 36

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from kfp import compiler, dsl, kubernetes
 
 from tests.execution.local.components import shell, shell_out
 from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.watching import Heard
+from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.local import RunResult, StageStarted, State, Watch, resume, run
@@ -206,7 +208,9 @@ def test_a_killed_runner(tmp_path):
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
     assert read_run(folder).state == "interrupted"
-    assert len(asleep(tmp_path)) == 2
+    copy = shutil.copytree(folder, tmp_path / "copies" / folder.name)
+    assert CliRunner().invoke(cli, ["cancel", str(copy)]).exit_code == 0
+    assert len(asleep(tmp_path)) == 2, "a copy of the folder is another run"
     (tmp_path / "go").touch()
     result = go_on(folder)
     assert result.state == "succeeded"

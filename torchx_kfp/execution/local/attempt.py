@@ -112,7 +112,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     if in_container:
         environ = {IMAGE: image, **endpoints, **pod}
     else:
-        mark = stage_mark(context.environ, context.run_id, pod_name)
+        mark = stage_mark(context.environ, pod_name)
         marks = {RUN_MARK: mark, **({} if python is None else {RUNTIME_MARK: "true"})}
         shared = context.environ
         if any(map(workspace_digest, [*command, *args])):

@@ -21,7 +21,7 @@ from torchx_kfp.execution.local.executors.docker import connect
 from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import Containers, choose_containers, verify_private
 from torchx_kfp.execution.local.executors.mounts import named_places
-from torchx_kfp.execution.local.executors.process import ProcessExecutor, kill_marked, stage_environment
+from torchx_kfp.execution.local.executors.process import ProcessExecutor, kill_marked, run_mark, stage_environment
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
@@ -211,8 +211,9 @@ def resume(
         _verify_given(loaded, record.arguments, given, containers)
         with connected(containers, record.run_id) as docker:
             # A runner that was killed may have left processes.
-            kill_marked(record.run_id)
+            kill_marked(run_mark(path))
             if docker is not None:
+                docker.mark = run_mark(path)
                 docker.remove_left()
             context = make_context(path, chosen, given, containers, docker, record.created)
             return _execute(loaded, dict(record.arguments), found, context, journal, watch, record)
@@ -239,7 +240,9 @@ def make_context(
     created: float | None = None,
 ) -> RunContext:
     """Return the facts that all stages of the run in this folder share; ``created`` is None if it begins now."""
-    run_id = folder.name
+    run_id, mark = folder.name, run_mark(folder)
+    if docker is not None:
+        docker.mark = mark
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", PROJECT)}
     if options.python_path:
@@ -247,7 +250,7 @@ def make_context(
     return RunContext(
         run_id=run_id,
         folder=folder,
-        environ=stage_environment(folder, run_id, environ),
+        environ=stage_environment(folder, mark, environ),
         constants={
             "pipeline_job_name": run_id,
             "pipeline_job_resource_name": run_id,
@@ -317,7 +320,7 @@ def _execute(
                 raise_for_signal(interrupted.number)
             finally:
                 # The end of a stage ends the processes that it started; this finds any that were started later.
-                kill_marked(run_id)
+                kill_marked(run_mark(folder))
     if pump.error is not None:
         raise pump.error
     outputs = {**(before.outputs if before else {}), **root.outputs()}

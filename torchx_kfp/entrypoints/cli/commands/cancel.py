@@ -73,12 +73,13 @@ def _cancel_here(folder: Path) -> None:
 
     record = read_run(folder)
     if record.state is State.INTERRUPTED:
-        from torchx_kfp.execution.local.executors.process import kill_marked
+        from torchx_kfp.execution.local.executors.process import kill_marked, run_mark
         from torchx_kfp.local import remove_containers
 
-        kill_marked(record.run_id)
+        mark = run_mark(folder)
+        kill_marked(mark)
         if record.options.get("docker"):
-            remove_containers(record.run_id)
+            remove_containers(record.run_id, mark)
         print_message(f"The runner of {record.run_id} was killed before; processes that it left running are ended now.")
         return
     if not record.is_running:

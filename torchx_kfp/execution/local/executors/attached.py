@@ -14,9 +14,14 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.execution.local.executors.docker import RUN_LABEL
-from torchx_kfp.execution.local.executors.docker_stage import STAGE_LABEL, ContainerStage, DockerExecutor
-from torchx_kfp.execution.local.executors.process import RUN_MARK, describe_process, kill_marked, start_error
+from torchx_kfp.execution.local.executors.docker_stage import ContainerStage, DockerExecutor
+from torchx_kfp.execution.local.executors.process import (
+    RUN_MARK,
+    describe_process,
+    kill_marked,
+    signal_marked,
+    start_error,
+)
 from torchx_kfp.execution.runs.watch import ending_signals
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ class AttachedProcess:
 
     def __init__(self, words: Sequence[str], attempt: AttemptPlan) -> None:
         self._words, self._attempt = words, attempt
+        self._mark = attempt.environ.get(RUN_MARK, "").rpartition(":")[2]
         sys.stdout.flush()
         try:
             self._process = subprocess.Popen(words, env=dict(attempt.environ), cwd=attempt.directory)
@@ -61,8 +67,8 @@ class AttachedProcess:
         """Wait for the end of the process, end everything that it started, and return its exit code."""
         with ending_signals(self._pass_on):
             code = self._process.wait()
-        if mark := self._attempt.environ.get(RUN_MARK, "").rpartition(":")[2]:
-            kill_marked(mark)
+        if self._mark:
+            kill_marked(self._mark)
         return code
 
     def terminate(self, grace: float) -> None:
@@ -78,9 +84,11 @@ class AttachedProcess:
         return describe_process(self._words, self._attempt.directory, code, last_line)
 
     def _pass_on(self, number: int) -> None:
-        # The terminal has sent Ctrl-C to the whole process group.
-        if number != signal.SIGINT or not _is_terminal(sys.stdin):
+        if number != signal.SIGINT:
             self._process.send_signal(number)
+        elif not _is_terminal(sys.stdin):
+            # A terminal sends Ctrl-C to the whole process group.
+            signal_marked(self._mark, signal.SIGINT)
 
 
 class AttachedContainers:
@@ -118,7 +126,7 @@ class AttachedContainer(ContainerStage):
             command=list(program[1:]) or None,
             environment=dict(attempt.environ),
             user=self._plan.user,
-            labels={RUN_LABEL: self._executor.run_id, STAGE_LABEL: attempt.stage},
+            labels=self._executor.labels(attempt.stage),
             tty=self._is_terminal,
             stdin_open=True,
             host_config=self._host_config(has_init),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: The label of all containers with the id of their run.
 RUN_LABEL = "torchx-kfp.run"
+#: The label with the mark of its folder: a copy of the folder has the same id.
+MARK_LABEL = "torchx-kfp.folder"
 # Seconds to wait for one answer of the engine, which is slow while many containers start.
 _TIMEOUT = 120
 # Connections that are kept open: each stage uses one for its output and one for requests.
@@ -79,21 +81,26 @@ def _candidates() -> Iterator[tuple[str, dict[str, Any]]]:
         yield host, {"base_url": host}
 
 
-def remove_containers(run_id: str) -> int:
+def remove_containers(run_id: str, mark: str = "") -> int:
     """Remove the containers of this run that a killed runner left, and return their number.
+
+    Args:
+        run_id: the run's id.
+        mark: the mark of its folder; empty for any folder.
 
     Raises:
         ContainerEngineError: the package is missing, or no engine answers.
     """
     with contextlib.closing(connect()) as client:
-        return remove_all(client, run_id)
+        return remove_all(client, run_id, mark)
 
 
-def remove_all(client: APIClient, run_id: str) -> int:
+def remove_all(client: APIClient, run_id: str, mark: str) -> int:
     """Remove every container of the run, and return their number."""
     from docker.errors import APIError
 
-    found = client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"})
+    labels = [f"{RUN_LABEL}={run_id}", *([f"{MARK_LABEL}={mark}"] if mark else [])]
+    found = client.containers(all=True, filters={"label": labels})
     for container in found:
         with contextlib.suppress(APIError):  # it is being removed already
             client.remove_container(container["Id"], force=True, v=True)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.safe_files import UnfitFileError, make_folder
-from torchx_kfp.execution.local.executors.docker import RUN_LABEL, reason_of, remove_all
+from torchx_kfp.execution.local.executors.docker import MARK_LABEL, RUN_LABEL, reason_of, remove_all
 from torchx_kfp.execution.local.executors.executor import RunningStage, StartError, missing_module
 from torchx_kfp.execution.local.executors.mounts import share
 from torchx_kfp.execution.runs.result import describe_exit
@@ -40,6 +40,8 @@ class DockerExecutor:
     def __init__(self, client: APIClient, run_id: str) -> None:
         self.client = client
         self.run_id = run_id
+        #: The mark of the run's folder: see ``process.run_mark``.
+        self.mark = ""
         info = client.info()
         #: The engine rejects a container that asks for more CPUs.
         self.cpus = int(info.get("NCPU") or 0)
@@ -84,9 +86,13 @@ class DockerExecutor:
             else:
                 share(folder, root)
 
+    def labels(self, stage: str) -> dict[str, str]:
+        """Return the labels of a stage's container."""
+        return {RUN_LABEL: self.run_id, MARK_LABEL: self.mark, STAGE_LABEL: stage}
+
     def remove_left(self) -> None:
         """Remove every container of the run, such as those of a runner that was killed."""
-        remove_all(self.client, self.run_id)
+        remove_all(self.client, self.run_id, self.mark)
 
     def close(self) -> None:
         """Remove every container of the run, and close the connection."""
@@ -266,7 +272,7 @@ class ContainerStage:
             command=list(attempt.args) or None,
             environment=dict(attempt.environ),
             user=self._plan.user,
-            labels={RUN_LABEL: self._executor.run_id, STAGE_LABEL: self._attempt.stage},
+            labels=self._executor.labels(self._attempt.stage),
             host_config=self._host_config(has_init),
         )["Id"]
         try:

@@ -187,8 +187,18 @@ def _missing_script(command: Sequence[str], directory: Path, *, torchrun: bool =
 
 def kill_marked(mark: str) -> None:
     """Kill every process, except this one, that has the mark of a run or stage in its environment or limits."""
+    _kill_all(lambda: itertools.chain(_marked(mark), _limited(mark)))
+
+
+def signal_marked(mark: str, number: signal.Signals) -> None:
+    """Send a signal to every process, except this one, that has the mark of a run or stage in its environment."""
+    for pid in _marked(mark):
+        _send(pid, number)
+
+
+def _marked(mark: str) -> Iterator[int]:
     prefix = f"{RUN_MARK}=".encode()
-    _kill_all(lambda: itertools.chain(_living(lambda pid: _has_mark(pid, prefix, mark.encode())), _limited(mark)))
+    return _living(lambda pid: _has_mark(pid, prefix, mark.encode()))
 
 
 def _kill_all(find: Callable[[], Iterator[int]]) -> None:
@@ -329,7 +339,13 @@ RUN_MARK = protocol.LOCAL_RUN
 _PYTHONS = ("python", "python3")
 
 
-def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def run_mark(folder: Path) -> str:
+    """Return the mark of the run in this folder, which moves with the folder; a copy of the folder has another one."""
+    found = os.stat(folder)
+    return f"{found.st_dev:x}-{found.st_ino:x}"
+
+
+def stage_environment(folder: Path, mark: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment variables that all stages of a run share.
 
     They are the runner's variables, except those that describe a stage (the runner itself may run in one). ``python``
@@ -338,7 +354,7 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
     Args:
         folder: the run's folder. Scripts named ``python`` and ``python3`` are put there unless the interpreter's own
             folder has these names.
-        run_id: the run's id.
+        mark: the run's mark.
         environ: the runner's environment variables.
     """
     configs = map(protocol.tracker_config_variable, protocol.decode_trackers(environ))
@@ -348,13 +364,13 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
     shared.setdefault("PYTHONUNBUFFERED", "1")
     shared["PATH"] = os.pathsep.join([_python_folder(folder), shared.get("PATH") or os.defpath])
     outer = shared.get(RUN_MARK)
-    shared[RUN_MARK] = f"{outer}:{run_id}" if outer else run_id
+    shared[RUN_MARK] = f"{outer}:{mark}" if outer else mark
     return shared
 
 
-def stage_mark(environ: Mapping[str, str], run_id: str, pod_name: str) -> str:
+def stage_mark(environ: Mapping[str, str], pod_name: str) -> str:
     """Return the value of ``RUN_MARK`` for one stage."""
-    return f"{environ[RUN_MARK]}:{run_id}/{pod_name}"
+    return f"{environ[RUN_MARK]}:{environ[RUN_MARK].rpartition(':')[2]}/{pod_name}"
 
 
 def _python_folder(folder: Path) -> str:
