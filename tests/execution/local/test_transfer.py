@@ -25,6 +25,11 @@ def name_of(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="x", command=["sh", "-c", 'printf %s "$0" > "$1"'], args=[data.uri, out])
 
 
+@dsl.container_component
+def both(one: dsl.Input[dsl.Dataset], other: dsl.Input[dsl.Dataset]):
+    return dsl.ContainerSpec(image="x", command=["cmp", one.path, other.path])
+
+
 @dsl.component(base_image="python:3.11")
 def read(data: dsl.Input[dsl.Dataset]) -> str:
     with open(data.path) as file:
@@ -51,6 +56,7 @@ def test_files_and_folders_of_an_object_store(s3_base, execute):
     def pipeline():
         one = dsl.importer(artifact_uri=f"{s3_base}/folder/a", artifact_class=dsl.Dataset).output
         cat(data=one)
+        both(one=one, other=one)
         read(data=one)
         name_of(data=one)
         list_files(data=dsl.importer(artifact_uri=f"{s3_base}/folder", artifact_class=dsl.Dataset).output)

@@ -66,10 +66,12 @@ def with_copies(
         for index, artifact in enumerate(artifacts_in(value)):
             if not artifact.custom_path and not artifact.is_here:
                 file = os.path.basename(artifact.uri.rstrip("/"))
-                place = folder / name / str(index) / (file if file.strip(".") else "file")
-                artifact = dataclasses.replace(artifact, custom_path=str(place))
+                place = str(folder / name / str(index) / (file if file.strip(".") else "file"))
+                # Inputs with the same file have one copy.
+                artifact = dataclasses.replace(artifact, custom_path=copies.get(artifact.uri, place))
+            if artifact.custom_path:
+                copies[artifact.uri] = artifact.custom_path
             made.append(artifact)
-        copies |= {artifact.uri: artifact.custom_path for artifact in made if artifact.custom_path}
         changed[name] = ArtifactList(made) if isinstance(value, ArtifactList) else made[0]
     return {**inputs, **changed}, copies
 
