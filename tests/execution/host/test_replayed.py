@@ -108,6 +108,7 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     done = program("replay", f"{run_id}/count")
     assert done.returncode == 0, done.stderr
     assert "Output 24" in done.stderr
+    assert "The code is that" not in done.stderr
     # From Python.
     run = attach(run_id, host=kfp_host.url)
     result = replay(run, "waits", output_dir=tmp_path / "local_outputs", say=[].append)
@@ -155,6 +156,7 @@ def test_a_tracker_base_of_pods_has_to_be_named(program: Program, kfp_host: KfpH
     done = program("replay", f"{again}/train", TORCHX_KFP_TRACKER_BASE=str(base))
     assert done.returncode == 1
     assert re.search(says("cache", again), done.stderr), done.stderr
+    assert "torchx-kfp show" not in done.stderr, "the records are those of another run"
 
 
 def test_a_stage_that_still_runs(program: Program, kfp_host: KfpHost, tmp_path: Path) -> None:

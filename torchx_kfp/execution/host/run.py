@@ -302,9 +302,10 @@ class HostRun:
             if end is not None and (end.cached_from or end.state in (State.SKIPPED, State.NOT_RUN)):
                 raise not_started(record, found)
             why = "KFP has made no pod for it so far"
-            if end is not None and end.state is State.CACHED:
+            is_cached = end is not None and end.state is State.CACHED
+            if is_cached:
                 why = "KFP took its outputs from its cache, so it had no pod. Replay the run whose outputs those are"
-            raise self._unknown_inputs(found, why)
+            raise self._unknown_inputs(found, why, is_cached=is_cached)
         pipeline = record.load()
         place, scope = place_of(pipeline, found, record.arguments)
         started = record.run.attempts.get(found)
@@ -320,11 +321,12 @@ class HostRun:
             str(self.answer.get("service_account") or ""),
         )
 
-    def _unknown_inputs(self, stage: str, why: str) -> HostError:
+    def _unknown_inputs(self, stage: str, why: str, *, is_cached: bool = False) -> HostError:
+        recorded = f"What it recorded is still there (torchx-kfp show {self.run_id}/{stage}), and "
+        recorded = "" if is_cached else recorded  # what is there is that of another run
         return HostError(
             f"{self._connection.name} does not say what {stage!r} of the run {self.run_id} was started with: "
-            f"{why.rstrip('.')}. What it recorded is still there (torchx-kfp show {self.run_id}/{stage}), and "
-            "torchx-kfp run runs the whole pipeline here."
+            f"{why.rstrip('.')}. {recorded}torchx-kfp run runs the whole pipeline here."
         )
 
     def earlier(self) -> EarlierRun:

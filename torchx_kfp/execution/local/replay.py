@@ -19,6 +19,7 @@ from typing import Any
 
 from torchx_kfp.common.files import PRIVATE
 from torchx_kfp.common.text import duration, shown
+from torchx_kfp.contract.protocol import EXIT_CODE
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
 from torchx_kfp.execution.local.attempt import AttemptThread, RunContext
 from torchx_kfp.execution.local.executors.attached import AttachedContainers, AttachedProcesses
@@ -88,6 +89,9 @@ class ReplayResult:
         """Return the results beside those of the original, each as a line: ``loss 0.31 (was 0.29)``."""
         now = _values(self.stage)
         before = _values(self.original) if self.original is not None else {}
+        if EXIT_CODE in before and self.stage.results is not None:
+            # The program that records it is left out.
+            now[EXIT_CODE] = self.exit_code
         lines = []
         for name in [*now, *(name for name in before if name not in now)]:
             if name not in before:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.endpoints import described, own_endpoints
@@ -50,7 +51,7 @@ def differences(invocation: Invocation, attempt: AttemptPlan, context: RunContex
     if change.code:
         place = facts.workspace or ("the run's directory" if was_process else "its image")
         yield f"The code is that of {change.code}, not that of {place}"
-    elif not facts.workspace and not in_container and not was_process:
+    elif not (_brings_code(attempt) or in_container or was_process):
         yield f"The code is that of {attempt.directory}, not that in the image (--workspace, --directory)"
     if change.replica:
         yield f"Only {change.replica} runs: the other replicas are missing"
@@ -79,6 +80,12 @@ def differences(invocation: Invocation, attempt: AttemptPlan, context: RunContex
         yield f"It records in {change.tracker_base}"
     for name, value in change.environ.items():
         yield f"You have {'removed' if value is None else 'set'} the variable {name}"
+
+
+def _brings_code(attempt: AttemptPlan) -> bool:
+    """Tell whether the code of a stage, or of its replicas, comes with its command."""
+    python = attempt.python is not None and attempt.python.source is not None
+    return python or any(map(workspace_digest, decode(attempt.words).words))
 
 
 def _was_process(invocation: Invocation) -> bool:
