@@ -370,6 +370,10 @@ REFUSED = {
     ("run", "pipelines.py:sleeps", "--directory", "soem"): (2, "but is 'soem'. Did you mean 'some'?\n"),
     ("results", "some", "../x"): (2, "Error: Nothing is recorded for '../x'"),
     ("unknown",): (2, "Error: No such command 'unknown'."),
+    ("run", "x.py", "--traceback"): (2, "Error: No such option '--traceback'. Give it before the command: "),
+    ("run", "x.py", "--steps", "3"): (2, "Error: No such option '--steps'. A parameter of a pipeline: -p steps=... An"),
+    ("run", "utils.echo", "--msg", "hi"): (2, "component, after all options: -- --msg ..."),
+    ("run", "x.py", "--tracker-bse", "x"): (2, "Error: No such option '--tracker-bse'. Did you mean '--tracker-base'?"),
     ("result",): (2, "Error: No such command 'result'. Did you mean 'results'?"),
 }
 

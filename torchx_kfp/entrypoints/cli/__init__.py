@@ -7,6 +7,7 @@ Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure,
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
 import traceback
 from collections.abc import Iterator
@@ -33,6 +34,28 @@ _COMMANDS = (
 _MODULES = {"import": "import_torchx"}
 
 
+#: How similar two options are of which one may be meant for the other, from 0 to 1.
+_SIMILAR = 0.75
+
+
+def _explained(error: click.NoSuchOption) -> click.UsageError:
+    """Say what to write for an option of another place; click would suggest one that looks a little like it."""
+    command = error.ctx.command if error.ctx is not None else None
+    flags = [flag for param in command.params for flag in param.opts] if command is not None else []
+    name, hint = error.option_name.lstrip("-"), ""
+    if error.option_name == "--traceback" and error.ctx is not None:
+        hint = f" Give it before the command: torchx-kfp --traceback {error.ctx.info_name} ..."
+    elif near := [flag for flag in flags if flag.startswith(error.option_name)] or difflib.get_close_matches(
+        name, [flag.lstrip("-") for flag in flags], 1, _SIMILAR
+    ):
+        hint = f" Did you mean '--{near[0].lstrip('-')}'?"
+    elif "-p" in flags:
+        hint = (
+            f" A parameter of a pipeline: -p {name}=... An argument of a component, after all options: -- --{name} ..."
+        )
+    return click.UsageError(f"{error.message.rstrip('.')}.{hint}", error.ctx)
+
+
 @contextlib.contextmanager
 def _closed_streams() -> Iterator[None]:
     """Keep the exit code of click's own output (help and wrong calls) if the reader of a stream is gone."""
@@ -44,6 +67,8 @@ def _closed_streams() -> Iterator[None]:
         discard(sys.stdout)
         raise click.exceptions.Exit(0) from None
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):
+            error = _explained(error)
         try:
             error.show()
         except OSError:
