@@ -179,6 +179,9 @@ def test_a_dry_run_of_a_submission_asks_nobody(project: Path, call: Call) -> Non
     assert "helper.py" in done.stdout
     required = call("submit", "pipe.py:required", "--tracker-base", "s3://no-bucket/results", *nowhere, "--dry-run")
     assert (required.returncode, "helper.py" in required.stdout) == (0, True), required.stderr
+    forgotten = call("submit", "pipe.py:one", "--tracker-base", "s3://no-bucket/results", *nowhere[:2], "--dry-run")
+    assert "The pipeline's 'workspace' is empty" in forgotten.stderr
+    assert "'workspace' is empty" not in done.stderr
     gone = call("submit", "pipe.py:mounted", "--tracker-base", "/mnt/gone", *nowhere)
     assert (gone.returncode, "does not have that folder" in gone.stderr) == (2, True), gone.stderr
 
@@ -284,6 +287,9 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
         words = ["pipe.py:one", "--host", host.url, "--tracker-base", s3_base, "--workspace", "code"]
         done = call("submit", *words, "--watch")
         again = call("submit", *words)
+        forgotten = call("submit", *words[:-2], "--watch")
+    assert "No module named app" in forgotten.stderr
+    assert "The run was submitted without --workspace" in forgotten.stderr
     assert done.returncode == 0, done.stderr
     assert "Workspace code: 3 files, 10.2 kB, stored." in done.stderr
     assert "there already." in again.stderr

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
 
 
+#: How code travels, for messages.
+SEND_CODE = "To send that in this folder, add --workspace ."
+
+
 @dataclass(frozen=True)
 class RunInputs:
     """What a command line says about the inputs of a run; the names are those of the options' values."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import (
@@ -18,7 +19,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     view_options,
 )
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
-from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
+from torchx_kfp.entrypoints.cli.run_inputs import SEND_CODE, RunInputs, input_options, resume_options, show_dry_run
 from torchx_kfp.entrypoints.cli.scheduling import say_created, schedule_options
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission
@@ -106,6 +107,8 @@ def submit_command(
     arguments = inputs.read_arguments(pipeline, earlier, usual, _EXAMPLES)
     prepared = inputs.prepare(pipeline, arguments, earlier, quiet=quiet)
     _check(prepared)
+    if WORKSPACE in pipeline.root.inputs and not prepared.values.get(WORKSPACE) and WORKSPACE not in arguments:
+        print_message(f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. {SEND_CODE}")
     if inputs.dry_run:
         show_dry_run(prepared, as_json=as_json)
         return

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, shorten
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_message, show_results, this_command
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
@@ -89,13 +90,16 @@ def _follow(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bo
         return [*last.corrupt, *_cached(last, result), *([] if last.corrupt else unread(result))]
 
     def next_steps(result: RunResult) -> str:
-        failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
-        if not failed:
+        stages = [stage for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
+        if not stages:
             return ""
+        failed = [stage.name for stage in stages]
         ways = {"see the whole log": "logs", "run the stage here": "replay"}
-        return "\n".join(
-            f"To {what}: {this_command(how, result.run_id, failed[0], *words)}" for what, how in ways.items()
-        )
+        lines = [f"To {what}: {this_command(how, result.run_id, failed[0], *words)}" for what, how in ways.items()]
+        lacks_code = any("No module named" in line for stage in stages for line in stage.last_lines())
+        if lacks_code and last.arguments.get(WORKSPACE_PARAMETER) == "":
+            lines.append("The run was submitted without --workspace, so its stages had only the code in their images.")
+        return "\n".join(lines)
 
     on_host: dict[str, Any] = {"notes": notes, "way_on": next_steps} if last.folder is None else {}
     return summarize(follow, view, quiet=quiet, as_json=as_json, **on_host)
