@@ -281,6 +281,10 @@ def collected_of_one() -> None:
     task_from_app(make_app("read"), tracker_base="/tmp", reads={"x": dsl.Collected(one.outputs["run_id"])})
 
 
+def name_of_a_stage(tracker_base: str = "/tmp") -> None:
+    task_from_app(make_app(), tracker_base=tracker_base, reads={"t": "train"})
+
+
 def slipped_base() -> None:
     task_from_app(make_app(), tracker_base="s3:/bucket")
 
@@ -326,6 +330,7 @@ def hostile_base() -> None:
             collected_of_one,
             says("reads['x']", "'one-run_id'", "dsl.Collected", "dsl.ParallelFor"),
         ),
+        (name_of_a_stage, says("reads['t']", "'train'", "not a run id", "task", "reads=train")),
         (slipped_base, says("tracker_base", "'s3:/bucket'", "'s3://bucket'")),
         (number_as_base, r"tracker_base is 3\."),
         (number_channel_as_base, says("tracker_base", "'n'", "NUMBER_INTEGER")),

@@ -303,6 +303,11 @@ def _text_source(run_id: str, where: str) -> ReadSource:
         or set(run_id) & set('"\\')
     ):
         raise ReadsError(f"{where} is {run_id!r}, which is not a run id. A run id looks like 'run/stage/execution'.")
+    if "/" not in run_id:
+        raise ReadsError(
+            f"{where} is {run_id!r}, which is not a run id ('run/stage/execution'). To read a stage of this pipeline, "
+            f"give its task, not its name: reads={run_id if run_id.isidentifier() else 'task'}."
+        )
     return check_word(run_id, where)
 
 
