@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         component_spec_from_app,
     )
     from torchx_kfp.authoring.tasks import Stages, artifact_from_uri, container_from_app, publish_results, task_from_app
+    from torchx_kfp.tracking import current_run
 
 __version__ = "0.2.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "component_from_function",
     "component_spec_from_app",
     "container_from_app",
+    "current_run",
     "publish_results",
     "task_from_app",
 ]
@@ -53,6 +55,8 @@ def __getattr__(name: str) -> object:
         return import_module(f"{__name__}.{_MODULES[name]}")
     if name in _PROGRAMS:
         return import_module(f"{__name__}.contract.carried.{name}")
+    if name == "current_run":
+        return import_module(f"{__name__}.tracking").current_run
     if name in _AUTHORING:
         from torchx_kfp.common.extras import require
 

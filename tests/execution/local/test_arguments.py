@@ -96,6 +96,19 @@ def test_values_that_a_parameter_allows(tmp_path):
         parse_arguments(pipeline_from_documents(documents, "p.yaml"), {"x": "c"})
 
 
+def test_the_tracker_base_is_an_argument(tmp_path):
+    @dsl.pipeline
+    def tracked(tracker_base: str):
+        write(x=tracker_base)
+
+    result = run(tracked, tracker_base=tmp_path / "base", output_dir=tmp_path / "runs", watch=Watch())
+    assert result["write"].inputs == {"x": str(tmp_path / "base")}
+    with pytest.raises(ArgumentError, match=says("given twice", "'a'", "'b'")):
+        run(tracked, {"tracker_base": "a"}, tracker_base="b")
+    with pytest.raises(ArgumentError, match="tracker_base"):
+        run(parameters, {"s": ""}, tracker_base="b")
+
+
 def test_options_of_a_run(tmp_path):
     with pytest.raises(ArgumentError, match=says("parallelism", "1 or more", "is 0")):
         run(parameters, {"s": ""}, parallelism=0)

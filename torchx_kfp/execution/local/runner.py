@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.text import shown
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
@@ -54,6 +55,7 @@ def run(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
     *,
+    tracker_base: str | os.PathLike[str] | None = None,
     workspace: str | os.PathLike[str] | None = None,
     tags: Mapping[str, str] | None = None,
     output_dir: str | os.PathLike[str] | None = None,
@@ -74,6 +76,7 @@ def run(
     Args:
         pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
+        tracker_base: where stages record results: the value of the parameter ``tracker_base``.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
             ``workspace`` gets its URL.
         tags: text by name, kept with the run's records under the tracker base.
@@ -104,9 +107,17 @@ def run(
     output_dir = OUTPUT_DIR if output_dir is None else output_dir
     if not isinstance(output_dir, (str, os.PathLike)):
         raise ArgumentError(f"output_dir must be the path of a folder, but is {shown(output_dir)}.")
+    arguments = {} if arguments is None else arguments
+    if tracker_base is not None:
+        if TRACKER_BASE_PARAMETER in arguments:
+            raise ArgumentError(
+                f"The tracker base is given twice: tracker_base={tracker_base!r} and "
+                f"{{{TRACKER_BASE_PARAMETER!r}: {arguments[TRACKER_BASE_PARAMETER]!r}}}. Give it once."
+            )
+        arguments = {**arguments, TRACKER_BASE_PARAMETER: os.fspath(tracker_base)}
     prepared = prepare(
         load_pipeline(pipeline),
-        {} if arguments is None else arguments,
+        arguments,
         workspace=workspace,
         tags=tags,
         earlier=None if resume is None else read_earlier(resume, output_dir),
