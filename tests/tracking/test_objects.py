@@ -317,8 +317,9 @@ def test_errors_of_one_among_many(proxy: Proxy, s3_base: str) -> None:
 def test_nothing_listens(s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     clear_clients()
-    with pytest.raises(TrackerError, match=says(f"{s3_base}/run", "127.0.0.1:9")):
+    with pytest.raises(TrackerError, match=says(f"{s3_base}/run", "127.0.0.1:9", "Set AWS_ENDPOINT_URL")) as caught:
         FsspecResultTracker(s3_base, patience=0.5).get("run")
+    assert "aiohttp" not in "".join(traceback.format_exception(caught.value)), "frames of drivers"
 
     def test_a_put_that_was_interrupted_does_not_come_later(proxy: Proxy, s3_base: str) -> None:
         code = """

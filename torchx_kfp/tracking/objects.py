@@ -429,9 +429,8 @@ class FsspecStore(Store):
 
     def _problem(self, action: str, key: str, error: Exception) -> TrackerError:
         way_out = _way_to_credentials(error)
+        _cut_frames(error)
         if way_out:
-            # The frames of drivers would only hide the message in the log of a stage.
-            error.__traceback__ = None
             return MissingCredentialsError(f"No credentials were found for the tracker base {self.base!r}. {way_out}")
         where = self.location(key) if key else self.base
         said = f"{type(error).__name__}: {error}"
@@ -461,10 +460,23 @@ class FsspecStore(Store):
             return KeyRefusedError(
                 f"The key {shown(key)} is too long for the tracker base {self.base!r} ({said}). Shorten it."
             )
+        if type(error).__name__ == "EndpointConnectionError":  # botocore's
+            return TrackerError(
+                f"Cannot {action} {where} ({said}). Set AWS_ENDPOINT_URL to an address of the server that can be "
+                "reached from here."
+            )
         return TrackerError(
             f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, its credentials, and whether it "
             "can be reached from here."
         )
+
+
+def _cut_frames(error: BaseException) -> None:
+    """Leave out the frames of drivers, and what led to their errors: they would hide the message in a stage's log."""
+    error.__traceback__ = None
+    error.__suppress_context__ = True
+    if error.__cause__ is not None:
+        _cut_frames(error.__cause__)
 
 
 def survives_fork() -> bool:
