@@ -5,8 +5,8 @@ what they print: stdout, then each line of stderr after ``! ``, then ``[exit 2]`
 text within a line; run ids, times, durations and the folder are written as ``<id>``, ``<time>``, ``<duration>`` and
 ``<folder>``. ``<!-- given: NAME -->`` in a section, or above the first one, calls the function of that name in
 ``given`` with the folder first. Variables may stand before a command; with ``WIDTH=60``, it runs in a terminal of this
-width. The usage that click prints above an error is left out. The commands of a section run one after the other,
-``torchx-kfp`` in a fork and others in a shell.
+width. The usage that click prints above an error, and the indentation of JSON, are left out. The commands of a section
+run one after the other, ``torchx-kfp`` in a fork and others in a shell.
 
 ``python -m tests.transcripts [FILE...]`` rewrites the outputs that differ.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -116,6 +117,7 @@ def _run(line: str, folder: Path, program: Ready) -> str:
     else:
         done = program.call(tuple(words[1:]), folder, {**environ, **given})
         out, err, code = done.stdout, done.stderr, done.returncode
+    out = _compact(out)
     shown = out + ("" if out.endswith("\n") or not out else "\n[no end of line]\n")
     shown += "".join(f"! {each}\n" for each in _USAGE.sub("", err).splitlines())
     shown = shown.replace(str(folder.resolve()), "<folder>").replace(str(folder), "<folder>")
@@ -123,6 +125,20 @@ def _run(line: str, folder: Path, program: Ready) -> str:
         shown = re.sub(pattern, name, shown)
     lines = (re.sub(r" +$", "", each) for each in shown.splitlines())
     return "".join(f"{each}\n" for each in lines) + (f"[exit {code}]\n" if code else "")
+
+
+def _compact(text: str) -> str:
+    """Return text that is JSON with a line for each of its items; the indentation is left out."""
+    try:
+        content = json.loads(text) if text[:2] in ("{\n", "[\n") else None
+    except ValueError:  # several documents, or other text
+        content = None
+    if not content:
+        return text
+    named = isinstance(content, dict)
+    items = (f"{json.dumps(it)}: {json.dumps(content[it])}" if named else json.dumps(it) for it in content)
+    opened, closed = "{}" if named else "[]"
+    return f"{opened}\n" + ",\n".join(items) + f"\n{closed}\n"
 
 
 def _in_terminal(

@@ -1,4 +1,4 @@
-"""``torchx-kfp compare`` as a user calls it."""
+"""``torchx-kfp compare``: colors, S3, curves, and the code of runs. Its tables are in ``tests/transcripts``."""
 
 import io
 import json
@@ -6,86 +6,22 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.entrypoints.cli.conftest import Call
-from tests.searches import LR, tell
-from torchx_kfp.contract import protocol
+from tests.transcripts.given import compared
 from torchx_kfp.entrypoints.cli.display.printing import sparkline
-from torchx_kfp.tracking import FsspecResultTracker, current_run
+from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.recorder import Recorder
-from torchx_kfp.tracking.searches import SEARCH
-from torchx_kfp.tracking.statements import add_metadata
 
-ONE, TWO = "digits-20260101-120000", "digits-20260102-120000"
-
-
-TABLE = """\
-stage      name                  digits-20260101-120000   digits-20260102-120000   difference
-─────────────────────────────────────────────────────────────────────────────────────────────
-evaluate   accuracy                                0.75                      1.0        +0.25
-evaluate   ok                                     false                     true
-evaluate   uri                            s3://models/1            s3://models/2
-evaluate   extra                                                               1
-evaluate   config (metadata)                  {"lr": 1}                {"lr": 2}
-evaluate   note (metadata)                            x                        x
-prepare    rows                                    1000                     1000            0
-prepare    bound                                    nan                      nan
-train      loss                1.25 ... 2.25 (3, 1 nan)   1.5 ... 2.5 (3, 1 nan)
-train      optimizer                           adam (3)                 adam (3)
-train      seed                             0 ... 2 (3)              0 ... 2 (3)
-"""
-
-
-def fill(base: str | Path) -> None:
-    tracker = FsspecResultTracker(base)
-    for run, k in ((ONE, 1), (TWO, 2)):
-        tracker[f"{run}/prepare/p"] = {"rows": 1000, "bound": math.nan}
-        for number in range(3):
-            loss = number + k / 4 if number else math.nan
-            # Executions on a cluster have random names.
-            tracker[f"{run}/train/{'abc'[(number + k) % 3]}"] = {"loss": loss, "optimizer": "adam", "seed": number}
-        tracker[f"{run}/evaluate/e"] = {"accuracy": 0.5 + k / 4, "ok": k == 2, "uri": f"s3://models/{k}"}
-        add_metadata(tracker.store, f"{run}/evaluate/e", {"config": {"lr": k}, "note": "x"})
-    tracker[f"{TWO}/evaluate/e"] = {**tracker[f"{TWO}/evaluate/e"], "extra": 1}
+ONE, TWO = "one", "two"
 
 
 @pytest.fixture(autouse=True)
 def base(project: Path) -> Path:
-    fill(project / "base")
+    compared(project / "base")
     return project / "base"
-
-
-def test_two_runs_side_by_side(call: Call) -> None:
-    done = call("compare", "base", ONE, TWO)
-    assert done.stdout == TABLE
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_only_what_has_changed(inside: Call) -> None:
-    shown = inside("compare", "base", ONE, TWO, "--changed").stdout
-    assert [line.split()[:2] for line in shown.splitlines()[2:]] == [
-        ["evaluate", "accuracy"],
-        ["evaluate", "ok"],
-        ["evaluate", "uri"],
-        ["evaluate", "extra"],
-        ["evaluate", "config"],
-        ["train", "loss"],
-    ]
-
-
-def test_runs_that_are_the_same(inside: Call) -> None:
-    done = inside("compare", "base", f"{ONE}/prepare", f"{TWO}/prepare", "--changed")
-    assert (done.returncode, done.stderr) == (0, "The runs do not differ.\n")
-    assert done.stdout.splitlines()[0].split() == [
-        "stage",
-        "name",
-        f"{ONE}/prepare",
-        f"{TWO}/prepare",
-        "difference",
-    ]
 
 
 def test_a_terminal_dims_what_is_the_same(terminal: Callable[..., str]) -> None:
@@ -95,173 +31,11 @@ def test_a_terminal_dims_what_is_the_same(terminal: Callable[..., str]) -> None:
     assert "\x1b" not in "".join(terminal(200, "compare", "base", ONE, TWO, NO_COLOR="1"))
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_the_table_fits_the_terminal(width: int, terminal: Callable[..., str]) -> None:
-    shown = terminal(width, "compare", "base", ONE, TWO, NO_COLOR="1").splitlines()
-    assert max(map(len, shown)) <= width
-    assert (f"run 1: {ONE}" in shown) == (width == 80)
-    # Values are not cut, so that a difference can be seen.
-    assert "…" not in "".join(shown)
-
-
-def test_more_runs_than_a_terminal_has_room_for(terminal: Callable[..., str], project: Path) -> None:
-    tracker = FsspecResultTracker(project / "many")
-    for number in range(9):
-        tracker[f"run-{number}/train/t"] = {"loss": number}
-    shown = terminal(80, "compare", "many", *(f"run-{number}" for number in range(9)), NO_COLOR="1").splitlines()
-    assert shown[:2] == ["run 1: run-0", "run 2: run-1"]
-    assert [line.split() for line in shown[-2:]] == [
-        ["train", "loss", "run", "8", "7"],
-        ["train", "loss", "run", "9", "8"],
-    ]
-    assert max(map(len, shown)) <= 80
-
-
-def test_stages_of_any_name(inside: Call) -> None:
-    done = inside("compare", "base", f"{ONE}/evaluate/e", f"{TWO}/pre", "--format", "csv")
-    import pandas
-
-    table = pandas.read_csv(io.StringIO(done.stdout), dtype=object).set_index("name")
-    assert list(table.columns) == ["stage", "kind", f"{ONE}/evaluate/e", f"{TWO}/prepare"]
-    assert table["stage"].isna().all()
-    assert table.loc["accuracy", f"{ONE}/evaluate/e"] == "0.75"
-    assert table.loc["rows", f"{TWO}/prepare"] == "1000"
-
-
-def test_json_and_csv(inside: Call) -> None:
-    shown = json.loads(inside("compare", "base", ONE, TWO, "--format", "json").stdout)
-    assert shown["runs"] == [ONE, TWO]
-    rows = {(row["stage"], row["kind"], row["name"]): row for row in shown["rows"]}
-    assert rows["evaluate", "result", "accuracy"]["values"] == {ONE: [0.75], TWO: [1.0]}
-    assert rows["evaluate", "result", "extra"]["values"] == {ONE: [], TWO: [1]}
-    assert rows["evaluate", "metadata", "config"]["values"] == {ONE: [{"lr": 1}], TWO: [{"lr": 2}]}
-    assert sorted(map(str, rows["train", "result", "loss"]["values"][ONE])) == ["1.25", "2.25", "NaN"]
-    assert [key for key, row in rows.items() if not row["changed"]] == [
-        ("evaluate", "metadata", "note"),
-        ("prepare", "result", "rows"),
-        ("prepare", "result", "bound"),
-        ("train", "result", "optimizer"),
-        ("train", "result", "seed"),
-    ]
-    import pandas
-
-    table = pandas.read_csv(
-        io.StringIO(inside("compare", "base", ONE, TWO, "--format", "csv").stdout), index_col=["stage", "kind", "name"]
-    )
-    assert list(table.loc[("evaluate", "result", "accuracy")]) == ["0.75", "1.0"]
-    assert list(table.loc[("train", "result", "seed")]) == ["0 ... 2 (3)"] * 2
-
-
-def test_numbers_that_have_no_difference(inside: Call, project: Path) -> None:
-    tracker = FsspecResultTracker(project / "odd")
-    tracker["a/s/1"] = {"huge": 10**400, "inf": math.inf, "text": "x", "flag": True, "int": 3}
-    tracker["b/s/1"] = {"huge": 0.5, "inf": math.inf, "text": 1, "flag": 1, "int": 1}
-    shown = inside("compare", "odd", "a", "b").stdout.splitlines()[2:]
-    whole = [line for line in shown if len(line.split()) > 2]  # the others go on with the digits of "huge"
-    assert {line.split()[1]: line.split()[-1] for line in whole} == {
-        "huge": "0.5",
-        "inf": "inf",
-        "text": "1",
-        "flag": "1",
-        "int": "-2",
-    }
-
-
-REFUSED = {
-    ("base",): (2, "Missing argument 'RUN RUN'"),
-    ("base", ONE): (2, "Error: Give two or more runs to compare; `torchx-kfp results` shows one.\n"),
-    ("base", ONE, ONE): (2, f"Error: The run '{ONE}' is given twice. Name different runs.\n"),
-    ("base", ONE, "digits-20260101"): (2, f"Error: The run '{ONE}' is given twice. Name different runs.\n"),
-    ("base", ONE, "digits"): (
-        2,
-        f"Error: 'digits' is the beginning of 2 runs under 'base': {ONE}, {TWO}. Give a longer part of",
-    ),
-    ("base", ONE, "x"): (2, f"Error: Nothing is recorded for 'x' under 'base'. Runs there: {ONE}, {TWO}.\n"),
-    ("base", ONE, ""): (2, "Error: Nothing is recorded for '' under 'base'."),
-    ("nowhere", "a", "b"): (2, "Error: There is no directory 'nowhere'."),
-    ("empty", "a", "b"): (2, "Error: There are no results under 'empty'."),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_refused(words: tuple[str, ...], inside: Call, project: Path) -> None:
-    (project / "empty").mkdir()
-    done = inside("compare", *words)
-    code, text = REFUSED[words]
-    assert text in done.stderr
-    assert (done.returncode, done.stdout) == (code, "")
-
-
 def test_on_s3(call: Call, s3_base: str) -> None:
-    fill(s3_base)
-    assert call("compare", s3_base, ONE, TWO).stdout == TABLE
-
-
-STEPS = """\
-stage   name                               a                   b   difference
-─────────────────────────────────────────────────────────────────────────────
-loop    loss (last)        0.25 ... 1.25 (2)            ██▁ 0.25
-loop    loss (min)         0.25 ... 1.25 (2)                0.25
-loop    loss (max)         0.75 ... 1.75 (2)                 inf
-train   scan/rate (last)            ▁█ -0.75   ▁▂▂▃▄▄▅▅▆▇▇█ 1.75         +2.5
-train   scan/rate (min)                 -1.0                -1.0            0
-train   scan/rate (max)                -0.75                1.75         +2.5
-"""
-
-
-def test_metrics_of_steps(call: Call, base: Path) -> None:
-    def log(run_id: str, name: str, *values: float) -> None:
-        run = current_run(protocol.encode(protocol.StageContext(str(base), run_id)))
-        for step, value in enumerate(values):
-            run.log(step, {name: value})
-        run.flush()
-
-    log("a/train/1", "scan/rate", -1, -0.75)
-    log("b/train/1", "scan/rate", *(number / 4 - 1 for number in range(12)))
-    log("a/loop/1", "loss", 0.75, 0.25)
-    log("a/loop/2", "loss", 1.75, 1.25)
-    log("b/loop/1", "loss", math.inf, 0.5, 0.25)
-    assert call("compare", "base", "a", "b").stdout == STEPS
-    rows = json.loads(call("compare", "base", "a", "b", "--format", "json").stdout)["rows"]
-    assert [(row["stage"], row["kind"], row["name"]) for row in rows if not row["changed"]] == [
-        ("train", "min", "scan/rate")
-    ]
-    assert rows[2]["values"] == {"a": [0.75, 1.75], "b": ["Infinity"]}
-
-
-SEARCHES = """\
-stage    name                                     a                 b   difference
-──────────────────────────────────────────────────────────────────────────────────
-search   best loss (search)                    0.25             0.125       -0.125
-search   best lr (search)                       0.5              0.25        -0.25
-search   trials (search)                          3                 4           +1
-search   failed trials (search)                   1                 0           -1
-sizes    best loss (search)                                 0.125 (2)
-sizes    best size (search)                           1.0 ... 2.0 (2)
-sizes    trials on the Pareto front (search)              1 ... 2 (2)
-sizes    trials (search)                                        2 (2)
-sizes    failed trials (search)                                 0 (2)
-"""
-
-
-def test_searches(call: Call, base: Path) -> None:
-    store = FsspecResultTracker(base).store
-
-    def state(run_id: str, name: str, *results: dict[str, float] | None, **definition: Any) -> None:
-        trials = [({"lr": 2 * its["loss"] if its else 1.0}, its) for its in results]
-        content = tell(name, trials, parameters={"lr": LR}, run_id=f"{run_id}/trial/{{index}}", **definition)
-        SEARCH.add(store, run_id, content, "search")
-
-    for run, losses in {"a": (0.5, None, 0.25), "b": (0.75, 0.5, 0.125, 0.25)}.items():
-        first = tell("search", [], [{"lr": 2 * loss if loss else 1.0} for loss in losses])
-        SEARCH.add(store, f"{run}/ask-1/1", first, "search")
-        add_metadata(store, f"{run}/ask-1/1", {"trials": first["asked"]})
-        FsspecResultTracker(base)[f"{run}/ask-1/1"] = {"round": 1}
-        state(f"{run}/best/1", "search", *(None if loss is None else {"loss": loss} for loss in losses))
-    two = {"loss": "minimize", "size": "maximize"}
-    state("b/sizes/1", "sizes", {"loss": 0.5, "size": 1}, {"loss": 0.125, "size": 1}, objectives=two)
-    state("b/sizes/2", "sizes", {"loss": 0.5, "size": 2}, {"loss": 0.125, "size": 1}, objectives=two)
-    assert call("compare", "base", "a", "b").stdout == SEARCHES
+    compared(s3_base)
+    shown = call("compare", s3_base, ONE, TWO).stdout
+    assert len(shown.splitlines()) == 13
+    assert "evaluate   accuracy" in shown
 
 
 def test_curves_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
