@@ -8,11 +8,13 @@ DEMO ?= demo-results
 export PYTHON
 bin := $(VENV)/bin
 sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
-# Collecting all tests takes longer than running most of these.
-marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py' tests)
+# What `make test` leaves out: each has a target of its own. tools/tiers.py says what it is about.
+gate := not (docker or cluster or browser or torch or ax or oldest or load or slow)
+# The files that have a mark: collecting all tests takes longer than running most of these.
+having = $(shell grep -rlE 'mark\.($(1))' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-containers test-cluster test-torch test-ax test-lowest test-newest test-kfp durations mutants ci lint format types goldens docs pictures benchmarks measures wheel package clean
+.PHONY: help demo test test-changed test-containers test-cluster test-browser test-torch test-ax test-oldest test-load test-lowest test-newest test-package test-kfp durations mutants ci ci-all lint format types goldens docs pictures benchmarks measures wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -25,31 +27,42 @@ demo: $(VENV)/.ready ## run the digits pipeline on this machine
 	$(bin)/torchx-kfp compile pipelines/digits.py -o $(DEMO)/digits.yaml
 	$(bin)/torchx-kfp run $(DEMO)/digits.yaml --tracker-base $(DEMO)/tracker
 
-test: $(VENV)/.ready ## run all tests: about 10 minutes on two cores (tests in containers need a running Docker engine)
-	@echo 'About 10 minutes on two cores; make test-changed runs only what a change needs.'
-	@echo 'At the end, pytest says how long it took, which tests were skipped, and what runs them.'
-	$(bin)/python -m pytest $(ARGS)
+test: $(VENV)/.ready ## run the tests; what needs containers, a cluster, a browser, other versions or gigabytes is in the targets below
+	@echo 'Some minutes on two cores; make test-changed runs only what a change needs.'
+	$(bin)/python -m pytest -m '$(gate)' $(ARGS)
 
 test-changed: $(VENV)/.ready ## run the tests that the changes since BASE need (default: what is not committed)
 	$(bin)/python -m pytest $$($(bin)/python -m tools.changed $(BASE)) $(ARGS)
 
 test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker engine if none is running (Debian, root)
-	.ci/with-docker $(bin)/python -m pytest -m docker $(ARGS)
+	.ci/with-docker $(bin)/python -m pytest -m docker $(or $(ARGS),tests/containers)
 
 test-cluster: $(VENV)/.ready ## run the tests on a Kubernetes control plane; builds it once (Go; Debian, root)
-	.ci/with-cluster $(bin)/python -m pytest -m cluster $(ARGS)
+	.ci/with-cluster $(bin)/python -m pytest -m 'cluster and not torch' $(or $(ARGS),tests/cluster)
 
-test-torch: $(VENV)/.ready ## run the tests that train with PyTorch; installs it in the environment (2.5 GB)
-	VENV=$(VENV) .ci/with-torch $(bin)/python -m pytest -m torch $(ARGS)
+test-browser: $(VENV)/.ready ## run the tests in Chromium, which is installed if need be (Debian, root)
+	.ci/with-browser $(bin)/python -m pytest -m browser $(or $(ARGS),$(call having,browser))
 
-test-ax: $(VENV)-ax/.ready ## run the tests with Ax, in a separate environment (2.5 GB); ARGS='-m ax' adds a Bayesian round
-	TORCHX_KFP_REQUIRE_AX=1 $(VENV)-ax/bin/python -m pytest -n 0 -m "ax and not slow" tests/hpo/ax $(ARGS)
+test-torch: $(VENV)-torch/.ready ## run the tests that train with PyTorch, in a separate environment (2.5 GB), also on a cluster
+	TORCHX_KFP_REQUIRE_TORCH=1 .ci/with-cluster $(VENV)-torch/bin/python -m pytest -m torch $(or $(ARGS),$(call having,torch))
+
+test-ax: $(VENV)-torch/.ready ## run the tests with Ax, in the same environment; ARGS='-m ax' adds a Bayesian round
+	TORCHX_KFP_REQUIRE_AX=1 $(VENV)-torch/bin/python -m pytest -n 0 -m 'ax and not slow' tests/hpo/ax $(ARGS)
+
+test-oldest: $(VENV)/.ready ## run what commands carry into images with the oldest Python there, 3.8
+	$(bin)/python -m pytest -m oldest $(or $(ARGS),tests/contract/carried tests/common)
+
+test-load: $(VENV)/.ready ## run many processes on one store, and kill some
+	$(bin)/python -m pytest -m load $(or $(ARGS),$(call having,load))
 
 test-lowest: $(VENV)-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
-	$(VENV)-lowest/bin/python -m pytest -n 1 -m "(versions or lowest) and not usual and not docker" $(or $(ARGS),$(marked))
+	$(VENV)-lowest/bin/python -m pytest -n 2 -m '(versions or lowest) and not usual and ($(gate))' $(or $(ARGS),$(call having,versions|lowest|newest))
 
-test-newest: $(VENV)-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly
-	$(VENV)-newest/bin/python -m pytest -n 2 -m "(versions or newest) and not usual and not s3" $(or $(ARGS),$(marked))
+test-newest: $(VENV)-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly, also in containers
+	.ci/with-docker $(VENV)-newest/bin/python -m pytest -n 2 -m '(versions or newest) and not usual and not s3' $(or $(ARGS),$(call having,versions|lowest|newest))
+
+test-package: $(VENV)/.ready ## check the distributions as an index would, and install the wheel with each extra in an empty environment
+	@VENV=$(VENV) .ci/package
 
 test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see docs/reference/suite.md)
 	@$(if $(and $(HOST),$(TRACKER_BASE),$(IMAGE)),,echo 'make test-kfp needs HOST=URL TRACKER_BASE=URL IMAGE=NAME: see docs/reference/suite.md' >&2; exit 2)
@@ -58,13 +71,16 @@ test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL T
 	    $(bin)/python -m pytest tests/kfp -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
 
 durations: $(VENV)/.ready ## run the tests of make test, and write what each file takes, by which they are ordered
-	$(bin)/python -m pytest -q --record-durations $(ARGS)
+	$(bin)/python -m pytest -q -m '$(gate)' --record-durations $(ARGS)
 
 mutants: $(VENV)/.ready ## run again the mutants of the package that tests noticed before (hours); ARGS=make adds to what is known
 	$(bin)/python -m tools.mutants $(or $(ARGS),check)
 
-ci: ## run everything that CI runs
+ci: ## run what a submission must pass: style, types, tests, documentation, and the tiers of tests that the change needs
 	@VENV=$(VENV) bash .ci/run
+
+ci-all: ## run all tiers of tests as well, as each night, and note those that pass in tests/passed.json
+	@VENV=$(VENV) bash .ci/run all
 
 lint: $(VENV)/.ready ## check style, formatting and imports
 	$(bin)/ruff check $(sources)
@@ -99,9 +115,6 @@ wheel: $(VENV)/.ready ## build the wheel, in dist/
 	$(bin)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@rm -rf build
 
-package: $(VENV)/.ready ## check the distributions as an index would, and install the wheel with each extra in an empty environment
-	@VENV=$(VENV) .ci/package
-
 clean: ## remove environments, caches and results
 	rm -rf .venv .venv-* $(DEMO) build dist docs/_build *.egg-info .cache .hypothesis .mypy_cache .import_linter_cache .pytest_cache .ruff_cache local_outputs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -111,6 +124,6 @@ $(VENV)/.ready: pyproject.toml .ci/venv
 	@.ci/venv $(VENV)
 	@touch $@
 
-$(VENV)-lowest/.ready $(VENV)-newest/.ready $(VENV)-ax/.ready: $(VENV)-%/.ready: pyproject.toml .ci/venv
+$(VENV)-lowest/.ready $(VENV)-newest/.ready $(VENV)-torch/.ready: $(VENV)-%/.ready: pyproject.toml .ci/venv
 	@VENV=$(VENV) .ci/venv $(VENV)-$* $*
 	@touch $@

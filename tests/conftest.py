@@ -20,6 +20,7 @@ from fsspec.asyn import sync
 
 from tests.durations import Recorder, Units, in_order, unit
 from tests.entrypoints.cli.ready import Ready, ready
+from tests.oldest import VERSION, oldest_python
 from tests.s3 import S3Server, running
 from tests.serving import serving
 from tests.skipped import summary
@@ -72,9 +73,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Units:
-    """Hand out files and pages."""
-    return Units(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Units | None:
+    """Hand out files, and parts of some."""
+    return Units(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -83,6 +84,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         ranks = {each: rank for rank, each in enumerate(in_order({unit(item.nodeid) for item in items}))}
         items.sort(key=lambda item: ranks[unit(item.nodeid)])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests with the oldest Python where there is none."""
+    if item.get_closest_marker("oldest") and oldest_python() is None:
+        pytest.skip(f"this machine has no Python {VERSION}")
 
 
 @pytest.fixture(scope="session")

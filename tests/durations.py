@@ -1,6 +1,6 @@
 """Order tests by what they took before, and measure it: ``make durations`` writes ``tests/durations.json``.
 
-A unit of tests runs in one process: a file, or a page of a file that runs pages. Long ones come first. Those that wait
+A unit of tests runs in one process: a file, or what a file runs from another one. Long ones come first. Those that wait
 and those that compute come in turn, so that tests compute while others wait.
 """
 
@@ -17,6 +17,8 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 RECORD = Path(__file__).with_name("durations.json")
+#: Files whose tests are named after the page, or the module of cases, that they run.
+SPLIT = ("tests/test_docs.py", "tests/cases/test_here.py", "tests/transcripts/test_transcripts.py")
 #: CPU seconds and seconds of a unit that is not known: most others take less than a second.
 UNKNOWN = [0.5, 1.0]
 
@@ -24,8 +26,8 @@ UNKNOWN = [0.5, 1.0]
 def unit(test: str) -> str:
     """Return the unit of a test, from its ID."""
     file = test.partition("::")[0]
-    page = re.search(r"\[([^\[\]]+\.md)\]$", test)
-    return f"{file}[{page[1]}]" if page else file
+    part = re.search(r"\[([\w/-]+)", test) if file in SPLIT else None
+    return f"{file}[{part[1]}]" if part else file
 
 
 def in_order(units: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ WAYS = {
     "cluster": "make test-cluster",
     "torch": "make test-torch",
     "ax": "make test-ax",
-    "browser": "on Debian: apt-get install chromium chromium-driver",
+    "browser": "make test-browser",
 }
 #: How many characters of a reason are shown.
 _LONGEST = 90

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.changed import needed
+from tools.changed import REPOSITORY, SEAMS, needed, seams
+from tools.tiers import TIERS
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,19 @@ def test_a_change_of_one_module_needs_few_tests() -> None:
     for module in ("execution/host/pod_logs.py", "contract/protocol.py", "tracking/cleanup.py"):
         assert len(needed([Path("torchx_kfp", module)])) < 6
     assert needed([Path("README.md"), Path("docs/index.md")]) == []
+
+
+def test_the_tests_of_the_seams_around_a_module() -> None:
+    around = seams(Path("torchx_kfp/execution/local/dag_scheduler.py"))
+    assert {"tests/execution/local/test_dag_scheduler.py", "tests/test_docs.py"} <= set(around)
+    assert "tests/hpo/test_search.py" not in around
+
+
+def test_the_tables_name_what_there_is() -> None:
+    named = {path for table in (SEAMS, TIERS) for paths in table.values() for path in paths}
+    assert {path for path in named if not (REPOSITORY / path).exists()} == set()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_tier_of_tests_has_a_target(tier: str) -> None:
+    assert f"\ntest-{tier}: " in (REPOSITORY / "Makefile").read_text(encoding="utf-8")

@@ -21,15 +21,15 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "torchx_kfp"
 #: The tests of the public seams around each package: what they promise holds however the package is built.
 SEAMS = {
-    "authoring": ("tests/authoring", "tests/contract", "tests/pipelines"),
-    "common": ("tests/common", "tests/authoring", "tests/execution/local"),
-    "contract": ("tests/contract", "tests/execution/local", "tests/components"),
-    "entrypoints/cli": ("tests/entrypoints/cli", "tests/execution/host"),
+    "authoring": ("tests/authoring", "tests/cases", "tests/contract", "tests/pipelines"),
+    "common": ("tests/common", "tests/authoring", "tests/cases"),
+    "contract": ("tests/contract", "tests/cases", "tests/components"),
+    "entrypoints/cli": ("tests/transcripts", "tests/entrypoints/cli", "tests/execution/host"),
     "entrypoints/doctor": ("tests/entrypoints/doctor", "tests/entrypoints/cli"),
     "entrypoints/scheduler": ("tests/entrypoints/scheduler",),
-    "execution": ("tests/execution", "tests/entrypoints/cli"),
+    "execution": ("tests/cases", "tests/execution", "tests/transcripts", "tests/entrypoints/cli"),
     "hpo": ("tests/hpo", "tests/pipelines"),
-    "tracking": ("tests/tracking", "tests/components", "tests/entrypoints/cli"),
+    "tracking": ("tests/tracking", "tests/cases", "tests/transcripts", "tests/components"),
     "": ("tests/test_end_to_end.py", "tests/test_docs.py"),
 }
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.load import load
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=pytest.mark.s3)])
 def test_nothing_is_lost_and_nothing_mixed(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     base = str(tmp_path) if store == "disk" else request.getfixturevalue("s3_base")

@@ -1,0 +1,65 @@
+"""Name the tiers of tests that a change needs besides the gate: ``python -m tools.tiers`` prints them.
+
+The tests of a tier take long, or need gigabytes. They run each night, and in the gate if the files that they are about
+are not those with which they passed. ``tests/passed.json`` has a digest of those files for each tier, so it does not
+matter what a clone has of the history; ``python -m tools.tiers passed TIER...`` writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+
+from tools.changed import REPOSITORY
+
+RECORD = REPOSITORY / "tests" / "passed.json"
+#: The files and folders that each tier is about. Its tests are run by `make test-TIER`.
+TIERS = {
+    "package": ("pyproject.toml", "MANIFEST.in", "torchx_kfp/common/extras.py", ".ci/package"),
+    "oldest": ("torchx_kfp/contract/carried", "torchx_kfp/common/archive.py", "tests/oldest.py"),
+    "load": ("torchx_kfp/tracking/disk.py", "torchx_kfp/tracking/objects.py", "torchx_kfp/tracking/store.py"),
+    "browser": ("torchx_kfp/execution/report", "tests/execution/report"),
+    "containers": ("torchx_kfp/contract", "torchx_kfp/execution/local/executors", "tests/containers"),
+    "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines", "tests/cluster"),
+    "lowest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),
+    "newest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),
+    "torch": ("pyproject.toml", "components/ddp", "pipelines/ddp.py"),
+    "ax": ("pyproject.toml", "torchx_kfp/hpo/ax", "tests/hpo/ax"),
+}
+
+
+def digest(tier: str) -> str:
+    """Return a digest of the files that a tier is about."""
+    total = hashlib.sha256()
+    for name in TIERS[tier]:
+        path = REPOSITORY / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                total.update(f"{file.relative_to(REPOSITORY)}\0".encode() + file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def needed() -> list[str]:
+    """Return the tiers that have not passed with the files that are here."""
+    passed = _passed()
+    return [tier for tier in TIERS if passed.get(tier) != digest(tier)]
+
+
+def _passed() -> dict[str, str]:
+    found: dict[str, str] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    return {tier: found[tier] for tier in TIERS if tier in found}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the tiers that are needed, all of them, or note that some passed."""
+    if arguments[:1] == ["passed"]:
+        now = _passed() | {tier: digest(tier) for tier in arguments[1:]}
+        RECORD.write_text(json.dumps(now, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    else:
+        print(*(TIERS if arguments == ["all"] else needed()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
