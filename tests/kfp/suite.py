@@ -222,7 +222,7 @@ class Suite:
     def submit(self, pipeline: Pipeline, arguments: Mapping[str, Any], name: str, **options: Any) -> HostRun:
         """Start a run on the host."""
         given = self.arguments(pipeline, arguments, self.base)
-        options = {"name": f"suite {name}", "cache": False, **options}
+        options = {"name": f"suite {name} {uuid.uuid4().hex[:8]}", "cache": False, **options}
         return submit(pipeline, given, host=self.place.host, tracker_base=self.base, **options)
 
     def run(self, pipeline: Pipeline, arguments: Mapping[str, Any], name: str, **options: Any) -> RunResult:

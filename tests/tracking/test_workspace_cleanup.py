@@ -83,7 +83,7 @@ def test_what_runs_have_recorded_is_read_once(tmp_path: Path, monkeypatch: pytes
     age(tmp_path / "base", 60)
     read: list[str] = []
     one = recorder.store.read
-    monkeypatch.setattr(recorder.store, "read", lambda key: read.append(key) or one(key))
+    monkeypatch.setattr(recorder.store, "read", lambda key, most=None: read.append(key) or one(key, most))
     cleanup = WorkspaceCleanup(recorder.store, time.time() - 30 * DAY)
     assert len(cleanup.look()) == 2
     assert {it.digest for it in cleanup.remove()} == {it.digest for it in packed[1:]}

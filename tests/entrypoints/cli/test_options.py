@@ -18,7 +18,10 @@ _OPTION = re.compile(r"(?<![\w'-])--[a-z][a-z-]*[a-z](?![\w-])")
 #: Options of other programs, in the modules that call or read them.
 OTHERS = {
     "common/archive.py": {"--cached", "--exclude-standard", "--others"},
-    "common/git.py": {"--get", "--name-only", "--no-ext-diff", "--relative", "--short", "--verify"},
+    "common/git.py": {
+        *("--exclude-standard", "--get", "--ignore-submodules", "--includes", "--name-only", "--no-ext-diff"),
+        *("--others", "--relative", "--short", "--show-scope", "--verify"),
+    },
     "authoring/shell/__init__.py": {"--ignore-environment", "--split-string", "--unset"},
     "authoring/shell/rules.py": {"--init-file", "--login", "--noprofile", "--norc", "--posix", "--rcfile"},
     "authoring/engines/volcano.py": {"--publish-not-ready-addresses"},

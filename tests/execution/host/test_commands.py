@@ -434,7 +434,10 @@ def test_a_host_without_runs(kfp_host: KfpHost, program: Program) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"There are no runs on {kfp_host.url}.\n")
     assert json.loads(program("runs", "--host", kfp_host.url, "--format", "json").stdout) == []
     latest = program("watch", "latest", "--host", kfp_host.url)
-    assert (latest.returncode, latest.stderr) == (2, f"Error: {kfp_host.url} has no runs.\n")
+    assert (latest.returncode, latest.stderr) == (
+        2,
+        f"Error: There is no run on {kfp_host.url} that is not archived.\n",
+    )
 
 
 def test_no_runs_in_either_place(kfp_host: KfpHost, program: Program) -> None:

@@ -62,7 +62,6 @@ def test_a_stage_that_may_fail_is_tracked() -> None:
     assert set(made.component_spec.outputs) == {"run_id", "metrics"}
     spec, _ = load(component_spec_from_app(shell("true"), may_fail=True, results={"exit_code": int}))
     (executor,) = spec["deploymentSpec"]["executors"].values()
-    (declared,) = [word for word in executor["container"]["command"] if "may_fail" in word]
-    assert '"may_fail":[]' in declared
+    assert sum('"may_fail":[]' in word for word in executor["container"]["command"]) == 1
     with pytest.raises(ReadsError, match=says("may_fail", "tracker base", "task_from_app")):
         task_from_app(shell("true"), may_fail=True)

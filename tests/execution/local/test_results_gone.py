@@ -57,7 +57,7 @@ def states(result: RunResult) -> dict[str, str]:
 
 def collect(base: str) -> None:
     """Remove everything under the base, like ``torchx-kfp gc`` does when it is old enough."""
-    cleanup = Cleanup(FsspecResultTracker(base).store, before=2e10)
+    cleanup = Cleanup(FsspecResultTracker(base).store, 2e10, 2e10)
     assert [*cleanup.remove()] != []
 
 
@@ -182,7 +182,7 @@ def test_a_stage_whose_stored_file_is_gone_runs_again(
     for file in kept.files(".torchx_kfp/files"):
         kept.remove(file.key)
     assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
-    assert list(Cleanup(kept, time.time() + 10).remove())
+    assert list(Cleanup(kept, *[time.time() + 10] * 2).remove())
     assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
 
 
