@@ -1,12 +1,13 @@
 """Commands as a user types them, with their exact output: the sections of the Markdown files in this folder.
 
 A section (``## what is shown``) is a test in a folder of its own. Its console blocks have commands after ``$``, and
-what they print: stdout, then each line of stderr after ``! ``, then ``[exit 2]`` if the exit code is 2. ``...`` is any
-text within a line; run ids, times, durations and the folder are written as ``<id>``, ``<time>``, ``<duration>`` and
-``<folder>``. ``<!-- given: NAME -->`` in a section, or above the first one, calls the function of that name in
-``given`` with the folder first. Variables may stand before a command; with ``WIDTH=60``, it runs in a terminal of this
-width. The usage that click prints above an error, and the indentation of JSON, are left out. The commands of a section
-run one after the other, ``torchx-kfp`` in a fork and others in a shell.
+what they print: stdout, then each line of stderr after ``! ``, then ``[exit 1]`` if the exit code is 1; a code that is
+not shown is 2 after a line ``! Error: ``, and 0 after others. ``...`` is any text within a line; run ids, times,
+durations and the folder are written as ``<id>``, ``<time>``, ``<duration>`` and ``<folder>``. In a section, or above
+the first one, ``<!-- given: NAME -->`` calls the function of that name in ``given`` with the folder first, and a block
+``python FILE`` is a file of the folder. Variables may stand before a command; with ``WIDTH=60``, it runs in a terminal
+of this width. The usage that click prints above an error, and the indentation of JSON, are left out. The commands of a
+section run one after the other, ``torchx-kfp`` in a fork and others in a shell.
 
 ``python -m tests.transcripts [FILE...]`` rewrites the outputs that differ.
 """
@@ -36,6 +37,7 @@ from tests.transcripts import given
 FOLDER = Path(__file__).parent
 _SECTION = re.compile(r"^## (.+)\n", re.MULTILINE)
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _GIVEN = re.compile(r"<!-- given: (.+) -->")
 _ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
 _USAGE = re.compile(r"^Usage: .*\n(?:  .*\n)*Try .* for help\.\n\n(?=Error: )", re.MULTILINE)
@@ -44,6 +46,8 @@ _CHANGING = {
     re.escape(socket.gethostname()): "<host>",
     r"\d{8}-\d{6}-[0-9a-f]{6}": "<id>",
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}": "<id>",
+    r"\b\d{19}-[0-9a-f]{8}\b": "<id>",
+    r"\b1[5-9]\d{8}\.\d+\b": "<time>",
     r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?\+00:?00)?": "<time>",
     r"\b(?:\d+ h )?(?:\d+ min )?\d+(?:\.\d+)? s\b": "<duration>",
 }
@@ -59,11 +63,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Section:
-    """A test: its title, the names of what it is given, and its commands."""
+    """A test: its title, the names of what it is given, the contents of files by their names, and its commands."""
 
     file: Path
     title: str
     given: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
     commands: tuple[Command, ...]
 
     def __str__(self) -> str:
@@ -76,7 +81,7 @@ def sections(file: Path) -> Iterator[Section]:
     for title, text in zip(parts[::2], parts[1::2], strict=True):
         names = tuple(name for found in _GIVEN.findall(before) + _GIVEN.findall(text) for name in found.split())
         commands = (command for block in _BLOCK.findall(text) for command in _commands(block))
-        yield Section(file, title, names, tuple(commands))
+        yield Section(file, title, names, tuple(_FILE.findall(before + text)), tuple(commands))
 
 
 def _commands(block: str) -> Iterator[Command]:
@@ -92,6 +97,8 @@ def play(section: Section, folder: Path, program: Ready) -> Iterator[tuple[Comma
     """Yield the commands of a section with what they print, in the form of the file."""
     for name in section.given:
         getattr(given, name)(folder)
+    for name, content in section.files:
+        (folder / name).write_text(content, encoding="utf-8")
     for command in section.commands:
         yield command, _run(command.line.replace("\\\n", ""), folder, program)
 
@@ -124,7 +131,8 @@ def _run(line: str, folder: Path, program: Ready) -> str:
     for pattern, name in _CHANGING.items():
         shown = re.sub(pattern, name, shown)
     lines = (re.sub(r" +$", "", each) for each in shown.splitlines())
-    return "".join(f"{each}\n" for each in lines) + (f"[exit {code}]\n" if code else "")
+    usual = 2 if "\n! Error: " in f"\n{shown}" else 0
+    return "".join(f"{each}\n" for each in lines) + (f"[exit {code}]\n" if code != usual else "")
 
 
 def _compact(text: str) -> str:
@@ -172,11 +180,14 @@ def main() -> None:
         for file in [Path(name) for name in sys.argv[1:]] or sorted(FOLDER.glob("*.md")):
             head, *parts = re.split(r"^(?=## )", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
             for number, section in enumerate(sections(file)):
+                done = ""
                 with tempfile.TemporaryDirectory() as folder:
                     for command, printed in play(section, Path(folder), program):
-                        if not agrees(command.output, printed):
-                            before = f"$ {command.line}\n{command.output}"
-                            parts[number] = parts[number].replace(before, f"$ {command.line}\n{printed}", 1)
+                        before, line, after = parts[number].partition(f"$ {command.line}\n")
+                        output = command.output if agrees(command.output, printed) else printed
+                        done += before + line + output
+                        parts[number] = after.removeprefix(command.output)
+                parts[number] = done + parts[number]
             file.write_text(head + "".join(parts), encoding="utf-8")
 
 

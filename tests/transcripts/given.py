@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
-from tests.searches import LR, tell
+from tests.entrypoints.cli.conftest import PIPELINE
+from tests.execution.report.runs import play
+from tests.searches import LR, stated, tell
 from torchx_kfp.contract import protocol
-from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
+from torchx_kfp.tracking import FanIn, FsspecResultTracker, Source, current_run
 from torchx_kfp.tracking.lineage import SOURCES, Start, add_source, encode_sources, record_start
 from torchx_kfp.tracking.searches import SEARCH
 from torchx_kfp.tracking.statements import add_artifact, add_metadata
@@ -182,3 +186,119 @@ def searches(folder: Path) -> None:
     two = {"loss": "minimize", "size": "maximize"}
     state("b/sizes/1", "sizes", {"loss": 0.5, "size": 1}, {"loss": 0.125, "size": 1}, objectives=two)
     state("b/sizes/2", "sizes", {"loss": 0.5, "size": 2}, {"loss": 0.125, "size": 1}, objectives=two)
+
+
+def a_stage_with_everything(folder: Path) -> None:
+    base = str(folder / "base")
+    current_run(protocol.encode(protocol.StageContext(base, "a-1/train/t1"))).add_artifact(
+        "model", "s3://models/1", epochs=3
+    )
+    context = protocol.StageContext(base, "a-1/choose/c", {"trials": ("a-1/train/t1", "a-1/train/t2")})
+    run = current_run(protocol.encode(context))
+    run.put(accuracy=0.5, loss=math.nan, note="two words")
+    run.add_metadata(config={"lr": 0.1}, commit="4f2a91c")
+    for number in range(4):
+        run.log(number * 3, {"train/f1": (number + 1) / 4})
+    run.flush()
+    run.add_artifact("plot", "s3://plots/1")
+    trials = run.parents["trials"]
+    assert isinstance(trials, FanIn)
+    trials[0].artifact("model")
+    tracker = FsspecResultTracker(base)
+    tracker["a-1/train/t2"] = {"x": 1}
+    SEARCH.add(tracker.store, "a-1/ask-2/a", stated(1, each=2, failing=[0], run="a-1"), "search")
+
+
+def stored_artifacts(folder: Path) -> None:
+    made = folder / "made"
+    (made / "checkpoint").mkdir(parents=True)
+    (made / "checkpoint" / "a.bin").write_bytes(bytes(1500))
+    (made / "model.pt").write_bytes(b"model")
+    for execution in ("1", "2"):
+        run = current_run(protocol.encode(protocol.StageContext(str(folder / "base"), f"a-1/train/{execution}")))
+        run.add_artifact("checkpoint", made / "checkpoint", store=True)
+    run = current_run(protocol.encode(protocol.StageContext(str(folder / "base"), "a-1/evaluate/e")))
+    run.add_artifact("best/model", made / "model.pt", store=True, epochs=3)
+    run.add_artifact("plot", "s3://plots/1")
+
+
+def pipelines(folder: Path) -> None:
+    (folder / "pipelines.py").write_text(PIPELINE)
+
+
+def other_files(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    for name in ("empty.py", "json.py", "v1.2.py", "sub/pipeline.py", "sub/compiled.yaml"):
+        (folder / name).write_text("")
+    (folder / "notes.txt").write_text("a: b\n")
+    record(folder / "some", {"run-1/train/1": {"loss": 0.1}})
+
+
+def runs_of_the_same_second(folder: Path) -> None:
+    for number in range(2):
+        key = f"one-20260101-12000{number}/train/1"
+        record(folder / "base", {key: {"loss": 1}})
+        os.utime(folder / "base" / key, (1, 1))
+
+
+def old_runs(folder: Path) -> None:
+    """Record old runs, one of them in use, a young run, and a folder with other files."""
+    tracker = FsspecResultTracker(folder / "base")
+    for key in ("old/prepare/1", "old/train/1", "old/train/2", "used/train/1", "new/evaluate/1"):
+        tracker[key] = {"loss": 0.25, "note": "x" * 500}
+    add_artifact(tracker.store, "old/train/1", "model", "s3://models/1", None)
+    add_metadata(tracker.store, "older/train/1", {"note": "without results"})
+    add_source(tracker.store, "new/evaluate/1", Source("used/train/1"))
+    add_metadata(tracker.store, "used/train/1", {"note": "x"})
+    (folder / "base/notes").mkdir()
+    (folder / "base/notes/todo.txt").write_text("buy milk")
+    tracker["baseline"] = {"loss": 1}
+    for days, *runs in ((800, "older"), (45.5, "old/", "old%"), (40, "used/", "used%"), (90, "baseline")):
+        age(folder / "base", *map(str, runs), days=float(days))
+
+
+def age(base: Path, *runs: str, days: float) -> None:
+    """Make the files of these runs this many days old."""
+    for path in base.rglob("*"):
+        if path.is_file() and any(run in str(path.relative_to(base)) for run in runs):
+            os.utime(path, (time.time() - days * 86400,) * 2)
+
+
+def a_stage_that_goes_on(folder: Path) -> None:
+    """Record the start of a stage of the run ``new``, which is 36 hours old."""
+    start = Start(time.time() // 1 - 5400, "node-3")
+    record_start(FsspecResultTracker(folder / "base").store, "new/train/1", {}, start)
+    age(folder / "base", "new/", "new%", days=1.5)
+
+
+def many_old_runs(folder: Path) -> None:
+    tracker = FsspecResultTracker(folder / "many")
+    for number in range(45):
+        tracker[f"run-20260101-120000-{number:06}/train/1"] = {"loss": 1}
+    for number, user in enumerate(("new", "newer")):
+        add_source(tracker.store, f"{user}/s/1", Source(f"run-20260101-120000-{number:06}/train/1"))
+    age(folder / "many", "run-", days=50)
+    age(folder / "many", "%2F", days=0)
+
+
+def many_other_files(folder: Path) -> None:
+    for number in range(30):
+        (folder / f"others/thing-{number:02}").mkdir(parents=True)
+        (folder / f"others/thing-{number:02}/x").write_text("")
+
+
+def a_run_of_many_stages(folder: Path) -> None:
+    for stage in ("prepare", "train-with-a-long-name", "evaluate-with-a-long-name", "deploy"):
+        record(folder / "digits", {f"digits-20260101-120000-0a1b2c/{stage}/1": {"loss": 1}})
+    age(folder / "digits", "digits", days=50)
+
+
+def a_run_here(folder: Path) -> None:
+    play(folder / "local_outputs/digits-1", ["train"])
+
+
+def artifacts_of_chosen_keys(folder: Path) -> None:
+    """Record artifacts under keys that an application has chosen, which need not have the parts of a run id."""
+    for key in ("b", "c/fit", "d/fit/1/2"):
+        store = FsspecResultTracker(folder / "base").store
+        add_artifact(store, key, "model", folder / "made/model.pt", None, stored=True)

@@ -29,17 +29,11 @@ def train(lr: float, *words: str, name: str = "plain") -> AppDef:
     """
     return AppDef("train", [Role("r", image="i", entrypoint="python3", args=["-c", RECORD, f"{lr}", name, *words])])
 '''
-OTHER = """
-
-def echo(text: str = "here") -> AppDef:
-    return AppDef("echo", [Role("r", image="i", entrypoint="echo", args=[text])])
-"""
 
 
 @pytest.fixture
 def project(project: Path) -> Path:
     (project / "comp.py").write_text(COMPONENTS)
-    (project / "several.py").write_text(COMPONENTS + OTHER)
     return project
 
 
@@ -81,33 +75,6 @@ def test_the_help_of_a_component(call: Call) -> None:
     assert "torchx-kfp run comp.py:train -- " in done.stdout
     assert "--lr float  the learning rate (required)" in done.stdout
     assert "torchx run" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        (["comp.py:train"], ["comp.py:train", "--lr", "required", "-- --help"]),
-        (["comp.py", "--", "--lr", "much"], ["--lr", "'much'", "-- --help"]),
-        (["comp.py:trian", "--", "--lr", "1"], ["'trian'", "Did you mean 'train'?"]),
-        (["several.py", "--", "--lr", "1"], ["several components", "echo, train", "several.py:"]),
-        (["utils.ecko"], ["'utils.ecko'", "Did you mean 'utils.echo'?", "FILE.py:NAME"]),
-        (["dist.ddp", "--", "-j", "2x2"], ["dist.ddp", "exactly one of"]),
-        (["dist.ddp", "--", "--script", "a.py", "-j", "2x2"], ["engine='job'", "--engine"]),
-        (["comp.py", "--result", "loss", "--", "--lr", "1"], ["'loss'", "NAME=TYPE", "float"]),
-        (["comp.py", "--result", "loss=real", "--", "--lr", "1"], ["'loss=real'", "float"]),
-        (["comp.py", "--engine", "jobs", "--", "--lr", "1"], ["'jobs'", "Did you mean 'job'?"]),
-        (["pipelines.py:two", "--engine", "job"], ["--engine", "'pipelines.py:two'", "pipeline"]),
-        (["pipelines.py:two", "--result", "loss=float"], ["--result", "pipeline"]),
-        (["pipelines.py:two", "--", "--lr", "1"], ["(--lr 1)", "-p NAME=VALUE"]),
-    ],
-    ids=lambda words: " ".join(words) if words and isinstance(words[0], str) else "",
-)
-def test_refused(call: Call, project: Path, words: list[str], facts: list[str]) -> None:
-    done = call("run", *words)
-    assert done.returncode == 2
-    for fact in facts:
-        assert fact in done.stderr, done.stderr
-    assert not (project / "local_outputs").exists()
 
 
 @pytest.mark.s3

@@ -139,22 +139,6 @@ def test_a_password_in_the_tracker_base(inside: Call) -> None:
     assert "word-1" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        (["--engine", "job"], ["--engine", "Add --run"]),
-        (["--run", "--env", "A"], ["'A'", "NAME=VALUE"]),
-        (["--run", "--secret", "A:b"], ["'A:b'", "VARIABLE:SECRET/KEY"]),
-        (["--run", "--engine", "jobs"], ["'jobs'", "Did you mean 'job'?"]),
-        (["--timeout", "soon"], ["soon"]),
-    ],
-)
-def test_wrong_calls(inside: Call, words: list[str], facts: list[str]) -> None:
-    done = inside("doctor", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(says(*facts), done.stderr)
-
-
 def test_runs_need_a_tracker_base(inside: Call) -> None:
     done = inside("doctor", "--run")
     assert done.returncode == 1

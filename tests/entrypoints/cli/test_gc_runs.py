@@ -113,24 +113,3 @@ def test_an_interrupted_removal_is_finished(project: Path, call: Call, runs: lis
     runs[1].rename(runs[1].with_name(f".{runs[1].name}.removed"))
     call("gc", "--yes", "--output-dir", "local_outputs", "--keep", "9")
     assert names(project) == {".cache", *(runs[number].name for number in (0, 2, 3))}
-
-
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        ([], ["TRACKER_BASE", "--output-dir"]),
-        (["base", "--output-dir", "local_outputs"], ["TRACKER_BASE", "--output-dir"]),
-        (["base", "--keep", "3"], ["--keep", "--output-dir"]),
-        (["base"], ["--older-than"]),
-        (["--output-dir", "local_outputs"], ["--older-than", "--keep", "--max-size"]),
-        (["--output-dir", "none", "--keep", "3"], ["'none'"]),
-        (["--output-dir", "x", "--max-size", "lots"], ["'lots'", "500MB"]),
-    ],
-    ids=" ".join,
-)
-def test_refused(call: Call, project: Path, words: list[str], facts: list[str]) -> None:
-    (project / "base").mkdir()
-    done = call("gc", "--yes", *words)
-    assert done.returncode == 2
-    for fact in facts:
-        assert fact in done.stderr, done.stderr

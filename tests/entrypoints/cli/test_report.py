@@ -17,60 +17,6 @@ from tests.facts import says
 from torchx_kfp.common.text import is_unsafe
 
 
-@pytest.fixture
-def run(project: Path) -> Path:
-    folder = project / "local_outputs" / "digits-1"
-    play(folder, ["train"])
-    return folder
-
-
-def test_the_page_is_written_into_the_run_and_its_path_printed(inside: Call, run: Path) -> None:
-    done = inside("report", "digits")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{run / 'report.html'}\n"
-    page = (run / "report.html").read_text()
-    assert page.startswith("<!doctype html>")
-    assert page.endswith("</html>\n")
-    assert sorted(path.name for path in run.iterdir()) == ["events.jsonl", "report.html", "run.json"]
-
-
-def test_an_older_page_is_overwritten(inside: Call, run: Path, project: Path) -> None:
-    (project / "page.html").write_text("old")
-    assert inside("report", str(run), "-o", "page.html").stdout == "page.html\n"
-    assert "digits-1" in (project / "page.html").read_text()
-
-
-def test_a_dash_is_stdout(inside: Call, run: Path, project: Path) -> None:
-    done = inside("report", "digits", "-o", "-")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("<!doctype html>")
-    assert done.stdout.endswith("</html>\n")
-    assert not (project / "-").exists()
-    assert not (run / "report.html").exists()
-
-
-def test_runs_elsewhere_are_named(inside: Call, project: Path) -> None:
-    play(project / "elsewhere" / "a-1", ["train"])
-    assert inside("report", "a-1", "--output-dir", "elsewhere").returncode == 0
-    done = inside("report", "b", "--output-dir", "elsewhere")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: There is no run 'b' in 'elsewhere'. Its runs, the newest first: a-1.")
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        ("missing/page.html", "Error: There is no folder '{project}/missing' for the report."),
-        (".", "Error: '{project}' is a folder. Give a file for the report: -o {project}/report.html."),
-        ("x" * 300, "cannot be written: File name too long."),
-    ],
-)
-def test_a_place_that_cannot_be_is_refused(inside: Call, run: Path, project: Path, output: str, message: str) -> None:
-    done = inside("report", str(run), "-o", output)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message.format(project=project) in done.stderr
-
-
 def test_no_other_command_loads_it() -> None:
     names = "'jinja2' in sys.modules, 'torchx_kfp.execution.report' in sys.modules"
     program = f"import sys, torchx_kfp.entrypoints.cli; print({names})"

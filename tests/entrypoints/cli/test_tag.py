@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -81,45 +80,13 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
     assert not list((project / "base/.torchx_kfp/runs").glob("*/*"))
 
 
-def test_a_run_under_a_tracker_base_is_found(project: Path, inside: Call) -> None:
-    recorder = Recorder.open(str(project / "base"))
-    for run in ("one-20260101", "one-20260102"):
-        recorder[f"{run}/train/1"] = {"loss": 1}
-    os.utime(project / "base/one-20260101/train/1", (1, 1))
-    recorder.add_facts("only-facts", tags={"a": "b"})
-
-    done = inside("tag", "base", "latest", "team=a=b", "empty=", "url=https://grafana/d/1?a=b", "text=Grüße \n 日本")
-    assert (done.returncode, done.stderr) == (0, "The run is one-20260102.\n")
-    assert recorder.tags_of(["one-20260102"])["one-20260102"] == {
-        "team": "a=b",
-        "url": "https://grafana/d/1?a=b",
-        "text": "Grüße \n 日本",
-    }
-    assert "one-20260101" in inside("tag", "base", "101", "x=1").stderr
-    assert inside("tag", "base", "only", "a=", "c=d").stdout == "c=d\n"
-    wrong = inside("tag", "base", "one", "x=1")
-    assert (wrong.returncode, "matches 2 runs" in wrong.stderr) == (2, True), wrong.stderr
-    wrong = inside("tag", "base", "on-20260101", "x=1")
-    assert (wrong.returncode, "Did you mean 'one-20260101'?" in wrong.stderr) == (2, True), wrong.stderr
-    new = "5f0c0000-0000-4000-8000-000000000000"
-    assert inside("tag", "base", new, "x=1").returncode == 0, "it was submitted just now"
-    assert sorted(recorder.runs_with_facts()) == sorted(["one-20260101", "one-20260102", "only-facts", new])
-
-
-def test_the_latest_of_runs_of_the_same_second(project: Path, inside: Call) -> None:
-    recorder = Recorder.open(str(project / "base"))
-    for run in ("one-20260101-120000", "one-20260101-120001"):
-        recorder[f"{run}/train/1"] = {"loss": 1}
-        os.utime(project / f"base/{run}/train/1", (1, 1))
-    assert inside("tag", "base", "latest", "a=b").stderr == "The run is one-20260101-120001.\n"
-
-
 def test_a_tag_counts_whatever_other_clocks_say(project: Path, inside: Call) -> None:
     recorder = Recorder.open(str(project / "base"))
     ahead = f"{time.time_ns() + 10**15:019}-00000000"
     recorder.store.write(f".torchx_kfp/runs/run/{ahead}", b'{"tags": {"team": "a"}}')
     assert inside("tag", "base", "run", "team=b").stdout == "team=b\n"
-    assert inside("tag", "base", "run", "team=c").stdout == "team=c\n"
+    assert inside("tag", "base", "run", "team=c \n 日本").returncode == 0
+    assert recorder.tags_of(["run"])["run"] == {"team": "c \n 日本"}
 
 
 @pytest.mark.s3
@@ -145,27 +112,3 @@ def test_a_tag_of_runs_on_this_machine_only(project: Path, call: Call, monkeypat
         assert (done.returncode, [each["run"] for each in json.loads(done.stdout)]) == (0, [first]), done.stderr
         wrong = call("runs", "--tag", "teem=vision")
         assert (wrong.returncode, "Did you mean 'team'?" in wrong.stderr) == (2, True), wrong.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        (["run", "train.py:plain", "--tag", "team=a"], ["team", "tracker base"]),
-        (["run", "train.py:train", "--tracker-base", "base", "--tag", "team"], ["'team'", "NAME=VALUE"]),
-        (["run", "train.py:train", "--tracker-base", "base", "--tag", "a=1", "--tag", "a=2"], ["'a'", "twice"]),
-        (["run", "train.py:train", "--tracker-base", "base", "--tag", "a="], ["'a'", "a=VALUE"]),
-        (["tag", "latest", "my-team=a"], ["'my-team=a'", "NAME=VALUE"]),
-        (["tag", "latest", "final"], ["'final' is not a tag", "NAME=VALUE", "Nor is 'latest' the tracker base"]),
-        (["tag", "base", "latest", "final"], ["'final' is not a tag", "final=yes"]),
-        (["results", "base", "--where", 'tag.teem == "a"'], ["'teem'", "'team'"]),
-        (["runs", "--tag", "teem=a"], ["'teem'", "'team'"]),
-    ],
-    ids=lambda words: " ".join(words),
-)
-def test_refused(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
-    if words[0] != "run":
-        start(call, "0.5", "--tag", "team=a")
-    done = call(*words)
-    assert done.returncode == 2, done.stderr
-    for fact in facts:
-        assert fact in done.stderr, done.stderr

@@ -80,15 +80,18 @@ def _get(words: tuple[str, ...], overwrite: bool, output_dir: str, flags: Flags)
     [located] = locate([*base, run], output_dir, flags)
     name, found = _read(located)
     by_name: dict[str, list[tuple[str, Artifact]]] = {}
+    short = []
     for run_id, artifact in found:
         # A key that an application has chosen itself need not have a stage and an execution.
         stage, _, execution = run_id.partition("/")[2].partition("/")
         for path in ((stage, artifact.name), *([(stage, execution, artifact.name)] if execution else ())):
             by_name.setdefault("/".join(filter(None, path)), []).append((run_id, artifact))
+        short.append("/".join(filter(None, (stage, artifact.name))))
     matches = by_name.get(wanted, [])
     if not matches:
-        short = [path for path in by_name if path.count("/") == 1] or by_name
-        there = f"It has {listed(map(repr, short))}." if by_name else "It has none."
+        there = f"It has {listed(map(repr, dict.fromkeys(short)))}." if short else "It has none."
+        if not wanted:
+            raise ArgumentError(f"Name an artifact of {name}: {name}/STAGE/NAME. {there}")
         raise ArgumentError(
             f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, by_name)} {there}"
         )
@@ -98,10 +101,9 @@ def _get(words: tuple[str, ...], overwrite: bool, output_dir: str, flags: Flags)
     [(run_id, artifact)] = matches
     try:
         path = artifact.download(folder, overwrite=overwrite)
-    except FileExistsError as error:
-        way_out = " Or replace it: --overwrite." if not error.errno else ""
-        raise ArgumentError(f"{explain(error)}{way_out}") from None
     except OSError as error:
+        if isinstance(error, FileExistsError) and not error.errno:
+            raise ArgumentError(f"{explain(error).removesuffix('.')}: --overwrite.") from None
         raise ArgumentError(f"The artifact cannot be written to {folder!r}: {explain(error)}.") from None
     print_message(f"{artifact.name} of {run_id}: {show_stored(artifact.stored)}")
     print_text(path)
