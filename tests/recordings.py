@@ -14,8 +14,8 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,10 @@ _LINE = re.compile(r"( *[a-z0-9-]+/[0-9]+) \| (.*)")
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and its answer: objects, or text that is not JSON. ``whole`` is false if the launcher ended first."""
+    """A request and its answer: objects, or text that is not JSON. ``whole`` is false if the launcher ended first.
+
+    With the status 0, the connection breaks; what has come of a log before that is the answer.
+    """
 
     method: str
     path: str
@@ -135,9 +138,13 @@ class Replay:
         repeated: those that came more often than they were recorded, but for logs.
         logs: how many requests for logs there were.
         problems: what is wrong with requests. None of this kind was recorded, or they lack a token.
+        before: is called before a request is answered, with its method and path.
+        headers: those of all answers.
     """
 
     def __init__(self, exchanges: Iterable[Exchange], folder: Path, token: str) -> None:
+        self.before: Callable[[str, str], object] = lambda *_: None
+        self.headers: dict[str, str] = {}
         self.requests: list[tuple[str, str, Any]] = []
         self.repeated: list[str] = []
         self.logs = 0
@@ -172,20 +179,24 @@ class Replay:
 
     def _answer(self, handler: Handler) -> None:
         text = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        self.before(handler.command, handler.path.lstrip("/"))
         found = self._find(handler, json.loads(text) if text else None)
         if found is None:
             handler.begin(418, {}, 0)
             return
         content = found.answer if isinstance(found.answer, str) else json.dumps(found.answer)
-        if found.is_log:
-            handler.begin(found.status, {}, None)
+        if not found.status and not content:
+            handler.close_connection = True
+        elif found.is_log:
+            handler.begin(found.status or 200, self.headers, None)
             if content:
                 handler.send_chunk(content.encode())
             if not found.whole:
                 self._ends.wait()
-            handler.send_chunk(b"")
+            if found.status:
+                handler.send_chunk(b"")
         else:
-            handler.begin(found.status, {}, len(content.encode()))
+            handler.begin(found.status, self.headers, len(content.encode()))
             handler.wfile.write(content.encode())
 
     def _find(self, handler: Handler, body: Any) -> Exchange | None:
@@ -196,8 +207,8 @@ class Replay:
             for name, value in headers.items():
                 if handler.headers[name] != value:
                     self.problems.append(f"{method} {path}: {name} is {handler.headers[name]!r}")
-            # A log that is read again begins at its beginning: the API server knows times to the second only.
-            key = method, path.partition("&sinceTime=")[0]
+            path, _, since = path.partition("&sinceTime=")
+            key = method, path
             answers = self._answers.get(key)
             if not answers and "?fieldSelector=metadata.name%3D" in path:
                 # The reader of a log asks whether the pod is still there.
@@ -210,6 +221,9 @@ class Replay:
             found = answers[min(position, len(answers) - 1)]
             if found.is_log:
                 self.logs += 1
+                # The API server knows times to the second only.
+                lines = str(found.answer).splitlines(keepends=True)
+                found = replace(found, answer="".join(line for line in lines if line[:19] >= since[:19]))
             elif position >= len(answers):
                 self.repeated.append(f"{method} {path}")
             else:

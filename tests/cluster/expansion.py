@@ -6,14 +6,10 @@ import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tests.cluster.api import ApiError, Object
+from tests.cluster.api import Object
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _FIELD_WITH_KEY = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]")
-
-
-class MissingKeyError(Exception):
-    """A Secret or a ConfigMap, or a key of it, that a container refers to and that is not there."""
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -35,11 +31,6 @@ def command_line(container: Object, variables: Mapping[str, str]) -> list[str]:
 def environment(container: Object, pod: Object, read: Callable[[str, str], Object]) -> dict[str, str]:
     """Return the variables of a container in their order; ``read`` returns an object by its collection and name."""
     found: dict[str, str] = {}
-    for source in container.get("envFrom", ()):
-        kind, reference = next((key, value) for key, value in source.items() if key != "prefix")
-        collection = {"secretRef": "secrets", "configMapRef": "configmaps"}[kind]
-        for key, value in _data(collection, reference, read).items():
-            found[source.get("prefix", "") + key] = value
     for variable in container.get("env", ()):
         source = variable.get("valueFrom")
         value = expand(variable.get("value", ""), found) if not source else _value(source, container, pod, read)
@@ -68,24 +59,8 @@ def _value(source: Object, container: Object, pod: Object, read: Callable[[str, 
     ((kind, reference),) = source.items()
     if kind == "fieldRef":
         return field(reference["fieldPath"], pod)
-    collections = {"secretKeyRef": "secrets", "configMapKeyRef": "configmaps"}
-    if kind not in collections:
-        raise NotImplementedError(f"env of container {container['name']!r}: {kind}")
-    values = _data(collections[kind], reference, read)
-    if reference["key"] not in values and not reference.get("optional"):
-        raise MissingKeyError(f"couldn't find key {reference['key']} in {collections[kind]} {reference['name']}")
-    return values.get(reference["key"])
-
-
-def _data(collection: str, reference: Object, read: Callable[[str, str], Object]) -> dict[str, str]:
-    try:
-        return text_data(read(collection, reference["name"]))
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        if reference.get("optional"):
-            return {}
-        raise MissingKeyError(error.message) from None
+    assert kind == "secretKeyRef", f"env of container {container['name']!r}: {kind}"
+    return text_data(read("secrets", reference["name"])).get(reference["key"])
 
 
 def text_data(source: Object) -> dict[str, str]:

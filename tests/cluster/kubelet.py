@@ -69,7 +69,6 @@ class Kubelet:
         self._number = _next_number(namespace.cluster.folder / "nodes")
         self._addresses = itertools.count(1)
         self._nodes = itertools.count(1)
-        self._held: dict[str, tuple[str, str]] = {}
         self._pods: dict[str, Pod] = {}
         self._removed: dict[str, Pod] = {}
         self._ending = False
@@ -99,34 +98,6 @@ class Kubelet:
             self.api.delete(f"/api/v1/nodes/{self.node}")
         if self.errors:
             raise self.errors[0]
-
-    def hold(self, reason: str, message: str = "", image: str = "") -> None:
-        """Keep pods with this image (or with any) from starting until `release`.
-
-        The reason is ``Unschedulable`` or one that containers wait for, such as ``ImagePullBackOff``.
-        """
-        self._held[image] = reason, message
-
-    def release(self, image: str = "") -> None:
-        del self._held[image]
-
-    def held(self, image: str) -> tuple[str, str] | None:
-        return self._held.get(image) or self._held.get("")
-
-    def lose_node(self) -> None:
-        """Lose the node with all that runs on it; another one takes its place.
-
-        Its pods are failed and removed, as by the controllers that find that their node is gone.
-        """
-        with self._lock:
-            lost, node = dict(self._pods), self.node
-            self._leave_pods()
-            self._register()
-        self.api.delete(f"/api/v1/nodes/{node}")
-        for pod in lost.values():
-            with contextlib.suppress(ApiError):
-                self.fail_lost(pod.name)
-                self.api.delete(self.namespace.path("pods", pod.name), gracePeriodSeconds=0)
 
     def lose_pod(self, pod: str) -> None:
         """Lose one pod as if the node that it runs on were lost: its processes end, and nothing reports it."""
@@ -227,10 +198,6 @@ class Kubelet:
         if not found:
             raise RefusedError(f'pod "{pod}" not found')
         read = found[-1].containers[container]
-        if "waiting" in read.state:
-            reason = read.state["waiting"]["reason"]
-            reason = "trying and failing to pull image" if reason == "ImagePullBackOff" else reason
-            raise RefusedError(f'container "{container}" in pod "{pod}" is waiting to start: {reason}')
         return read.log.read(options)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.api import ApiError, Object
-from tests.cluster.expansion import MissingKeyError, command_line, environment
+from tests.cluster.expansion import command_line, environment
 from tests.cluster.logs import Log
 from tests.cluster.names import hostname, reachable
 from tests.cluster.sandbox import NOT_STARTED
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tests.cluster.kubelet import Kubelet
 
 #: Seconds between looks at what keeps a pod from starting, and before a container is started again.
-PAUSE = 0.1
 
 
 class _StoppedError(Exception):
@@ -46,15 +45,9 @@ class Container:
         self.manifest = manifest
         self.name = str(manifest["name"])
         self.log = Log()
-        self.restarts = 0
-        self.last_state: Object = {}
-        self.state: Object = {}
-        self.wait_for("ContainerCreating")
+        self.state: Object = {"waiting": {"reason": "ContainerCreating"}}
         self.process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-
-    def wait_for(self, reason: str, message: str = "") -> None:
-        self.state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
 
     def start(self, specification: Object, folder: Path, on_end: Callable[[Container], None]) -> None:
         """Start it; the function is called once it has ended, and its log with it."""
@@ -86,11 +79,6 @@ class Container:
         log.end()
         on_end(self)
 
-    def again(self) -> None:
-        """Prepare for another start."""
-        self.last_state, self.log = self.state, Log()
-        self.restarts += 1
-
     def end(self) -> None:
         """End its processes at once, and wait until nothing of them is left."""
         if self.process:
@@ -108,7 +96,7 @@ class Container:
         ready = "running" in self.state
         return {
             "name": self.name, "image": self.manifest["image"], "imageID": "", "ready": ready, "started": ready,
-            "restartCount": self.restarts, "state": self.state, "lastState": self.last_state,
+            "restartCount": 0, "state": self.state, "lastState": {},
         }  # fmt: skip
 
 
@@ -163,15 +151,14 @@ class Pod:
         try:
             self._bind()
             self._start()
-            while not all(map(self._is_done, self.containers.values())):
-                self._restart()
-                self._sleep(None)
+            while not all(each.exit_code is not None for each in self.containers.values()):
+                self._sleep()
         except _StoppedError:
             self._terminate()
         self._report()
         while self._stop_at is None:
             with contextlib.suppress(_StoppedError):
-                self._sleep(None)
+                self._sleep()
         # With this, the deletion that the kubelet has confirmed takes place.
         with contextlib.suppress(ApiError):
             uid = self.manifest["metadata"]["uid"]
@@ -181,31 +168,16 @@ class Pod:
     def _path(self) -> str:
         return self.kubelet.namespace.path("pods", self.name)
 
-    def _sleep(self, seconds: float | None) -> None:
-        """Wait for this long, or for a change; raise if the pod is to end."""
-        with contextlib.suppress(queue.Empty):
-            self._wake.get(timeout=seconds)
+    def _sleep(self) -> None:
+        """Wait for a change; raise if the pod is to end."""
+        self._wake.get()
         if self._gone:
             raise _GoneError
         if self._stop_at is not None:
             raise _StoppedError
 
-    def _held(self, unschedulable: bool) -> tuple[str, str] | None:
-        for container in self.containers.values():
-            held = self.kubelet.held(container.manifest["image"])
-            if held and (held[0] == "Unschedulable") == unschedulable:
-                return held
-        return None
-
     def _bind(self) -> None:
         """Play the scheduler."""
-        said = None
-        while held := self._held(unschedulable=True):
-            if held != said:
-                condition = {"type": "PodScheduled", "status": "False", "reason": held[0], "message": held[1]}
-                self._patch({"phase": "Pending", "conditions": [condition]})
-                said = held
-            self._sleep(PAUSE)
         if not self.manifest["spec"].get("nodeName"):
             target = {"apiVersion": "v1", "kind": "Node", "name": self.node}
             metadata = {"name": self.name, "uid": self.manifest["metadata"]["uid"]}
@@ -217,14 +189,6 @@ class Pod:
         self._started = now()
 
     def _start(self) -> None:
-        said = None
-        while held := self._held(unschedulable=False):
-            if held != said:
-                for container in self.containers.values():
-                    container.wait_for(*held)
-                self._report()
-                said = held
-            self._sleep(PAUSE)
         self.folder.mkdir(parents=True)
         self.kubelet.names.add(self._hosts, self.manifest, self.address)
         for container in self.containers.values():
@@ -235,17 +199,7 @@ class Pod:
         pod = copy.deepcopy(self.manifest)
         pod["spec"]["nodeName"] = self.node
         pod["status"] = {**pod.get("status", {}), "podIP": reachable(self.address), "hostIP": "127.0.0.1"}
-        said = None
-        while True:
-            try:
-                variables = environment(container.manifest, pod, self.kubelet.read)
-                break
-            except MissingKeyError as error:
-                if str(error) != said:
-                    said = str(error)
-                    container.wait_for("CreateContainerConfigError", said)
-                    self._report()
-                self._sleep(PAUSE)
+        variables = environment(container.manifest, pod, self.kubelet.read)
         folder = self.folder / "volumes"
         volumes = mounts(container.manifest, pod, folder, self.kubelet.read, self.kubelet.token)
         files = [(str(self._hosts), "/etc/hosts"), (str(self.kubelet.name_service), "/etc/nsswitch.conf")]
@@ -257,21 +211,6 @@ class Pod:
             "env": {"HOSTNAME": hostname(pod), **self.kubelet.environ, **variables},
         }
         container.start(specification, self.folder, lambda _: self._wake.put(None))
-
-    def _restart(self) -> None:
-        for container in self.containers.values():
-            if container.exit_code is not None and not self._is_done(container):
-                self._report()
-                container.again()
-                self._sleep(PAUSE)
-                self._start_container(container)
-                self._report()
-
-    def _is_done(self, container: Container) -> bool:
-        """Whether a container has ended for good."""
-        policy = self.manifest["spec"].get("restartPolicy", "Always")
-        code = container.exit_code
-        return code is not None and (policy == "Never" or (policy == "OnFailure" and code == 0))
 
     def _terminate(self) -> None:
         """End the containers as a deletion does."""
@@ -293,13 +232,11 @@ class Pod:
 
     def _report(self) -> None:
         codes = [each.exit_code for each in self.containers.values()]
-        stopped = self._stop_at is not None and None not in codes
-        done = stopped or all(map(self._is_done, self.containers.values()))
+        done = None not in codes
         running = all("running" in each.state for each in self.containers.values())
         if done:
             phase = "Failed" if any(codes) else "Succeeded"
         else:
-            # Also while a container waits for its next start.
             phase = "Running" if any("waiting" not in each.state for each in self.containers.values()) else "Pending"
         reason = {"reason": "PodCompleted"} if done else {} if running else {"reason": "ContainersNotReady"}
         ready = {"status": "True" if running else "False", **reason}

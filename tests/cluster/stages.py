@@ -1,31 +1,27 @@
 """Distributed stages on the cluster: what KFP's driver and Argo make of a compiled stage is a pod, made here."""
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from torchx.specs import AppDef, Role
+from torchx.specs import AppDef
 
-from tests.authoring.apps import compile_pipeline, load
-from tests.authoring.kfp_engines import container_of
 from tests.cluster.api import Object
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.manifests import container
 from tests.cluster.namespaces import PIPELINE_RUNNER, Namespace
 from tests.cluster.waiting import until
-from torchx_kfp import engines, task_from_app
+from tests.contract.carried.behaviours import CompiledStage, outputs, python
+from torchx_kfp import engines
 from torchx_kfp.entrypoints.cli.commands.rbac import rights_text
 
 #: The annotation with the node of a workflow that a pod is, as it was seen on a cluster, in its first attempt.
 NODE = (
     "fact-identity-zhzbb(0).root(0).for-loop-2(0).iteration-iterations(0:0)(0).iteration-item(0).train(0).executor({})"
 )
-#: Only one pipeline can be defined at a time.
-_COMPILES = threading.Lock()
 #: Where the objects of an engine are.
 COLLECTIONS = {
     "job": "batch/v1/jobs",
@@ -35,14 +31,6 @@ COLLECTIONS = {
 RUN = "8f2f3b1e-51e7-4b62-ae0c-601f7270d2b4"
 
 
-TRAIN = """
-import os
-from torchx_kfp.tracking import current_run
-index = os.environ["TORCHX_REPLICA_ID"]
-print("replica", index, "of", os.environ["TORCHX_NUM_REPLICAS"], "rank 0 is", os.environ["TORCHX_RANK0_HOST"])
-if index == "0":
-    current_run().put(loss=0.25)
-"""
 #: Runs until the file is there.
 WAIT = """
 import os, sys, time
@@ -53,23 +41,6 @@ if os.environ["TORCHX_REPLICA_ID"] == "0":
     from torchx_kfp.tracking import current_run
     current_run().put(loss=0.5)
 """
-#: Replica 1 fails, and the other one waits for it forever.
-FAIL = """
-import os, sys, time
-from torchx_kfp.tracking import current_run
-if os.environ["TORCHX_REPLICA_ID"] == "1":
-    current_run().put(loss=99)
-    print("about to fail")
-    sys.exit(7)
-time.sleep(1000)
-"""
-
-
-def python(program: str, *, replicas: int = 2, **fields: Any) -> AppDef:
-    """Return an AppDef whose replicas run a Python program."""
-    arguments = ["-u", "-c", program, *fields.pop("arguments", ())]
-    role = Role("trainer", image="any", entrypoint="python", args=arguments, num_replicas=replicas, **fields)
-    return AppDef("train", roles=[role])
 
 
 def replicas(namespace: Namespace) -> list[Object]:
@@ -109,7 +80,7 @@ class Attempt:
     @property
     def outputs(self) -> dict[str, str]:
         """The output parameters that the stage has written."""
-        return {path.name: path.read_text() for path in (self.folder / "out").iterdir() if path.suffix != ".json"}
+        return outputs(self.folder)
 
     @property
     def run_id(self) -> str:
@@ -156,18 +127,8 @@ class Stage:
         #: Words before the command.
         self.prefix: tuple[str, ...] = ()
 
-        def pipeline(tracker_base: str) -> None:
-            task_from_app(app, tracker_base=tracker_base if tracked else None, **options)
-
-        with _COMPILES:
-            compiled = compile_pipeline(pipeline)
-        spec, platform = load(compiled)
-        self._compiled = compiled
-        (self.component,) = [name.removeprefix("comp-") for name in spec["components"]]
-        self.outputs = list(
-            spec["components"][f"comp-{self.component}"].get("outputDefinitions", {}).get("parameters", {})
-        )
-        self.fields = {each["name"]: each["fieldPath"] for each in platform[f"exec-{self.component}"]["fieldPathAsEnv"]}
+        self._compiled = CompiledStage(app, self.base, tracked=tracked, **options)
+        self.component = self._compiled.component
         self.attempts = 0
         # Argo owns the pods of a run through its Workflow.
         kind = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow"}
@@ -181,18 +142,11 @@ class Stage:
         self.attempts += 1
         name = f"workflow-{self.component}-{number}"
         folder = self.folder / name
-        (folder / "out").mkdir(parents=True)
-        argv = container_of(
-            self._compiled,
-            self.component,
-            inputs={"tracker_base": str(self.base), **self.inputs},
-            outputs={output: str(folder / "out" / output) for output in self.outputs},
-            artifacts={"metrics": str(folder / "artifacts" / "metrics")},
-        ).argv()
+        argv = self._compiled.container(folder, self.inputs).argv()
         if self.config is not None:
             argv = [word if not word.startswith('{"inputs": {"param') else self._configured(word) for word in argv]
         fields = {
-            **self.fields,
+            **self._compiled.fields,
             "KFP_POD_NAME": "metadata.name",
             "KFP_POD_UID": "metadata.uid",
         }

@@ -1,4 +1,4 @@
-"""The contract of a distributed stage with every engine: the same tests for Job, JobSet and Volcano.
+"""The contract of a distributed stage with every engine: all behaviours, and what attempts do with their object.
 
 Job and JobSet have their real controllers; Volcano's is a double. The launcher has the rights that ``torchx-kfp rbac``
 prints, and no others.
@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchx.specs import AppDef, Role
+from torchx.specs import AppDef
 
 from tests.cluster.api import Object
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.namespaces import Namespace
-from tests.cluster.stages import COLLECTIONS, FAIL, RUN, TRAIN, Stage, give_rights, python, replicas, waiting
+from tests.cluster.stages import COLLECTIONS, RUN, Stage, give_rights, replicas, waiting
 from tests.cluster.waiting import until
-from torchx_kfp import engines
+from tests.contract.carried.behaviours import BEHAVIOURS, FAIL, ROWS, TRAIN, python
+from torchx_kfp.tracking import FsspecResultTracker
 
 #: A service account that may do nothing else.
 ACCOUNT = "launcher"
@@ -35,8 +36,8 @@ class Cluster:
     kubelet: Kubelet
     folder: Path
 
-    def stage(self, app: AppDef, engine: object = None, **options: Any) -> Stage:
-        made = Stage(self.namespace, self.kubelet, self.folder, app, engine=engine or self.engine, **options)
+    def stage(self, app: AppDef, **options: Any) -> Stage:
+        made = Stage(self.namespace, self.kubelet, self.folder, app, **{"engine": self.engine, **options})
         made.account = ACCOUNT
         return made
 
@@ -65,65 +66,40 @@ def cluster_with(request: pytest.FixtureRequest, namespace: Namespace, kubelet: 
     return Cluster(request.param, namespace, kubelet, tmp_path)
 
 
-def test_a_stage_of_two_replicas(cluster_with: Cluster) -> None:
-    stage = cluster_with.stage(python(TRAIN), results={"loss": float})
+@pytest.mark.parametrize(("name", "cluster_with"), ROWS, indirect=["cluster_with"])
+def test_a_stage_does_the_same_on_a_cluster_as_here(name: str, cluster_with: Cluster) -> None:
+    row, engine = BEHAVIOURS[name], cluster_with.engine
+    stage = cluster_with.stage(row.app(cluster_with.folder), **row.options_with(engine))
+    attempt = stage.start()
+    code = attempt.ended()
+    found = re.search(r"torchx-kfp: created (Job|JobSet) (\S+)/(\S+)\n", attempt.log)
+    assert found, attempt.log
+    name = found[3]
+    assert found[2] == cluster_with.namespace.name
+    server = {"job": f"{name}-0", "jobset": f"{name}-trainer-0-0", "volcano": f"{name}-trainer-0"}[engine]
+    row.check(code, attempt.log, attempt.outputs, rank0=f"{server}.{name}", server=server)
+    if row.records is not None:
+        assert FsspecResultTracker(str(stage.base))[attempt.run_id] == row.records
+    if code:
+        assert f", node {cluster_with.kubelet.node}) failed first, with exit code {code}" in attempt.log
+        until(lambda: not cluster_with.objects and not cluster_with.replicas)
+    else:
+        assert attempt.log.splitlines()[-1] == f"torchx-kfp: {name} succeeded"
+        until(lambda: not any(pod["status"]["phase"] == "Running" for pod in cluster_with.replicas))
+
+
+def test_an_object_belongs_to_its_run_and_its_service_to_it(cluster_with: Cluster) -> None:
+    stage = cluster_with.stage(python(TRAIN))
     attempt = stage.start()
     assert attempt.ended() == 0, attempt.log
+    assert re.fullmatch(f"{RUN}/train/{attempt.name}_[0-9a-f]{{8}}", attempt.run_id)
     (made,) = cluster_with.objects
-    name = made["metadata"]["name"]
-    host = {"job": name, "jobset": f"{name}-trainer-0", "volcano": f"{name}-trainer"}[cluster_with.engine]
-    assert attempt.outputs["loss"] == "0.25"
-    assert re.fullmatch(f"{RUN}/train/{attempt.name}_[0-9a-f]{{8}}", attempt.outputs["run_id"])
-    lines = attempt.log.splitlines()
-    assert "trainer/0 | replica 0 of 2 rank 0 is localhost" in lines
-    assert f"trainer/1 | replica 1 of 2 rank 0 is {host}-0.{name}" in lines
-    kind = "JobSet" if cluster_with.engine == "jobset" else "Job"
-    assert f"torchx-kfp: created {kind} {cluster_with.namespace.name}/{name}" in lines
-    assert lines[-1] == f"torchx-kfp: {name} succeeded"
     assert made["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60, "it is kept for a while"
     (owner,) = made["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("Workflow", stage.workflow)
     (service,) = cluster_with.namespace.list("services")
     assert service["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
     assert {pod["spec"]["serviceAccountName"] for pod in cluster_with.replicas} == {ACCOUNT}
-
-
-def test_replicas_meet_by_name(cluster_with: Cluster, unused_port: int) -> None:
-    program = f"""
-import os, socket, time
-if os.environ["TORCHX_REPLICA_ID"] == "0":
-    with socket.create_server(("", {unused_port})) as server:
-        connection, _ = server.accept()
-        print("met", connection.recv(100).decode())
-        connection.close()
-while os.environ["TORCHX_REPLICA_ID"] != "0":
-    try:
-        with socket.create_connection((os.environ["TORCHX_RANK0_HOST"], {unused_port})) as connection:
-            connection.sendall(b"replica 1")
-        break
-    except OSError:
-        time.sleep(0.05)
-"""
-    attempt = cluster_with.stage(python(program)).start()
-    assert attempt.ended() == 0, attempt.log
-    assert "trainer/0 | met replica 1" in attempt.log
-
-
-def test_the_replica_that_fails_first_gives_the_exit_code(cluster_with: Cluster) -> None:
-    stage = cluster_with.stage(python(FAIL), results={"loss": float})
-    attempt = stage.start()
-    assert attempt.ended() == 7, attempt.log
-    (failed,) = [line for line in attempt.log.splitlines() if line.startswith("trainer/1 (pod")]
-    assert "failed first, with exit code 7" in failed
-    assert f"node {cluster_with.kubelet.node}" in failed
-    assert attempt.log.splitlines()[-1] == "  trainer/1 | about to fail"
-    assert "loss" not in attempt.outputs, "the results of a failed attempt are not published"
-    until(lambda: not cluster_with.objects and not cluster_with.replicas)
-
-    # The next attempt makes another object, which is another run.
-    again = stage.start()
-    assert again.ended() == 7
-    assert again.run_id != attempt.run_id
 
 
 def test_sigterm_deletes_the_object_at_once(cluster_with: Cluster) -> None:
@@ -202,45 +178,3 @@ def test_a_retry_replaces_what_has_failed(cluster_with: Cluster) -> None:
     assert "of an earlier attempt has failed" in second.log
     assert second.run_id != first.run_id
     assert made["metadata"]["uid"] not in [one["metadata"]["uid"] for one in cluster_with.objects]
-
-
-# Several roles, and restarts by the engine
-
-SERVE = """
-import os, time
-print("serves", os.environ["TORCHX_RANK0_HOST"])
-while True:
-    time.sleep(1)
-"""
-
-
-@pytest.mark.parametrize("cluster_with", ["jobset", "volcano"], indirect=True)
-def test_a_role_that_never_ends(cluster_with: Cluster) -> None:
-    # The server goes with the trainers: the launcher needs the time to read what it has printed.
-    (trainer,) = python(f"{TRAIN}\nimport time; time.sleep(2)").roles
-    server = Role("server", image="any", entrypoint="python", args=["-u", "-c", SERVE])
-    engine = engines.ENGINES[cluster_with.engine](succeeds_with=["trainer"])
-    stage = cluster_with.stage(AppDef("train", roles=[trainer, server]), engine, results={"loss": float})
-    attempt = stage.start()
-    assert attempt.ended() == 0, attempt.log
-    assert attempt.outputs["loss"] == "0.25"
-    name = cluster_with.objects[0]["metadata"]["name"]
-    assert f"server/0 | serves {name}-trainer" in attempt.log
-    until(lambda: not any(pod["status"]["phase"] == "Running" for pod in cluster_with.replicas))
-
-
-@pytest.mark.parametrize("cluster_with", ["jobset", "volcano"], indirect=True)
-def test_all_replicas_start_again(cluster_with: Cluster) -> None:
-    program = """
-import os, sys, time
-me = sys.argv[1] + os.environ["TORCHX_REPLICA_ID"]
-print("tries")
-if not os.path.exists(me):
-    open(me, "w").close()
-    time.sleep(2 if os.environ["TORCHX_REPLICA_ID"] == "1" else 1000)
-    sys.exit(3)
-"""
-    app = python(program, arguments=[str(cluster_with.folder / "me")], max_retries=1)
-    attempt = cluster_with.stage(app).start()
-    assert attempt.ended() == 0, attempt.log
-    assert attempt.log.count("trainer/0 | tries") == attempt.log.count("trainer/1 | tries") == 2

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import os
+import re
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from torchx.specs import RetryPolicy
+from torchx.specs import BindMount, Resource, RetryPolicy
 
-from tests.authoring.engines.goldens import golden_file
+from components.ddp import component as ddp
 from tests.cluster.certificates import Authority
-from tests.cluster.faults import FaultyServer
+from tests.cluster.faults import Fault, FaultyServer, Lines
 from tests.cluster.kubelet import Kubelet
+from tests.cluster.manifests import secret
 from tests.cluster.namespaces import PIPELINE_RUNNER, Namespace
-from tests.cluster.stages import FAIL, TRAIN, Stage, python, replicas, waiting
+from tests.cluster.stages import COLLECTIONS, Stage, replicas, waiting
 from tests.cluster.waiting import until
+from tests.contract.carried.behaviours import TRAIN, python
 from tests.facts import says
+from tests.pipelines.regenerate import REPOSITORY
 from torchx_kfp import engines
-from torchx_kfp.contract.carried import cluster_api, engine_object, replica_roles
+from torchx_kfp.contract.carried import cluster_api, replica_roles
 from torchx_kfp.entrypoints.cli.commands.rbac import rights_text
+from torchx_kfp.tracking import FsspecResultTracker
 
 #: Runs until the file is there, and does not end at SIGTERM.
 SAVES = """
@@ -62,6 +65,74 @@ def delete_pod(namespace: Namespace, name: str) -> None:
     namespace.api.delete(namespace.path("pods", name), gracePeriodSeconds=0)
 
 
+# What a stage needs of its cluster
+
+
+def test_secrets_resources_and_settings_of_the_task(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    namespace.create(secret("s3", key="hidden"))
+    config = {
+        "affinity": None,
+        "env": [
+            {"name": "EXTRA", "value": "1"},
+            {"name": "KFP_RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['pipeline/runid']"}}},
+        ],
+        "nodeSelector": {},
+        "resources": {"limits": {"memory": "96M"}},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/run/scratch"}],
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+    }
+    program = """
+from os import environ, listdir, path
+print(environ["KEY"], environ["EXTRA"], "KFP_RUN_ID" in environ, path.isdir("/run/scratch"), listdir("/run/data"))
+"""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").touch()
+    app = python(
+        program,
+        resource=Resource(cpu=1, gpu=0, memMB=1000, devices={"example.com/nic": 1}),
+        mounts=[BindMount(str(tmp_path / "data"), "/run/data", read_only=True)],
+        port_map={"c10d": 29500},
+    )
+    stage = Stage(
+        namespace, kubelet, tmp_path, app, engine="job", config=config, secrets={"s3": {"key": "KEY"}}, replicas=1
+    )
+    attempt = stage.start()
+    assert attempt.ended() == 0, attempt.log
+    assert "trainer/0 | hidden 1 False True ['file']" in attempt.log
+    (pod,) = replicas(namespace)
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"] == {
+        "requests": {"cpu": "1", "memory": "96M", "example.com/nic": "1"},
+        "limits": {"cpu": "1", "memory": "96M", "example.com/nic": "1"},
+    }
+    assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
+    assert container["ports"][0]["containerPort"] == 29500
+
+
+def test_iterations_of_a_loop_have_their_own_objects(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app, go = waiting(tmp_path, replicas=1)
+    stage = Stage(namespace, kubelet, tmp_path, app, engine="job")
+    nodes = [f"run-x.root.for-loop-2.iteration-iterations({n}:{n}).iteration-item.train.executor({{}})" for n in "01"]
+    attempts = [stage.start(node=node) for node in nodes]
+    until(lambda: len(namespace.list("batch/v1/jobs")) == 2)
+    go.touch()
+    assert [attempt.ended() for attempt in attempts] == [0, 0]
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("torchrun")
+def test_nodes_of_torchrun_meet_by_name(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    """A training of two nodes, as ``pipelines/ddp.py`` has it."""
+    kubelet.working_folder = REPOSITORY
+    app = ddp.train(epochs=3, checkpoints=str(tmp_path / "checkpoints"))
+    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float, "accuracy": float})
+    attempt = stage.start()
+    assert attempt.ended() == 0, attempt.log
+    assert float(attempt.outputs["loss"]) < 2
+    assert FsspecResultTracker(str(stage.base))[attempt.run_id]["world_size"] == 2
+
+
 # Nodes
 
 
@@ -77,11 +148,26 @@ def test_a_replica_is_lost_with_its_node(engine: str, namespace: Namespace, kube
     assert lost in attempt.log
 
 
+def test_a_node_is_lost_and_its_pods_are_failed(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app, _ = waiting(tmp_path)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
+    attempt.says("trainer/1 | waits")
+    lost = next(name for pod in replicas(namespace) if "-1-" in (name := pod["metadata"]["name"]))
+    kubelet.lose_pod(lost)
+    kubelet.fail_lost(lost)
+    attempt.says(
+        f"trainer/1 failed with exit code 1 (DeletionByPodGC: PodGC: node no longer exists); it was the pod {lost}"
+    )
+    namespace.api.delete(namespace.path("pods", lost), gracePeriodSeconds=0)
+    assert attempt.ended() == 1
+    until(lambda: not namespace.list("batch/v1/jobs") and not replicas(namespace))
+
+
 def test_the_launcher_is_lost_with_its_node(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
     """Its pod is gone, too. The replicas go on, and nothing has to be done again."""
     go = tmp_path / "go"
     kubelet.longest_grace = 8
-    stage = Stage(namespace, kubelet, tmp_path, python(SAVES, arguments=[str(go)]), engine="job")
+    stage = Stage(namespace, kubelet, tmp_path, python(SAVES, arguments=[str(go)]), engine="job", tracked=False)
     first = stage.start()
     for index in (0, 1):
         first.says(f"trainer/{index} | waits")
@@ -110,33 +196,6 @@ def test_an_old_launcher_does_not_end_the_work_of_the_next(
     time.sleep(2)
     go.touch()
     assert second.ended() == 0, second.log
-
-
-def test_nothing_is_made_after_sigterm(
-    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path
-) -> None:
-    """The launcher does not know whether its object was made, and would ask for it again."""
-    app, _ = waiting(tmp_path)
-    stage = through(Stage(namespace, kubelet, tmp_path, app, engine="job"), faulty)
-    faulty.inject(["lost", 503], "POST .*/jobs$")
-    faulty.after = lambda request: request.method == "POST" and kubelet.terminate(f"workflow-{stage.component}-0")
-    attempt = stage.start()
-    assert attempt.ended() == 143
-    assert faulty.count("POST .*/jobs$") == 1
-    until(lambda: not namespace.list("batch/v1/jobs"))
-
-
-def test_an_object_fails_before_its_launcher_knows_of_it(
-    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path
-) -> None:
-    """It is the attempt that has failed: another object would have the same run id, and a retry that nobody wants."""
-    faulty.inject(["lost", 503, 503, 503, 503], "POST .*/jobs$")
-    stage = through(Stage(namespace, kubelet, tmp_path, python("exit(7)"), engine="job"), faulty)
-    attempt = stage.start()
-    assert attempt.ended() == 7, attempt.log
-    assert [each.handled for each in faulty.requests if each.method == "POST"][:2] == [201, 0]
-    assert sum(each.handled == 201 and each.path.endswith("/jobs") for each in faulty.requests) == 1
-    until(lambda: not namespace.list("batch/v1/jobs"))
 
 
 def test_a_replica_is_replaced_when_it_has_ended(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
@@ -201,86 +260,45 @@ time.sleep(1000)
     attempt = Stage(namespace, kubelet, tmp_path, python(program), engine=engine).start()
     for index in (0, 1):
         attempt.says(f"trainer/{index} | waits")
-    resource = {
-        "job": "batch/v1/jobs",
-        "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
-        "volcano": "batch.volcano.sh/v1alpha1/jobs",
-    }[engine]
-    name = namespace.list(resource)[0]["metadata"]["name"]
-    namespace.api.delete(namespace.path(resource, name), {"propagationPolicy": "Foreground"})
+    name = namespace.list(COLLECTIONS[engine])[0]["metadata"]["name"]
+    namespace.api.delete(namespace.path(COLLECTIONS[engine], name), {"propagationPolicy": "Foreground"})
     assert attempt.ended() == 1, attempt.log
     assert f"{name} was deleted, but not by this stage" in attempt.log
 
 
-@pytest.mark.usefixtures("jobset_controller")
-def test_the_last_failure_of_a_replica_counts(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    program = """
-import os, sys, time
-index = os.environ["TORCHX_REPLICA_ID"]
-me = sys.argv[1] + index
-first = not os.path.exists(me)
-open(me, "w").close()
-time.sleep(2)
-if index == ("1" if first else "0"):
-    sys.exit(3 if first else 4)
-time.sleep(1000)
-"""
-    grant(namespace, "jobset")
-    app = python(program, arguments=[str(tmp_path / "me")], max_retries=1)
-    attempt = Stage(namespace, kubelet, tmp_path, app, engine="jobset").start()
-    assert attempt.ended() == 4, attempt.log
-
-
-def test_adoption_is_said_without_a_tracker(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    program = "import os, sys, time\nprint('waits')\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)"
-    go = tmp_path / "go"
-    stage = Stage(namespace, kubelet, tmp_path, python(program, arguments=[str(go)]), tracked=False, engine="job")
-    first = stage.start()
-    first.says("trainer/0 | waits")
-    kubelet.kill(first.name)
-    second = stage.start()
-    second.says("trainer/0 | waits")
-    go.touch()
-    assert second.ended() == 0
-    assert "of an earlier attempt" in second.log
-
-
 # What the cluster refuses
 
+QUOTA = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "none"},
+    "spec": {"hard": {"count/jobs.batch": "0"}},
+}
 
-def test_a_launcher_that_gives_up_leaves_nothing(
-    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path
+
+@pytest.mark.parametrize(
+    ("engine", "fields", "facts"),
+    [
+        ("job", {}, ["exceeded quota: none"]),
+        ("job", {"metadata": {"kubernetes": {"spec": {"restartPolicy": "Always"}}}}, [": 422 ", "spec.restartPolicy"]),
+        (
+            "jobset",
+            {},
+            ["cannot get resource", "torchx-kfp rbac --engine jobset --namespace ", " | kubectl apply -f -"],
+        ),
+    ],
+    ids=["a quota", "a manifest that is not valid", "a right is missing"],
+)
+def test_what_the_api_server_refuses_fails_the_stage_with_its_words(
+    namespace: Namespace, kubelet: Kubelet, tmp_path: Path, engine: str, fields: Any, facts: list[str]
 ) -> None:
-    app, _ = waiting(tmp_path)
-    faulty.inject([None] * 4 + [400], "GET .*/pods\\?")
-    attempt = through(Stage(namespace, kubelet, tmp_path, app, engine="job"), faulty).start()
+    if engine == "job" and not fields:
+        namespace.create(QUOTA)
+        until(lambda: namespace.list("resourcequotas")[0].get("status", {}).get("hard"))
+    attempt = Stage(namespace, kubelet, tmp_path, python(TRAIN, **fields), engine=engine).start()
     assert attempt.ended() == 1
-    until(lambda: not replicas(namespace))
-
-
-@pytest.mark.parametrize("requests", ["GET .*/pods\\?label", "GET .*/jobs/"])
-def test_a_right_that_is_denied_for_a_moment(
-    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path, requests: str
-) -> None:
-    """A training of days must not end with it: authorizers that ask others refuse when they get no answer."""
-    app, go = waiting(tmp_path)
-    attempt = through(Stage(namespace, kubelet, tmp_path, app, engine="job"), faulty).start()
-    attempt.says("trainer/1 | waits")
-    faulty.inject([403, 403], requests)
-    until(lambda: sum(request.status == 403 for request in faulty.requests) == 2)
-    go.touch()
-    assert attempt.ended() == 0, attempt.log
-
-
-def test_a_quota_for_services(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    quota = {"hard": {"count/services": "0"}}
-    namespace.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": quota})
-    until(lambda: namespace.list("resourcequotas")[0].get("status", {}).get("hard"))
-    app, _ = waiting(tmp_path)
-    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
-    assert attempt.ended() == 1
-    assert "exceeded quota: none" in attempt.log
-    until(lambda: not replicas(namespace))
+    assert re.search(says(*facts), attempt.log), attempt.log
+    assert ("rbac" in attempt.log) == (engine == "jobset"), "a Role would not help"
 
 
 def test_a_service_that_was_left_behind(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
@@ -302,73 +320,7 @@ def test_a_service_that_was_left_behind(namespace: Namespace, kubelet: Kubelet, 
     assert [ref["uid"] for ref in service["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
 
 
-def test_the_exit_code_survives_a_delete_that_fails(
-    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path
-) -> None:
-    faulty.inject([403] * 100, "DELETE")
-    attempt = through(Stage(namespace, kubelet, tmp_path, python(FAIL), engine="job"), faulty).start()
-    assert attempt.ended() == 7
-    assert "is not deleted" in attempt.log
-
-
-def test_a_signal_when_nothing_can_be_deleted(
-    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path
-) -> None:
-    app, _ = waiting(tmp_path)
-    faulty.inject([403] * 100, "DELETE")
-    attempt = through(Stage(namespace, kubelet, tmp_path, app, engine="job"), faulty).start()
-    attempt.says("trainer/0 | waits")
-    namespace.api.delete(namespace.path("pods", attempt.name))
-    assert "is not deleted" in attempt.says("ended by signal 15")
-
-
-def test_logs_that_cannot_be_read(namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path) -> None:
-    faulty.inject([403] * 1000, "/log")
-    attempt = through(Stage(namespace, kubelet, tmp_path, python(TRAIN), engine="job"), faulty).start()
-    assert attempt.ended() == 0
-    assert attempt.log.count("its log cannot be read: 403") == 2, "once for each replica"
-    assert faulty.count("/log") == 2
-
-
-def test_the_hint_names_the_account_of_the_stage(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    """In a profile of Kubeflow, stages run as default-editor."""
-    namespace.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default-editor"}})
-    stage = Stage(namespace, kubelet, tmp_path, python(TRAIN), engine="job")
-    stage.account = "default-editor"
-    attempt = stage.start()
-    assert attempt.ended() == 1
-    options = f"--engine job --namespace {namespace.name} --service-account default-editor"
-    assert f"torchx-kfp rbac {options} | kubectl apply -f -" in attempt.log
-
-
 # Without a cluster
-
-
-def shown(capfd: pytest.CaptureFixture[str], *times: str) -> list[str]:
-    """Return the lines that are shown of a log whose lines have these times."""
-    text = b"".join(f"2026-01-01T00:00:{time}Z {number}\n".encode() for number, time in enumerate(times))
-
-    class Connection:
-        def open(self, *_: Any, **__: Any) -> Any:
-            return io.BytesIO(text)
-
-    class Owner:
-        cluster = Connection()
-        over, looks = False, 0
-
-        def path(self, *_: Any) -> str:
-            return ""
-
-    replica = cluster_api.Replica.__new__(cluster_api.Replica)
-    replica.stage, replica.pod, replica.container, replica.label = Owner(), "p", "c", "c/0"
-    replica.ended, replica.gone, replica.lines, replica.problem = "x", False, deque(maxlen=20), ""
-    replica.read()
-    return [line.split()[-1] for line in capfd.readouterr().out.splitlines()]
-
-
-def test_lines_whose_times_go_back_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    """The runtime stamps stdout and stderr one beside the other, and clocks are set back."""
-    assert shown(capfd, "01.1", "01.3", "01.2", "00.9", "02") == list("01234")
 
 
 def test_an_authority_that_python_313_rejects(namespace: Namespace, tmp_path: Path) -> None:
@@ -411,45 +363,33 @@ def test_an_unknown_authority_is_a_failure_at_once(
     assert time.monotonic() - began < 30
 
 
-def test_fewer_replicas_than_the_least_that_volcano_starts(
-    namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Connections that break
+
+COUNT = """
+import os, time
+for number in range(300):
+    print("line", number)
+    if number % 30 == 0:
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Lines(50), Lines(0), Lines(1), Lines(70)],
+        [Lines(50, complete=True), Lines(20, complete=True), Lines(20, complete=True)],
+        ["cut", "lost", 500, 429, 401, 503],
+    ],
+    ids=["broken", "short", "failed"],
+)
+def test_every_line_is_shown_once_and_in_order(
+    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path, faults: list[Fault]
 ) -> None:
-    folder = namespace.service_account_folder(tmp_path / "account")
-    monkeypatch.setattr(cluster_api, "FOLDER", str(folder.path))
-    for name, value in {**folder.environ, "KFP_ARGO_NODE": "w(0).train(0)"}.items():
-        monkeypatch.setenv(name, value)
-    golden = yaml.safe_load(golden_file("min-available.volcano").read_text(encoding="utf-8"))
-    counts = [1 for _ in golden["spec"]["roles"]]
-    made = engine_object.Stage(golden["spec"], [str(word) for word in golden["words"]], counts, {}).manifest()
-    assert made["spec"]["minAvailable"] == len(counts)
-
-
-def test_a_log_whose_pod_cannot_be_looked_up(capfd: pytest.CaptureFixture[str]) -> None:
-    """The thread that reads it goes on; it may be known again."""
-    asked: list[str] = []
-
-    class Connection:
-        def open(self, _: str, path: str, **__: Any) -> Any:
-            asked.append(path)
-            replica.ended = "now" if len(asked) == 3 else ""
-            return io.BytesIO(b"2026-01-01T00:00:00Z line\n" if len(asked) in (1, 3) else b"")
-
-        def call(self, *_: Any) -> Any:
-            if len(asked) == 2:
-                raise replica_roles.Failure("no answer")
-            return 200, {"items": [{"metadata": {"uid": "u"}}]}
-
-    class Owner:
-        cluster = Connection()
-        over, looks = True, 0
-
-        def path(self, *_: Any) -> str:
-            return ""
-
-    replica = cluster_api.Replica.__new__(cluster_api.Replica)
-    replica.stage, replica.uid, replica.pod, replica.container, replica.label = Owner(), "u", "p", "c", "c/0"
-    replica.ended, replica.gone, replica.lines, replica.problem = "", False, deque(maxlen=20), ""
-    replica.read()
-    out, err = capfd.readouterr()
-    assert out == "c/0 | line\n", "once"
-    assert err.count("no answer") == 1
+    faulty.inject(faults, "/log")
+    attempt = through(Stage(namespace, kubelet, tmp_path, python(COUNT), engine="job"), faulty).start()
+    assert attempt.ended() == 0, attempt.log
+    for index in range(2):
+        prefix = f"trainer/{index} | "
+        shown = [line.removeprefix(prefix) for line in attempt.log.splitlines() if line.startswith(prefix)]
+        assert shown == [f"line {number}" for number in range(300)]

@@ -1,6 +1,6 @@
 """The double of Volcano's controller for the jobs of a namespace.
 
-It does what Volcano does with pods, the plugins ``env`` and ``svc``, policies and states. There are no queues and no
+It does what Volcano does with pods, the plugin ``svc``, policies and states. There are no queues and no
 pod groups: pods are scheduled by the double of the kubelet, one by one.
 """
 
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -20,10 +18,10 @@ from tests.cluster.namespaces import Namespace
 from tests.cluster.pods import now
 
 JOBS = "batch.volcano.sh/v1alpha1/jobs"
-FINAL = ("Completed", "Failed", "Aborted", "Terminated")
+FINAL = ("Completed", "Failed", "Aborted")
 #: The phase that follows an action, and the one after it.
-_ACTIONS = {"CompleteJob": "Completing", "AbortJob": "Aborting", "TerminateJob": "Terminating"}
-_ENDS = {"Completing": "Completed", "Aborting": "Aborted", "Terminating": "Terminated"}
+_ACTIONS = {"CompleteJob": "Completing", "AbortJob": "Aborting"}
+_ENDS = {"Completing": "Completed", "Aborting": "Aborted"}
 
 
 class Volcano:
@@ -103,10 +101,6 @@ class Volcano:
             phase = "Pending"
         elif phase in FINAL:
             self._delete(each for each in pods if _phase(each) not in ("Succeeded", "Failed"))
-            if self._expired(job):
-                with contextlib.suppress(ApiError):
-                    self._api.delete(self._namespace.path(JOBS, job["metadata"]["name"]))
-                return
         elif phase == "Restarting":
             self._delete(pods)
             if status["retryCount"] >= job["spec"].get("maxRetry", 3):
@@ -138,52 +132,31 @@ class Volcano:
             uid = pod["metadata"]["uid"]
             if _phase(pod) == "Failed" and uid not in self._failed and "deletionTimestamp" not in pod["metadata"]:
                 self._failed.add(uid)
-                codes = [
-                    each["state"]["terminated"]["exitCode"]
-                    for each in pod["status"].get("containerStatuses", ())
-                    if "terminated" in each["state"]
-                ]
-                if action := _policy(job, _task(pod), "PodFailed", codes[0] if codes else 0):
+                if action := _policy(job, _task(pod), "PodFailed"):
                     return action
         for pod in gone:
             evicted = pod["metadata"]["uid"] not in self._deleted_here
             current = pod["metadata"]["annotations"]["volcano.sh/job-version"] == version
-            if evicted and current and (action := _policy(job, _task(pod), "PodEvicted", 0)):
+            if evicted and current and (action := _policy(job, _task(pod), "PodEvicted")):
                 return action
         for task in job["spec"]["tasks"]:
             done = [each for each in pods if _task(each) == task["name"] and _phase(each) == "Succeeded"]
             complete = done and len(done) == task["replicas"]
-            if complete and (action := _policy(job, task["name"], "TaskCompleted", 0)):
+            if complete and (action := _policy(job, task["name"], "TaskCompleted")):
                 return action
         return ""
 
     def _add(self, job: Object) -> None:
-        """Create what the plugins need."""
-        controlled = job["status"].setdefault("controlledResources", {})
-        for plugin in job["spec"].get("plugins", {}):
-            controlled[f"plugin-{plugin}"] = plugin
-        if "svc" not in job["spec"].get("plugins", {}):
-            return
+        """Create the service of the plugin ``svc``, which publishes addresses that are not ready."""
         name = job["metadata"]["name"]
-        data = {}
-        for task in job["spec"]["tasks"]:
-            hosts = [f"{pod_name(job, task, index)}.{name}" for index in range(task["replicas"])]
-            key = task["name"].replace("-", "_")
-            data[f"{key}.host"] = "\n".join(hosts)
-            data[f"VC_{key.upper()}_HOSTS"] = ",".join(hosts)
-            data[f"VC_{key.upper()}_NUM"] = str(len(hosts))
-        metadata = {"ownerReferences": [_reference(job)]}
-        service = {
+        spec = {
             "clusterIP": "None",
-            "selector": {"volcano.sh/job-name": name, "volcano.sh/job-namespace": self._namespace.name},
-            "publishNotReadyAddresses": _has_flag(job, "svc", "publish-not-ready-addresses"),
+            "selector": {"volcano.sh/job-name": name},
+            "publishNotReadyAddresses": True,
         }
-        for manifest in (
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**metadata, "name": f"{name}-svc"}, "data": data},
-            {"apiVersion": "v1", "kind": "Service", "metadata": {**metadata, "name": name}, "spec": service},
-        ):
-            with contextlib.suppress(ApiError):
-                self._namespace.create(manifest)
+        metadata = {"ownerReferences": [_reference(job)], "name": name}
+        with contextlib.suppress(ApiError):
+            self._namespace.create({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
 
     def _create_pods(self, job: Object, pods: list[Object]) -> None:
         present = {each["metadata"]["name"] for each in pods}
@@ -191,7 +164,7 @@ class Volcano:
             for index in range(task["replicas"]):
                 if pod_name(job, task, index) not in present:
                     try:
-                        self._namespace.create(pod_manifest(job, task, index, self._namespace.name))
+                        self._namespace.create(pod_manifest(job, task, index))
                     except ApiError as error:
                         # It is there, or a quota is exceeded: the next change of the job or of a pod tries again.
                         if error.status not in (403, 409):
@@ -206,14 +179,8 @@ class Volcano:
 
     def _report(self, job: Object, pods: list[Object], phase: str, before: Object) -> None:
         status = job["status"]
-        leaving = sum("deletionTimestamp" in each["metadata"] for each in pods)
         phases = Counter(_phase(each) for each in pods if "deletionTimestamp" not in each["metadata"])
-        tasks: dict[str, Object] = {}
-        for pod in pods:
-            counts = tasks.setdefault(_task(pod), {"phase": {}})["phase"]
-            counts[_phase(pod)] = counts.get(_phase(pod), 0) + 1
         status |= {each.lower(): phases[each] for each in ("Pending", "Running", "Succeeded", "Failed")}
-        status |= {"terminating": leaving, "taskStatusCount": tasks, "minAvailable": _minimum(job)}
         if phase != before.get("state", {}).get("phase"):
             status["state"] = {"phase": phase, "lastTransitionTime": now()}
             status["conditions"] = [
@@ -233,55 +200,23 @@ class Volcano:
                     if changed["metadata"]["uid"] in self._jobs:
                         self._jobs[changed["metadata"]["uid"]] = changed
 
-    def _expired(self, job: Object) -> bool:
-        if "ttlSecondsAfterFinished" not in job["spec"]:
-            return False
-        ended = datetime.datetime.fromisoformat(job["status"]["state"]["lastTransitionTime"].replace("Z", "+00:00"))
-        return time.time() >= ended.timestamp() + job["spec"]["ttlSecondsAfterFinished"]
-
 
 def pod_name(job: Object, task: Object, index: int) -> str:
     return f"{job['metadata']['name']}-{task['name']}-{index}"
 
 
-def pod_manifest(job: Object, task: Object, index: int, namespace: str) -> Object:
+def pod_manifest(job: Object, task: Object, index: int) -> Object:
     """Return a pod of a task."""
     template = copy.deepcopy(task["template"])
     name, version = job["metadata"]["name"], str(job["status"].get("version", 0))
-    labels = {
-        "volcano.sh/job-name": name,
-        "volcano.sh/job-namespace": namespace,
-        "volcano.sh/queue-name": job["spec"].get("queue", "default"),
-        "volcano.sh/task-index": str(index),
-        "volcano.sh/task-spec": task["name"],
-    }
+    labels = {"volcano.sh/job-name": name}
     annotations = {
-        "scheduling.k8s.io/group-name": f"{name}-{job['metadata']['uid']}",
-        "volcano.sh/job-name": name,
-        "volcano.sh/job-retry-count": str(job["status"].get("retryCount", 0)),
         "volcano.sh/job-version": version,
-        "volcano.sh/queue-name": job["spec"].get("queue", "default"),
         "volcano.sh/task-index": str(index),
         "volcano.sh/task-spec": task["name"],
-        "volcano.sh/template-uid": f"{name}-{task['name']}",
     }
-    spec = template["spec"]
+    spec = {"hostname": pod_name(job, task, index), "subdomain": name, **template["spec"]}
     spec.setdefault("schedulerName", job["spec"].get("schedulerName", "volcano"))
-    plugins = job["spec"].get("plugins", {})
-    variables: list[Object] = []
-    if "env" in plugins:
-        variables += [{"name": name, "value": str(index)} for name in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
-    if "svc" in plugins:
-        spec.setdefault("hostname", pod_name(job, task, index))
-        spec.setdefault("subdomain", name)
-        for other in job["spec"]["tasks"]:
-            for end in ("HOSTS", "NUM"):
-                key = f"VC_{other['name'].replace('-', '_').upper()}_{end}"
-                reference = {"configMapKeyRef": {"name": f"{name}-svc", "key": key}}
-                variables.append({"name": key, "valueFrom": reference})
-    for container in (*spec["containers"], *spec.get("initContainers", ())):
-        # After the container's own ones.
-        container["env"] = [*container.get("env", ()), *variables]
     metadata = template.get("metadata") or {}
     return {
         "apiVersion": "v1",
@@ -314,23 +249,11 @@ def _task(pod: Object) -> str:
     return str(pod["metadata"]["annotations"]["volcano.sh/task-spec"])
 
 
-def _has_flag(job: Object, plugin: str, flag: str) -> bool:
-    words = job["spec"]["plugins"][plugin] or ()
-    return any(word.lstrip("-") in (flag, f"{flag}=true") for word in words)
-
-
-def _minimum(job: Object) -> int:
-    return int(job["spec"].get("minAvailable") or sum(task["replicas"] for task in job["spec"]["tasks"]))
-
-
-def _policy(job: Object, task: str, event: str, exit_code: int) -> str:
+def _policy(job: Object, task: str, event: str) -> str:
     """Return the action of the first policy for an event: the task's policies come before the job's."""
     own = [policy for each in job["spec"]["tasks"] if each["name"] == task for policy in each.get("policies", ())]
-    for policy in (*own, *job["spec"].get("policies", ())):
-        events = {policy.get("event"), *policy.get("events", ())}
-        if events & {event, "*"} or (exit_code != 0 and policy.get("exitCode") == exit_code):
-            return str(policy["action"])
-    return ""
+    policies = (*own, *job["spec"].get("policies", ()))
+    return next((str(policy["action"]) for policy in policies if policy["event"] == event), "")
 
 
 def _next_phase(job: Object, pods: list[Object], phase: str) -> str:
@@ -338,13 +261,11 @@ def _next_phase(job: Object, pods: list[Object], phase: str) -> str:
     phases = Counter(_phase(each) for each in pods if "deletionTimestamp" not in each["metadata"])
     ended = phases["Succeeded"] + phases["Failed"]
     if phase == "Pending":
-        return "Running" if phases["Running"] + ended >= _minimum(job) else phase
+        return "Running" if phases["Running"] + ended >= job["spec"]["minAvailable"] else phase
     if ended == sum(task["replicas"] for task in job["spec"]["tasks"]):
-        enough = phases["Succeeded"] >= job["spec"].get("minSuccess", _minimum(job))
+        enough = phases["Succeeded"] >= job["spec"]["minAvailable"]
         for task in job["spec"]["tasks"]:
             done = sum(_phase(each) == "Succeeded" for each in pods if _task(each) == task["name"])
             enough = enough and done >= task.get("minAvailable", 0)
         return "Completed" if enough else "Failed"
-    if "minSuccess" in job["spec"] and phases["Succeeded"] >= job["spec"]["minSuccess"]:
-        return "Completed"
     return phase

@@ -9,16 +9,16 @@ import functools
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, List
 
 import pytest
-import yaml
 from kfp import components, dsl
-from torchx.specs import AppDef
+from torchx.specs import AppDef, RetryPolicy, Role
 
 from tests.authoring.apps import compile_pipeline, load, make_app, unresolved_inputs
-from tests.authoring.engines.apps import OPTIONS, app, distributed, role
+from tests.authoring.engines.apps import app, distributed, role
 from tests.authoring.kfp_engines import container_of
 from tests.facts import says
 from torchx_kfp import (
@@ -202,51 +202,7 @@ def test_what_an_engine_adds_to_a_stage(engine: str) -> None:
     assert size(engine=engine) - size() - without < len(LAUNCHER) + 200, "the program"
 
 
-# What is rejected
-
-ENGINES_GIVEN: list[tuple[object, tuple[str, ...]]] = [
-    ("jobsets", ("engine is 'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset', 'volcano'", "Job(queue='gpus')")),
-    ("Job", ("engine is 'Job'", "Did you mean 'job'?")),
-    ("", ("engine is ''",)),
-    ("kueue", ("engine is 'kueue'", "Kueue is a queue", "engines.Job(queue='...')")),
-    ("trainer", ("engine is 'trainer'", "Kubeflow Trainer", "'jobset'")),
-    (True, ("engine is True",)),
-    (5, ("engine is 5", "torchx_kfp.engines")),
-    (["job"], ("engine is ['job']",)),
-    (dict, ("engine is <class 'dict'>",)),
-]
-
-
-@pytest.mark.usual
-@pytest.mark.parametrize(("engine", "facts"), ENGINES_GIVEN, ids=repr)
-def test_what_is_no_engine(engine: object, facts: tuple[str, ...]) -> None:
-    with pytest.raises(AppDefError, match=says(*facts)):
-        read_settings({"engine": engine}, None, {})
-
-
 TWO = app(role("Trainer"), role("server", num_replicas=2))
-REPLICAS: list[tuple[AppDef, Any, tuple[str, ...]]] = [
-    (app(role()), 0, ("replicas of role 'trainer'", "0", "1 or more")),
-    (app(role()), 4, ("replicas of role 'trainer' is 4", "num_replicas", "3")),
-    (app(role(min_replicas=2)), 1, ("replicas of role 'trainer' is 1", "min_replicas", "is 2", "j='1:3x")),
-    (app(role()), True, ("replicas of role 'trainer'", "True", "whole number, 1 or more")),
-    (app(role()), "2", ("replicas of role 'trainer'", "'2'", "(str)", "whole number, 1 or more")),
-    (app(role()), 2.5, ("replicas of role 'trainer'", "2.5", "whole number")),
-    (app(role()), [2], ("replicas of role 'trainer'", "[2]", "whole number, 1 or more")),
-    (app(role()), float("nan"), ("replicas of role 'trainer'", "nan")),
-    (app(role()), {"trainr": 2}, ("'trainr'", "Did you mean 'trainer'?", "Its roles: 'trainer'")),
-    (app(role()), {5: 2}, ("the role 5", "Its roles: 'trainer'")),
-    (TWO, 2, ("replicas is 2", "2 roles", "{role: number}", "'Trainer', 'server'")),
-    (TWO, {"trainer": 2}, ("'trainer'", "Did you mean 'Trainer'?")),
-    (TWO, {"Trainer": 1, "server": 3}, ("replicas of role 'server' is 3", "2")),
-]
-
-
-@pytest.mark.usual
-@pytest.mark.parametrize(("made", "replicas", "facts"), REPLICAS, ids=[repr(case[1]) for case in REPLICAS])
-def test_numbers_of_replicas_that_cannot_be(made: AppDef, replicas: Any, facts: tuple[str, ...]) -> None:
-    with pytest.raises(AppDefError, match=says(*facts)):
-        plan_stage(made, StageSettings(engine=JobSet(), replicas=replicas))
 
 
 def test_numbers_of_replicas() -> None:
@@ -291,12 +247,6 @@ def test_channels_that_are_no_number(replicas: Any) -> None:
         pipeline_of(replicas)
 
 
-def test_a_channel_for_one_of_several_roles() -> None:
-    with pytest.raises(AppDefError, match=says("a pipeline channel", "2 roles", "{role: number}")):
-        pipeline_of(lambda given: given["n"], TWO)
-    pipeline_of(lambda given: {"server": given["n"]}, TWO)
-
-
 def test_items_may_be_numbers() -> None:
     """To KFP, the items of a list of an unknown type are text. They are checked when the stage starts."""
 
@@ -324,128 +274,136 @@ def test_items_that_are_no_numbers(items: list[Any]) -> None:
         compile_pipeline(pipeline)
 
 
-def test_replicas_without_an_engine() -> None:
-    with pytest.raises(AppDefError, match=says("replicas", "no engine", "engine='job'")):
-        plan_stage(make_app(), StageSettings(replicas=2))
+# What is rejected
 
 
-def test_a_job_runs_one_role() -> None:
-    with pytest.raises(AppDefError, match=says("engine='job'", "one role", "2 ('Trainer', 'server')", "'jobset'")):
-        plan_stage(TWO, StageSettings(engine=Job()))
+def planned(*roles: Role, engine: Any = None, **options: Any) -> Callable[[], object]:
+    """Return a call that plans a stage with these roles, or with one of three replicas."""
+    made = app(*(roles or [role()]))
+    return lambda: plan_stage(made, StageSettings(engine=engine or Job(), **options))
 
 
-def test_a_component_is_static() -> None:
-    with pytest.raises(ChannelError, match=says("replicas", "'n_int'", "task_from_app")):
-        compile_pipeline(_component_with_a_channel)
+def replicas(number: Any, *roles: Role) -> Callable[[], object]:
+    return planned(*roles, engine=JobSet(), replicas=number)
 
 
-def _component_with_a_channel(n: int = 2) -> None:
-    component_from_app(app(role()), engine="job", replicas=n)
+def engine(value: Any) -> Callable[[], object]:
+    return lambda: read_settings({"engine": value}, None, {})
 
 
-def test_an_engine_is_not_shared() -> None:
-    with pytest.raises(TypeError, match=says("Stages()", "'engine'", "give it to task()", "tracker_base")):
-        Stages(engine="job")
+def pipeline(make: Callable[[Any], object]) -> Callable[[], object]:
+    """Return a call that compiles a pipeline with a channel."""
+
+    def define(n: int = 2) -> None:
+        make(n)
+
+    return lambda: compile_pipeline(define)
 
 
-def test_options_of_an_engine_are_not_those_of_a_stage() -> None:
-    with pytest.raises(TypeError, match=says("Stages.task()", "'logs'", "engine=engines.Job(logs='first')")):
-        Stages().task(app(role()), engine="job", logs="first")
-    with pytest.raises(TypeError, match=says("'succeeds_with'", "engine=engines.JobSet(succeeds_with='a')")):
-        component_from_app(app(role()), engine="job", succeeds_with="a")
-
-
-def test_a_misspelled_engine() -> None:
-    with pytest.raises(AttributeError, match=says("authoring.engines", "'Jobset'", "Did you mean 'JobSet'?")):
-        _ = engines.Jobset
-
-
-@pytest.mark.parametrize("option", [field.name for field in dataclasses.fields(Volcano)])
-def test_an_option_of_an_engine_is_no_channel(option: str) -> None:
-    def pipeline(text: str) -> None:
-        values: dict[str, Any] = {"labels": {"a": f"{text}"}, "annotations": {"a": text}, "succeeds_with": [text]}
-        Volcano(**{option: values.get(option, text)})
-
-    with pytest.raises(ChannelError, match=says("Volcano", option, "channel", "when the pipeline is compiled")):
-        compile_pipeline(pipeline)
-
-
-def test_results_need_a_tracker_base() -> None:
-    def pipeline() -> None:
-        task_from_app(app(role()), engine="job", results={"loss": float})
-
-    with pytest.raises(ReadsError, match=says("results", "tracker_base=...")):
-        compile_pipeline(pipeline)
-
-
-# Options of engines
-
-WRONG: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("queue", "My Queue", ("queue='My Queue'", "name", "small letters, digits")),
-    ("queue", "", ("queue=''",)),
-    ("queue", 5, ("queue=5",)),
-    ("priority_class", "High", ("priority_class='High'",)),
-    ("service_account", "ns/name", ("service_account='ns/name'",)),
-    ("launcher_image", "", ("launcher_image=''", "python3")),
-    ("launcher_image", 5, ("launcher_image=5",)),
-    ("logs", "some", ("logs='some'", "'all', 'first', 'none'")),
-    ("logs", None, ("logs=None",)),
-    ("ttl", 899, ("ttl=899", "900 or more")),
-    ("ttl", True, ("ttl=True",)),
-    ("ttl", "1h", ("ttl='1h'", "seconds")),
-    ("labels", ["a"], ("labels=['a']", "dict")),
-    ("labels", {"a b": "c"}, ("'a b': 'c' in labels",)),
-    ("labels", {"a": "b c"}, ("'a': 'b c' in labels", "63")),
-    ("labels", {"a": "x" * 64}, ("labels", "63")),
-    ("labels", {"a": 1}, ("'a': 1 in labels", "Give text", "'1'")),
-    ("annotations", {"a": 1}, ("'a': 1 in annotations", "Give text", "'1'")),
-    ("annotations", {5: "c"}, ("5: 'c' in annotations",)),
-    ("annotations", {"a": None}, ("'a': None in annotations",)),
+ONE = "replicas of role 'trainer'"
+TWO_ROLES = role("Trainer"), role("server", num_replicas=2)
+A, B = role("A", max_retries=1), role("B")
+B_ALONE = role("B", max_retries=1, retry_policy=RetryPolicy.REPLICA)
+HINTS = ("'A': 1", "'B': 0", "JobSet", "max_retries and retry_policy")
+#: What is refused, and facts in the message.
+REFUSED: list[tuple[Any, ...]] = [
+    (engine("jobsets"), "'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset', 'volcano'", "Job(queue='gpus')"),
+    (engine("Job"), "engine is 'Job'", "Did you mean 'job'?"),
+    (engine(""), "engine is ''"),
+    (engine("kueue"), "engine is 'kueue'", "Kueue is a queue", "engines.Job(queue='...')"),
+    (engine("trainer"), "engine is 'trainer'", "Kubeflow Trainer", "'jobset'"),
+    (engine(True), "engine is True"),
+    (engine(5), "engine is 5", "torchx_kfp.engines"),
+    (engine(dict), "engine is <class 'dict'>"),
+    (replicas(0), ONE, "0", "1 or more"),
+    (replicas(4), f"{ONE} is 4", "num_replicas", "3"),
+    (replicas(1, role(min_replicas=2)), f"{ONE} is 1", "min_replicas", "is 2", "j='1:3x"),
+    (replicas(True), ONE, "True", "whole number, 1 or more"),
+    (replicas("2"), ONE, "'2'", "(str)", "whole number, 1 or more"),
+    (replicas(2.5), ONE, "2.5", "whole number"),
+    (replicas(float("nan")), ONE, "nan"),
+    (replicas({"trainr": 2}), "'trainr'", "Did you mean 'trainer'?", "Its roles: 'trainer'"),
+    (replicas({5: 2}), "the role 5", "Its roles: 'trainer'"),
+    (replicas(2, *TWO_ROLES), "replicas is 2", "2 roles", "{role: number}", "'Trainer', 'server'"),
+    (replicas({"trainer": 2}, *TWO_ROLES), "'trainer'", "Did you mean 'Trainer'?"),
+    (replicas({"Trainer": 1, "server": 3}, *TWO_ROLES), "replicas of role 'server' is 3", "2"),
+    (lambda: plan_stage(make_app(), StageSettings(replicas=2)), "replicas", "no engine", "engine='job'"),
+    (pipeline(lambda n: task_from_app(TWO, engine="jobset", replicas=n)), "a pipeline channel", "2 roles"),
+    (lambda: Job(queue="My Queue"), "Job", "queue='My Queue'", "name", "small letters, digits"),
+    (lambda: Job(queue=""), "queue=''"),
+    (lambda: Job(queue="q" * 64), "at most 63"),
+    (lambda: Job(priority_class="High"), "priority_class='High'"),
+    (lambda: Job(service_account="ns/name"), "service_account='ns/name'"),
+    (lambda: Job(launcher_image=""), "launcher_image=''", "python3"),
+    (lambda: Job(launcher_image=5), "launcher_image=5"),
+    (lambda: JobSet(logs="some"), "JobSet", "logs='some'", "'all', 'first', 'none'"),
+    (lambda: Job(ttl=899), "ttl=899", "900 or more"),
+    (lambda: Job(ttl=True), "ttl=True"),
+    (lambda: Job(ttl="1h"), "ttl='1h'", "seconds"),
+    (lambda: Job(shared_memory="8 GB"), "shared_memory='8 GB'", "'8Gi'"),
+    (lambda: Job(labels=["a"]), "labels=['a']", "dict"),
+    (lambda: Job(labels={"a b": "c"}), "'a b': 'c' in labels"),
+    (lambda: Job(labels={"a": "b c"}), "'a': 'b c' in labels", "63"),
+    (lambda: Job(labels={"a": "x" * 64}), "labels", "63"),
+    (lambda: Job(annotations={"a": 1}), "'a': 1 in annotations", "Give text", "'1'"),
+    (lambda: Job(annotations={5: "c"}), "5: 'c' in annotations"),
+    *((lambda each=each: Volcano(min_available=each), "Volcano", f"{each!r}", "1 or more") for each in (0, True, "2")),
+    (planned(engine=Volcano(min_available=4)), "Volcano", "min_available=4", "3 replicas"),
+    (planned(*TWO_ROLES, engine=JobSet(succeeds_with=5)), "JobSet", "succeeds_with=5", "names of roles"),
+    (planned(*TWO_ROLES, engine=Volcano(succeeds_with=[5])), "Volcano", "succeeds_with=[5]", "names of roles"),
+    (planned(*TWO_ROLES, engine=JobSet(succeeds_with="Trainr")), "'Trainr'", "Did you mean 'Trainer'?", "'server'"),
+    (planned(A, B, role(), engine=Volcano(succeeds_with=["A", "B"])), "succeeds_with=['A', 'B']", "JobSet"),
+    (planned(A, B, engine=JobSet()), *HINTS),
+    (planned(A, B_ALONE, engine=JobSet()), *HINTS),
+    (planned(B_ALONE, engine=Volcano()), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
+    (planned(*TWO_ROLES), "engine='job'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
 ]
+OPTION: dict[str, Callable[[Any], Any]] = {
+    "labels": lambda n: {"a": f"{n}"},
+    "annotations": lambda n: {"a": n},
+    "succeeds_with": lambda n: [n],
+}
+#: The same for other kinds of errors.
+OTHERS: list[tuple[type[Exception], Callable[[], object], tuple[object, ...]]] = [
+    (
+        ChannelError,
+        pipeline(lambda n: component_from_app(app(role()), engine="job", replicas=n)),
+        ("replicas", "'n_int'", "task_from_app"),
+    ),
+    (TypeError, lambda: Stages(engine="job"), ("Stages()", "'engine'", "give it to task()", "tracker_base")),
+    (
+        TypeError,
+        lambda: Stages().task(app(role()), engine="job", logs="first"),
+        ("Stages.task()", "'logs'", "engine=engines.Job(logs='first')"),
+    ),
+    (
+        TypeError,
+        lambda: component_from_app(app(role()), engine="job", succeeds_with="a"),
+        ("'succeeds_with'", "engine=engines.JobSet(succeeds_with='a')"),
+    ),
+    (AttributeError, lambda: engines.Jobset, ("authoring.engines", "'Jobset'", "Did you mean 'JobSet'?")),
+    (
+        ReadsError,
+        pipeline(lambda _: task_from_app(app(role()), engine="job", results={"loss": float})),
+        ("results", "tracker_base=..."),
+    ),
+    *(
+        (
+            ChannelError,
+            pipeline(lambda n, name=each.name: Volcano(**{name: OPTION.get(name, lambda n: n)(n)})),
+            ("Volcano", each.name, "channel", "when the pipeline is compiled"),
+        )
+        for each in dataclasses.fields(Volcano)
+    ),
+]
+CASES = [*((AppDefError, call, facts) for call, *facts in REFUSED), *OTHERS]
 
 
 @pytest.mark.usual
-@pytest.mark.parametrize(("option", "value", "facts"), WRONG)
-def test_options_that_kubernetes_would_reject(option: str, value: Any, facts: tuple[str, ...]) -> None:
-    for kind in ENGINES.values():
-        with pytest.raises(AppDefError, match=says(kind.__name__, *facts)):
-            kind(**{option: value})
-
-
-@pytest.mark.usual
-@pytest.mark.parametrize("value", [0, -1, True, 2.0, "2"])
-def test_numbers_that_volcano_cannot_wait_for(value: Any) -> None:
-    with pytest.raises(AppDefError, match=says("Volcano", f"min_available={value!r}", "1 or more")):
-        Volcano(min_available=value)
-
-
-@pytest.mark.usual
-@pytest.mark.parametrize("value", [5, None, [5], {"a": 1}])
-@pytest.mark.parametrize("kind", [JobSet, Volcano])
-def test_names_of_roles_that_end_a_stage(kind: Any, value: Any) -> None:
-    with pytest.raises(AppDefError, match=says(kind.__name__, f"succeeds_with={value!r}", "names of roles")):
-        plan_stage(TWO, StageSettings(engine=kind(succeeds_with=value)))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_options_of_all_engines(engine: str) -> None:
-    kind: Any = ENGINES[engine]
-    found = distributed(app(role(mounts=[])), kind(**OPTIONS))
-    assert found.image == "python:3.12-slim"
-    assert found.spec["logs"] == "first"
-    assert found.manifest["spec"]["ttlSecondsAfterFinished"] == 3600
-    metadata = found.manifest["metadata"]
-    queue = {} if engine == "volcano" else {"kueue.x-k8s.io/queue-name": "gpus"}
-    assert {**OPTIONS["labels"], **queue}.items() <= metadata["labels"].items()
-    assert ("queue" in found.manifest["spec"]) == (engine == "volcano")
-    assert metadata["annotations"] == OPTIONS["annotations"]
-    (pod,) = found.pods()
-    assert pod["spec"]["serviceAccountName"] == "trainer"
-    assert pod["spec"]["priorityClassName"] == "high"
-    assert OPTIONS["labels"].items() <= pod["metadata"]["labels"].items()
-    assert OPTIONS["annotations"].items() <= pod["metadata"]["annotations"].items()
-    text = yaml.safe_dump(found.manifest)
-    assert "torchx-kfp/stage" in text
+@pytest.mark.parametrize(("error", "call", "facts"), CASES, ids=[" ".join(map(str, facts))[:60] for *_, facts in CASES])
+def test_a_refusal_shows_the_value_and_the_way_out(error: Any, call: Callable[[], object], facts: Any) -> None:
+    with pytest.raises(error, match=says(*facts)):
+        call()
 
 
 # The input for what is set on the task

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torchx.specs import AppDef, RetryPolicy, Role
+from torchx.specs import AppDef, Role
 
 from tests.authoring.engines.apps import OVERLAY, app, distributed, role
 from tests.facts import says
@@ -80,43 +80,6 @@ def test_the_success_of_all_roles(names: Any) -> None:
     found = distributed(app(role("Trainer"), role("Server")), JobSet(succeeds_with=names))
     assert "successPolicy" not in found.manifest["spec"]
     assert found.spec["success"] == ["trainer", "server"]
-
-
-REFUSED: dict[str, tuple[Engine, list[Role], str]] = {
-    "a role that does not exist": (
-        JobSet(succeeds_with="Trainr"),
-        [role("Trainer"), role("Server")],
-        says("JobSet", "'Trainr'", "Did you mean 'Trainer'?", "'Trainer', 'Server'"),
-    ),
-    "several roles end a Job of Volcano": (
-        Volcano(succeeds_with=["A", "B"]),
-        [role("A"), role("B"), role("C")],
-        says("succeeds_with=['A', 'B']", "JobSet"),
-    ),
-    "retries that differ": (
-        JobSet(),
-        [role("A", max_retries=1), role("B")],
-        says("'A': 1", "'B': 0", "JobSet", "max_retries"),
-    ),
-    "retry policies that differ": (
-        JobSet(),
-        [role("A", max_retries=1), role("B", max_retries=1, retry_policy=RetryPolicy.REPLICA)],
-        says("'A': 1", "'B': 0", "max_retries and retry_policy"),
-    ),
-    "a replica that starts again": (
-        Volcano(),
-        [role("A", max_retries=1, retry_policy=RetryPolicy.REPLICA)],
-        says("'A'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
-    ),
-    "more than there are": (Volcano(min_available=4), [role()], says("Volcano", "min_available=4", "3 replicas")),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    engine, roles, text = REFUSED[case]
-    with pytest.raises(AppDefError, match=text):
-        plan(app(*roles), engine)
 
 
 # Overlays

@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from torchx.specs import AppDef, macros
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline
 from tests.authoring.engines.apps import app, distributed, found_in, role
-from tests.authoring.engines.filled import command_of, launched
+from tests.authoring.engines.filled import launched
 from tests.authoring.kfp_engines import kubelet
 from tests.facts import says
 from torchx_kfp import component_from_function
@@ -84,27 +82,6 @@ def test_the_specification_arrives_as_it_was_written(text: str, key: str) -> Non
     template = arrived["object"]["spec"]["template"]
     assert template["metadata"]["annotations"][f"k{key}"] == text
     assert arrived["object"]["metadata"]["annotations"] == {"note": text}
-
-
-SHOW = 'import os, sys; open(f"{sys.argv[1]}-{sys.argv[2]}", "w").write(repr((sys.argv[3:], os.environ["FIRST"])))'
-
-
-@settings(max_examples=8)
-@given(st.lists(TEXTS, max_size=8), TEXTS)
-@example([*HOSTILE, *PLAIN], f"$(HOME) {ID}")
-@pytest.mark.usual
-def test_arguments_and_variables_on_this_machine(
-    tmp_path_factory: pytest.TempPathFactory, args: list[str], value: str
-) -> None:
-    folder = tmp_path_factory.mktemp("replicas")
-    words = ["-c", SHOW, str(folder / "of"), ID, *args]
-    made = app(role(args=words, env={"FIRST": value}, num_replicas=2))
-    path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONUTF8": "1"}
-    done = command_of(made, Job(), environ=path).run(cwd=folder)
-    assert done.returncode == 0, done.stderr
-    for index in range(2):
-        shown = (folder / f"of-{index}").read_text(encoding="utf-8")
-        assert shown == repr(([expanded(text, index) for text in args], expanded(value, index)))
 
 
 # Names

@@ -1,25 +1,20 @@
-"""The pure functions of the launcher: manifests, settings of the task, states of engines, times, numbers and text."""
+"""The pure functions of the launcher: manifests, settings of the task, numbers of replicas, and text."""
 
 from __future__ import annotations
 
 import copy
-import email
-import http.client
-import io
-import socket
 import sys
 import threading
-import urllib.request
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.facts import says
-from torchx_kfp.contract.carried import cluster_api, engine_object, replica_roles
+from torchx_kfp.contract.carried import replica_roles
 from torchx_kfp.contract.specification import ReplicaCount
 
 #: What manifests have that is not a marker. ``$`` is the kubelet's, ``%`` and ``@`` are nobody's within text.
@@ -223,162 +218,6 @@ def test_volumes_of_the_task_win(mounts: list[dict[str, str]], volumes: list[dic
         }
 
 
-# pieces
-
-
-def answered(*chunks: bytes, ends: bool) -> Iterator[bytes]:
-    """Return the pieces of a real answer in these chunks; its connection breaks after them, unless it ends."""
-    said = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    said += b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n" * ends
-
-    def answer() -> None:
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(1 << 16)
-            connection.sendall(said)
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}") as stream:
-            yield from cluster_api.pieces(stream)
-        thread.join()
-
-
-def test_the_pieces_of_an_answer() -> None:
-    assert list(answered(b"a\nb", b"c\n", b"\nd", ends=True)) == [b"a\n", b"bc\n", b"\n", b"d"]
-    long = b"x" * 200_000
-    found = list(answered(b"a\n" + long, b"y\nb\n", ends=True))
-    assert (found[0], found[-1], b"".join(found)) == (b"a\n", b"b\n", b"a\n" + long + b"y\nb\n")
-    assert max(map(len, found)) < 1 << 17
-
-
-@pytest.mark.parametrize(("chunks", "whole"), [([b"a\nb\n"], [b"a\n", b"b\n"]), ([b"a\n", b"b"], [b"a\n"]), ([], [])])
-def test_a_connection_that_breaks_between_chunks_is_not_the_end(chunks: list[bytes], whole: list[bytes]) -> None:
-    found: list[bytes] = []
-    with pytest.raises(http.client.IncompleteRead):
-        found.extend(answered(*chunks, ends=False))
-    assert found == whole
-
-
-# state_of and why
-
-JOB = {"state": ["status", "conditions"], "succeeded": ["Complete"], "failed": ["Failed"]}
-JOBSET = {"state": ["status", "terminalState"], "succeeded": ["Completed"], "failed": ["Failed"]}
-VOLCANO = {"state": ["status", "state", "phase"], "succeeded": ["Completed"], "failed": ["Failed", "Aborted"]}
-
-
-def conditions(**states: str) -> dict[str, Any]:
-    return {"status": {"conditions": [{"type": name, "status": status} for name, status in states.items()]}}
-
-
-@pytest.mark.parametrize(
-    ("spec", "found", "state"),
-    [
-        (JOB, {}, ""),
-        (JOB, {"status": {}}, ""),
-        (JOB, {"status": None}, ""),
-        (JOB, {"status": {"conditions": None}}, ""),
-        (JOB, conditions(Suspended="True", SuccessCriteriaMet="True"), ""),
-        (JOB, conditions(Complete="False", Failed="Unknown"), ""),
-        (JOB, conditions(SuccessCriteriaMet="True", Complete="True"), "succeeded"),
-        (JOB, conditions(FailureTarget="True"), ""),
-        (JOB, conditions(FailureTarget="True", Failed="True"), "failed"),
-        (JOBSET, conditions(Completed="True"), ""),
-        (JOBSET, {"status": {"terminalState": ""}}, ""),
-        (JOBSET, {"status": {"terminalState": "Completed"}}, "succeeded"),
-        (JOBSET, {"status": {"terminalState": "Failed"}}, "failed"),
-        (VOLCANO, {"status": {"state": {}}}, ""),
-        (VOLCANO, {"status": {"state": {"phase": "Restarting"}}}, ""),
-        (VOLCANO, {"status": {"state": {"phase": "Completed"}}}, "succeeded"),
-        (VOLCANO, {"status": {"state": {"phase": "Aborted"}}}, "failed"),
-    ],
-)
-def test_states(spec: Any, found: Any, state: str) -> None:
-    assert engine_object.state_of(spec, found) == state
-
-
-@pytest.mark.parametrize(
-    ("conditions", "message"),
-    [
-        (None, ""),
-        ([], ""),
-        ([{"type": "Failed", "status": "True", "message": "too many"}], ": too many"),
-        ([{"type": "Failed", "status": "False", "message": "too many"}], ""),
-        ([{"type": "Failed", "status": "True"}], ""),
-        ([{"type": "Complete", "status": "True", "message": "all done"}], ""),
-        # JobSet's own names, and conditions that Volcano writes.
-        ([{"type": "FailureTarget", "status": "True", "message": "limit"}], ": limit"),
-        ([{"status": "Running"}, {"status": "Aborted"}], ""),
-    ],
-)
-def test_why_an_object_has_failed(conditions: Any, message: str) -> None:
-    assert engine_object.why({"status": {"conditions": conditions}}) == message
-    assert engine_object.why({}) == engine_object.why({"status": None}) == ""
-
-
-# The first failure, and the API server's warnings
-
-
-def ended_at(second: int, code: int, **metadata: str) -> Any:
-    """Return what is added to a pod that has ended."""
-    state = {"terminated": {"finishedAt": f"2026-01-01T00:00:0{second}Z", "exitCode": code}}
-    return metadata, {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
-
-
-@pytest.mark.parametrize(
-    ("ends", "code"),
-    [
-        ([ended_at(1, 7), ended_at(2, 143, deletionTimestamp="t")], 7),
-        # The engine has ended the others within the second of the first failure.
-        ([ended_at(1, 143, deletionTimestamp="t"), ended_at(1, 7)], 7),
-        # A pod that is evicted fails first, although somebody has deleted it.
-        ([ended_at(1, 143, deletionTimestamp="t"), ended_at(2, 7)], 143),
-        # One that has failed may be deleted before it is gone.
-        ([ended_at(1, 7), ended_at(1, 143, deletionTimestamp="t"), ended_at(1, 7, deletionTimestamp="t")], 7),
-        # A pod that is lost is missed later than the engine has ended the others.
-        ([ended_at(1, 143, deletionTimestamp="t"), None], 1),
-        ([ended_at(1, 7), ended_at(1, 143, deletionTimestamp="t"), None], 7),
-    ],
-)
-def test_which_replica_has_failed_first(ends: list[Any], code: int, capfd: pytest.CaptureFixture[str]) -> None:
-    stage = engine_object.Stage.__new__(engine_object.Stage)
-    stage.name = "train-1"
-    stage.spec = {"index": "index", "logs": "none", "roles": [{"name": "trainer"}]}
-    stage.replicas = {}
-    for number, end in enumerate(ends):
-        added, status = end or ({}, {})
-        metadata = {"uid": f"{number}", "name": f"p{number}", "labels": {"torchx-kfp/role": "trainer"}, **added}
-        pod = {"metadata": {**metadata, "annotations": {"index": f"{number}"}}, "spec": {}, "status": status}
-        replica = stage.replicas[f"{number}"] = cluster_api.Replica(stage, pod)
-        replica.lines.append(b"line")
-        replica.update(pod)
-        if end:
-            replica.update({**pod, "metadata": {**metadata, "deletionTimestamp": "later"}})
-        else:
-            replica.gone, replica.ended = True, "2026-01-01T00:00:02Z"
-    assert stage.explain("") == code
-
-
-def test_warnings_of_the_api_server_are_said_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """If the engine's version is deprecated, each answer has one, twice a second."""
-
-    class Answer(io.BytesIO):
-        status = 200
-        headers = email.message_from_string('Warning: 299 - "v1alpha2 is deprecated"\nWarning: 299 - "other"\n\n')
-
-    cluster = cluster_api.Cluster.__new__(cluster_api.Cluster)
-    cluster.allowed, cluster.warned = set(), set()
-    cluster.open = lambda *_: Answer(b"{}")  # type: ignore[method-assign]
-    for _ in range(3):
-        assert cluster.call("GET", "x") == (200, {})
-    said = capfd.readouterr().err.splitlines()
-    assert sorted(said) == [
-        'torchx-kfp: the API server warns: 299 - "other"',
-        'torchx-kfp: the API server warns: 299 - "v1alpha2 is deprecated"',
-    ]
-
-
 # count, texts and environment
 
 
@@ -401,24 +240,6 @@ def test_whole_numbers_of_replicas(least: int, more: int, number: int, form: str
         assert (f"j='1:{most}x" in str(caught.value)) == (1 <= number < least)
 
 
-@given(st.text(max_size=6) | st.floats().map(str))
-@example("nan")
-@example("-inf")
-@example("1e400")
-@example("1_0")
-def test_numbers_of_replicas_of_any_kind(text: str) -> None:
-    try:
-        number = replica_roles.count({"name": "trainer", "most": 10, "count": 0}, [text])
-    except replica_roles.Failure:
-        return
-    assert number == float(text)
-    assert 1 <= number <= 10
-
-
-def test_a_number_of_replicas_that_the_pipeline_fixes() -> None:
-    assert replica_roles.count({"name": "trainer", "most": 4}, []) == 4
-
-
 def test_few_replicas_that_still_run_have_names() -> None:
     assert replica_roles.tally(["a/1", "a/0"], 2, 0) == "2 of 2 replicas run"
     assert replica_roles.tally(["b/0", "a/1"], 5, 3) == "2 of 5 replicas run (a/1, b/0), 3 succeeded"
@@ -426,13 +247,6 @@ def test_few_replicas_that_still_run_have_names() -> None:
     assert replica_roles.tally([], 2, 1) == "0 of 2 replicas run, 1 succeeded"
     for text in (replica_roles.tally(["a/0"], 2, 1), replica_roles.tally(["a/0"], 1, 0)):
         assert ReplicaCount.parse(f"torchx-kfp: {text}") == (1, 2 if "succeeded" in text else 1)
-
-
-@pytest.mark.parametrize("prefix", [b"[0]:", b"[default12]:", b"[my-role0]:"])
-def test_last_lines_under_torchrun(prefix: bytes) -> None:
-    own = [prefix + b"one\n", prefix + b"  two\n"]
-    assert replica_roles.last_lines([*own, b"box\n", prefix + b"\n", b"box\n"], 8) == own
-    assert replica_roles.last_lines([*own, b"box\n"], 1) == own[1:]
 
 
 def test_last_lines_while_a_thread_adds_more() -> None:
@@ -455,35 +269,3 @@ def test_last_lines_while_a_thread_adds_more() -> None:
         ends.set()
         thread.join()
         sys.setswitchinterval(interval)
-
-
-@pytest.mark.parametrize("lines", [[], [b"a\n", b"[INFO]: b\n"], [b"[0]: \n", b"a [0]:b\n"]])
-def test_last_lines_without_torchrun(lines: list[bytes]) -> None:
-    assert replica_roles.last_lines(lines, 8) == lines
-
-
-parts = st.lists(st.none() | st.integers(0, 3), max_size=6)
-words_of = st.lists(st.text(max_size=5) | st.sampled_from(CONSTANTS), min_size=4, max_size=4)
-
-
-@given(parts, words_of)
-def test_text_of_words_and_the_index(parts: list[int | None], words: list[str]) -> None:
-    assert replica_roles.texts(parts, words, "7") == "".join("7" if part is None else words[part] for part in parts)
-    # The index may be the kubelet's to expand: only words are escaped.
-    escaped = replica_roles.texts(parts, words, "$(ID)", lambda text: text.replace("$", "$$"))
-    expected = ["$(ID)" if part is None else words[part].replace("$", "$$") for part in parts]
-    assert escaped == "".join(expected)
-
-
-def test_variables_of_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INHERITED", "$(HOME)")
-    monkeypatch.delenv("MISSING", raising=False)
-    role = {"env": [["INHERITED", None], ["MISSING", None], ["ME", [0, None]], ["EMPTY", []]]}
-    assert replica_roles.environment(role, ["I am "], "3") == {
-        "INHERITED": "$(HOME)",
-        "MISSING": "",
-        "ME": "I am 3",
-        "EMPTY": "",
-    }
-    assert replica_roles.environment(role, ["$"], "3", str.upper)["INHERITED"] == "$(HOME)"
-    assert replica_roles.environment(role, ["$"], "3", lambda text: text * 2)["ME"] == "$$3"

@@ -1,4 +1,4 @@
-"""The program that runs replicas, as a process on this machine: the module, and the form that commands carry."""
+"""The carried launcher as a process on this machine, where each replica is a process of its own."""
 
 from __future__ import annotations
 
@@ -11,48 +11,63 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.contract.carried.behaviours import BEHAVIOURS, ROWS, CompiledStage, outputs, run_here
 from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
+from tools import carry
 from torchx_kfp.contract.carried.programs import LAUNCHER
+from torchx_kfp.tracking import FsspecResultTracker
 
 #: Seconds after which a program counts as hanging.
 HANGS = 120
-#: The module with another time for replicas to end after SIGTERM.
-IMPATIENT = """
-import sys
-from torchx_kfp.contract.carried import launcher, replica_processes
-replica_processes.GRACE = 0.2
-launcher.main(*sys.argv[1:])
-"""
-
-#: The module on a machine that lets it start two threads, as the limit of processes in a container may.
+#: Time passes so fast that replicas have 0.2 s to end after SIGTERM.
+IMPATIENT = "import time; passed = time.monotonic; time.monotonic = lambda: passed() * 50\n"
+#: The machine lets the program start two threads, as the limit of processes in a container may.
 FEW_THREADS = """
-import itertools, sys, threading
-from torchx_kfp.contract.carried import launcher
-start, started = threading.Thread.start, itertools.count()
+import itertools, threading
+start_thread, started = threading.Thread.start, itertools.count()
 def start_one(thread):
     if next(started) == 2:
         raise RuntimeError("can't start new thread")
-    start(thread)
+    start_thread(thread)
 threading.Thread.start = start_one
-launcher.main(*sys.argv[1:])
 """
-
 PROGRAMS = {
     "carried": [sys.executable, "-c", LAUNCHER],
     "oldest": [oldest_python() or "", "-c", LAUNCHER],
-    "module": [sys.executable, "-m", "torchx_kfp.contract.carried.launcher"],
-    "impatient": [sys.executable, "-c", IMPATIENT],
-    "few-threads": [sys.executable, "-c", FEW_THREADS],
+    "impatient": [sys.executable, "-c", IMPATIENT + LAUNCHER],
+    "few-threads": [sys.executable, "-c", FEW_THREADS + LAUNCHER],
 }
-either_way = pytest.mark.parametrize("program", ["carried", "module", pytest.param("oldest", marks=needs_oldest)])
+both_pythons = pytest.mark.parametrize("program", ["carried", pytest.param("oldest", marks=needs_oldest)])
+
+
+def test_the_module_is_the_text_that_commands_carry(tmp_path: Path) -> None:
+    """So the tests run that text alone."""
+    stage = CompiledStage(BEHAVIOURS["every word arrives byte for byte"].app(tmp_path), tmp_path, engine="job")
+    assert LAUNCHER in stage.container(tmp_path).command
+    program = {LAUNCHER: carry.join("launcher")}.popitem()
+    code, log = run_here(stage, tmp_path / "module", program)
+    BEHAVIOURS["every word arrives byte for byte"].check(code, log, {})
+
+
+@pytest.mark.parametrize(("name", "engine"), ROWS)
+def test_a_stage_does_the_same_here_as_on_a_cluster(name: str, engine: str, tmp_path: Path) -> None:
+    row = BEHAVIOURS[name]
+    stage = CompiledStage(row.app(tmp_path), tmp_path / "results", **row.options_with(engine))
+    code, log = run_here(stage, tmp_path / "stage")
+    found = outputs(tmp_path / "stage")
+    row.check(code, log, found, rank0="localhost", server="localhost")
+    if row.records is not None:
+        assert FsspecResultTracker(str(tmp_path / "results"))[found["run_id"]] == row.records
+
 
 Role = dict[str, Any]
 
@@ -71,7 +86,7 @@ def python(name: str, replicas: int, code: str, **fields: Any) -> Role:
 
 
 def command(
-    *roles: Role, program: str = "carried", success: list[str] | None = None, given: Any = None, **options: int
+    *roles: Role, program: str = "carried", success: list[str] | None = None, given: Any = None, **options: Any
 ) -> list[str]:
     """Return the launcher's command line for roles; a role's ``count`` is text that is known only at run time."""
     words: list[str] = []
@@ -103,9 +118,16 @@ def environ(**variables: str) -> dict[str, str]:
     return {**kept, **variables}
 
 
-def launch(*roles: Role, variables: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def launch(
+    *roles: Role, variables: dict[str, str] | None = None, cwd: Path | None = None, **options: Any
+) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        command(*roles, **options), env=environ(**(variables or {})), capture_output=True, timeout=HANGS, check=False
+        command(*roles, **options),
+        env=environ(**(variables or {})),
+        cwd=cwd,
+        capture_output=True,
+        timeout=HANGS,
+        check=False,
     )
 
 
@@ -143,7 +165,7 @@ def said(process: subprocess.CompletedProcess[bytes]) -> list[str]:
     return [line.removeprefix("torchx-kfp: ") for line in spoken if "replicas run" not in line]
 
 
-@either_way
+@both_pythons
 def test_each_replica_gets_its_variables_and_words(program: str) -> None:
     script = 'echo "$0 $1 $ME $TORCHX_REPLICA_ID/$TORCHX_NUM_REPLICAS $TORCHX_RANK0_HOST $SHARED $OWN"'
     process = launch(
@@ -160,7 +182,7 @@ def test_each_replica_gets_its_variables_and_words(program: str) -> None:
     assert process.stderr.decode().startswith("torchx-kfp: 3 of 3 replicas run\n")
 
 
-@either_way
+@both_pythons
 def test_the_first_failure_ends_the_others(program: str, tmp_path: Path) -> None:
     code = f"""
     import os, pathlib, signal, sys, time
@@ -190,12 +212,6 @@ def test_the_first_failure_ends_the_others(program: str, tmp_path: Path) -> None
         assert lines(process.stdout, other) == ["ready", "asked to end"]
 
 
-def test_a_single_replica_is_not_called_the_first() -> None:
-    process = launch(shell("train", 1, "echo oh; exit 4"))
-    assert (process.returncode, said(process)) == (4, ["train/0 failed with exit code 4"])
-    assert process.stdout == b"train/0 | oh\n"
-
-
 TORCHRUN = r"""
 print("[0]:epoch 1\n[0]:ValueError: bad loss\nE1122 api.py:1002] failed\n" + "Traceback\n" * 30 + "[0]:\n  rank")
 raise SystemExit(1)
@@ -214,13 +230,6 @@ def test_the_last_lines_are_those_of_the_application_and_not_of_torchrun(replica
     ]
 
 
-def test_the_last_replicas_have_names() -> None:
-    process = launch(shell("train", 2, "true"), shell("server", 1, "exec sleep 1.5"))
-    counts = [line for line in process.stderr.decode().splitlines() if "replicas run" in line]
-    assert counts[0] == "torchx-kfp: 3 of 3 replicas run"
-    assert counts[-1] == "torchx-kfp: 1 of 3 replicas run (server/0), 2 succeeded"
-
-
 def test_a_port_on_which_another_program_listens() -> None:
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
@@ -228,19 +237,6 @@ def test_a_port_on_which_another_program_listens() -> None:
     assert process.returncode == 0
     (message,) = said(process)
     assert re.search(says("another program on this machine", f"port {port}"), message)
-
-
-def test_a_program_that_does_not_exist() -> None:
-    process = launch(role("train", 2, "no-such-program"))
-    assert process.returncode == 127
-    assert "no-such-program: not found" in "".join(lines(process.stdout, "train/0") + lines(process.stdout, "train/1"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_replica_that_a_signal_kills(number: int) -> None:
-    process = launch(shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -{number:d} $$; exec sleep 300"))
-    assert process.returncode == 128 + number
-    assert said(process)[0] == f"train/0 failed with exit code {128 + number}; ending the others"
 
 
 def test_replicas_that_do_not_heed_sigterm_are_killed() -> None:
@@ -272,7 +268,7 @@ print({signal.Signals(number).name: n for number, n in count.items() if n})
 """
 
 
-@either_way
+@both_pythons
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_each_replica_once(
     program: str, number: int, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
@@ -303,60 +299,103 @@ def test_no_signal_is_lost_while_replicas_are_started(
     assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
 
 
-def test_restarts_of_all_replicas(tmp_path: Path) -> None:
-    script = f"echo $$ >>{tmp_path}/$TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 0 ] && exec sleep 300;"
-    # It fails when both have started.
-    script += f"until [ $(wc -l <{tmp_path}/0) = $(wc -l <{tmp_path}/1) ]; do sleep 0.05; done; exit 6"
-    process = launch(shell("train", 2, script), restarts=2)
-    assert process.returncode == 6
-    assert [len((tmp_path / index).read_text().split()) for index in ("0", "1")] == [3, 3]
-    assert [line for line in said(process) if "again" in line] == [
-        "starting all replicas again (1 of 2)",
-        "starting all replicas again (2 of 2)",
-    ]
+@dataclass(frozen=True)
+class End:
+    """Roles, options of the specification, and how the stage ends: ``starts`` is how often each replica was started."""
+
+    roles: Sequence[Role]
+    code: int
+    says: Sequence[str] = ()
+    starts: Mapping[str, int] = field(default_factory=dict)
+    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+NOTE = "echo $$ >>$TORCHX_REPLICA_ID; "
+WAITS = "exec sleep 300"
+#: Replica 1 fails when both have been started as often.
+FAILS = f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ $(wc -l <0) = $(wc -l <1) ]; do sleep 0.05; done; exit 6"
+SERVER = "trap 'echo bye; exit 1' TERM; echo ready; sleep 300 & wait"
+ENDS: Mapping[str, End] = {
+    "a single replica is not called the first": End(
+        [shell("train", 1, "echo oh; exit 4")], 4, ["train/0 failed with exit code 4"], lines={"train/0": ["oh"]}
+    ),
+    "the last replicas have names": End(
+        [shell("train", 2, "true"), shell("server", 1, "exec sleep 1.5")],
+        0,
+        ["3 of 3 replicas run", "1 of 3 replicas run (server/0), 2 succeeded"],
+    ),
+    "SIGKILL": End([shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -9 $$; {WAITS}")], 137, ["train/0 failed"]),
+    "SIGSEGV": End([shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -11 $$; {WAITS}")], 139),
+    "all replicas are started again": End(
+        [shell("train", 2, FAILS)],
+        6,
+        ["starting all replicas again (1 of 2)", "starting all replicas again (2 of 2)"],
+        {"0": 3, "1": 3},
+        options={"restarts": 2},
+    ),
+    "a restart that succeeds": End(
+        [shell("train", 2, f"{NOTE}mkdir x$TORCHX_REPLICA_ID || exit 0; sleep 0.2; exit 7")], 0, options={"restarts": 2}
+    ),
+    "single replicas are started again, as often as their role says": End(
+        [
+            shell("train", 2, f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; exit 6", restarts=2),
+            shell("other", 1, WAITS),
+        ],
+        6,
+        [
+            "train/1 failed with exit code 6; starting it again (1 of 2)",
+            "train/1 failed with exit code 6; starting it again (2 of 2)",
+            "train/1 failed with exit code 6; ending the others",
+        ],
+        {"0": 1, "1": 3},
+    ),
+    "the success of some roles ends the others": End(
+        [shell("trainer", 2, "sleep 0.5; echo done"), shell("ps", 2, SERVER)],
+        0,
+        ["the stage has succeeded; ending the other replicas"],
+        lines={"ps/1": ["ready", "bye"]},
+        options={"success": ["trainer"]},
+    ),
+    "a role fails whose success does not matter": End(
+        [shell("trainer", 1, WAITS), shell("ps", 1, "exit 8")], 8, options={"success": ["trainer"]}
+    ),
+    "a number of replicas": End(
+        [shell("train", 5, "echo of $TORCHX_NUM_REPLICAS", count=" 2.0 ")],
+        0,
+        lines={"train/0": ["of 2"], "train/1": ["of 2"], "train/2": []},
+    ),
+    **{
+        f"{count!r} replicas": End(
+            [shell("train", 5, "echo no", count=count)], 1, ["'train'", repr(count), "1 to 5", "num_replicas"]
+        )
+        for count in ("0", "6", "1.5", "nan", "-inf", "1e400", "many", "")
+    },
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_stage_of_processes_ends(name: str, tmp_path: Path) -> None:
+    end = ENDS[name]
+    process = launch(*end.roles, cwd=tmp_path, **end.options)
+    assert process.returncode == end.code, process.stderr
+    spoken = process.stderr.decode()
+    assert all(fact in spoken for fact in end.says), spoken
+    assert {index: len((tmp_path / index).read_text().split()) for index in end.starts} == end.starts
+    assert {label: lines(process.stdout, label) for label in end.lines} == end.lines
 
 
 def test_another_attempt_has_a_run_id_of_its_own(tmp_path: Path) -> None:
     script = f'echo "$TORCHX_JOB_ID"; mkdir {tmp_path}/"${{TORCHX_JOB_ID##*/}}"; ls {tmp_path} | grep -q _3 || exit 6'
-    outputs = {"outputs": {"parameters": {"run_id": {"outputFile": str(tmp_path / "run_id")}}}}
+    given = {"outputs": {"parameters": {"run_id": {"outputFile": str(tmp_path / "run_id")}}}}
     variables = {"TORCHX_JOB_ID": "run/train/pod_01234567"}
-    process = launch(shell("train", 1, script), retries=2, given=outputs, variables=variables)
+    process = launch(shell("train", 1, script), retries=2, given=given, variables=variables)
     assert process.returncode == 0
     run_ids = [f"run/train/pod_01234567{attempt}" for attempt in ("", "_2", "_3")]
     assert process.stdout.decode().splitlines() == [f"train/0 | {run_id}" for run_id in run_ids]
     assert (tmp_path / "run_id").read_text() == run_ids[-1]
     attempts = [line for line in said(process) if "attempt" in line]
     assert attempts == [f"attempt {number} of 3: the application ended with exit code 6" for number in (2, 3)]
-
-
-def test_a_restart_that_succeeds(tmp_path: Path) -> None:
-    script = f"mkdir {tmp_path}/$TORCHX_REPLICA_ID || exit 0; sleep 0.2; exit 7"
-    assert launch(shell("train", 2, script), restarts=2).returncode == 0
-
-
-def test_restarts_of_single_replicas(tmp_path: Path) -> None:
-    """The others go on; the role's replicas share the number of restarts, as those of a Job do."""
-    script = f"echo $$ >>{tmp_path}/$TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 0 ] && exec sleep 300; exit 6"
-    process = launch(shell("train", 2, script, restarts=2), shell("other", 1, "exec sleep 300"))
-    assert process.returncode == 6
-    assert [len((tmp_path / index).read_text().split()) for index in ("0", "1")] == [1, 3]
-    assert said(process)[:3] == [
-        "train/1 failed with exit code 6; starting it again (1 of 2)",
-        "train/1 failed with exit code 6; starting it again (2 of 2)",
-        "train/1 failed with exit code 6; ending the others",
-    ]
-
-
-def test_the_success_of_some_roles_ends_the_others() -> None:
-    server = "trap 'echo bye; exit 1' TERM; echo ready; sleep 300 & wait"
-    process = launch(shell("trainer", 2, "sleep 0.5; echo done"), shell("ps", 2, server), success=["trainer"])
-    assert (process.returncode, said(process)) == (0, ["the stage has succeeded; ending the other replicas"])
-    assert lines(process.stdout, "ps/1") == ["ready", "bye"]
-
-
-def test_a_failure_of_a_role_whose_success_does_not_matter() -> None:
-    process = launch(shell("trainer", 1, "exec sleep 300"), shell("ps", 1, "exit 8"), success=["trainer"])
-    assert process.returncode == 8
 
 
 def test_output_of_all_kinds() -> None:
@@ -424,15 +463,6 @@ def test_a_stage_whose_log_nobody_reads_ends(tmp_path: Path) -> None:
     assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "1.5", "6", "nan", "inf", "-inf", "many", "", "1e400"])
-def test_numbers_of_replicas_that_make_no_sense(count: str) -> None:
-    process = launch(shell("train", 5, "echo no", count=count))
-    assert (process.returncode, process.stdout) == (1, b"")
-    (message,) = said(process)
-    for fact in ("'train'", repr(count), "1 to 5", "num_replicas"):
-        assert fact in message
-
-
 def test_more_replicas_than_the_machine_can_start(tmp_path: Path) -> None:
     words = command(shell("train", 100, f"echo $$ >>{tmp_path}/pids; exec sleep 300"))
     (tmp_path / "pids").touch()
@@ -455,13 +485,6 @@ def test_threads_that_the_machine_cannot_start(tmp_path: Path, replicas: int) ->
         says(f"{replicas} of {replicas} replicas", "can't start new thread", "replicas=N"), said(process)[-1]
     )
     wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
-
-
-@pytest.mark.parametrize(("count", "replicas"), [("1", 1), ("3.0", 3), ("5", 5), (" 2 ", 2)])
-def test_numbers_of_replicas(count: str, replicas: int) -> None:
-    process = launch(shell("train", 5, "echo of $TORCHX_NUM_REPLICAS", count=count))
-    assert process.returncode == 0
-    assert sorted(process.stdout.decode().splitlines()) == [f"train/{n} | of {replicas}" for n in range(replicas)]
 
 
 def test_stages_with_the_same_port_take_turns(tmp_path: Path) -> None:

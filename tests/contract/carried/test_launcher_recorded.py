@@ -1,209 +1,48 @@
-"""The launcher against recordings of a real control plane, which `tests.recordings` describes.
+"""The carried launcher against a control plane's answers: what it asks, says and shows, and how it ends.
 
-It has to send the same requests, to say and show the same, and to end in the same way, in both of its forms.
+`tests.recordings` has whole recordings. The courses are a stage's objects in the same form, with other states.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.authoring.engines.filled import launched
 from tests.cluster.record_launcher import WORK, app_of
+from tests.contract.carried.recorded import Look, Pod, course, ended, insert, start, waits
 from tests.oldest import needs_oldest, oldest_python
-from tests.recordings import FOLDER, NAMES, Recording, Replay, read, split
-from tools import carry
-from torchx_kfp.authoring.engines import ENGINES
-from torchx_kfp.contract.carried import cluster_api
-from torchx_kfp.contract.carried.programs import LAUNCHER
+from tests.recordings import FOLDER, NAMES, Recording, read
+from torchx_kfp import engines
 
-#: Seconds after which a launcher counts as hanging.
-HANGS = 120
-TOKEN = "the token of a service account"
-#: Nothing happens between two answers of a recording, so that the launcher need not wait for it. Its clock goes on only
-#: while it waits: on a busy machine, other work takes longer.
-HASTE = """
-import threading, time
-now, sleep, join = [0.0], time.sleep, threading.Thread.join
-def pass_by(seconds):
-    now[0] += seconds * (threading.current_thread() is threading.main_thread())
-def hurry(seconds):
-    sleep(seconds / 25)
-    pass_by(seconds)
-def wait(thread, seconds):
-    join(thread, seconds / 25)
-    pass_by(seconds * thread.is_alive())
-time.sleep, time.monotonic, threading.Thread.join = hurry, lambda: now[0], wait
-"""
-
-
-#: The same for one attempt of four minutes: SIGTERM ends it then.
-FOUR_MINUTES = """
-import os, signal, threading, time
-now = [0.0]
-def pass_by(seconds):
-    if threading.current_thread() is threading.main_thread():
-        now[0] += seconds
-        if now[0] > 240:
-            os.kill(os.getpid(), signal.SIGTERM)
-    else:
-        sleep(seconds)
-sleep = time.sleep
-time.sleep, time.monotonic = pass_by, lambda: now[0]
-"""
-
-
-@functools.cache
-def source(form: str) -> str:
-    """Return the text of the program: the modules' joined, or what commands carry."""
-    if form == "module":
-        return carry.join("launcher")
-    return carry.text_of(LAUNCHER)
-
-
-class Attempt:
-    """A launcher that runs against a recording."""
-
-    def __init__(
-        self, recording: Recording, replay: Replay, folder: Path, form: str, python: str, haste: str = HASTE
-    ) -> None:
-        self.replay = replay
-        self.run_id = folder / "run_id"
-        # The stage's script has written that of the attempt.
-        self.run_id.write_text(recording.environ["TORCHX_JOB_ID"])
-        account = folder / "account"
-        account.mkdir()
-        (account / "token").write_text(f"{TOKEN}\n")
-        (account / "namespace").write_text(recording.namespace)
-        (account / "ca.crt").write_bytes(replay.authority.read_bytes())
-        text = source(form)
-        assert text.count(cluster_api.FOLDER) == 1
-        program = f"{haste}\nexec({text.replace(cluster_api.FOLDER, str(account))!r})"
-        outputs = {"parameters": {"run_id": {"outputFile": str(self.run_id)}}}
-        executor_input = {**recording.executor_input, "outputs": outputs}
-        place = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(replay.port)}
-        # A proxy is not for the cluster.
-        proxy = {"https_proxy": "http://127.0.0.1:1", "PATH": os.environ["PATH"]}
-        self._log = folder / "log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    program,
-                    json.dumps(recording.spec),
-                    json.dumps(executor_input),
-                    *recording.words,
-                ],
-                env={**proxy, **recording.environ, **place},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(encoding="utf-8")
-
-    def wait_for(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + HANGS
-        while not condition():
-            assert self.process.poll() is None, self.log
-            assert not self.replay.problems
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.01)
+# Recordings
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", ["carried", "module", pytest.param("oldest", marks=needs_oldest)])
-def test_it_does_what_was_recorded(name: str, form: str, tmp_path: Path) -> None:
-    python = sys.executable
-    if form == "oldest":
-        form, python = "carried", oldest_python() or ""
+@pytest.mark.parametrize("python", ["this", pytest.param("oldest", marks=needs_oldest)])
+def test_the_launcher_does_what_was_recorded(name: str, python: str, tmp_path: Path) -> None:
     recording = read(name)
     expected = [one.request for one in recording.exchanges if not one.is_log]
-    with Replay(recording.exchanges, tmp_path / "server", TOKEN) as replay:
-        attempt = Attempt(recording, replay, tmp_path, form, python)
-        try:
-            if name.endswith("terminated"):
-                # Repeated looks find nothing new, until the signal comes.
-                # The first one tells that all answers have arrived.
-                attempt.wait_for(
-                    lambda: (
-                        replay.requests == expected[:-1]
-                        and replay.repeated
-                        and split(attempt.log)[1] == recording.shown
-                    )
-                )
-                attempt.process.send_signal(signal.SIGTERM)
-            code = attempt.process.wait(HANGS)
-        finally:
-            attempt.process.kill()
-            attempt.process.wait()
-    assert not replay.problems
+    interpreter = oldest_python() or "" if python == "oldest" else sys.executable
+    with start(recording, tmp_path, python=interpreter) as attempt:
+        replay = attempt.replay
+        if name.endswith("terminated"):
+            # Repeated looks find nothing new, until the signal comes.
+            # The first one tells that all answers have arrived.
+            attempt.wait_for(
+                lambda: replay.requests == expected[:-1] and replay.repeated and attempt.shown == recording.shown
+            )
+            attempt.process.send_signal(signal.SIGTERM)
+        assert attempt.ends() == recording.code
     assert replay.requests == expected
-    if name.endswith("terminated"):
-        assert all(request.startswith("GET ") for request in replay.repeated)
-    else:
-        assert not replay.repeated
-    assert split(attempt.log) == (recording.said, recording.shown)
-    assert code == recording.code
-    assert attempt.run_id.read_text() == recording.run_id
-
-
-def test_the_api_server_is_asked_less_often_after_the_first_minute(tmp_path: Path) -> None:
-    """A training takes days, and a cluster has many of them."""
-    recording = read("job.terminated")
-    with Replay(recording.exchanges, tmp_path / "server", TOKEN) as replay:
-        attempt = Attempt(recording, replay, tmp_path, "module", sys.executable, FOUR_MINUTES)
-        assert attempt.process.wait(HANGS) == 143, attempt.log
-    assert not replay.problems
-    looks = sum("/jobs/" in request for request in replay.repeated)
-    # Twice a second in the first minute, and each 2 to 5 s in the next three.
-    assert 180 / 5 < looks < 60 / 0.5 + 180 / 2
-
-
-@pytest.mark.parametrize("length", [1, 15, 19, 20, 24, 30, 31, 33, -1, -2, -5, -12])
-def test_logs_that_are_cut_off(length: int, tmp_path: Path) -> None:
-    """They seem to be complete. Reading goes on where a line is cut off; a last line without an end is one, too."""
-    recording = read("job.succeeds")
-    exchanges = []
-    for one in recording.exchanges:
-        if one.is_log:
-            text = one.answer.rstrip("\n")
-            exchanges += [replace(one, answer=text[:length]), replace(one, answer=text)]
-        else:
-            exchanges.append(one)
-    with Replay(exchanges, tmp_path / "server", TOKEN) as replay:
-        attempt = Attempt(recording, replay, tmp_path, "module", sys.executable)
-        assert attempt.process.wait(HANGS) == 0, attempt.log
-    assert not replay.problems
-    assert split(attempt.log) == (recording.said, recording.shown)
-
-
-def test_logs_that_cannot_be_read(tmp_path: Path) -> None:
-    """They do not fail the stage, which says so once, and the API server is not asked all the time."""
-    recording = read("job.succeeds")
-    exchanges = [replace(one, status=500, answer="") if one.is_log else one for one in recording.exchanges]
-    with Replay(exchanges, tmp_path / "server", TOKEN) as replay:
-        attempt = Attempt(recording, replay, tmp_path, "module", sys.executable)
-        assert attempt.process.wait(HANGS) == 0, attempt.log
-    said, shown = split(attempt.log)
-    problems = [f"torchx-kfp: trainer/{index}: its log cannot be read: 500 Internal Server Error" for index in "01"]
-    assert sorted(said) == sorted([*recording.said, *problems])
-    assert shown == {}
-    # The launcher waits 30 s for two logs, and asks every tenth of a second at most.
-    assert replay.logs <= 2 * 10 * 31
+    assert all(name.endswith("terminated") and request.startswith("GET ") for request in replay.repeated)
+    assert (attempt.said, attempt.shown, attempt.run_id) == (recording.said, recording.shown, recording.run_id)
 
 
 @pytest.mark.versions
@@ -212,10 +51,372 @@ def test_stages_are_still_given_what_was_recorded(name: str) -> None:
     """If this fails, record them again: `tests.recordings` says how."""
     engine, case = name.split(".")
     recording = read(name)
-    found = launched(app_of(case, WORK / engine / case / "go"), ENGINES[engine](), tracked=True)
-    assert found.words == recording.words
-    assert found.spec == recording.spec
+    found = launched(app_of(case, WORK / engine / case / "go"), engines.ENGINES[engine](), tracked=True)
+    assert (found.words, found.spec) == (recording.words, recording.spec)
 
 
 def test_there_are_no_other_recordings() -> None:
     assert {file.stem for file in FOLDER.iterdir()} == set(NAMES)
+
+
+def test_the_api_server_is_asked_less_often_after_the_first_minute(tmp_path: Path) -> None:
+    """A training takes days, and a cluster has many of them."""
+    with start(read("job.terminated"), tmp_path, speed=2000, end=240) as attempt:
+        assert attempt.ends() == 143, attempt.log
+    looks = sum("/jobs/" in request for request in attempt.replay.repeated)
+    # Twice a second in the first minute, and each 2 to 5 s in the next three.
+    assert 180 / 5 < looks < 60 / 0.5 + 180 / 2
+
+
+# Courses
+
+
+def conditions(**states: str) -> dict[str, Any]:
+    found = [{"type": name, "status": status, "message": f"about {name}"} for name, status in states.items()]
+    return {"conditions": found}
+
+
+def phase(name: str) -> dict[str, Any]:
+    return {"state": {"phase": name}, "conditions": [{"status": "Pending"}, {"status": name}]}
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is found at each look, and how the stage ends; nothing of ``never`` is in its log."""
+
+    looks: Sequence[Look]
+    code: int = 0
+    says: Sequence[str] = ()
+    never: Sequence[str] = ()
+    engine: str = "job"
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+BOTH = [Pod(0), Pod(1)]
+DONE = Look([ended(0, 0), ended(1, 0)], conditions(SuccessCriteriaMet="True", Complete="True"))
+FAILED = conditions(FailureTarget="True", Failed="True")
+STATES: list[dict[str, Any]] = [{}, {"conditions": None}, conditions(Suspended="True", SuccessCriteriaMet="True")]
+LATER = {"metadata": {"deletionTimestamp": "t"}}
+#: Pods that wait, or whom the scheduler has found no node.
+UNSCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node has a GPU"}
+PENDING = Pod(0, {}, {"phase": "Pending", "conditions": [UNSCHEDULED]})
+PULLS = [waits(0, "ErrImagePull", "no such image"), waits(0, "ImagePullBackOff", "back-off")]
+DISRUPTED = {"type": "DisruptionTarget", "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists"}
+AGAIN = {"metadata": {"name": "pod-1-again", "creationTimestamp": "2025-01-02T00:00:00Z"}}
+
+
+def first(*pods: Pod, last: Sequence[Pod] = (), status: Any = FAILED, **changed: Any) -> Sequence[Look]:
+    """Return the looks at a stage that fails: these pods, and then also the last ones."""
+    return [Look(), Look(pods or BOTH), Look([*pods, *last], status, **changed)]
+
+
+COURSES: Mapping[str, Course] = {
+    "states of a Job that do not end it": Course(
+        [*(Look(BOTH, status) for status in (*STATES, conditions(Complete="False", FailureTarget="True"))), DONE],
+        says=["2 of 2 replicas run", "all 2 replicas succeeded", "train-b5b828bd2d succeeded"],
+    ),
+    "states of a JobSet that do not end it": Course(
+        [
+            *(Look(BOTH, status) for status in ({}, conditions(Completed="False"), {"terminalState": ""})),
+            Look([], conditions(Completed="True")),
+        ],
+        engine="jobset",
+        says=["0 of 2 replicas run", "train-b5b828bd2d succeeded"],
+    ),
+    "states of a Job of Volcano that do not end it": Course(
+        [*(Look(BOTH, status) for status in ({}, {"state": {}}, phase("Restarting"))), Look(BOTH, phase("Completed"))],
+        engine="volcano",
+        says=["train-b5b828bd2d succeeded"],
+    ),
+    "the reason of a failed Job": Course(first(ended(0, 7)), 7, ["train-b5b828bd2d failed: about FailureTarget\n"]),
+    "a condition without a message": Course(
+        first(ended(0, 7), status={"conditions": [{"type": "Failed", "status": "True"}]}),
+        7,
+        ["train-b5b828bd2d failed\n"],
+    ),
+    "an aborted Job of Volcano": Course(
+        first(ended(0, 7), status=phase("Aborted")),
+        7,
+        ["train-b5b828bd2d failed\n"],
+        engine="volcano",
+    ),
+    "an object that fails without a replica": Course(
+        [Look(BOTH), Look(BOTH, FAILED)], 1, ["train-b5b828bd2d failed: about FailureTarget"]
+    ),
+    "the others are ended after the first failure": Course(
+        first(ended(1, 7), last=[ended(0, 143, 2, **LATER)]),
+        7,
+        ["trainer/1 (pod pod-1, node node-1) failed first"],
+    ),
+    "the others are ended in the second of the first failure": Course(
+        first(last=[ended(0, 143, **LATER), ended(1, 7)]), 7, ["trainer/1 (pod pod-1"]
+    ),
+    "a replica that somebody evicts fails first": Course(
+        first(last=[ended(0, 143, **LATER), ended(1, 7, 2)]), 143, ["trainer/0 (pod pod-0"]
+    ),
+    "a replica that fails before it is deleted": Course(
+        [
+            Look(BOTH),
+            Look([ended(0, 7), ended(1, 143, **LATER)]),
+            Look([ended(0, 7, **LATER), ended(1, 143, **LATER)], FAILED),
+        ],
+        7,
+        ["trainer/0 failed with exit code 7", "trainer/0 (pod pod-0"],
+    ),
+    "a pod that is lost is missed later than the others are ended": Course(
+        [Look(BOTH), Look([ended(0, 143, **LATER)], FAILED)],
+        1,
+        ["trainer/1: its pod pod-1 is gone", "trainer/1 (pod pod-1, node node-1) is gone"],
+    ),
+    "a failure beside a pod that is lost": Course(
+        [Look([*BOTH, Pod(2)]), Look([ended(0, 7), ended(1, 143, **LATER)], FAILED)],
+        7,
+        ["trainer/2: its pod pod-2 is gone", "trainer/0 (pod pod-0"],
+    ),
+    "a replica that its engine starts again counts with its last failure": Course(
+        [
+            Look(BOTH),
+            Look([Pod(0), ended(1, 3)]),
+            Look([Pod(0), Pod(1, **AGAIN)]),
+            Look([ended(0, 4, 3), Pod(1, **AGAIN)], FAILED),
+        ],
+        4,
+        ["trainer/1 failed with exit code 3; it was the pod pod-1", "trainer/0 (pod pod-0, node node-1) failed first"],
+    ),
+    "a replica that is lost with its node": Course(
+        first(last=[Pod(0), Pod(1, {}, {"phase": "Failed", "conditions": [DISRUPTED]})]),
+        1,
+        ["trainer/1 failed with exit code 1 (DeletionByPodGC: PodGC: node no longer exists); it was the pod pod-1"],
+    ),
+    "a replica that its node evicts": Course(
+        first(last=[Pod(1, {}, {"phase": "Failed", "reason": "Evicted", "message": "low on memory "})]),
+        1,
+        ["trainer/1 failed with exit code 1 (Evicted: low on memory); it was the pod pod-1"],
+    ),
+    "a replica that the kernel kills": Course(
+        first(ended(0, 137, reason="OOMKilled")), 137, ["failed first, with exit code 137 (OOMKilled)"]
+    ),
+    "an exit code that no process can have": Course(first(ended(0, 256)), 1, ["first, with exit code 256"]),
+    "an image that cannot be pulled": Course(
+        [*(Look([PULLS[number % 2], Pod(1)]) for number in range(4)), DONE],
+        says=["1 of 2 replicas run; trainer/0 waits: ErrImagePull: no such image"],
+        never=["back-off"],
+    ),
+    "a replica that no node has room for": Course(
+        [Look([PENDING, Pod(1)]), Look([PENDING, Pod(1)]), DONE],
+        says=["1 of 2 replicas run; trainer/0 waits: Unschedulable: no node has a GPU"],
+    ),
+    "an init container that waits": Course(
+        [
+            Look([Pod(0, {}, {"initContainerStatuses": [{"state": waits(0, "CrashLoopBackOff").state}]})]),
+            DONE,
+        ],
+        says=["0 of 2 replicas run; trainer/0 waits: CrashLoopBackOff"],
+    ),
+    "replicas that are about to start": Course(
+        [Look([waits(0, "ContainerCreating"), waits(1, "PodInitializing")]), DONE],
+        says=["0 of 2 replicas run\n"],
+        never=["waits"],
+    ),
+    "a Job that its queue has not admitted": Course(
+        [Look(spec={"suspend": True}), Look(spec={"suspend": True}), Look(BOTH), DONE],
+        says=["0 of 2 replicas run; it is suspended: a queue has not admitted it yet"],
+    ),
+    "an object without pods": Course(
+        [*[Look()] * 30, DONE],
+        says=[
+            "0 of 2 replicas run; it has no pods yet\n",
+            "no pods yet: kubectl describe jobs.batch train-b5b828bd2d -n recorded-job-succeeds\n",
+        ],
+    ),
+    "somebody deletes the object": Course(
+        [Look(BOTH), Look(gone=True)],
+        1,
+        ["train-b5b828bd2d was deleted, but not by this stage: its replicas had not ended"],
+    ),
+    "another attempt follows the object": Course(
+        [Look(BOTH), Look(annotations={"torchx-kfp/launcher": "workflow-train-1_00000000"})],
+        1,
+        ["another attempt of this stage follows train-b5b828bd2d now"],
+    ),
+    "somebody removes the annotations": Course([Look(BOTH), Look(annotations={})], 1, ["another attempt"]),
+    "the log of the first replica alone": Course(
+        [Look(BOTH), Look([ended(0, 0), ended(1, 3)], FAILED)],
+        3,
+        ["\ntrainer/0 | line of pod-0\n", "\n  trainer/1 | line of pod-1\n"],
+        ["\ntrainer/1 | line"],
+        spec={"logs": "first"},
+    ),
+    "no replica's log, but that of the first failure": Course(
+        [Look(BOTH), Look([ended(0, 0), ended(1, 3)], FAILED)],
+        3,
+        ["\n  trainer/1 | line of pod-1\n"],
+        ["\ntrainer/0 |", "\ntrainer/1 |"],
+        spec={"logs": "none"},
+    ),
+    "warnings of the API server": Course(
+        [Look(BOTH)] * 3 + [DONE],
+        says=['torchx-kfp: the API server warns: 299 - "v1alpha2 is deprecated"\n'],
+        headers={"Warning": '299 - "v1alpha2 is deprecated"'},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_a_stage_ends_as_its_course_says(name: str, tmp_path: Path) -> None:
+    one = COURSES[name]
+    # An object that has failed is deleted, unless it is gone, or another attempt's.
+    last = one.looks[-1]
+    deletes = one.code > 0 and not last.gone and last.annotations is None
+    recording = course(f"{one.engine}.succeeds", one.looks, deletes=deletes, **one.spec)
+    with start(recording, tmp_path, headers=one.headers) as attempt:
+        assert attempt.ends() == one.code, attempt.log
+    assert attempt.replay.repeated == []
+    assert attempt.asked == [f"{each.method} {each.path}" for each in recording.exchanges if not each.is_log]
+    # The order of replicas' lines is theirs.
+    for fact in one.says:
+        assert f"\n{attempt.log}".count(fact) == 1, attempt.log
+    assert not [fact for fact in one.never if fact in attempt.log], attempt.log
+
+
+# What the API server refuses
+
+BUSY: list[tuple[int, Any]] = [(503, "busy"), (401, ""), (429, ""), (0, ""), (500, {"message": "the database"})]
+DENIED = {"message": 'jobs.batch is forbidden: User "x" cannot get resource "jobs"'}
+HINT = "torchx-kfp rbac --engine job --namespace recorded-job-succeeds --service-account {} | kubectl apply -f -"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that is refused after some that were not, and how the stage ends; ``left`` if it deletes its object."""
+
+    request: str
+    after: int
+    answers: Sequence[tuple[int, Any]]
+    code: int = 0
+    says: Sequence[str] = ()
+    never: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    deletes: bool = False
+
+
+REFUSALS: Mapping[str, Refusal] = {
+    "a right is missing": Refusal("GET .*/jobs/", 0, [(403, DENIED)], 1, ["403 jobs.batch", HINT.format("launcher")]),
+    "the account of the stage is named": Refusal(
+        "GET .*/jobs/", 0, [(403, DENIED)], 1, [HINT.format("editor")], environ={"KFP_SERVICE_ACCOUNT": "editor"}
+    ),
+    "a quota": Refusal("POST .*/jobs", 0, [(403, {"message": "exceeded quota: few"})], 1, ["exceeded quota"], ["rbac"]),
+    "a quota for services": Refusal(
+        "POST .*/services", 0, [(403, {"message": "exceeded quota: few"})], 1, ["exceeded quota"], deletes=True
+    ),
+    "an engine that is not installed": Refusal(
+        "POST .*/jobs", 0, [(404, "404 page not found\n")], 1, ["the engine 'job' needs Kubernetes 1.24 or newer"]
+    ),
+    "a manifest that is rejected": Refusal("POST .*/jobs", 0, [(422, {"message": "bad"})], 1, [": 422 bad"]),
+    "the API server is busy for a while": Refusal("GET .*/jobs/", 1, BUSY, 0, ["the API server does not answer (500"]),
+    "it is busy when the object is made": Refusal("POST .*/jobs", 0, BUSY[:3], 0, never=["does not answer"]),
+    "a right to look at pods is denied for a moment": Refusal("GET .*labelSelector", 2, [(403, DENIED)] * 2),
+    "a right to look at the object is denied for a moment": Refusal("GET .*/jobs/", 2, [(403, DENIED)] * 2),
+    "a launcher that gives up deletes its object": Refusal(
+        "GET .*labelSelector", 2, [(400, "no")], 1, [": 400 no", "train-b5b828bd2d is deleted"], deletes=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_request_is_refused(name: str, tmp_path: Path) -> None:
+    one = REFUSALS[name]
+    recording = read("job.succeeds")
+    expected = insert(recording, one.request, one.after, one.answers)
+    if one.code:
+        requests = [each for each in expected.exchanges if not each.is_log]
+        end = next(n for n, each in enumerate(requests) if (each.status, each.answer) == one.answers[-1])
+        deletion = [each for each in read("job.fails").exchanges if each.method == "DELETE"]
+        path = next(each.path for each in requests if each.path.endswith("/train-b5b828bd2d"))
+        logs = [each for each in expected.exchanges if each.is_log]
+        last = [replace(deletion[0], path=path)] * one.deletes
+        expected = replace(expected, exchanges=[*requests[: end + 1], *last, *logs])
+    with start(replace(expected, environ={**recording.environ, **one.environ}), tmp_path) as attempt:
+        assert attempt.ends() == one.code, attempt.log
+    assert attempt.asked == [f"{each.method} {each.path}" for each in expected.exchanges if not each.is_log]
+    assert all(fact in attempt.log for fact in one.says), attempt.log
+    assert not any(fact in attempt.log for fact in one.never), attempt.log
+
+
+def test_patience_with_the_api_server_ends_after_ten_minutes(tmp_path: Path) -> None:
+    recording = read("job.succeeds")
+    refused = replace(recording, exchanges=[replace(recording.exchanges[0], status=503, answer="busy")])
+    with start(refused, tmp_path, speed=2000) as attempt:
+        assert attempt.ends() == 1
+    assert attempt.said[0] == "torchx-kfp: the API server does not answer (503 busy); trying for 596 s more"
+    assert "no answer from the API server for " in attempt.said[-1]
+    assert 40 < len(attempt.replay.repeated) < 60
+
+
+@pytest.mark.parametrize("name", ["job.fails", "job.terminated"])
+def test_the_exit_code_survives_a_deletion_that_fails(name: str, tmp_path: Path) -> None:
+    recording = read(name)
+    exchanges = [
+        replace(one, status=403, answer={"message": "no"}) if one.method == "DELETE" else one
+        for one in recording.exchanges
+    ]
+    with start(replace(recording, exchanges=exchanges), tmp_path) as attempt:
+        if name == "job.terminated":
+            attempt.wait_for(lambda: attempt.replay.repeated)
+            attempt.process.send_signal(signal.SIGTERM)
+        assert attempt.ends() == recording.code
+    assert "train-b5b828bd2d is not deleted: DELETE" in attempt.log
+
+
+# Logs
+
+
+def logs(recording: Recording, *answers: tuple[int, str]) -> Recording:
+    """Return the recording with other answers to requests for logs; ``{}`` is the recorded text."""
+    exchanges = []
+    for one in recording.exchanges:
+        changed = [replace(one, status=code, answer=text.replace("{}", str(one.answer))) for code, text in answers]
+        exchanges += changed if one.is_log else [one]
+    return replace(recording, exchanges=exchanges)
+
+
+@pytest.mark.parametrize("status", [200, 0], ids=["ended", "broken"])
+@pytest.mark.parametrize("length", [1, 19, 20, 31, 33, -1, -12])
+def test_a_log_that_is_cut_off_is_shown_whole(status: int, length: int, tmp_path: Path) -> None:
+    """Reading goes on where a line is cut off; a last line without an end is one, too."""
+    recording = read("job.succeeds")
+    exchanges = []
+    for one in recording.exchanges:
+        text = str(one.answer).rstrip("\n")
+        cut = [replace(one, status=status, answer=text[:length]), replace(one, answer=text)]
+        exchanges += cut if one.is_log else [one]
+    with start(replace(recording, exchanges=exchanges), tmp_path) as attempt:
+        assert attempt.ends() == 0, attempt.log
+    assert (attempt.said, attempt.shown) == (recording.said, recording.shown)
+
+
+@pytest.mark.parametrize(("status", "most"), [(500, 2 * 10 * 31), (403, 2)])
+def test_a_log_that_cannot_be_read_does_not_fail_the_stage(status: int, most: int, tmp_path: Path) -> None:
+    """It is said once for each replica, and the API server is not asked all the time."""
+    recording = read("job.succeeds")
+    with start(logs(recording, (status, "no")), tmp_path) as attempt:
+        assert attempt.ends() == 0, attempt.log
+    problems = [f"torchx-kfp: trainer/{index}: its log cannot be read: {status} no" for index in "01"]
+    assert sorted(attempt.said) == sorted([*recording.said, *problems])
+    assert attempt.shown == {}
+    # The launcher waits 30 s for two logs, and asks every tenth of a second at most.
+    assert attempt.replay.logs <= most
+
+
+def test_lines_whose_times_go_back_and_long_lines_are_shown(tmp_path: Path) -> None:
+    """The runtime stamps stdout and stderr one beside the other, and clocks are set back."""
+    texts = ["a", "b", "c", "x" * 200_000, "\rd\re"]
+    seconds = ["01.1", "01.3", "01.2", "00.9", "02"]
+    text = "".join(f"2026-01-01T00:00:{at}Z {line}\n" for at, line in zip(seconds, texts, strict=True))
+    with start(logs(read("job.succeeds"), (200, text)), tmp_path) as attempt:
+        assert attempt.ends() == 0
+    found = (tmp_path / "log").read_bytes().decode().replace("torchx-kfp: ", "\ntorchx-kfp: ").split("\n")
+    shown = "".join(line.removeprefix("trainer/0 | ") for line in found if line.startswith("trainer/0 | "))
+    # A long line comes in pieces; a progress bar begins its line again.
+    assert shown == f"abc{'x' * 200_000}\rtrainer/0 | d\rtrainer/0 | e"

@@ -17,7 +17,6 @@ from kfp.dsl import for_loop, pipeline_channel
 from tests.contract.carried.test_publisher import Stage
 from tests.facts import says
 from torchx_kfp.contract.carried import publisher
-from torchx_kfp.contract.carried.programs import PUBLISHER
 from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.execution.pipeline.values import from_output
 from torchx_kfp.tracking import current_run
@@ -83,7 +82,7 @@ def test_kfp_gets_what_was_recorded(publish: Publish, value: Any) -> None:
 
 
 def test_the_last_metadata_counts_and_results_come_first(publish: Publish, tmp_path: Path) -> None:
-    stage = Stage([sys.executable, "-c", PUBLISHER], tmp_path, results={"a": ["list", "a"], "b_c": ["dict", "b/c"]})
+    stage = Stage(tmp_path, results={"a": ["list", "a"], "b_c": ["dict", "b/c"]})
     run = current_run(stage.environ)
     run.add_metadata({"a": [1], "b/c": {"x": 1}})
     run.add_metadata(a=[2])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.contract.carried.test_publisher import RUN_ID, Stage
-from torchx_kfp.contract.carried.programs import PUBLISHER
 from torchx_kfp.tracking import FsspecResultTracker
 
 PUT = """
@@ -25,7 +24,7 @@ SAID = "torchx-kfp: exit code {}, but the stage may fail\n"
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    stage = Stage([sys.executable, "-c", PUBLISHER], tmp_path, results={"exit_code": ["int", "exit_code"]})
+    stage = Stage(tmp_path, results={"exit_code": ["int", "exit_code"]})
     stage.spec = {"may_fail": [125]}
     return stage
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.components import dist
-from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role
+from torchx.specs import AppDef, BindMount, Resource, Role
 
 from tests.execution.local.test_failures import alive
 from tests.execution.local.test_signals import HANGS, read_pids, wait_for
@@ -19,13 +19,12 @@ from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import task_from_app
 from torchx_kfp.authoring import application
-from torchx_kfp.authoring.engines import Job, JobSet, Volcano
+from torchx_kfp.authoring.engines import Job, Volcano
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.execution.local.executors.executor import choose_containers
 from torchx_kfp.execution.model.checks import of_replicas
 from torchx_kfp.execution.model.findings import Kind
 from torchx_kfp.execution.report import read_model, render
-from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.local import StageReplicas, check_supported, load_pipeline, run
 
 RUNNER = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=1)"
@@ -102,18 +101,6 @@ def test_the_number_of_replicas_is_an_upstream_result(execute, tmp_path):
     ]
 
 
-def test_too_many_replicas(execute_failing):
-    @dsl.pipeline
-    def pipeline(n: int = 4):
-        task_from_app(shell(3, "true"), engine="job", replicas=n)
-
-    (stage,) = execute_failing(pipeline).stages
-    (line,) = lines(stage)
-    for fact in ("'trainer'", "'4'", "from 1 to 3", "num_replicas"):
-        assert fact in line
-    assert stage.replicas is None
-
-
 @pytest.mark.parametrize(("n", "found"), [(1, True), (2, False), (3, False), (4, True)])
 def test_a_check_of_numbers_of_replicas(n, found):
     @dsl.pipeline
@@ -129,59 +116,24 @@ def test_a_check_of_numbers_of_replicas(n, found):
         assert re.search(says("'train'", f"{n} replicas", "'trainer'", "2 to 3", "'n'"), str(finding))
 
 
-def test_several_roles_of_which_one_decides(execute):
-    trainer = role("trainer", 2, "sh", "-c", 'sleep 0.3; echo "$PORT,"', env={"PORT": "7"})
-    server = role("ps", 1, "sh", "-c", 'trap "echo bye; exit" TERM; echo "$PORT,"; sleep 300 & wait')
+def test_a_failure_quotes_the_replica_that_failed_first(execute_failing):
+    code = "import os, sys, time; os.environ['TORCHX_REPLICA_ID'] == '2' or time.sleep(300); print('oh'); sys.exit(3)"
 
     @dsl.pipeline
     def pipeline():
-        app = AppDef("app", roles=[trainer, server])
-        task_from_app(app, name="a", engine=JobSet(succeeds_with="trainer"))
-        task_from_app(app, name="b", engine=Volcano(succeeds_with=["trainer"]))
+        task_from_app(python(4, code), name="fails", engine="job")
+        task_from_app(AppDef("app", roles=[role("trainer", 2, "no-such-program")]), name="program", engine="job")
+        task_from_app(AppDef("app", roles=[role("trainer", 2, "python", "no-such.py")]), name="script", engine="job")
 
-    result = execute(pipeline)
-    for stage in result.stages:
-        said = [line for line in lines(stage) if "|" in line]
-        assert sorted(said) == ["ps/0 | ,", "ps/0 | bye", "trainer/0 | 7,", "trainer/1 | 7,"]
-        assert stage.replicas == 3
-
-
-def test_a_failure_names_the_replica_that_failed_first(execute_failing):
-    code = """
-    import os, signal, sys, time
-    def end(*_):
-        print("\\n".join(["lots of output"] * 100))
-        sys.exit(7)
-    signal.signal(signal.SIGTERM, end)
-    print("ready")
-    if os.environ["TORCHX_REPLICA_ID"] == "2":
-        time.sleep(1)
-        print("out of memory")
-        sys.exit(3)
-    time.sleep(300)
-    """
-
-    @dsl.pipeline
-    def pipeline():
-        task_from_app(python(4, code), engine="job")
-
-    (stage,) = execute_failing(pipeline).stages
-    assert (stage.exit_code, stage.reason) == (3, "ended with exit code 3")
-    # These are the lines that messages about the failure quote.
-    assert stage.last_lines()[-3:] == [
+    result = execute_failing(pipeline)
+    stage = result["fails"]
+    assert (stage.exit_code, stage.reason, stage.attempts) == (3, "ended with exit code 3", 1)
+    assert stage.last_lines()[-2:] == [
         "torchx-kfp: trainer/2 failed first, with exit code 3; its last lines:",
-        "  trainer/2 | ready",
-        "  trainer/2 | out of memory",
+        "  trainer/2 | oh",
     ]
-
-
-def test_a_missing_program(execute_failing):
-    @dsl.pipeline
-    def pipeline():
-        task_from_app(AppDef("app", roles=[role("trainer", 2, "no-such-program")]), engine="job")
-
-    (stage,) = execute_failing(pipeline).stages
-    assert (stage.exit_code, "lacks a command" in stage.reason) == (127, True)
+    assert (result["program"].exit_code, "lacks a command" in result["program"].reason) == (127, True)
+    assert "there is no 'no-such.py'" in result["script"].reason
 
 
 def test_secrets_reach_replicas_and_their_code_is_part_of_the_cache_key(execute, tmp_path, monkeypatch):
@@ -204,15 +156,6 @@ def test_secrets_reach_replicas_and_their_code_is_part_of_the_cache_key(execute,
             assert printed == [f"{name} | {version} secret" for name in ("first/0", "first/1", "second-role/0")]
 
 
-def test_a_script_that_is_missing(execute_failing):
-    @dsl.pipeline
-    def pipeline():
-        task_from_app(AppDef("app", roles=[role("trainer", 2, "python", "no-such.py")]), engine="job")
-
-    (stage,) = execute_failing(pipeline).stages
-    assert "there is no 'no-such.py'" in stage.reason
-
-
 def test_a_script_that_torchrun_misses(execute_failing, tmp_path, monkeypatch):
     torchrun = tmp_path / "bin" / "torchrun"
     torchrun.parent.mkdir()
@@ -232,30 +175,6 @@ def test_a_script_that_torchrun_misses(execute_failing, tmp_path, monkeypatch):
     assert "there is no 'missing.py'" in reasons["missing"]
     assert "--directory" in reasons["missing"]
     assert reasons["there"] == "ended with exit code 1"
-
-
-def test_retries_are_those_of_the_engine(execute, tmp_path):
-    """A Job's stage makes another Job; the other engines start replicas again by themselves."""
-    script = 'mkdir "$D" 2>/dev/null && exit 5; exit 0'
-
-    def app(name, policy):
-        made = shell(1, script, max_retries=1, retry_policy=policy, env={"D": str(tmp_path / name)})
-        return {"app": made, "name": name}
-
-    @dsl.pipeline
-    def pipeline():
-        task_from_app(**app("job", RetryPolicy.APPLICATION), engine="job")
-        task_from_app(**app("job-replica", RetryPolicy.REPLICA), engine="job")
-        task_from_app(**app("jobset", RetryPolicy.APPLICATION), engine="jobset")
-        task_from_app(**app("jobset-replica", RetryPolicy.REPLICA), engine="jobset")
-        task_from_app(**app("volcano", RetryPolicy.APPLICATION), engine="volcano")
-
-    result = execute(pipeline)
-    assert {stage.state for stage in result.stages} == {State.SUCCEEDED}
-    assert {stage.attempts for stage in result.stages} == {1}, "KFP does not retry them"
-    assert "attempt 2 of 2: the application ended with exit code 5" in result["job"].log_file.read_text()
-    assert "starting all replicas again (1 of 1)" in result["jobset"].log_file.read_text()
-    assert "trainer/0 failed with exit code 5; starting it again (1 of 1)" in result["job-replica"].log_file.read_text()
 
 
 def family(folder):
@@ -314,19 +233,6 @@ def test_nothing_survives_the_end_of_the_run(tmp_path, way):
         for pid in read_pids(tmp_path):
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
-
-
-def test_stages_with_the_same_port_take_turns(execute, tmp_path):
-    port = 20_000 + os.getpid() % 40_000  # of this test only
-    script = f"mkdir {tmp_path}/held || exit 9; sleep 0.5; rmdir {tmp_path}/held"
-
-    @dsl.pipeline
-    def pipeline():
-        for name in ("a", "b"):
-            task_from_app(shell(1, script, port_map={"c10d": port}), name=name, engine="job")
-
-    logs = [stage.log_file.read_text() for stage in execute(pipeline, parallelism=2).stages]
-    assert sum(f"waiting for another stage on this machine that uses port {port}" in log for log in logs) >= 1
 
 
 def test_variables_of_a_pod_do_not_reach_stages(execute, monkeypatch):
