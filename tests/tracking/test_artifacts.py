@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.facts import says
-from torchx_kfp.contract import protocol
-from torchx_kfp.errors import CorruptResultError, ResultRefusedError
-from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, current_run
+from tests.tracking.stages import application, environ, stage
+from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.tracking import Artifact, FsspecResultTracker
 from torchx_kfp.tracking.backends.stage import create
-
-
-def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
-    return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))
 
 
 def test_what_is_registered_is_read(base: str) -> None:
@@ -35,42 +28,15 @@ def test_what_is_registered_is_read(base: str) -> None:
         "confusion": Artifact("confusion", "", {"rows": [[1]]}),
     }
     assert stage(base, "p1/train/e2").artifacts() == {}, "another run has its own"
+    assert stage(base, "p1/use/e1", {"train": run.id}).parent.artifacts() == run.artifacts()
+    run.put(accuracy=0.9)
+    assert (run.results(), FsspecResultTracker(base).names()) == ({"accuracy": 0.9}, ["p1/"])
 
 
 def test_of_several_under_one_name_the_last_counts(base: str) -> None:
     for number in range(3):
         stage(base).add_artifact("model", f"s3://models/{number}")
     assert stage(base).artifacts()["model"].path == "s3://models/2"
-
-
-def test_a_reader_finds_those_of_its_parents(base: str) -> None:
-    stage(base).add_artifact("model", "s3://models/1")
-    reader = stage(base, "p1/use/e2", {"train": "p1/train/e1"})
-    assert reader.parent.artifacts()["model"].path == "s3://models/1"
-    with pytest.raises(
-        ResultRefusedError,
-        match=says("'p1/train/e1'", "current_run().add_artifact(...)"),
-    ):
-        reader.parent.add_artifact("model", "x")
-
-
-def test_results_and_artifacts_are_not_in_each_others_way(base: str) -> None:
-    run = stage(base)
-    run.put(accuracy=0.9)
-    run.add_artifact("model", "s3://models/1")
-    run.put(loss=0.1)
-    assert run.results() == {"accuracy": 0.9, "loss": 0.1}
-    assert FsspecResultTracker(base).keys() == ["p1/train/e1"]
-    assert FsspecResultTracker(base).names() == ["p1/"]
-
-
-def test_torchx_reads_and_writes_the_same(base: str) -> None:
-    stage(base).add_artifact("model", "s3://models/1", epochs=3)
-    backend = create(base)
-    assert backend.artifacts("p1/train/e1")["model"].path == "s3://models/1"
-    assert backend.artifacts("p1/train/e1")["model"].metadata == {"epochs": 3}
-    backend.add_artifact("p1/train/e1", "plot", "s3://plots/1")
-    assert stage(base).artifacts()["plot"] == Artifact("plot", "s3://plots/1")
 
 
 def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:
@@ -91,25 +57,6 @@ def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:
     backend.add_source(run.id, "run/other/1", "my model")
     (source,) = backend.sources(run.id, "my model")
     assert source.artifact_name == "my model"
-
-
-@pytest.mark.parametrize("run_id", ["local_cwd://torchx/app-1", "a/100%/b", "ü/2/3"])
-def test_run_ids_of_others_are_read_back(tmp_path: Path, run_id: str) -> None:
-    backend = create(str(tmp_path))
-    backend.add_metadata(run_id, a=1)
-    assert list(backend.run_ids()) == [run_id]
-    assert backend.metadata(run_id) == {"a": 1}
-    stage(tmp_path, run_id).add_artifact("model", "s3://models/1")
-    assert backend.artifacts(run_id)["model"].path == "s3://models/1"
-
-
-def test_the_last_one_counts_in_torchxs_backend_too(base: str) -> None:
-    backend = create(base)
-    for number in range(12):
-        backend.add_metadata("p1/train/e1", number=number)
-        backend.add_artifact("p1/train/e1", "model", f"s3://models/{number}")
-    assert backend.metadata("p1/train/e1") == {"number": 11}
-    assert backend.artifacts("p1/train/e1")["model"].path == "s3://models/11"
 
 
 def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,21 +82,13 @@ def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
         ("model", "x", {"a": {1}}, says("'model'", "metadata", "artifact", "Use")),
     ],
 )
-def test_refused(tmp_path: Path, name: Any, path: Any, metadata: dict[str, Any], text: str) -> None:
+def test_an_artifact_that_is_refused_is_not_registered(
+    tmp_path: Path, name: Any, path: Any, metadata: dict[str, Any], text: str
+) -> None:
     run = stage(tmp_path)
     with pytest.raises(ResultRefusedError, match=text):
         run.add_artifact(name, path, **metadata)
     assert run.artifacts() == {}
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"name": "model"}', '{"name": "m", "path": "x", "metadata": 5}'])
-def test_what_is_no_artifact_is_named(tmp_path: Path, content: str) -> None:
-    run = stage(tmp_path)
-    run.add_artifact("model", "s3://models/1")
-    (entry,) = tmp_path.glob(".torchx_kfp/artifacts/*/*")
-    entry.write_text(content)
-    with pytest.raises(CorruptResultError, match=says(entry, "artifacts")):
-        run.artifacts()
 
 
 # Paths of this machine
@@ -182,8 +121,7 @@ def test_a_path_where_nothing_is_is_said_at_once(
 
 def test_it_is_said_in_an_application_that_configures_no_logging(tmp_path: Path) -> None:
     code = "from torchx_kfp.tracking import current_run; current_run().add_artifact('model', '/no/model.pt')"
-    environ = protocol.encode(protocol.StageContext(str(tmp_path), "p1/train/e1"))
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    done = application(code, environ(tmp_path), check=True)
     assert "'model' is registered at /no/model.pt, where nothing exists yet" in done.stderr
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,12 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from tests.s3 import S3Server
-from torchx_kfp.contract import protocol
+from tests.tracking.stages import environ, stage
 from torchx_kfp.contract.carried.shared import folder_name
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
-from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source, current_run
+from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Source
 from torchx_kfp.tracking.lineage import trace
 from torchx_kfp.tracking.statements import add_metadata, run_id_of, stated_runs
-
-
-def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
-    return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))
 
 
 class TestMetadata:
@@ -58,24 +53,42 @@ class TestMetadata:
             run.add_metadata(a={1})
         assert run.metadata() == {}
 
-    def test_of_a_parent_is_only_read(self, base: str) -> None:
-        stage(base).add_metadata(epochs=3)
-        parent = stage(base, "p1/use/e1", {"train": "p1/train/e1"}).parent
-        assert parent.metadata() == {"epochs": 3}
-        with pytest.raises(
-            ResultRefusedError,
-            match=says("stage", "current_run()", "add_metadata", "'p1/train/e1'"),
-        ):
-            parent.add_metadata(x=1)
 
-    @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"metadata": 5}'])
-    def test_what_is_none_is_named(self, tmp_path: Path, content: str) -> None:
-        run = stage(tmp_path)
-        run.add_metadata(a=1)
-        (entry,) = tmp_path.glob(".torchx_kfp/metadata/*/*")
+def test_a_stage_records_for_its_own_run_only(base: str) -> None:
+    stage(base).add_metadata(epochs=3)
+    parent = stage(base, "p1/use/e1", {"train": "p1/train/e1"}).parent
+    assert parent.metadata() == {"epochs": 3}
+    for name, record in {
+        "add_metadata": lambda: parent.add_metadata(x=1),
+        "add_artifact": lambda: parent.add_artifact("model", "x"),
+        "log": lambda: parent.log(1, loss=0.5),
+    }.items():
+        with pytest.raises(ResultRefusedError, match=says("stage", f"current_run().{name}", "'p1/train/e1'")):
+            record()
+
+
+#: For each folder of statements, what is none of them.
+NONE = {
+    "metadata": ["{", "[]", "{}", '{"metadata": 5}'],
+    "artifacts": ["{", "[]", '{"name": "model"}', '{"name": "m", "path": "x", "metadata": 5}'],
+    "sources": ['{"sources": 5}', '{"sources": [{}]}', '{"sources": [5]}', "{}"],
+    "steps": ["{}", '{"metrics": [1]}', '{"metrics": {"loss": {"steps": [], "values": [1]}}}'],
+}
+
+
+@pytest.mark.parametrize("folder", NONE)
+def test_what_is_no_statement_is_named(folder: str, tmp_path: Path) -> None:
+    run = stage(tmp_path, parents={"train": "p1/train/e0"})
+    run.add_metadata(a=1)
+    run.add_artifact("model", "s3://models/1")
+    run.log(1, loss=0.5)
+    run.flush()
+    (entry,) = tmp_path.glob(f".torchx_kfp/{folder}/*/*")
+    reads = {"metadata": run.metadata, "artifacts": run.artifacts, "sources": run.sources, "steps": run.history}
+    for content in NONE[folder]:
         entry.write_text(content)
-        with pytest.raises(CorruptResultError, match=says(entry, "metadata")):
-            run.metadata()
+        with pytest.raises(CorruptResultError, match=says(entry, folder)):
+            reads[folder]()
 
 
 REPLICA = """
@@ -91,9 +104,8 @@ for number in range(20):
 def test_replicas_of_a_stage_write_at_once(base: str) -> None:
     if base.startswith("memory"):
         pytest.skip("a process has a memory of its own")
-    context = protocol.StageContext(base, "p1/train/e1", {"a": "p1/a/1", "b": ("p1/b/1", "p1/b/2")})
-    environ = {**os.environ, **protocol.encode(context)}
-    replicas = [subprocess.Popen([sys.executable, "-c", REPLICA, str(rank)], env=environ) for rank in range(4)]
+    variables = {**os.environ, **environ(base, parents={"a": "p1/a/1", "b": ("p1/b/1", "p1/b/2")})}
+    replicas = [subprocess.Popen([sys.executable, "-c", REPLICA, str(rank)], env=variables) for rank in range(4)]
     assert [replica.wait() for replica in replicas] == [0] * 4
     run = stage(base)
     assert run.metadata() == {"shared": 19, **{f"from_{rank}": 19 for rank in range(4)}}
@@ -141,14 +153,6 @@ class TestSources:
             MissingArtifactError, match=says("'model'", "'plot'", "current_run()", "add_artifact", "'p1/train/e1'")
         ):
             run.artifact("model")
-
-    @pytest.mark.parametrize("content", ['{"sources": 5}', '{"sources": [{}]}', '{"sources": [5]}', "{}"])
-    def test_what_is_none_is_named(self, tmp_path: Path, content: str) -> None:
-        run = stage(tmp_path, parents={"train": "p1/train/e1"})
-        (entry,) = [path for path in tmp_path.rglob("*") if path.is_file()]
-        entry.write_text(content)
-        with pytest.raises(CorruptResultError, match=says(entry, "sources")):
-            run.sources()
 
 
 class TestLineage:

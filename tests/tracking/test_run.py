@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.facts import says
-from torchx_kfp.contract import protocol
+from tests.tracking import stages
 from torchx_kfp.errors import (
     CorruptResultError,
     MissingArtifactError,
@@ -32,14 +29,8 @@ from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.objects import survives_fork
 
 
-def stage(base: object, run_id: str = "p1/eval/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
-    """Return the run of a stage with the environment that the protocol gives it."""
-    return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))
-
-
-@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
-def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path) if request.param == "local" else str(request.getfixturevalue(f"{request.param}_base"))
+def stage(base: object, run_id: str = "p1/eval/e1", parents: stages.Parents | None = None) -> Run:
+    return stages.stage(base, run_id, parents)
 
 
 class TestOwnResults:
@@ -123,7 +114,7 @@ class TestOwnResults:
         run.put(loss=0.1)
         run.add_metadata(epochs=3)
         run.add_artifact("model", "s3://models/1")
-        parents: Mapping[str, protocol.RunIds] = {"one": run.id, "all": [run.id]}
+        parents: stages.Parents = {"one": run.id, "all": [run.id]}
         reader = stage(base, "p1/judge/j1", parents).parents
         one, (of_many,) = reader["one"], reader["all"]
         assert isinstance(one, Run)
@@ -156,11 +147,6 @@ class TestOwnResults:
         with pytest.raises(ResultRefusedError, match="the key 'p1/eval/e1'"):
             run.put(results, good=1)
         assert run.results() == {"old": 1}
-
-    def test_waits_for_its_own_results_too(self, tmp_path: Path) -> None:
-        start = time.monotonic()
-        assert stage(tmp_path).results(timeout=0.2) == {}
-        assert time.monotonic() - start >= 0.2
 
 
 class TestParents:
@@ -227,9 +213,9 @@ class TestParents:
         FsspecResultTracker(tmp_path)["local_cwd://torchx/train-1"] = {"loss": 0.5}
         run = current_run(
             {
-                protocol.TRACKER_BASE: str(tmp_path),
-                protocol.JOB_ID: "local_cwd://torchx/eval-1",
-                protocol.PARENT_RUN_ID: "local_cwd://torchx/train-1",
+                "TORCHX_TRACKER_BASE": str(tmp_path),
+                "TORCHX_JOB_ID": "local_cwd://torchx/eval-1",
+                "TORCHX_PARENT_RUN_ID": "local_cwd://torchx/train-1",
             }
         )
         assert run.parent.results() == {"loss": 0.5}
@@ -338,72 +324,60 @@ class TestWaiting:
         assert stage(tmp_path, parents={"train": "p1/train/e1"}).parent.results(timeout=3000) == {"x": 1}
 
 
-def application(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the code in a process that has only these variables of the protocol."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCHX_")}
-    return subprocess.run([sys.executable, "-c", code], env={**clean, **environ}, capture_output=True, text=True)
-
-
 class TestInAProcess:
-    CODE = "from torchx_kfp.tracking import current_run\ncurrent_run().put(x=1)"
-
     def test_a_stage(self, tmp_path: Path) -> None:
         FsspecResultTracker(tmp_path)["p1/trä in/e1"] = {"loss": 0.5}
-        context = protocol.StageContext(str(tmp_path), "p1/eval/e1", {"train": "p1/trä in/e1"})
         code = (
             "from torchx_kfp.tracking import current_run\n"
             "run = current_run()\nrun.put(better=run.parents['train'].results()['loss'] < 1)"
         )
-        done = application(code, **protocol.encode(context))
+        done = stages.application(code, stages.environ(tmp_path, "p1/eval/e1", {"train": "p1/trä in/e1"}))
         assert (done.returncode, done.stderr) == (0, "")
         assert FsspecResultTracker(tmp_path)["p1/eval/e1"] == {"better": True}
 
-    @pytest.mark.parametrize(
-        ("environ", "missing"),
-        [
-            ({}, "TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set"),
-            ({"TORCHX_TRACKER_BASE": "/tmp/x"}, "TORCHX_JOB_ID is not set"),
-            ({"TORCHX_JOB_ID": "a/b/c"}, "TORCHX_TRACKER_BASE is not set"),
-            ({"TORCHX_TRACKER_BASE": "", "TORCHX_JOB_ID": "a/b/c"}, "TORCHX_TRACKER_BASE is not set"),
-        ],
-    )
-    def test_outside_of_a_stage(self, environ: dict[str, str], missing: str) -> None:
-        done = application(self.CODE, **environ)
+    def test_outside_of_a_stage_the_way_out_that_it_names_works(self, tmp_path: Path) -> None:
+        code = "from torchx_kfp.tracking import current_run\ncurrent_run().put(x=1)"
+        done = stages.application(code, {})
         assert done.returncode == 1
         assert (
-            f"torchx_kfp.errors.NotInStageError: This process was not started as a tracked stage: {missing}. "
-            "Run the application as a stage of a pipeline (Stages(tracker_base=...).task(app)), or set the variables"
+            "torchx_kfp.errors.NotInStageError: This process was not started as a tracked stage: "
+            "TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set. Run the application as a stage of a pipeline "
+            "(Stages(tracker_base=...).task(app)), or set the variables"
         ) in done.stderr
-
-    def test_the_way_out_that_it_names_works(self, tmp_path: Path) -> None:
-        done = application(self.CODE, TORCHX_TRACKER_BASE=str(tmp_path), TORCHX_JOB_ID="try/app/1")
+        done = stages.application(code, {"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": "try/app/1"})
         assert (done.returncode, done.stderr) == (0, "")
         assert FsspecResultTracker(tmp_path)["try/app/1"] == {"x": 1}
 
-    @pytest.mark.parametrize("text", ["{", "[]", '"a"', '{"a": 1}', '{"a": [1]}', '{"a": null}'])
-    def test_malformed_parents(self, tmp_path: Path, text: str) -> None:
-        done = application(
-            self.CODE, TORCHX_TRACKER_BASE=str(tmp_path), TORCHX_JOB_ID="a/b/c", TORCHX_PARENT_RUN_IDS=text
-        )
-        assert done.returncode == 1
-        assert "torchx_kfp.errors.ProtocolError: TORCHX_PARENT_RUN_IDS must be a JSON object" in done.stderr
-        assert f"Got: {text!r}." in done.stderr
-        assert os.listdir(tmp_path) == []
 
-    def test_errors_without_a_process(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            NotInStageError, match=says("TORCHX_TRACKER_BASE", "TORCHX_JOB_ID", "Stages(tracker_base=...).task(app)")
-        ):
-            current_run({})
-        with pytest.raises(ProtocolError, match="must be a JSON object"):
-            current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": "a", "TORCHX_PARENT_RUN_IDS": "no"})
-        with pytest.raises(TrackerError, match="cannot be used: Protocol not known: nope"):
-            current_run({"TORCHX_TRACKER_BASE": "nope://x", "TORCHX_JOB_ID": "a"})
-
-
-def test_a_run_id_that_is_none_is_refused_by_its_variable(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError, match=says("TORCHX_JOB_ID is not a run id", "'../x'", "tracker base")):
-        stage(tmp_path, "../x")
+@pytest.mark.parametrize(
+    ("base", "run_id", "parents", "error", "facts"),
+    [
+        (
+            None,
+            None,
+            None,
+            NotInStageError,
+            ["TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set"],
+        ),
+        ("/tmp/x", None, None, NotInStageError, ["TORCHX_JOB_ID is not set"]),
+        (None, "a/b/c", None, NotInStageError, ["TORCHX_TRACKER_BASE is not set"]),
+        ("", "a/b/c", None, NotInStageError, ["TORCHX_TRACKER_BASE is not set"]),
+        ("nope://x", "a", None, TrackerError, ["cannot be used: Protocol not known: nope"]),
+        ("here", "../x", None, ProtocolError, ["TORCHX_JOB_ID is not a run id", "'../x'", "tracker base"]),
+        *(
+            ("here", "a/b/c", text, ProtocolError, ["TORCHX_PARENT_RUN_IDS must be a JSON object", f"Got: {text!r}."])
+            for text in ("{", "[]", '"a"', '{"a": 1}', '{"a": [1]}', '{"a": null}')
+        ),
+    ],
+)
+def test_variables_that_are_missing_or_malformed(
+    base: str | None, run_id: str | None, parents: str | None, error: type[Exception], facts: list[str], tmp_path: Path
+) -> None:
+    place = str(tmp_path) if base == "here" else base
+    given = {"TORCHX_TRACKER_BASE": place, "TORCHX_JOB_ID": run_id, "TORCHX_PARENT_RUN_IDS": parents}
+    with pytest.raises(error, match=says(*facts)):
+        current_run({name: value for name, value in given.items() if value is not None})
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_run_id_that_is_empty_is_said_when_it_is_read(tmp_path: Path) -> None:

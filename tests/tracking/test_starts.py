@@ -15,7 +15,7 @@ import pytest
 from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
-from torchx_kfp.contract import protocol
+from tests.tracking import stages
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
 from torchx_kfp.tracking.lineage import SOURCES, Start, record_start
@@ -37,19 +37,11 @@ open("worked", "w").close()
 
 
 def environ(base: object, run_id: str = "p1/train/1", **parents: str) -> dict[str, str]:
-    return protocol.encode(protocol.StageContext(str(base), run_id, parents))
+    return stages.environ(base, run_id, parents)
 
 
 def application(folder: Path, variables: dict[str, str], code: str = APPLICATION) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return stages.application(code, variables, cwd=folder)
 
 
 def test_says_when_where_and_what_is_read(base: str) -> None:

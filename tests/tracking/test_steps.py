@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -18,18 +17,13 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.facts import says
-from torchx_kfp.contract import protocol
-from torchx_kfp.errors import CorruptResultError, MissingMetricError, ResultRefusedError
-from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, steps
+from tests.tracking.stages import environ, stage
+from torchx_kfp.errors import MissingMetricError, ResultRefusedError
+from torchx_kfp.tracking import FsspecResultTracker, History, steps
 from torchx_kfp.tracking.objects import survives_fork
 from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series
 
 RUN = "p1/train/e1"
-
-
-@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
-def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path) if request.param == "local" else str(request.getfixturevalue(f"{request.param}_base"))
 
 
 @pytest.fixture(autouse=True)
@@ -41,19 +35,11 @@ def _none_left() -> Iterator[None]:
     steps._logs.clear()
 
 
-def environ(base: object, run_id: str = RUN) -> dict[str, str]:
-    return protocol.encode(protocol.StageContext(str(base), run_id))
-
-
-def stage(base: object, run_id: str = RUN) -> Run:
-    return current_run(environ(base, run_id))
-
-
 def values(history: History, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in history[name].points]
 
 
-def application(code: str, base: object) -> subprocess.Popen[str]:
+def start(code: str, base: object) -> subprocess.Popen[str]:
     program = f"from torchx_kfp.tracking import current_run\nrun = current_run()\n{code}"
     return subprocess.Popen(
         [sys.executable, "-c", program],
@@ -187,30 +173,11 @@ class TestRefusals:
             run.log(1, loss=value, accuracy=1)
         assert run.history() == {}
 
-    def test_of_the_own_run_only(self, tmp_path: Path) -> None:
-        run = current_run(protocol.encode(protocol.StageContext(str(tmp_path), "p1/eval/e1", {"train": RUN})))
-        stage(tmp_path).log(1, loss=0.5)
-        stage(tmp_path).flush()
-        assert values(run.parent.history(), "loss") == [(1, 0.5)]
-        with pytest.raises(ResultRefusedError, match=says("current_run().log", "'p1/train/e1'")):
-            run.parent.log(1, loss=0.5)
-
-    def test_what_is_no_curve(self, tmp_path: Path) -> None:
-        run = stage(tmp_path)
-        run.log(1, loss=0.5)
-        run.flush()
-        (entry,) = entries(tmp_path)
-        stored = json.loads(entry.read_text())
-        for wrong in ({}, {"metrics": [1]}, {"metrics": {"loss": {**stored["metrics"]["loss"], "steps": []}}}):
-            entry.write_text(json.dumps(wrong))
-            with pytest.raises(CorruptResultError, match=says("steps", "torchx_kfp", "Remove")):
-                FsspecResultTracker(tmp_path).history(RUN)
-
 
 class TestWriting:
     @pytest.mark.lowest
     def test_readers_see_it_while_it_goes_on(self, tmp_path: Path) -> None:
-        child = application("import time\nrun.log(1, loss=0.5)\nprint('logged', flush=True)\ntime.sleep(60)", tmp_path)
+        child = start("import time\nrun.log(1, loss=0.5)\nprint('logged', flush=True)\ntime.sleep(60)", tmp_path)
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "logged\n"
@@ -238,7 +205,7 @@ class TestWriting:
 
     def test_processes_that_log_at_once(self, tmp_path: Path) -> None:
         code = "for step in range(100): run.log(step, {'loss': RANK, 'loss/RANK': step})"
-        children = [application(code.replace("RANK", str(rank)), tmp_path) for rank in range(3)]
+        children = [start(code.replace("RANK", str(rank)), tmp_path) for rank in range(3)]
         for child in children:
             assert child.communicate()[1] == ""
         history = FsspecResultTracker(tmp_path).history(RUN)
@@ -261,7 +228,7 @@ class TestWriting:
 
     @pytest.mark.parametrize("end", ENDS)
     def test_what_a_process_leaves_that_ends(self, end: str, tmp_path: Path) -> None:
-        child = application(f"for step in range(5): run.log(step, loss=step)\n{end}", tmp_path)
+        child = start(f"for step in range(5): run.log(step, loss=step)\n{end}", tmp_path)
         _, complaints = child.communicate(timeout=60)
         assert child.returncode == self.ENDS[end]
         assert "steps" not in complaints
@@ -275,7 +242,7 @@ signal.signal(signal.SIGTERM, lambda *_: (run.log(2, loss=0.25), sys.exit(7)))
 run.log(1, loss=0.5)
 os.kill(os.getpid(), signal.SIGTERM)
 """
-        child = application(code, tmp_path)
+        child = start(code, tmp_path)
         assert child.communicate()[1] == ""
         assert child.returncode == 7
         assert values(FsspecResultTracker(tmp_path).history(RUN), "loss") == [(1, 0.5), (2, 0.25)]
@@ -330,7 +297,7 @@ import os
 os.environ["AWS_ENDPOINT_URL"] = {options["endpoint_url"]!r}
 run.log(1, loss=0.5)
 """
-        child = application(code, s3_base)
+        child = start(code, s3_base)
         assert child.communicate()[1] == ""
         assert values(FsspecResultTracker(s3_base).history(RUN), "loss") == [(1, 0.5)]
 
@@ -352,7 +319,7 @@ run.log(1, loss=0.5)
 
     def test_what_could_not_be_stored_at_the_end_is_said(self, tmp_path: Path) -> None:
         gone = f"import shutil; shutil.rmtree('{tmp_path}/base'); open('{tmp_path}/base', 'w').close()"
-        child = application(f"{gone}\nrun.log(1, loss=0.5)", tmp_path / "base")
+        child = start(f"{gone}\nrun.log(1, loss=0.5)", tmp_path / "base")
         _, complaints = child.communicate()
         assert child.returncode == 0
         assert f"The last metrics of the run '{RUN}' are not stored under the tracker base" in complaints
