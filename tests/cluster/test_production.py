@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ import yaml
 from torchx.specs import BindMount, Resource, RetryPolicy
 
 from components.ddp import component as ddp
-from tests.cluster.certificates import Authority
 from tests.cluster.faults import Fault, FaultyServer, Lines
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.manifests import secret
@@ -26,7 +22,6 @@ from tests.contract.carried.behaviours import TRAIN, python
 from tests.facts import says
 from tests.pipelines.regenerate import REPOSITORY
 from torchx_kfp import engines
-from torchx_kfp.contract.carried import cluster_api, replica_roles
 from torchx_kfp.entrypoints.cli.commands.rbac import rights_text
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -318,49 +313,6 @@ def test_a_service_that_was_left_behind(namespace: Namespace, kubelet: Kubelet, 
     (service,) = namespace.list("services")
     (job,) = namespace.list("batch/v1/jobs")
     assert [ref["uid"] for ref in service["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
-
-
-# Without a cluster
-
-
-def test_an_authority_that_python_313_rejects(namespace: Namespace, tmp_path: Path) -> None:
-    """Those of many clusters, and of this one, have no key identifiers, which Python 3.13 demands by default."""
-    folder = namespace.service_account_folder(tmp_path / "account")
-    program = f"""
-import os, ssl
-from torchx_kfp.contract.carried import cluster_api
-cluster_api.FOLDER = {str(folder.path)!r}
-strict = ssl.create_default_context
-def create(**options):
-    context = strict(**options)
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    return context
-ssl.create_default_context = create
-print(cluster_api.Cluster("").call("GET", {namespace.path("pods").lstrip("/")!r}, None, 2)[0])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **folder.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "200\n", done.stderr
-
-
-def test_an_unknown_authority_is_a_failure_at_once(
-    namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = namespace.service_account_folder(tmp_path / "account")
-    (tmp_path / "other").mkdir()
-    (folder.path / "ca.crt").write_bytes(Authority(tmp_path / "other").create().file.read_bytes())
-    monkeypatch.setattr(cluster_api, "FOLDER", str(folder.path))
-    for name, value in folder.environ.items():
-        monkeypatch.setenv(name, value)
-    began = time.monotonic()
-    with pytest.raises(replica_roles.Failure, match=says("https://127.0.0.1", "CERTIFICATE_VERIFY_FAILED")):
-        cluster_api.Cluster("").call("GET", "api/v1/pods")
-    assert time.monotonic() - began < 30
 
 
 # Connections that break

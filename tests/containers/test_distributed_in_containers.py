@@ -12,7 +12,7 @@ import pytest
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
-from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY, host_mounts
+from tests.containers.images import HOST_IMAGE, REPOSITORY, host_mounts
 from tests.containers.runner import KfpDockerRunner
 from tests.containers.test_local_docker import containers_of
 from torchx_kfp import local, task_from_app
@@ -138,16 +138,3 @@ def test_replicas_in_a_container_get_the_signal(docker_client: docker.DockerClie
     _, stderr = runner.communicate(timeout=120)
     assert runner.returncode == 128 + signal.SIGTERM
     assert stderr.count(" | bye") == 2
-
-
-def test_an_image_without_python(docker_client: docker.DockerClient, tmp_path: Path) -> None:
-    @dsl.pipeline
-    def pipeline(base: str):
-        role = Role("worker", BUSYBOX_IMAGE, entrypoint="true", num_replicas=2)
-        task_from_app(AppDef("app", roles=[role]), name="stage", engine="job", tracker_base=base)
-
-    arguments = {"base": str(tmp_path / "results")}
-    result = local.run(pipeline, arguments, output_dir=tmp_path / "runs", docker=True, watch=Watch())
-    (stage,) = result.stages
-    assert stage.exit_code == 125
-    assert any("python3" in line and "launcher_image" in line for line in stage.last_lines())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torchx.specs import AppDef, Role
 
 from tests.authoring.engines.apps import OVERLAY, app, distributed, role
+from tests.authoring.engines.filled import Launched
 from tests.facts import says
 from torchx_kfp.authoring.engines import ENGINES, Engine, JobSet, Volcano
 from torchx_kfp.authoring.options import StageSettings
@@ -82,6 +83,21 @@ def test_the_success_of_all_roles(names: Any) -> None:
     assert found.spec["success"] == ["trainer", "server"]
 
 
+# With how many replicas a stage may start
+
+
+@pytest.mark.parametrize(
+    ("fields", "available", "replicas", "least"),
+    [({}, 2, 3, 2), ({}, 2, 1, 1), ({}, None, 2, 2), ({"min_replicas": 2}, None, 3, 2), ({"min_replicas": 2}, 1, 3, 1)],
+)
+def test_volcano_starts_with_no_more_replicas_than_there_are(
+    fields: dict[str, Any], available: int | None, replicas: int, least: int
+) -> None:
+    found = distributed(app(role(**fields)), Volcano(min_available=available), replicas=replicas)
+    made = Launched(found.spec, {}, found.words).manifest()
+    assert made["spec"]["minAvailable"] == least
+
+
 # Overlays
 
 
@@ -94,20 +110,20 @@ def test_an_overlay_in_each_form_of_torchx(overlay: dict[str, Any]) -> None:
     assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["dshm", "scratch"]
 
 
-def test_an_overlay_replaces_lists_that_are_tuples() -> None:
-    (pod,) = distributed(app(role(metadata={"kubernetes": {"spec": {"volumes": ({"name": "only"},)}}}))).pods()
-    assert pod["spec"]["volumes"] == [{"name": "only"}]
+@pytest.mark.parametrize(
+    ("volumes", "names"), [([{"name": "more"}], ["dshm", "more"]), (({"name": "only"},), ["only"])]
+)
+def test_an_overlay_appends_lists_and_replaces_them_by_tuples(volumes: Any, names: list[str]) -> None:
+    overlay = {"spec": {"volumes": volumes}}
+    before = repr(overlay)
+    (pod,) = distributed(app(role(metadata={"kubernetes": overlay}))).pods()
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == names
+    assert repr(overlay) == before, "it is not changed"
 
 
 def test_an_empty_overlay_changes_nothing() -> None:
     with_empty = distributed(app(role(metadata={"kubernetes": {}})))
     assert with_empty.spec == distributed(app(role())).spec
-
-
-def test_the_overlay_is_not_changed() -> None:
-    before = repr(OVERLAY)
-    distributed(app(role(metadata={"kubernetes": OVERLAY})))
-    assert repr(OVERLAY) == before
 
 
 def test_operators_of_the_nightly() -> None:

@@ -99,6 +99,8 @@ def start(
     *,
     before: Callable[[Attempt, str], object] | None = None,
     headers: Mapping[str, str] | None = None,
+    prefix: str = "",
+    authority: Path | None = None,
     python: str = sys.executable,
     speed: int = 25,
     end: float = 1e9,
@@ -110,6 +112,8 @@ def start(
         folder: an empty folder.
         before: is called before each request is answered.
         headers: headers of all answers.
+        prefix: a program that comes before the launcher's.
+        authority: the certificate that it trusts, if it is not the server's.
         python: the interpreter.
         speed: how many times faster time passes.
         end: seconds of its time, after which it gets SIGTERM.
@@ -119,12 +123,12 @@ def start(
         account.mkdir()
         (account / "token").write_text(f"{TOKEN}\n")
         (account / "namespace").write_text(recording.namespace)
-        (account / "ca.crt").write_bytes(replay.authority.read_bytes())
+        (account / "ca.crt").write_bytes((authority or replay.authority).read_bytes())
         # The stage's script has written that of the attempt.
         (folder / "run_id").write_text(recording.environ["TORCHX_JOB_ID"])
         outputs = {"parameters": {"run_id": {"outputFile": str(folder / "run_id")}}}
         haste = HASTE.format(speed=speed, end=end)
-        text = f"{haste}\nexec({program().replace(FOLDER, str(account))!r})"
+        text = f"{haste}\n{prefix}\nexec({program().replace(FOLDER, str(account))!r})"
         given = json.dumps({**recording.executor_input, "outputs": outputs})
         place = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(replay.port)}
         # A proxy is not for the cluster.

@@ -108,6 +108,9 @@ ROWS: dict[str, Row] = {
     "a signal does not delete what another attempt takes over": Row(
         ["owner", "theirs", "adopt!", "delete, changed", "a third one's"], 143, [LEFT]
     ),
+    "a signal while another attempt follows the object": Row(
+        [*ALL[:5], "no pods", "a third one's!", "delete, changed", "a third one's"], 143, [LEFT]
+    ),
     "a signal while the object is made": Row([*ALL[:3], "make!", "delete"], 143, [DELETED], []),
     "a signal while it is made, and the answer is lost": Row(
         [*ALL[:3], "make, lost!", "mine", "delete"], 143, [DELETED], []

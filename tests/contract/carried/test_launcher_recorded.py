@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.authoring.engines.filled import launched
+from tests.cluster.certificates import Authority
 from tests.cluster.record_launcher import WORK, app_of
-from tests.contract.carried.recorded import Look, Pod, course, ended, insert, start, waits
+from tests.contract.carried.recorded import Attempt, Look, Pod, course, ended, insert, start, waits
 from tests.oldest import needs_oldest, oldest_python
 from tests.recordings import FOLDER, NAMES, Recording, read
 from torchx_kfp import engines
@@ -354,6 +355,44 @@ def test_patience_with_the_api_server_ends_after_ten_minutes(tmp_path: Path) -> 
     assert 40 < len(attempt.replay.repeated) < 60
 
 
+#: What Python 3.13 does by default. The authorities of many clusters, and of the tests, have no key identifiers.
+STRICT = """
+import ssl
+relaxed = ssl.create_default_context
+def create(**options):
+    context = relaxed(**options)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
+ssl.create_default_context = create
+"""
+
+
+def test_an_authority_that_python_313_rejects_is_trusted(tmp_path: Path) -> None:
+    with start(read("job.succeeds"), tmp_path, prefix=STRICT) as attempt:
+        assert attempt.ends() == 0, attempt.log
+
+
+def test_an_unknown_authority_is_a_failure_at_once(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    authority = Authority(tmp_path / "other").create().file
+    with start(read("job.succeeds"), tmp_path, authority=authority) as attempt:
+        assert attempt.ends() == 1
+    (line,) = attempt.said
+    assert line.startswith("torchx-kfp: https://127.0.0.1")
+    assert "CERTIFICATE_VERIFY_FAILED" in line
+
+
+def test_a_new_token_is_used(tmp_path: Path) -> None:
+    def before(attempt: Attempt, request: str) -> None:
+        if request.startswith("POST"):
+            attempt.replay.tokens.append("another token")
+            (tmp_path / "account" / "token").write_text("another token")
+
+    with start(read("job.succeeds"), tmp_path, before=before) as attempt:
+        assert attempt.ends() == 0, attempt.log
+    assert attempt.replay.last_token == "another token"
+
+
 @pytest.mark.parametrize("name", ["job.fails", "job.terminated"])
 def test_the_exit_code_survives_a_deletion_that_fails(name: str, tmp_path: Path) -> None:
     recording = read(name)
@@ -407,6 +446,21 @@ def test_a_log_that_cannot_be_read_does_not_fail_the_stage(status: int, most: in
     assert attempt.shown == {}
     # The launcher waits 30 s for two logs, and asks every tenth of a second at most.
     assert attempt.replay.logs <= most
+
+
+def test_a_log_whose_pod_cannot_be_looked_up_is_read_later(tmp_path: Path) -> None:
+    """The connection breaks, and nobody says whether the pod is still there; it may be known again."""
+    recording = logs(read("job.succeeds"), (0, "{}"), (200, "{}"))
+    look = next(one for one in recording.exchanges if "labelSelector" in one.path and one.answer["items"])
+    exchanges = [*recording.exchanges]
+    for item in look.answer["items"]:
+        path = f"{look.path.partition('?')[0]}?fieldSelector=metadata.name%3D{item['metadata']['name']}"
+        one = replace(look, path=path, answer={**look.answer, "items": [item]})
+        exchanges += [replace(one, status=400, answer="no"), one]
+    with start(replace(recording, exchanges=exchanges), tmp_path) as attempt:
+        assert attempt.ends() == 0, attempt.log
+    assert attempt.shown == recording.shown
+    assert attempt.log.count("its log cannot be read: GET ") == 2, "once for each replica"
 
 
 def test_lines_whose_times_go_back_and_long_lines_are_shown(tmp_path: Path) -> None:
