@@ -474,6 +474,13 @@ def test_a_run_that_kfp_has_not_begun_is_canceled(kfp_host: KfpHost, program: Pr
     assert done.stderr.endswith(f"The run {run.record.run_id} is canceled.\n")
 
 
+def test_the_code_of_the_newest_run_of_a_host_is_not_run_by_mistake(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1)
+    done = program("replay", "latest/stage-0", TORCHX_KFP_HOST=kfp_host.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says("another user's", f"torchx-kfp replay {run.record.run_id}/stage-0"), done.stderr)
+
+
 def test_the_newest_run_of_a_host_is_not_canceled_by_mistake(kfp_host: KfpHost, program: Program) -> None:
     """Where there are no runs on this machine, ``latest`` may be another user's."""
     run = kfp_host.make_run(1)

@@ -285,14 +285,25 @@ def connect(flags: Flags, *, is_patient: bool = True) -> Host:
     return Host(Connection(settings, patience, print_message))
 
 
-def refuse_foreign_latest(command: str, run: str, source: HostRun, flags: Flags) -> None:
-    """Raise ArgumentError if a command that changes a run was given the latest one, and flags do not name its host."""
+def refuse_foreign_latest(command: str, run: str, source: RunReader | HostRun, flags: Flags) -> None:
+    """Raise ArgumentError if the latest run is on a host that the flags do not name.
+
+    For commands that change a run, or run its code.
+
+    Args:
+        command: the name of the command.
+        run: the word for the run, possibly with a stage: ``latest/train``.
+        source: the run that it means.
+        flags: the options of the host.
+    """
+    from torchx_kfp.execution.host.run import HostRun
     from torchx_kfp.execution.pipeline.walk import LATEST
 
-    if run == LATEST and not names_host(flags):
+    word, slash, stage = run.partition("/")
+    if word == LATEST and isinstance(source, HostRun) and not names_host(flags):
         raise ArgumentError(
             f"The latest run is on the KFP host, and may be another user's. If you mean it: "
-            f"{this_command(command, source.run_id, *host_words(flags))}"
+            f"{this_command(command, f'{source.run_id}{slash}{stage}', *host_words(flags))}"
         )
 
 

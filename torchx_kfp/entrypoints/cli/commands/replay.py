@@ -11,7 +11,7 @@ import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, container_options, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_stage_source
+from torchx_kfp.entrypoints.cli.resolver import find_stage_source, refuse_foreign_latest
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
     from torchx_kfp.execution.local.replay_differences import Change
 
     source, stage = find_stage_source(run, stage, output_dir, flags)
+    refuse_foreign_latest("replay", run, source, flags)
     invocation = source.invocation(stage)
     code = options["workspace"]
     is_here = invocation.record.folder is not None
