@@ -388,7 +388,7 @@ def test_a_log_has_the_very_bytes(there: There, program: Program) -> None:
     ("run", "stage", "facts"),
     [
         ("good", "script", ["'script'", "no log", "its condition is false"]),
-        ("cached", "train", ["'train'", "no log", "cached"]),
+        ("cached", "train", ["'train'", "no log: it was taken from the cache"]),
         ("failed", "script-2", ["'script-2'", "no log", "script failed"]),
         ("good", "evaluate[2]", ["'evaluate[2]'", "evaluate[0]"]),
     ],
@@ -447,6 +447,8 @@ def test_no_runs_in_either_place(kfp_host: KfpHost, program: Program) -> None:
     gone = program("runs", TORCHX_KFP_HOST="http://127.0.0.1:1")
     assert (gone.returncode, gone.stdout) == (1, "")
     assert re.search(says(here, "Error:", "http://127.0.0.1:1", "does not answer"), gone.stderr)
+    gone = program("watch", "latest", TORCHX_KFP_HOST="http://127.0.0.1:1")
+    assert (gone.returncode, "local_outputs" in gone.stderr, "does not answer" in gone.stderr) == (1, False, True)
 
 
 def test_a_log_that_cannot_be_read(kfp_host: KfpHost, program: Program) -> None:

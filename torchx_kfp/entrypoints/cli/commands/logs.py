@@ -216,7 +216,10 @@ class _Choice:
             )
         elif not any(self.logs(record)) and not (waits and not self.is_over(record)):
             result = record.run.ends.get(stages[0]) if stages else None
-            why = f"it {result.reason or result.state}" if result else f"it was not started ({record.state})"
+            if result and result.state is State.CACHED and not result.reason:
+                why = "it was taken from the cache"
+            else:
+                why = f"it {result.reason or result.state}" if result else f"it was not started ({record.state})"
             raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
 
     def _wanted(self, name: str, attempts: list[StageStarted]) -> list[StageStarted]:
