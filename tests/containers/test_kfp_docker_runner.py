@@ -77,11 +77,13 @@ def test_the_hosts_python_runs_in_a_container(kfp_docker_runner: KfpDockerRunner
         compile_to(host_stage, tmp_path / "p.yaml"), {"path": str(results / "found")}, writable=(results,)
     )
     found = json.loads((results / "found").read_text())
+    # The environment has a link to this repository.
+    found["torchx_kfp"] = str(Path(found["torchx_kfp"]).resolve())
     assert found == {
         "version": list(sys.version_info[:3]),
         "sklearn": metadata.version("scikit-learn"),
         "fsspec": fsspec.__version__,
-        "torchx_kfp": torchx_kfp.__file__,
+        "torchx_kfp": str(Path(torchx_kfp.__file__).resolve()),
         "in_container": True,
         "writable": False,
     }
