@@ -137,20 +137,9 @@ class Api:
             raise ApiError("GET", path, answer.status, text)
         return Stream(connection, answer)
 
-    def apply(self, *manifests: Object) -> list[Object]:
-        """Create each object, or replace what another manifest made it."""
-        return [
-            self.patch(self.path(manifest), manifest, "application/apply-patch+yaml", fieldManager="tests", force=True)
-            for manifest in manifests
-        ]
-
     def create(self, manifest: Object, namespace: str | None = None, **query: Any) -> Any:
         """Create an object."""
         return self.post(self.collection(manifest, namespace), manifest, **query)
-
-    def path(self, manifest: Object, namespace: str | None = None) -> str:
-        """Return the path of an object."""
-        return f"{self.collection(manifest, namespace)}/{manifest['metadata']['name']}"
 
     def collection(self, manifest: Object, namespace: str | None = None) -> str:
         """Return the path of an object's collection."""

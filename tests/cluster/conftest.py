@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -84,10 +83,3 @@ def faulty(cluster: ControlPlane) -> Iterator[FaultyServer]:
     """A server in front of the API server, which makes requests fail."""
     with FaultyServer(cluster) as server:
         yield server
-
-
-@pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -37,19 +37,8 @@ class Log:
             return b"".join(line for _, line in self._lines).decode()
 
     def read(self, options: Mapping[str, str]) -> Iterator[bytes]:
-        """Yield what a request with these options gets: follow, timestamps, sinceTime, tailLines, limitBytes."""
-        left = int(options["limitBytes"]) if "limitBytes" in options else None
-        for line in self._selected(options):
-            yield line[:left]
-            if left is not None:
-                left -= len(line)
-                if left <= 0:
-                    return
-
-    def _selected(self, options: Mapping[str, str]) -> Iterator[bytes]:
+        """Yield what a request with these options gets: follow, timestamps, sinceTime, tailLines."""
         since = _nanoseconds(options["sinceTime"]) if "sinceTime" in options else 0
-        if "sinceSeconds" in options:
-            since = time.time_ns() - int(options["sinceSeconds"]) * 10**9
         follow, stamps = options.get("follow") == "true", options.get("timestamps") == "true"
         next_line = 0
         if "tailLines" in options:

@@ -26,11 +26,9 @@ def pod(name: str, *containers: Object, **spec: Any) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": specification}
 
 
-def job(name: str, *containers: Object, replicas: int = 1, subdomain: str = "", **spec: Any) -> Object:
+def job(name: str, *containers: Object, replicas: int = 1, **spec: Any) -> Object:
     """Return an Indexed Job."""
     template = {"spec": {"restartPolicy": "Never", "containers": list(containers)}}
-    if subdomain:
-        template["spec"]["subdomain"] = subdomain
     counts = {"completions": replicas, "parallelism": replicas, "completionMode": "Indexed", "backoffLimit": 0}
     specification = {**counts, "template": template, **spec}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": specification}
@@ -49,13 +47,6 @@ def secret(name: str, **data: str) -> Object:
 
 def config_map(name: str, **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
-
-
-def finished(found: Object) -> str:
-    """Return the condition with which a Job has ended, if it has."""
-    conditions = found.get("status", {}).get("conditions", ())
-    ends = [each["type"] for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True"]
-    return str(ends[0]) if ends else ""
 
 
 def jobset(name: str, *roles: tuple[str, Object, int], **spec: object) -> Object:

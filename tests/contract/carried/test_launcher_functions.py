@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.facts import says
 from torchx_kfp.contract.carried import replica_roles
 from torchx_kfp.contract.specification import ReplicaCount
 
@@ -218,26 +217,7 @@ def test_volumes_of_the_task_win(mounts: list[dict[str, str]], volumes: list[dic
         }
 
 
-# count, texts and environment
-
-
-@given(
-    st.integers(1, 500), st.integers(0, 500), st.integers(-10, 1100), st.sampled_from(["{}", "{}.0", " {} ", "{}e0"])
-)
-def test_whole_numbers_of_replicas(least: int, more: int, number: int, form: str) -> None:
-    most = least + more
-    role = {"name": "trainer", "least": least, "most": most, "count": 1}
-    words = ["x", form.format(number)]
-    if least <= number <= most:
-        assert replica_roles.count(role, words) == number
-        assert isinstance(replica_roles.count(role, words), int)
-    else:
-        with pytest.raises(
-            replica_roles.Failure, match=says("'trainer'", repr(words[1]), f"from {least} to {most}")
-        ) as caught:
-            replica_roles.count(role, words)
-        assert ("min_replicas" in str(caught.value)) == (least > 1)
-        assert (f"j='1:{most}x" in str(caught.value)) == (1 <= number < least)
+# tally and last_lines
 
 
 def test_few_replicas_that_still_run_have_names() -> None:

@@ -12,7 +12,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -299,76 +298,63 @@ def test_no_signal_is_lost_while_replicas_are_started(
     assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
 
 
-@dataclass(frozen=True)
 class End:
     """Roles, options of the specification, and how the stage ends: ``starts`` is how often each replica was started."""
 
-    roles: Sequence[Role]
-    code: int
-    says: Sequence[str] = ()
-    starts: Mapping[str, int] = field(default_factory=dict)
-    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        code: int = 0,
+        says: Sequence[str] = (),
+        starts: Mapping[str, int] | None = None,
+        lines: Mapping[str, Sequence[str]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.roles, self.code, self.says, self.options = roles, code, says, options
+        self.starts, self.lines = starts or {}, lines or {}
 
 
 NOTE = "echo $$ >>$TORCHX_REPLICA_ID; "
 WAITS = "exec sleep 300"
 #: Replica 1 fails when both have been started as often.
 FAILS = f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ $(wc -l <0) = $(wc -l <1) ]; do sleep 0.05; done; exit 6"
+AGAIN = "starting all replicas again ({} of {})"
+ONE = "starting it again ({} of 2)"
+NUMBER = "echo of $TORCHX_NUM_REPLICAS"
+NONE: Mapping[str, Sequence[str]] = {"train/0": []}
+BYE = {"ps/1": ["ready", "bye"]}
 SERVER = "trap 'echo bye; exit 1' TERM; echo ready; sleep 300 & wait"
+TRAINER = shell("trainer", 2, "sleep 0.5; echo done")
+DECIDES = {"success": ["trainer"]}
+RANGE = ["'train'", "1 to 5", "num_replicas"]
 ENDS: Mapping[str, End] = {
-    "a single replica is not called the first": End(
-        [shell("train", 1, "echo oh; exit 4")], 4, ["train/0 failed with exit code 4"], lines={"train/0": ["oh"]}
-    ),
+    "a single replica is not called the first": End([shell("train", 1, "exit 4")], 4, ["train/0 failed with exit"]),
     "the last replicas have names": End(
         [shell("train", 2, "true"), shell("server", 1, "exec sleep 1.5")],
-        0,
-        ["3 of 3 replicas run", "1 of 3 replicas run (server/0), 2 succeeded"],
+        says=["3 of 3 replicas run", "1 of 3 replicas run (server/0), 2 succeeded"],
     ),
     "SIGKILL": End([shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -9 $$; {WAITS}")], 137, ["train/0 failed"]),
     "SIGSEGV": End([shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -11 $$; {WAITS}")], 139),
     "all replicas are started again": End(
-        [shell("train", 2, FAILS)],
-        6,
-        ["starting all replicas again (1 of 2)", "starting all replicas again (2 of 2)"],
-        {"0": 3, "1": 3},
-        options={"restarts": 2},
+        [shell("train", 2, FAILS)], 6, [AGAIN.format(1, 2), AGAIN.format(2, 2)], {"0": 3, "1": 3}, restarts=2
     ),
-    "a restart that succeeds": End(
-        [shell("train", 2, f"{NOTE}mkdir x$TORCHX_REPLICA_ID || exit 0; sleep 0.2; exit 7")], 0, options={"restarts": 2}
-    ),
+    "a restart that succeeds": End([shell("train", 2, "mkdir x$TORCHX_REPLICA_ID || exit 0; exit 7")], restarts=2),
     "single replicas are started again, as often as their role says": End(
-        [
-            shell("train", 2, f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; exit 6", restarts=2),
-            shell("other", 1, WAITS),
-        ],
+        [shell("train", 2, f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; exit 6", restarts=2), shell("b", 1, WAITS)],
         6,
-        [
-            "train/1 failed with exit code 6; starting it again (1 of 2)",
-            "train/1 failed with exit code 6; starting it again (2 of 2)",
-            "train/1 failed with exit code 6; ending the others",
-        ],
+        [f"train/1 failed with exit code 6; {what}" for what in (ONE.format(1), ONE.format(2), "ending the others")],
         {"0": 1, "1": 3},
     ),
     "the success of some roles ends the others": End(
-        [shell("trainer", 2, "sleep 0.5; echo done"), shell("ps", 2, SERVER)],
-        0,
-        ["the stage has succeeded; ending the other replicas"],
-        lines={"ps/1": ["ready", "bye"]},
-        options={"success": ["trainer"]},
+        [TRAINER, shell("ps", 2, SERVER)], says=["the stage has succeeded; ending the other"], lines=BYE, **DECIDES
     ),
-    "a role fails whose success does not matter": End(
-        [shell("trainer", 1, WAITS), shell("ps", 1, "exit 8")], 8, options={"success": ["trainer"]}
-    ),
-    "a number of replicas": End(
-        [shell("train", 5, "echo of $TORCHX_NUM_REPLICAS", count=" 2.0 ")],
-        0,
-        lines={"train/0": ["of 2"], "train/1": ["of 2"], "train/2": []},
+    "a role fails whose success does not matter": End([TRAINER, shell("ps", 1, "exit 8")], 8, **DECIDES),
+    "a number of replicas": End([shell("train", 5, NUMBER, count=" 2.0 ")], lines={"train/1": ["of 2"], "train/2": []}),
+    "fewer than the role needs": End(
+        [shell("train", 5, NUMBER, least=2, count="1")], 1, ["2 to 5", "min_replicas", "j='1:5x"], lines=NONE
     ),
     **{
-        f"{count!r} replicas": End(
-            [shell("train", 5, "echo no", count=count)], 1, ["'train'", repr(count), "1 to 5", "num_replicas"]
-        )
+        f"{count!r} replicas": End([shell("train", 5, NUMBER, count=count)], 1, [repr(count), *RANGE], lines=NONE)
         for count in ("0", "6", "1.5", "nan", "-inf", "1e400", "many", "")
     },
 }

@@ -98,6 +98,7 @@ BOTH = [Pod(0), Pod(1)]
 DONE = Look([ended(0, 0), ended(1, 0)], conditions(SuccessCriteriaMet="True", Complete="True"))
 FAILED = conditions(FailureTarget="True", Failed="True")
 STATES: list[dict[str, Any]] = [{}, {"conditions": None}, conditions(Suspended="True", SuccessCriteriaMet="True")]
+OTHERS = conditions(FailureTarget="False", Suspended="True")["conditions"]
 LATER = {"metadata": {"deletionTimestamp": "t"}}
 #: Pods that wait, or whom the scheduler has found no node.
 UNSCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node has a GPU"}
@@ -131,8 +132,8 @@ COURSES: Mapping[str, Course] = {
         says=["train-b5b828bd2d succeeded"],
     ),
     "the reason of a failed Job": Course(first(ended(0, 7)), 7, ["train-b5b828bd2d failed: about FailureTarget\n"]),
-    "a condition without a message": Course(
-        first(ended(0, 7), status={"conditions": [{"type": "Failed", "status": "True"}]}),
+    "conditions that are not the reason": Course(
+        first(ended(0, 7), status={"conditions": [{"type": "Failed", "status": "True"}, *OTHERS]}),
         7,
         ["train-b5b828bd2d failed\n"],
     ),

@@ -28,8 +28,6 @@ from torchx_kfp.tracking import FsspecResultTracker, current_run
 RUN_ID = f"run/train/{uuid.uuid4()}"
 LARGEST = sys.float_info.max
 
-METRICS = {"type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"}, "metadata": {}}
-
 
 class Stage:
     """A stage: its tracker base, its outputs, and its process."""
