@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kfp import compiler, dsl
 
 from tests.execution.local.components import shell, shell_out, write
+from tests.execution.local.resuming import Runs, everything
 from tests.execution.report.runs import many_stages, play
 from torchx_kfp.execution.report import read_model
 from torchx_kfp.execution.report.formats import text
@@ -107,6 +108,21 @@ def test_the_graph_has_every_task_with_its_state_and_boxes_around_scopes(tmp_pat
         ("condition", "if shell-out-out == wanted"),
     }
     assert len(graph.edges) == 3
+
+
+def test_the_graph_of_a_resumed_run_has_what_it_has_kept(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    runs.fail("i")
+    failed = runs.run(everything())
+    runs.mend()
+    resumed = runs.run(everything(), resume=failed)
+    whole, drawn = (draw_graph(read_model(Path(str(run.folder)))) for run in (failed, resumed))
+    assert whole
+    assert drawn
+    names = {node.path for node in drawn.nodes if not node.path.startswith("kept-")}
+    assert names == {node.path for node in whole.nodes}
+    edges = {(drawn.nodes[one].path, drawn.nodes[two].path) for _, one, two in drawn.edges if None not in (one, two)}
+    assert {("items", "stage-2"), ("stage-2", "joined"), ("joined", "save")} <= edges
 
 
 def test_a_graph_of_500_tasks_fits_a_page(tmp_path: Path) -> None:

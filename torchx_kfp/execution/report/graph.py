@@ -17,8 +17,9 @@ from graphlib import TopologicalSorter
 
 from torchx_kfp.common.text import duration, shorten
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Task
-from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, walk, without_indices
 from torchx_kfp.execution.report.model import RunView, StageView
+from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of
 from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 
 #: Gaps between the boxes of a layer and between layers; the padding and the title of a box that contains others.
@@ -231,12 +232,22 @@ def draw_graph(run: RunView) -> Graph | None:
     if run.spec is None or run.spec.root.dag is None:
         return None
     tasks = list(walk(run.spec))
+    before = continuation_of(run.spec.description) or Continuation("")
+    kept = dict.fromkeys(without_indices(end.name) for end in before.ends)
     size = _COMPACT if len(tasks) > _MANY else _SIZE
     width, height, letters = size
-    down, root, boxes = min((_lay_out(tasks, down, width, height) for down in (True, False)), key=_badness)
+    after = {name: before.after.get(name, ()) for name in kept}
+    drawings = (_lay_out(tasks, after, before.after, down, width, height) for down in (True, False))
+    down, root, boxes = min(drawings, key=_badness)
     nodes: list[TaskNode] = []
     groups: list[Group] = []
     numbers: dict[int, int] = {}
+    for name in kept:
+        # The smaller pipeline of a resumed run does not have the task.
+        state, note = summary(run.tasks.get(name, []))
+        numbers[id(boxes[_kept(name)])] = len(nodes)
+        label = shorten(name, letters, keep="ends")
+        nodes.append(TaskNode(name, label, state, note, boxes[_kept(name)].x, boxes[_kept(name)].y))
     for there in tasks:
         box = boxes[there.path]
         if there.is_stage:
@@ -272,15 +283,36 @@ def summary(stages: Iterable[StageView]) -> tuple[State | None, str]:
     return state, f"{counts[state]:,} of {len(stages):,} {state}"
 
 
+def _kept(name: str) -> str:
+    """Return the key of a box for a stage that a resumed run has kept: no task has such a path."""
+    return f"kept {name}"
+
+
 def _lay_out(
-    tasks: Iterable[ScopedTask], down: bool, width: float, height: float
+    tasks: Iterable[ScopedTask],
+    kept: Mapping[str, Sequence[str]],
+    after: Mapping[str, Sequence[str]],
+    down: bool,
+    width: float,
+    height: float,
 ) -> tuple[bool, Box, Mapping[str, Box]]:
-    """Return the direction, the box around all tasks, and the boxes of the tasks by their paths."""
+    """Return the direction, the box around all tasks, and the boxes of the tasks by their paths.
+
+    ``kept`` are stages that a resumed run has kept, and ``after`` those of them that others follow.
+    """
     root = Box("", 0.0, 0.0)
     boxes: dict[str, Box] = {}
+    for name, before in kept.items():
+        boxes[_kept(name)] = Box(_kept(name), width, height, [_kept(one) for one in before if one in kept])
+        root.inner.append(boxes[_kept(name)])
     for there in tasks:
         box = boxes[there.path] = Box(there.task.name, width, height, there.task.depends_on)
         (root if there.inside is None else boxes[there.inside.path]).inner.append(box)
+        if there.is_stage and there.name in after:
+            outer = there
+            while outer.inside is not None:
+                outer = outer.inside
+            boxes[outer.path].after = [*boxes[outer.path].after, *map(_kept, after[there.name])]
     place(root, down)
     return down, root, boxes
 

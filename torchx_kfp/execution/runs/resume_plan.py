@@ -332,6 +332,7 @@ class _Planner:
                 **(before.outputs if before else {}),
                 **{name: value for name, (_, value) in outputs.items() if not is_artifact(value)},
             },
+            after=self._after({unit.path for unit in kept}, before),
         )
         names = {place.name for unit in self._units.values() for place in unit.stages}
         names |= {without_indices(end.name) for end in continuation.ends}
@@ -361,6 +362,17 @@ class _Planner:
                 first = next(end for name in stages for end in self._executions.get(name, ()) if end.state.is_success)
                 steps.append(Step(unit.name, stages, self._origin(first), "", self._changes(unit)))
         return steps
+
+    def _after(self, kept: Collection[str], before: Continuation | None) -> dict[str, list[str]]:
+        """Return the kept stages that stages follow, by their names; of a group that runs, by that of its first."""
+        after = {name: [*names] for name, names in before.after.items()} if before else {}
+        for unit in self._units.values():
+            paths = {*unit.after, *(read.producer for read in unit.reads)} & set(kept)
+            follows = [place.name for path in sorted(paths) for place in self._units[path].stages]
+            for place in unit.stages if unit.path in kept else unit.stages[:1]:
+                if follows:
+                    after.setdefault(place.name, []).extend(follows)
+        return after
 
     def _log_of(self, end: StageResult) -> Path | None:
         """Return the stage's log, if the new run finds it there: that of a run on a host is a copy for a while."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Continuation:
         values: outputs of kept units that do not follow from ``ends``, by the unit's key and the output.
         definitions: what defines the units of the whole pipeline, by their keys: see ``task_groups``.
         outputs: outputs of the pipeline itself that kept stages have made.
+        after: the kept stages that stages of the whole pipeline follow, by their names, for its drawing.
     """
 
     resumes: str
@@ -43,6 +44,7 @@ class Continuation:
     values: Mapping[tuple[str, str], Any] = field(default_factory=dict)
     definitions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     outputs: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def describe(own: str, continuation: Continuation) -> str:
@@ -54,6 +56,7 @@ def describe(own: str, continuation: Continuation) -> str:
         "values": [[*key, *_encoded(value)] for key, value in continuation.values.items()],
         "definitions": {key: dict(each) for key, each in continuation.definitions.items()},
         "outputs": {name: _encoded(value) for name, value in continuation.outputs.items()},
+        "after": {name: [*before] for name, before in continuation.after.items()},
     }
     return "\n".join(filter(None, [without_record(own), summary(continuation), f"{_MARK}{json.dumps(content)}"]))
 
@@ -99,6 +102,7 @@ def continuation_of(description: str) -> Continuation | None:
                 for key, each in content["definitions"].items()
             },
             outputs={str(name): _decoded(value) for name, value in content["outputs"].items()},
+            after={str(name): [str(each) for each in before] for name, before in content["after"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
