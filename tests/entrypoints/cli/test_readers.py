@@ -321,7 +321,7 @@ def test_logs(case: Case, inside: Call) -> None:
             assert done.stdout == f"{name} {attempts[name].attempt}\n"
         else:
             assert done.returncode == 2
-            assert re.search(r"not run|not started \(interrupted\)|skipped|cached", done.stderr)
+            assert re.search(r"not run|not started \(interrupted\)|skipped|taken from the cache", done.stderr)
     if case.run != "running":
         assert inside("logs", "latest", "--follow").returncode == 0, "and it does not wait"
 
