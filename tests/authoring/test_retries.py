@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,22 @@ def test_a_stage_that_was_asked_to_end_is_not_started_again(shells: Path, tmp_pa
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (42, b"15 None\n", b"")
+
+
+def test_an_application_that_ends_at_once_when_asked_keeps_its_exit_code(shells: Path, tmp_path: Path) -> None:
+    """The shell may not have noticed its end when it looks for it."""
+    script = "trap 'exit 42' TERM; echo ready; sleep 30 >&- & wait"
+    compiled = compile_stage(tracked=False, entrypoint="sh", args=["-c", script], max_retries=3)
+    environ = {"PATH": f"{shells}:{os.environ['PATH']}"}
+    for _ in range(20):
+        with subprocess.Popen(
+            stage_container(tmp_path, compiled).argv(), stdout=subprocess.PIPE, env=environ
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(0.05)  # until the application waits, so that it ends without delay
+            process.send_signal(signal.SIGTERM)
+        assert process.returncode == 42
 
 
 def test_a_signal_ends_an_application_between_two_attempts(shells: Path, tmp_path: Path) -> None:
