@@ -64,16 +64,15 @@ def fail_once(path: str) -> str:
     return "the second time"
 
 
-@case(
-    expected="a retry policy is followed here, whatever the cluster's controller is set to; the check warns",
-    outputs={"Output": "the second time"},
-    local_since=(2, 17),
-)
+RETRIED = "a retry policy is followed here, whatever the cluster's controller is set to; the check warns"
+
+
+@case(expected=RETRIED, outputs={"Output": "the second time"}, local_since=(2, 17))
 def retries() -> str:
     return fail_once(path="was_here").set_retry(num_retries=2, backoff_duration="0s").output
 
 
-@case(state="failed", stages={"fail": "failed", "echo": {"Output": "other"}})
+@case(expected=RETRIED, state="failed", stages={"fail": "failed", "echo": {"Output": "other"}})
 def retries_in_vain():
     fail(message="always").set_retry(num_retries=1, backoff_duration="0s")
     echo(text="other")
@@ -84,9 +83,7 @@ def inner() -> str:
     return echo(text=fail_once(path="was_there").output).output
 
 
-@case(
-    expected="as for one stage", outputs={"Output": "the second time"}, local="it does not try a nested pipeline again"
-)
+@case(expected=RETRIED, outputs={"Output": "the second time"}, local="it does not try a nested pipeline again")
 def retries_of_a_pipeline() -> str:
     return inner().set_retry(num_retries=1, backoff_duration="0s").output
 

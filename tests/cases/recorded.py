@@ -1,7 +1,9 @@
 """How the corpus ended on KFP's backend: ``recorded.json`` has the state of each run and of its stages.
 
-A stage is ``[state, outputs]``; numbers are doubles, and long texts are cut. Stages that are not listed did not run.
-The runs shared a cache, so a stage that was cached had succeeded in another pipeline of the corpus.
+A stage is ``[state, outputs]``, or ``[state, outputs, starts]`` where only the starts differ: on KFP's stock manifests,
+``set_retry`` does not start a failed application again. Numbers are doubles, and long texts are cut. Stages that are
+not listed did not run. The runs shared a cache, so a stage that was cached had succeeded in another pipeline of the
+corpus.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ def differences(result: RunResult, name: str) -> list[str]:
     """Return the parts of a run that ended differently than on the backend."""
     recorded = CASES[name]
     ours = {
-        stage.name: ("failed" if stage.state == "failed" else "succeeded", dict(stage.outputs))
+        stage.name: ("failed" if stage.state == "failed" else "succeeded", dict(stage.outputs), stage.starts)
         for stage in result.stages
         if stage.state in ("succeeded", "failed") and stage.attempts
     }
     theirs = {
-        stage: ("succeeded" if state == "cached" else state, outputs)
-        for stage, (state, outputs) in recorded["stages"].items()
+        stage: ("succeeded" if state == "cached" else state, outputs, *starts)
+        for stage, (state, outputs, *starts) in recorded["stages"].items()
     }
     found = [] if result.state == recorded["state"] else [f"the run: {result.state}, there {recorded['state']}"]
     for stage in sorted({*ours, *theirs}):
         here, there = ours.get(stage), theirs.get(stage)
-        if here is None or there is None or here[0] != there[0] or not _same(here[1], there[1]):
+        if here is None or there is None or not _same([*here[: len(there)]], [*there]):
             found.append(f"{stage}: {here}, there {there}")
     return found
 
