@@ -78,14 +78,21 @@ print("fsspec" in sys.modules, current_run().results())
     assert run(image, code, environ) == "False {'loss': 0.5}\n"
 
 
-def test_the_installed_environment_loads_nothing_else_either() -> None:
+@pytest.mark.parametrize(
+    "statement", ["import torchx_kfp.tracking", "from torchx_kfp import current_run; current_run()"]
+)
+def test_the_installed_environment_loads_nothing_else_either(statement: str, tmp_path: Path) -> None:
     """kfp and torchx are not loaded, even if they are installed."""
-    code = """
-import sys, torchx_kfp.tracking
+    code = (
+        f"import sys\n{statement}"
+        """
 print(*sorted({name.split(".")[0] for name in sys.modules} & set(sys.argv[1:])))
 """
+    )
     heavy = ["kfp", "torchx", "yaml", "click", "s3fs", "aiohttp", "numpy"]
-    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    environ = {"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": "p1/train/e1"}
+    words = [sys.executable, "-c", code, *heavy]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
