@@ -138,8 +138,10 @@ def find_source(
         try:
             source = _on_host(run, flags, results, base, raw_logs=raw_logs)
             source.read()  # whether it exists: a whole id is not looked up
-        except UnknownRunError as other:
-            raise UnknownRunError(f"{error} And on the host: {other}") from None
+        except (UnknownRunError, HostError) as other:
+            if isinstance(other, HostError) and _is_host_known():
+                raise  # this machine has nothing to do with it
+            raise type(other)(f"{error} And on the host: {other}") from None
         return source
     newest = _newer_on_host(folder, flags) if run == LATEST else None
     return RunReader(folder) if newest is None else _on_host(newest, flags, results, base, raw_logs=raw_logs)
