@@ -38,7 +38,7 @@ test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker 
 	.ci/with-docker $(bin)/python -m pytest -m docker $(or $(ARGS),tests/containers)
 
 test-cluster: $(VENV)/.ready ## run the tests on a Kubernetes control plane; builds it once (Go; Debian, root)
-	.ci/with-cluster $(bin)/python -m pytest -m 'cluster and not torch' $(or $(ARGS),tests/cluster)
+	.ci/with-cluster $(bin)/python -m pytest -m 'cluster and not torch' $(or $(ARGS),tests/kubernetes)
 
 test-browser: $(VENV)/.ready ## run the tests in Chromium, which is installed if need be (Debian, root)
 	.ci/with-browser $(bin)/python -m pytest -m browser $(or $(ARGS),$(call having,browser))
@@ -68,7 +68,7 @@ test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL T
 	@$(if $(and $(HOST),$(TRACKER_BASE),$(IMAGE)),,echo 'make test-kfp needs HOST=URL TRACKER_BASE=URL IMAGE=NAME: see docs/reference/suite.md' >&2; exit 2)
 	@$(if $(AGAIN),rm -rf .cache/kfp-suite)
 	$(foreach each,HOST TRACKER_BASE IMAGE SHELL_IMAGE SECRET ENDPOINT ENGINES KEEP,TORCHX_KFP_SUITE_$(each)='$($(each))') \
-	    $(bin)/python -m pytest tests/kfp -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
+	    $(bin)/python -m pytest tests/conformance -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
 
 durations: $(VENV)/.ready ## run the tests of make test, and write what each file takes, by which they are ordered
 	$(bin)/python -m pytest -q -m '$(gate)' --record-durations $(ARGS)

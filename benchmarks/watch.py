@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 
 from benchmarks import show, timed
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.observer import Observer

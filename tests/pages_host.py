@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from tests.s3 import running
 
 #: The address on pages that a port forward to KFP's UI has.

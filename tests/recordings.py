@@ -3,7 +3,7 @@
 ``tests/recorded/launcher`` has a recording for each engine and case. After a change of what the launcher is given, of
 its requests, or of what it says, record them again and review the difference::
 
-    .ci/with-cluster .venv/bin/python -m tests.cluster.record_launcher
+    .ci/with-cluster .venv/bin/python -m tests.kubernetes.record_launcher
 
 That takes a minute. ``make goldens`` does not do it.
 """
@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.certificates import Authority
-from tests.cluster.tls_server import Handler, TlsServer
+from tests.kubernetes.certificates import Authority
+from tests.kubernetes.tls_server import Handler, TlsServer
 
 FOLDER = Path(__file__).resolve().parent / "recorded" / "launcher"
 #: Programs of two replicas, for a shell.

@@ -22,7 +22,7 @@ TIERS = {
     "load": ("torchx_kfp/tracking/disk.py", "torchx_kfp/tracking/objects.py", "torchx_kfp/tracking/store.py"),
     "browser": ("torchx_kfp/execution/report", "tests/execution/report"),
     "containers": ("torchx_kfp/contract", "torchx_kfp/execution/local/executors", "tests/containers"),
-    "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines", "tests/cluster"),
+    "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines", "tests/kubernetes"),
     "lowest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),
     "newest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),
     "torch": ("pyproject.toml", "components/ddp", "pipelines/ddp.py"),

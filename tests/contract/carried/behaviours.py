@@ -1,6 +1,6 @@
 """What a distributed stage does, whatever runs its replicas: processes on this machine, or an engine of a cluster.
 
-`test_launcher_here` and `tests.cluster.test_contract` run all rows of ``BEHAVIOURS``.
+`test_launcher_here` and `tests.kubernetes.test_contract` run all rows of ``BEHAVIOURS``.
 """
 
 # No annotations from __future__: KFP reads the annotations of pipeline functions.

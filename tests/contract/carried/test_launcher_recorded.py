@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.authoring.engines.filled import launched
-from tests.cluster.certificates import Authority
-from tests.cluster.record_launcher import WORK, app_of
 from tests.contract.carried.recorded import Attempt, Look, Pod, course, ended, insert, start, waits
+from tests.kubernetes.certificates import Authority
+from tests.kubernetes.record_launcher import WORK, app_of
 from tests.oldest import needs_oldest, oldest_python
 from tests.recordings import FOLDER, NAMES, Recording, read
 from torchx_kfp import engines

@@ -17,7 +17,7 @@ from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import wait_until
 from tests.execution.host.commands import Program
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.entrypoints.cli.commands.doctor import doctor_command
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.entrypoints.cli.conftest import Call
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 
 FILES = {"README.md", "pipeline.py", "data.py", "prepare.py", "train.py", "Dockerfile", ".torchxignore"}
 

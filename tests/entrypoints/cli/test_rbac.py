@@ -13,7 +13,7 @@ from torchx_kfp.entrypoints.cli import cli
 
 pytestmark = pytest.mark.lowest
 
-STOCK = Path(__file__).resolve().parents[2] / "cluster" / "pipeline-runner-role.yaml"
+STOCK = Path(__file__).resolve().parents[2] / "kubernetes" / "pipeline-runner-role.yaml"
 
 
 def rules(text: str) -> list[tuple[str, str, str]]:
@@ -44,7 +44,7 @@ def test_what_kfps_own_service_account_may(inside: Call, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_rights_are_those_that_the_launcher_needs(inside: Call, engine: str) -> None:
-    """No others: ``tests/cluster/test_contract.py`` runs launchers that have just these."""
+    """No others: ``tests/kubernetes/test_contract.py`` runs launchers that have just these."""
     group, resource = ENGINES[engine].RESOURCE
     companions = [(*companion, verb) for companion in ENGINES[engine].COMPANIONS for verb in ("create", "get", "patch")]
     own = [(group, resource, verb) for verb in ("create", "get", "patch", "delete")]

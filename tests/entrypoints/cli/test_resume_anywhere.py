@@ -10,7 +10,7 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.entrypoints.cli.conftest import Call
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.host import attach
 from torchx_kfp.tracking.recorder import Recorder
 

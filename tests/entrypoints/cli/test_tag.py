@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.entrypoints.cli.conftest import Call
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.tracking.recorder import Recorder
 
 PIPELINE = """\

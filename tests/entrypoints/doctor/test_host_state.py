@@ -14,7 +14,7 @@ import pytest
 from tests.execution.host.answers_of_kfp import manifest
 from tests.execution.host.scripted import CLOSE, Reply, Request, scripted, status
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.entrypoints.doctor.host_state import artifacts_root, check_host
 from torchx_kfp.entrypoints.doctor.verdicts import Verdict
 from torchx_kfp.execution.host.connection import Connection, Patience

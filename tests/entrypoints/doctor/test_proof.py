@@ -13,8 +13,8 @@ import pytest
 from tests.execution.host.answers_of_kfp import last, manifest
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
-from tests.kfp_host import KfpHost
-from tests.kfp_host.faults import Fault
+from tests.fake_kfp import KfpHost
+from tests.fake_kfp.faults import Fault
 from torchx_kfp.entrypoints.doctor import probe_program, proof
 from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
 from torchx_kfp.entrypoints.doctor.probe_pipelines import FIRST, RETRIED, SECOND

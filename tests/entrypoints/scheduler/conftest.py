@@ -15,7 +15,7 @@ import pytest
 from tests.entrypoints.cli.ready import Ready, ready
 from tests.entrypoints.scheduler import program
 from tests.entrypoints.scheduler.program import Program
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -7,7 +7,7 @@ import re
 
 from tests import pages
 from tests.entrypoints.scheduler.program import Program
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 
 PAGE = pages.REPOSITORY / "docs" / "guides" / "torchx.md"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -16,7 +16,7 @@ from torchx.components import dist, utils
 from torchx.runner import Runner
 
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.entrypoints.scheduler import create_scheduler
 from torchx_kfp.entrypoints.scheduler.app_run import roles_by_stage
 from torchx_kfp.entrypoints.scheduler.request import Request, make_request, without_runner_variables

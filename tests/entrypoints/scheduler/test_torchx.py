@@ -15,7 +15,7 @@ from torchx import specs
 
 from tests.entrypoints.scheduler.program import Program, Said
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.newest

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
 RUNS = "/apis/v2beta1/runs"

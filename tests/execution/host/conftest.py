@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.connection import Connection, Patience
 from torchx_kfp.execution.host.settings import Settings
 

@@ -22,8 +22,8 @@ from tests.execution.host.calling import ended, get, wait_until
 from tests.execution.host.commands import Done, Program, rows, write_pipelines
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
-from tests.kfp_host import KfpHost
-from tests.kfp_host.faults import Fault
+from tests.fake_kfp import KfpHost
+from tests.fake_kfp.faults import Fault
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 #: The fields of events that differ between a run on a host and the same run on this machine.

@@ -13,7 +13,7 @@ from kfp.client import Client
 
 from tests.execution.host.scripted import Reply, Request, scripted, status
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.errors import (
     ArgumentError,
     HostAnswerLostError,
@@ -248,7 +248,7 @@ def test_a_busy_host_takes_a_run_once(kfp_host: KfpHost, host: Host) -> None:
 
 
 def test_a_run_whose_answer_is_lost_is_not_submitted_again(kfp_host: KfpHost, host: Host) -> None:
-    from tests.kfp_host.faults import Fault
+    from tests.fake_kfp.faults import Fault
 
     kfp_host.add(Fault(path="/runs", method="POST", cut=0.5))
     facts = says(

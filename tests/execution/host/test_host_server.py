@@ -37,10 +37,10 @@ from tests.execution.host.calling import (
 )
 from tests.execution.host.pipelines import leaves, loops, retries, small
 from tests.facts import says
-from tests.kfp_host import KfpHost
-from tests.kfp_host.argo import Naming, fnv1a32
-from tests.kfp_host.faults import Fault
-from tests.kfp_host.schema import answer_problems
+from tests.fake_kfp import KfpHost
+from tests.fake_kfp.argo import Naming, fnv1a32
+from tests.fake_kfp.faults import Fault
+from tests.fake_kfp.schema import answer_problems
 from torchx_kfp.execution.pipeline.load import compile_function
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -541,7 +541,7 @@ def test_a_large_run(host: KfpHost) -> None:
 
 
 def test_by_hand(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.kfp_host", "--port", "0", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.fake_kfp", "--port", "0", "--folder", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         url = process.stdout.readline().strip()

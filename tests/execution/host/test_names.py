@@ -13,8 +13,8 @@ from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.commands import Done, Program
 from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
-from tests.kfp_host import KfpHost
-from tests.kfp_host.faults import Fault
+from tests.fake_kfp import KfpHost
+from tests.fake_kfp.faults import Fault
 from torchx_kfp.errors import HostNotFoundError
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.settings import Settings

@@ -30,7 +30,7 @@ from tests.execution.host.answers_of_kfp import (
 )
 from tests.execution.host.workflows import without_attempts
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.observer import CANCELED_BY, Observer

@@ -12,7 +12,7 @@ import pytest
 from tests.cases import load_cases
 from tests.execution.host.answers_of_kfp import fold, last, nodes, observed, polls, states
 from tests.execution.host.calling import RUNS, ended, get, request, submit, wait_until
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp import local
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.observer import Observer

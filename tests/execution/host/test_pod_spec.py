@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.execution.host.answers_of_kfp import last, nodes
-from tests.kfp_host.pod_spec import pod_spec_patch
+from tests.fake_kfp.pod_spec import pod_spec_patch
 from torchx_kfp.contract.command import decode
 from torchx_kfp.execution.host.manifest import pod_spec_of
 from torchx_kfp.execution.host.observer import Observer

@@ -15,7 +15,7 @@ from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import ended, wait_until
 from tests.execution.host.commands import Program, write_pipelines
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages
 from torchx_kfp.host import attach
 from torchx_kfp.local import replay

@@ -16,8 +16,8 @@ from tests.execution.host.answers_of_kfp import answer as recorded_answer
 from tests.execution.host.answers_of_kfp import last, manifest, polls
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted, status
 from tests.facts import says
-from tests.kfp_host import KfpHost
-from tests.kfp_host.faults import Fault
+from tests.fake_kfp import KfpHost
+from tests.fake_kfp.faults import Fault
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import (
     HostCredentialsError,

@@ -13,7 +13,7 @@ from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import request
 from tests.execution.host.commands import Program, rows
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.host import RunFilter, connect

@@ -16,7 +16,7 @@ from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import ended, get
 from tests.execution.host.commands import Program, rows
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
 from torchx_kfp.host import RunFilter, Schedules, connect, schedule
 

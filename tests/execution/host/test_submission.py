@@ -11,7 +11,7 @@ from torchx.specs import AppDef, Role
 
 from tests.execution.host.pipelines import small
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import (
     ArgumentError,

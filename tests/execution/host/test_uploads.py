@@ -13,7 +13,7 @@ from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import ended, get
 from tests.execution.host.commands import Program, write_pipelines
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp.errors import HostRefusedError
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.host import StoredPipelines, connect

@@ -24,9 +24,9 @@ from tests.execution.host.commands import Program, rows, write_pipelines
 from tests.execution.host.pipelines import small
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
-from tests.kfp_host import KfpHost
-from tests.kfp_host.faults import Fault
-from tests.kfp_host.made import MadeRun
+from tests.fake_kfp import KfpHost
+from tests.fake_kfp.faults import Fault
+from tests.fake_kfp.made import MadeRun
 from torchx_kfp.entrypoints.cli import cli
 
 

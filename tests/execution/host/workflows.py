@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.execution.host.answers_of_kfp import manifest
-from tests.kfp_host.argo import fnv1a32
+from tests.fake_kfp.argo import fnv1a32
 from torchx_kfp.execution.host.manifest import manifest_of
 
 #: The attempts of Retry nodes in a name: ``W(0).root(0)``, but not ``iterations(0:0)``.

@@ -13,7 +13,7 @@ from torchx import specs
 from torchx.specs import AppDef, Role
 
 from tests.facts import says
-from tests.kfp_host import KfpHost
+from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages, component_from_app, host, local
 from torchx_kfp.authoring.fields import read_workspace_folders
 from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError

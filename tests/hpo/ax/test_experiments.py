@@ -13,8 +13,8 @@ import pytest
 
 from tests import pages
 from tests.facts import says
+from tests.fake_kfp import KfpHost
 from tests.hpo.ax import components
-from tests.kfp_host import KfpHost
 from tests.modules import needs
 from torchx_kfp.errors import TrialError
 from torchx_kfp.tracking import FsspecResultTracker

@@ -1,0 +1,283 @@
+"""Run a pipeline on a KFP host and on this machine, and compare how both end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import re
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import yaml
+
+import components
+import torchx_kfp
+from tests.cases import Case
+from tests.conformance.pipelines import packages
+from tests.conformance.place import Place
+from torchx_kfp import local
+from torchx_kfp.entrypoints.doctor.proof import wait_while_useful
+from torchx_kfp.errors import UnknownRunError, UnsupportedPipelineError
+from torchx_kfp.execution.host.connection import Connection
+from torchx_kfp.execution.host.settings import read_settings
+from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.source import RunRecord
+from torchx_kfp.host import Host, HostRun, attach, submit
+from torchx_kfp.local import RunResult, StageFinished, StageStarted, Watch
+from torchx_kfp.tracking.recorder import Recorder
+
+#: The seconds after which a run on the host counts as stuck.
+PATIENCE = 1800.0
+#: States of stages that mean the same: each place has its own cache.
+_SAME = {"cached": "succeeded"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a pipeline ended in both places; ``differences`` is empty if they are alike."""
+
+    run_id: str
+    there: str
+    here: str
+    differences: list[str] = field(default_factory=list)
+
+
+def differences(here: RunResult, there: RunResult, varying: Collection[str] = ()) -> list[str]:
+    """Return what is not alike: states, starts and results of stages, and outputs that KFP has.
+
+    Results and outputs whose names are ``varying`` only must be in both places.
+    """
+    found = [] if here.state == there.state else [f"the run: here {here.state}, there {there.state}"]
+    ours, theirs = ({stage.name: stage for stage in result.stages} for result in (here, there))
+    for name in sorted({*ours, *theirs}):
+        if name not in ours or name not in theirs:
+            found.append(f"{name}: only {'here' if name in ours else 'there'}")
+            continue
+        one, other = ours[name], theirs[name]
+        for what, mine, its in (
+            ("state", _SAME.get(one.state, one.state), _SAME.get(other.state, other.state)),
+            ("starts", one.starts, other.starts),
+            ("results", _plain(one.results, here.run_id, varying), _plain(other.results, there.run_id, varying)),
+            # A host does not say which signal has ended a process.
+            ("exit code", one.exit_code if (one.exit_code or 0) > 0 else None, other.exit_code),
+        ):
+            if mine != its and (what == "state" or None not in (mine, its)):
+                found.append(f"{name}: {what} here {mine!r}, there {its!r}")
+        outputs = {key: value for key, value in other.outputs.items() if value != other.run_id}
+        for key, value in outputs.items():
+            if key in one.outputs and one.outputs[key] != value and key not in varying:
+                found.append(f"{name}: output {key} here {one.outputs[key]!r}, there {value!r}")
+    return found
+
+
+def different_events(here: RunRecord, there: RunRecord) -> list[str]:
+    """Return the stages that do not begin and end equally often. A host may not have seen an attempt."""
+    ours, theirs = (
+        Counter(
+            (type(event).__name__, event.result.name if isinstance(event, StageFinished) else event.name)
+            for event in record.events
+            if isinstance(event, StageStarted | StageFinished)
+        )
+        for record in (here, there)
+    )
+    return [
+        f"{name}: {kind} {ours[kind, name]} times here, {theirs[kind, name]} there"
+        for kind, name in sorted({*ours, *theirs})
+        if ours[kind, name] != theirs[kind, name]
+    ]
+
+
+def _plain(results: Mapping[str, Any] | None, run: str, varying: Collection[str]) -> dict[str, Any] | None:
+    """Return the results without what differs in the run ids of executions, and without values that vary."""
+    if results is None:
+        return None
+    run_ids = re.compile(rf"{run}/([^/\s]+)/[^/\s]+")
+    kept = {name: None if name in varying else value for name, value in results.items()}
+    return {name: run_ids.sub(r"RUN/\1", it) if isinstance(it, str) else it for name, it in kept.items()}
+
+
+class Suite:
+    """Runs cases in both places. ``close`` removes what the suite has made under the tracker base."""
+
+    def __init__(self, place: Place, folder: Path) -> None:
+        self.place = place
+        self.folder = folder
+        where = hashlib.sha256(f"{place.host} {place.base} {place.image} {torchx_kfp.__version__}".encode()).hexdigest()
+        self.ledger = Path(place.ledger or folder / "ledger") / where[:16]
+        self.ledger.mkdir(parents=True, exist_ok=True)
+
+    @functools.cached_property
+    def base(self) -> str:
+        """A folder of the suite's own under the tracker base; an interrupted suite goes on in the same one."""
+        return f"{self.place.base}/kfp-suite-{self._kept('base', uuid.uuid4().hex[:8])}"
+
+    @functools.cached_property
+    def code(self) -> Path:
+        """The workspace: this package and the applications of examples, so that an image needs none of them."""
+        made = self.folder / f"code-{uuid.uuid4().hex[:8]}"
+        for package in (Path(torchx_kfp.__file__).parent, Path(components.__file__).parent):
+            shutil.copytree(package, made / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        return made
+
+    @functools.cache  # noqa: B019 (one suite a process)
+    def stored(self, base: str) -> str:
+        """Return the URL of the workspace under a tracker base."""
+        packed = Recorder.open(base).pack_workspace(self.code)
+        packed.upload()
+        return packed.url
+
+    @functools.cached_property
+    def packages(self) -> frozenset[str]:
+        """The packages of the image, of those that examples need: a stage looks, once.
+
+        Raises:
+            StageFailedError: the stage has failed.
+            AssertionError: it cannot start.
+        """
+        known = self.ledger / "packages"
+        if not known.exists():
+            run = self.submit(self.load(packages), {}, "packages")
+            result = self.wait(run)
+            result.raise_for_failure()
+            known.write_text(result["packages"].measures["packages"], encoding="utf-8")
+            self.remove(run.run_id)
+        return frozenset(known.read_text(encoding="utf-8").split())
+
+    def prove(self, case: Case) -> Verdict:
+        """Run a pipeline there and here, once: an interrupted suite goes on with the run that it has begun."""
+        pipeline = self.load(case.pipeline)
+        if case.refused:
+            return self._refused(case, pipeline)
+        entry = self.ledger / f"{case.name}.json"
+        digest = hashlib.sha256(pipeline.text.encode()).hexdigest()
+        known = json.loads(entry.read_text()) if entry.exists() else {}
+        if known.get("digest") != digest or not self._goes_on(known):
+            known = {"digest": digest, "run_id": self.submit(pipeline, case.arguments, case.name).run_id}
+            _write(entry, known)
+        if "verdict" not in known:
+            run = attach(known["run_id"], host=self.place.host, tracker_base=self.base)
+            try:
+                there = self.wait(run)
+            except AssertionError:
+                entry.unlink()
+                raise
+            here = self.run(pipeline, case.arguments, case.name)
+            assert here.folder is not None
+            found = [*differences(here, there, case.varying), *different_events(read_run(here.folder), run.read())]
+            for stage, results in case.results.items():
+                measured = {name: there[stage].measures.get(name) for name in results if name not in case.varying}
+                if measured != {name: results[name] for name in measured}:
+                    found.append(f"{stage}: recorded {measured!r}, and not {results!r}")
+            if there.state != case.state and not case.expected:
+                found.append(f"the run has {there.state} there, and not {case.state}")
+            known["verdict"] = {"there": str(there.state), "here": str(here.state), "differences": found}
+            known["is_over"] = bool(not found or case.expected)
+            _write(entry, known)
+            if known["is_over"]:
+                self.remove(known["run_id"])
+        return Verdict(known["run_id"], **known["verdict"])
+
+    def _goes_on(self, known: Mapping[str, Any]) -> bool:
+        """Tell whether an earlier verdict counts, or its run is still there. What differed is run again."""
+        if "verdict" in known:
+            return bool(known.get("is_over"))
+        try:
+            attach(known["run_id"], host=self.place.host).read()
+        except UnknownRunError:
+            return False
+        return True
+
+    def wait(self, run: HostRun) -> RunResult:
+        """Wait for the end of a run on the host. One that cannot go on, or takes too long, is ended.
+
+        Raises:
+            AssertionError: it was ended.
+        """
+        record, problem = wait_while_useful(run, PATIENCE)
+        if problem:
+            run.terminate()
+            raise AssertionError(f"{run.link}: {problem} The run was ended.")
+        return record.run.result()
+
+    def load(self, pipeline: Any) -> Pipeline:
+        """Return the pipeline as it runs at the place."""
+        loaded = load_pipeline(pipeline)
+        spec, platform = read_specs(loaded.text)
+        self.place.fit(spec, platform)
+        file = self.folder / f"{loaded.name}-{uuid.uuid4().hex[:8]}.yaml"
+        # Not JSON, whose escapes of characters above U+FFFF are not YAML.
+        file.write_text(yaml.safe_dump_all(filter(None, [spec, platform])), encoding="utf-8")
+        return load_pipeline(file)
+
+    def submit(self, pipeline: Pipeline, arguments: Mapping[str, Any], name: str, **options: Any) -> HostRun:
+        """Start a run on the host."""
+        given = self.arguments(pipeline, arguments, self.base)
+        options = {"name": f"suite {name} {uuid.uuid4().hex[:8]}", "cache": False, **options}
+        return submit(pipeline, given, host=self.place.host, tracker_base=self.base, **options)
+
+    def run(self, pipeline: Pipeline, arguments: Mapping[str, Any], name: str, **options: Any) -> RunResult:
+        """Run the pipeline on this machine."""
+        folder = self.folder / f"{name}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        given = self.arguments(pipeline, arguments, str(folder / "base"))
+        options = {"cache": False, "watch": Watch(), **options}
+        return local.run(pipeline, given, output_dir=folder / "runs", directory=str(folder), **options)
+
+    def arguments(self, pipeline: Pipeline, arguments: Mapping[str, Any], base: str) -> dict[str, Any]:
+        """Return the arguments with the tracker base and the workspace, where the pipeline has them."""
+        given = {name: self.place.image_of(it) if isinstance(it, str) else it for name, it in arguments.items()}
+        if "tracker_base" in pipeline.root.inputs:
+            given["tracker_base"] = base
+            if "workspace" in pipeline.root.inputs:
+                given["workspace"] = self.stored(base)
+        return given
+
+    def remove(self, run_id: str) -> None:
+        """Remove a run from the host, and what it has recorded."""
+        if not self.place.keeps:
+            Host(Connection(read_settings({"host": self.place.host}))).delete(run_id)
+            self._remove(f"{self.base}/{run_id}", f"{self.base}-artifacts/{run_id}")
+
+    def close(self) -> None:
+        """Remove what is under the tracker base, unless a run is left to look at."""
+        entries = [json.loads(entry.read_text()) for entry in self.ledger.glob("*.json")]
+        if all(entry.get("is_over") for entry in entries) and not self.place.keeps:
+            self._remove(self.base, f"{self.base}-artifacts")
+
+    def _refused(self, case: Case, pipeline: Pipeline) -> Verdict:
+        found = []
+        for place, start in (("there", self.submit), ("here", self.run)):
+            with contextlib.suppress(UnsupportedPipelineError):
+                start(pipeline, case.arguments, case.name)
+                found.append(f"it is not refused {place}")
+        return Verdict("", "refused", "refused", found)
+
+    def _kept(self, name: str, value: str) -> str:
+        """Return the value that the ledger has, or else this one, which it has from then on."""
+        file = self.ledger / name
+        with contextlib.suppress(FileExistsError), file.open("x", encoding="utf-8") as new:
+            new.write(value)
+        return file.read_text(encoding="utf-8")
+
+    @staticmethod
+    def _remove(*urls: str) -> None:
+        for url in urls:
+            filesystem, path = fsspec.core.url_to_fs(url)
+            with contextlib.suppress(FileNotFoundError):
+                filesystem.rm(path, recursive=True)
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    new = file.with_suffix(f".{uuid.uuid4().hex}")
+    new.write_text(json.dumps(content), encoding="utf-8")
+    new.replace(file)

@@ -1,0 +1,47 @@
+"""Each pipeline ends on the host as on this machine, but for what ``docs/why/differences.md`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.cases import FAMILIES, Case, load_cases
+from tests.conformance.conftest import NAMED
+from tests.conformance.pipelines import replicas
+from tests.conformance.suite import Suite
+
+#: What the tests run on their own host, which runs pipelines as this machine does.
+FEW = (
+    "examples.digits",
+    "examples.hello",
+    "examples.sized",
+    "exits.two_handlers",
+    "loops.nested",
+    "python_components.text_of_every_kind",
+    "reads.results_reach_the_next_stage",
+    "results.a_failure_ends_the_run",
+    "results.a_failure_that_may_happen",
+    "results.a_list_drives_a_loop_and_its_fields_are_channels",
+    "results.a_search",
+    "results.an_artifact",
+    "results.of_the_last_attempt",
+    "values.an_image_with_a_shell",
+)
+CASES = [case for family in FAMILIES for case in load_cases(family).values() if NAMED is not None or case.name in FEW]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_pipeline(case: Case, suite: Suite, record_property: Callable[[str, object], None]) -> None:
+    if case.missing and suite.place.is_real:
+        pytest.skip(f"it needs {case.missing}")
+    if lacking := set(case.packages) - suite.packages:
+        pytest.skip(f"the image {suite.place.image} has no {' and no '.join(sorted(lacking))}")
+    verdict = suite.prove(case)
+    record_property("kfp", (case.name, verdict.there, verdict.here, verdict.differences, case.expected))
+    assert case.expected or not verdict.differences, f"run {verdict.run_id}: " + "\n".join(verdict.differences)
+
+
+@pytest.mark.parametrize("engine", NAMED.engines if NAMED else ("job",))
+def test_engine(engine: str, suite: Suite, record_property: Callable[[str, object], None]) -> None:
+    test_pipeline(replicas(engine), suite, record_property)

@@ -1,0 +1,386 @@
+"""The API's routes: what each request does to the runs and experiments of a host, and its answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.fake_kfp.answers import Record, shown_time
+from tests.fake_kfp.argo import LETTERS, Naming
+from tests.fake_kfp.errors import Refused, no_experiment, no_run
+from tests.fake_kfp.lists import page_of
+from tests.fake_kfp.pipelines import Pipelines
+from tests.fake_kfp.runs import LocalRun, Run
+from tests.fake_kfp.schedules import Clock, RecurringRun
+from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.execution.pipeline.load import pipeline_from_documents
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.pipeline.walk import safe_name
+
+_ID = "[^/:]+"
+
+
+class Api:
+    """The runs and experiments of a host."""
+
+    def __init__(self, folder: Path, version: str, request: Mapping[str, Any]) -> None:
+        """Begin with the experiment Default.
+
+        Args:
+            folder: the folder for the runs.
+            version: the version of KFP.
+            request: what is the same for all runs: see ``LocalRun.start``.
+        """
+        self._folder = folder
+        self._version = version
+        self._request = request
+        self._lock = threading.RLock()
+        self.runs: dict[str, Run] = {}
+        self.recurring: dict[str, RecurringRun] = {}
+        self.clock = Clock()
+        #: Whether the controller of recurring runs works.
+        self.starts_runs = True
+        #: Whether the API server may read the logs of pods: its role in single-user mode lacks that.
+        self.reads_pods = True
+        self.pipelines = Pipelines()
+        self._experiments: dict[str, dict[str, Any]] = {}
+        self._add_experiment(
+            "Default", "All runs created without specifying an experiment will be grouped here.", time.time()
+        )
+
+    def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Any:
+        """Return the answer to a request: what is sent as JSON, or text.
+
+        Raises:
+            Refused: the answer is an error.
+        """
+        for verb, pattern, handler in _ROUTES:
+            found = re.fullmatch(pattern, path)
+            if found and verb == method:
+                with self._lock:
+                    self._fire()
+                    return getattr(self, handler)(*found.groups(), query=query, body=body)
+        raise Refused(501, 12, f"The test's host does not have {method} {path}")
+
+    def add_run(self, make: Callable[..., Run], pipeline: Pipeline, spec: Mapping[str, Any], **of_record: Any) -> Run:
+        """Add a run without a request.
+
+        Args:
+            make: the class of the run.
+            pipeline: its pipeline.
+            spec: the pipeline as the request has it.
+            of_record: other fields of its record.
+        """
+        workflow = f"{safe_name(pipeline.name).lower()}-{''.join(secrets.choice(LETTERS) for _ in range(5))}"
+        is_old = self._version == "2.14"
+        now = time.time()
+        default = next(iter(self._experiments))
+        record = Record(
+            run_id=str(uuid.uuid4()),
+            pipeline_spec=spec,
+            created=now,
+            history=[("PENDING", now)],
+            is_old=is_old,
+            **{"experiment_id": default, "display_name": pipeline.name, "workflow": workflow, **of_record},
+        )
+        run = make(record, pipeline, Naming(record.workflow, defaults=not is_old), stateless=2 if is_old else 0)
+        with self._lock:
+            self.runs[record.run_id] = run
+            self._experiments[record.experiment_id]["last_run_created_at"] = shown_time(now)
+        return run
+
+    def _health(self, **_: Any) -> Any:
+        if self._version == "2.14":
+            return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False}
+        return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False, "pipeline_store": "database"}
+
+    def _find(self, run_id: str) -> Run:
+        if run_id not in self.runs:
+            raise no_run(run_id)
+        return self.runs[run_id]
+
+    def _get_run(self, run_id: str, **_: Any) -> Any:
+        return self._find(run_id).describe()
+
+    def _get_run_v1(self, run_id: str, **_: Any) -> Any:
+        return self._find(run_id).describe_v1()
+
+    def _list_runs(self, *, query: Mapping[str, str], **_: Any) -> Any:
+        experiment = query.get("experiment_id")
+        runs = [
+            run.describe() for run in list(self.runs.values()) if experiment in (None, "", run.record.experiment_id)
+        ]
+        return page_of(runs, query, "run_id", "runs")
+
+    def _create_run(self, *, body: Any, query: Mapping[str, str], **_: Any) -> Any:
+        run = self._make_run(
+            body, body.get("experiment_id") or query.get("experiment_id") or next(iter(self._experiments))
+        )
+        answer = {**run.describe_new(), "state": "PENDING"}
+        self._begin(run)
+        return answer
+
+    def _begin(self, run: LocalRun) -> None:
+        run.start(self._folder, (run.record.runtime_config or {}).get("parameters", {}), self._request)
+
+    def _make_run(self, body: Any, experiment: str, **of_record: Any) -> LocalRun:
+        """Add the run that a request describes, which does not run yet."""
+        pipeline, spec = self._pipeline_of(body, experiment, "Failed to create a new run: ")
+        if not body.get("display_name"):
+            cause = "The run name is empty. Please specify a valid name"
+            raise Refused(400, 3, f"Failed to create a new run: Invalid input error: {cause}", cause)
+        run = self.add_run(
+            LocalRun,
+            pipeline,
+            spec,
+            **{
+                "display_name": body["display_name"],
+                "description": body.get("description", ""),
+                "experiment_id": experiment,
+                "reference": body.get("pipeline_version_reference"),
+                "runtime_config": _given(body.get("runtime_config")) or None,
+                "service_account": body.get("service_account") or "pipeline-runner",
+                **of_record,
+            },
+        )
+        assert isinstance(run, LocalRun)
+        return run
+
+    def _pipeline_of(self, body: Any, experiment: str, before: str) -> tuple[Pipeline, Any]:
+        """Return the pipeline in a request for a run, or for a recurring run, and its specification.
+
+        Args:
+            body: the request.
+            experiment: the id of its experiment.
+            before: how errors begin.
+
+        Raises:
+            Refused: there is no such experiment, the pipeline is broken, or its arguments do not fit.
+        """
+        if reference := body.get("pipeline_version_reference"):
+            version = self.pipelines.find_version(reference["pipeline_id"], reference["pipeline_version_id"])
+            spec = version["pipeline_spec"]
+        else:
+            spec = body.get("pipeline_spec")
+        if spec is None:
+            raise Refused(400, 3, f"{before}the test's host needs a pipeline")
+        documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
+        if experiment not in self._experiments:
+            raise no_experiment(experiment)
+        try:
+            pipeline = pipeline_from_documents([each for each in documents if each], "pipeline_spec")
+        except TorchxKfpError:
+            raise Refused(500, 13, f"{before}{_BROKEN}", "Internal Server Error") from None
+        _verify_arguments(pipeline, _given(body.get("runtime_config")).get("parameters", {}), before)
+        return pipeline, spec
+
+    def _terminate(self, run_id: str, **_: Any) -> Any:
+        run = self._find(run_id)
+        run.describe()
+        if run.record.finished is not None:
+            cause = f"Failed to terminate run {run_id}. Row not found"
+            raise Refused(400, 3, f"Failed to terminate a run: Invalid input error: {cause}", cause)
+        run.terminate()
+        return {}
+
+    def _retry(self, run_id: str, **_: Any) -> Any:
+        run = self._find(run_id)
+        # Refusals were not recorded; these are in the source of KFP's API server.
+        if run.record.manifest_is_gone:
+            cause = "Workflow manifest cannot be empty"
+            before = f"Failed to retry a run: BadRequestError: Failed to retry run {run_id} due to error fetching"
+            raise Refused(400, 3, f"{before} workflow manifest: Invalid input error: {cause}", cause)
+        if run.describe()["state"] != "FAILED":
+            cause = f"Failed to retry run {run_id} as it does not allow retries: Workflow must be Failed/Error to retry"
+            raise Refused(500, 13, f"Failed to retry a run: InternalServerError: {cause}", "Internal Server Error")
+        run.retry()
+        return {}
+
+    def _archive(self, run_id: str, **_: Any) -> Any:
+        self._find(run_id).record.storage_state = "ARCHIVED"
+        return {}
+
+    def _unarchive(self, run_id: str, **_: Any) -> Any:
+        self._find(run_id).record.storage_state = "AVAILABLE"
+        return {}
+
+    def delete(self, run_id: str, **_: Any) -> Any:
+        """Delete a run."""
+        self._find(run_id).close()
+        del self.runs[run_id]
+        return {}
+
+    def _log(self, run_id: str, pod: str, **_: Any) -> Any:
+        run = self._find(run_id)
+        text = run.log(pod)
+        if text is not None and not self.reads_pods and not run.is_archived(pod):
+            cause = f"Failed to read logs from archive {pod} due to error fetching the log file: InternalServerError"
+            message = f"BadRequestError: Failed to read logs for run {run_id}: InternalServerError: {cause}"
+            return json.dumps({"error_message": message, "error_details": message})
+        if text is None:
+            message = f'Failed to read logs: pods "{pod}" not found'
+            error = Refused(500, 13, message)
+            error.answer = {"error_message": message, "error_details": message}
+            raise error
+        return text
+
+    def _list_pipelines(self, *, query: Mapping[str, str], **_: Any) -> Any:
+        own = query.get("namespace", "")
+        found = [each for each in self.pipelines.by_id.values() if own == each.get("namespace", "")]
+        return page_of(found, query, "pipeline_id", "pipelines")
+
+    def _create_pipeline(self, *, body: Any, **_: Any) -> Any:
+        return self.pipelines.create(body)
+
+    def _list_versions(self, pipeline: str, *, query: Mapping[str, str], **_: Any) -> Any:
+        versions = list(self.pipelines.versions_of(pipeline).values())
+        return page_of(versions, query, "pipeline_version_id", "pipeline_versions")
+
+    def _get_version(self, pipeline: str, version: str, **_: Any) -> Any:
+        return self.pipelines.find_version(pipeline, version)
+
+    def _upload_version(self, *, query: Mapping[str, str], body: Any, **_: Any) -> Any:
+        return self.pipelines.upload(query, body)
+
+    def _fire(self) -> None:
+        """Start the runs of recurring runs that are due, as KFP's controller does."""
+        for recurring in self.recurring.values() if self.starts_runs else ():
+            while True:
+                own = [run for run in self.runs.values() if run.record.recurring_run_id == recurring.identity]
+                running = sum(run.describe().get("state") not in ("SUCCEEDED", "FAILED") for run in own)
+                due = recurring.take_due(running, self.clock.now())
+                if due is None:
+                    break
+                made = {
+                    "recurring_run_id": recurring.identity,
+                    "scheduled": due,
+                    "workflow": recurring.workflow,
+                    "display_name": recurring.workflow,
+                    # KFP does not hand these on to the record of the run.
+                    "description": "",
+                    "service_account": "",
+                }
+                self._begin(self._make_run(recurring.body, recurring.experiment, **made))
+
+    def _find_recurring(self, identity: str) -> RecurringRun:
+        if identity not in self.recurring:
+            cause = f"Recurring run {identity} not found"
+            raise Refused(404, 5, f"Failed to get a recurring run: ResourceNotFoundError: {cause}", cause)
+        return self.recurring[identity]
+
+    def _list_recurring(self, *, query: Mapping[str, str], **_: Any) -> Any:
+        return page_of(
+            [each.describe() for each in self.recurring.values()], query, "recurring_run_id", "recurringRuns"
+        )
+
+    def _create_recurring(self, *, body: Any, **_: Any) -> Any:
+        experiment = body.get("experiment_id") or next(iter(self._experiments))
+        made = RecurringRun.of(body, experiment, self.clock.now(), is_old=self._version == "2.14")
+        self._pipeline_of(body, experiment, "Failed to create a recurring run: ")
+        self.recurring[made.identity] = made
+        return made.describe()
+
+    def _get_recurring(self, identity: str, **_: Any) -> Any:
+        return self._find_recurring(identity).describe()
+
+    def _enable(self, identity: str, **_: Any) -> Any:
+        self._find_recurring(identity).is_enabled = True
+        return {}
+
+    def _disable(self, identity: str, **_: Any) -> Any:
+        self._find_recurring(identity).is_enabled = False
+        return {}
+
+    def _delete_recurring(self, identity: str, *, query: Mapping[str, str], **_: Any) -> Any:
+        self._find_recurring(identity)
+        if query.get("propagation_policy") != "ORPHAN" or self._version == "2.14":
+            # Kubernetes deletes the workflows of its runs, too.
+            for run in [run for run in self.runs.values() if run.record.recurring_run_id == identity]:
+                run.terminate()
+        del self.recurring[identity]
+        return {}
+
+    def _add_experiment(self, name: str, description: str, created: float) -> dict[str, Any]:
+        identity = str(uuid.uuid4())
+        self._experiments[identity] = {
+            "experiment_id": identity,
+            "display_name": name,
+            **({"description": description} if description else {}),
+            "created_at": shown_time(created),
+            "storage_state": "AVAILABLE",
+            "last_run_created_at": shown_time(0),
+        }
+        return self._experiments[identity]
+
+    def _list_experiments(self, *, query: Mapping[str, str], **_: Any) -> Any:
+        return page_of(list(self._experiments.values()), query, "experiment_id", "experiments")
+
+    def _create_experiment(self, *, body: Any, **_: Any) -> Any:
+        name = body.get("display_name", "")
+        if any(each["display_name"] == name for each in self._experiments.values()):
+            cause = f"The name {name} already exist. Please specify a new name"
+            raise Refused(409, 6, f"Failed to create a new experiment: Already exist error: {cause}", cause)
+        return self._add_experiment(name, body.get("description", ""), time.time())
+
+    def _get_experiment(self, identity: str, **_: Any) -> Any:
+        if identity not in self._experiments:
+            raise no_experiment(identity)
+        return dict(self._experiments[identity])
+
+
+_ROUTES = [
+    ("GET", "/apis/v2beta1/healthz", "_health"),
+    ("GET", "/apis/v2beta1/runs", "_list_runs"),
+    ("POST", "/apis/v2beta1/runs", "_create_run"),
+    ("GET", f"/apis/v2beta1/runs/({_ID})", "_get_run"),
+    ("DELETE", f"/apis/v2beta1/runs/({_ID})", "delete"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):terminate", "_terminate"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):archive", "_archive"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):unarchive", "_unarchive"),
+    ("GET", "/apis/v2beta1/pipelines", "_list_pipelines"),
+    ("POST", "/apis/v2beta1/pipelines", "_create_pipeline"),
+    ("POST", "/apis/v2beta1/pipelines/upload_version", "_upload_version"),
+    ("GET", f"/apis/v2beta1/pipelines/({_ID})/versions", "_list_versions"),
+    ("GET", f"/apis/v2beta1/pipelines/({_ID})/versions/({_ID})", "_get_version"),
+    ("GET", "/apis/v2beta1/recurringruns", "_list_recurring"),
+    ("POST", "/apis/v2beta1/recurringruns", "_create_recurring"),
+    ("GET", f"/apis/v2beta1/recurringruns/({_ID})", "_get_recurring"),
+    ("DELETE", f"/apis/v2beta1/recurringruns/({_ID})", "_delete_recurring"),
+    ("POST", f"/apis/v2beta1/recurringruns/({_ID}):enable", "_enable"),
+    ("POST", f"/apis/v2beta1/recurringruns/({_ID}):disable", "_disable"),
+    ("GET", "/apis/v2beta1/experiments", "_list_experiments"),
+    ("POST", "/apis/v2beta1/experiments", "_create_experiment"),
+    ("GET", f"/apis/v2beta1/experiments/({_ID})", "_get_experiment"),
+    ("GET", f"/apis/v1beta1/runs/({_ID})", "_get_run_v1"),
+    ("GET", f"/apis/v1alpha1/runs/({_ID})/nodes/({_ID})/log", "_log"),
+]
+_BROKEN = (
+    "InternalServerError: Failed to create a run due to error fetching manifest: Failed "
+    "to fetch a template with an invalid pipeline spec manifest: InvalidInputError: unknown template format: pipeline "
+    "spec is invalid"
+)
+
+
+def _given(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (config or {}).items() if value}
+
+
+def _verify_arguments(pipeline: Pipeline, arguments: Mapping[str, Any], before: str) -> None:
+    before += "Failed to generate the ExecutionSpec: invalid pipeline job inputs: "
+    for name, parameter in pipeline.root.inputs.items():
+        if name not in arguments and not parameter.has_default and not parameter.optional:
+            cause = f"parameter {name} is not optional, yet has neither default value nor user provided value"
+            raise Refused(400, 3, f"{before}Invalid input error: {cause}", cause)
+    try:
+        complete_arguments(pipeline, arguments)
+    except TorchxKfpError as error:
+        raise Refused(400, 3, f"{before}Invalid input error: {error}", str(error)) from None

@@ -1,0 +1,122 @@
+"""Recurring runs of the API: what is due at a time, by the rules of KFP's controller of scheduled workflows.
+
+They were not recorded: this follows the API's description, and the source of KFP: ``server/api_converter.go``
+(``toModelJob``), ``resource/resource_manager.go`` (``CreateJob``, ``DeleteJob``, ``ReportWorkflowResource``),
+``template/v2_template.go``, and the controller ``crd/controller/scheduledworkflow``.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fake_kfp.answers import NAMESPACE, shown_time
+from tests.fake_kfp.argo import LETTERS, fnv1a32
+from tests.fake_kfp.errors import Refused
+from torchx_kfp.execution.host.timing import Timing
+
+_BEFORE = "Failed to create a recurring run: Invalid input error: "
+
+
+@dataclass
+class RecurringRun:
+    """A recurring run: the request that made it, and the runs that it has started."""
+
+    body: Mapping[str, Any]
+    experiment: str
+    created: float
+    identity: str = field(default_factory=lambda: str(uuid.uuid4()))
+    is_enabled: bool = True
+    #: The time for which the last run was started, and how many there were.
+    last: float | None = None
+    number: int = 0
+    #: The name of its object in Kubernetes.
+    object_name: str = ""
+    service_account: str = ""
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], experiment: str, now: float, *, is_old: bool = False) -> RecurringRun:
+        """Check a request and return the recurring run; old versions ignore the service account (#13311 of KFP)."""
+        if not body.get("display_name"):
+            raise Refused(400, 3, _BEFORE + "Recurring run name is empty. Please specify a valid name")
+        if not 1 <= int(body.get("max_concurrency", 0)) <= 10:
+            raise Refused(400, 3, f"{_BEFORE}Max concurrency of a recurring run must be at least 1 and at most 10")
+        expression = body.get("trigger", {}).get("cron_schedule", {}).get("cron")
+        if expression is not None and len(expression.split()) != 6:
+            # A real host takes the first of five fields for the seconds.
+            raise Refused(400, 3, f"{_BEFORE}Schedule cron is not a supported format: {expression!r}")
+        prefix = re.sub("[^a-z0-9-]+", "", body["display_name"].lower())[:25] or "job-"
+        found = cls(
+            body,
+            experiment,
+            now,
+            is_enabled=body.get("mode") == "ENABLE",
+            object_name=prefix + "".join(secrets.choice(LETTERS) for _ in range(5)),
+            service_account=("" if is_old else body.get("service_account")) or "pipeline-runner",
+        )
+        if found.timing is None:
+            raise Refused(400, 3, f"{_BEFORE}Recurring run trigger is invalid: {body.get('trigger')}")
+        if prefix.startswith("-"):
+            before = "Failed to create a recurring run: Failed to create a recurring run during scheduling a workflow: "
+            wrong = f'ScheduledWorkflow.kubeflow.org "{found.object_name}" is invalid: metadata.generateName'
+            raise Refused(500, 2, before + wrong)
+        return found
+
+    @property
+    def workflow(self) -> str:
+        """The name of the workflow of the last run, and of that run."""
+        name = f"{self.object_name}-{self.number}"
+        return f"{name}-{fnv1a32(name)}"
+
+    @property
+    def timing(self) -> Timing | None:
+        return Timing.of(self.body)
+
+    def take_due(self, running: int, now: float) -> float | None:
+        """Return the time for which a run is to be started now, and note that; None if there is none.
+
+        Args:
+            running: how many of its runs are in progress.
+            now: the time.
+        """
+        timing = self.timing
+        assert timing is not None
+        due = timing.due(timing.begin(self.last, self.created), now)
+        if not self.is_enabled or running >= timing.max_runs or due is None or due > now:
+            return None
+        self.last, self.number = due, self.number + 1
+        return due
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in v2beta1."""
+        kept = ("display_name", "description", "pipeline_spec", "pipeline_version_reference", "runtime_config")
+        answer = {
+            "recurring_run_id": self.identity,
+            **{name: self.body.get(name) for name in kept},
+            "service_account": self.service_account,
+            "max_concurrency": self.body["max_concurrency"],
+            "trigger": self.body["trigger"],
+            "mode": "ENABLE" if self.is_enabled else "DISABLE",
+            "created_at": shown_time(self.created),
+            "updated_at": shown_time(self.created),
+            "status": "ENABLED" if self.is_enabled else "DISABLED",
+            "no_catchup": self.body.get("no_catchup", False),
+            "namespace": NAMESPACE,
+            "experiment_id": self.experiment,
+        }
+        return {key: value for key, value in answer.items() if value not in (None, "", False)}
+
+
+@dataclass
+class Clock:
+    """The time of a host, which tests may advance."""
+
+    ahead: float = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.ahead

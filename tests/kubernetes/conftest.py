@@ -1,0 +1,85 @@
+"""A Kubernetes control plane. Without its programs, tests are skipped, or fail if ``TORCHX_KFP_REQUIRE_CLUSTER=1``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.kubernetes.control_plane import BUILT, ControlPlane, find_jobset, find_programs, shared
+from tests.kubernetes.faults import FaultyServer
+from tests.kubernetes.kubelet import Kubelet, why_it_cannot_run
+from tests.kubernetes.namespaces import Namespace, new_namespace
+from tests.kubernetes.volcano import Volcano
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cluster)
+
+
+def missing(reason: str) -> NoReturn:
+    if os.environ.get("TORCHX_KFP_REQUIRE_CLUSTER") == "1":
+        pytest.fail(f"{reason}. TORCHX_KFP_REQUIRE_CLUSTER=1 asks for tests on a cluster.", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The control plane that all processes of this test run share."""
+    programs = find_programs()
+    if isinstance(programs, str):
+        missing(programs)
+    base = tmp_path_factory.getbasetemp()
+    # The temporary folder of each process that runs tests is in that of the run.
+    with shared((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cluster", programs) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(cluster: ControlPlane) -> Namespace:
+    """A new namespace in which ``pipeline-runner`` may do what KFP lets it do."""
+    return new_namespace(cluster)
+
+
+@pytest.fixture
+def kubelet(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[Kubelet]:
+    """A node that runs the pods of the namespace, which start in the test's folder."""
+    folder = tmp_path_factory.mktemp("kubelet")
+    if reason := why_it_cannot_run(folder):
+        missing(f"processes cannot have their own mounts and host names here, as root or in user namespaces: {reason}")
+    node = Kubelet(namespace, folder, tmp_path)
+    node.start()
+    try:
+        yield node
+    finally:
+        node.end()
+
+
+@pytest.fixture
+def jobset_controller(cluster: ControlPlane) -> None:
+    """JobSet's real controller, for all namespaces."""
+    if not find_jobset(Path(os.environ.get("KUBEBUILDER_ASSETS", BUILT))):
+        missing("JobSet's controller is not built: run the tests with `.ci/with-cluster COMMAND`, which builds it")
+
+
+@pytest.fixture
+def volcano(namespace: Namespace, kubelet: Kubelet) -> Iterator[Volcano]:
+    """The double of Volcano's controller, for this namespace."""
+    controller = Volcano(namespace)
+    try:
+        yield controller
+    finally:
+        controller.end()
+
+
+@pytest.fixture
+def faulty(cluster: ControlPlane) -> Iterator[FaultyServer]:
+    """A server in front of the API server, which makes requests fail."""
+    with FaultyServer(cluster) as server:
+        yield server

@@ -1,0 +1,64 @@
+"""Every golden of the engines is accepted: by Kubernetes' schemas, strictly, by rules in CEL, and by webhooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.authoring.engines.goldens import NAMES, golden_file
+from tests.kubernetes.api import ApiError
+from tests.kubernetes.namespaces import Namespace
+from torchx_kfp.contract.carried import cluster_api, engine_object
+
+#: What users can set on a task, as KFP 2.17 was seen to hand it on.
+CONFIG = {
+    "affinity": {"nodeAffinity": {}},
+    "env": [{"name": "EXTRA", "value": "1"}],
+    "nodeSelector": {"gpu": "a100"},
+    "resources": {"limits": {"cpu": "50", "memory": "96M"}},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+}
+
+
+@pytest.fixture
+def account(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a launcher."""
+    folder = namespace.service_account_folder(tmp_path / "account")
+    monkeypatch.setattr(cluster_api, "FOLDER", str(folder.path))
+    variables = {"KFP_ARGO_NODE": "w(0).train(0)", "KFP_RUN_ID": "run", "KFP_POD_NAME": "pod", "KFP_POD_UID": "uid"}
+    for name, value in {**folder.environ, **variables, "TORCHX_JOB_ID": "run/train/pod"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def manifests(name: str, config: Any) -> list[Any]:
+    """Return the objects that the launcher would create."""
+    golden = yaml.safe_load(golden_file(name).read_text(encoding="utf-8"))
+    spec = golden["spec"]
+    executor_input = {"inputs": {"parameterValues": {spec["config"]: config}}}
+    # Channels are not filled in here: their text stands for them.
+    words = [str(word) for word in golden["words"]]
+    counts = [role["most"] for role in spec["roles"]]
+    stage = engine_object.Stage(spec, words, counts, executor_input)
+    made = stage.manifest()
+    return [made, *(companion for _, _, companion in stage.companions)]
+
+
+@pytest.mark.usefixtures("account", "jobset_controller")
+@pytest.mark.parametrize("config", [{}, CONFIG], ids=["plain", "configured"])
+def test_the_cluster_accepts_what_the_engines_make(namespace: Namespace, config: Any) -> None:
+    problems = []
+    for name in NAMES:
+        for manifest in manifests(name, config):
+            try:
+                made = namespace.validate(manifest)
+            except ApiError as error:
+                problems.append(f"{name}: {error}")
+            else:
+                # Names of pods are made of it: 63 characters with the largest index.
+                assert len(made["metadata"]["name"]) <= 31
+    assert not problems, "\n".join(problems)
