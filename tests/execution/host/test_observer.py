@@ -233,6 +233,12 @@ def test_a_failed_importer_has_a_pod_whose_log_says_why() -> None:
     assert failed.reason == "ended with exit code 2 (of KFP's launcher)"
 
 
+def test_the_record_of_a_run_that_an_earlier_version_resumed_is_read() -> None:
+    ends = observed(last("imported"), nodes("imported")).result().stages
+    kept = {end.name for end in ends if end.cached_from}
+    assert kept == {"double", "one", "use", "looped[0]", "looped[1]", "long", "rep"}
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_without_nodes_only_the_run_has_a_state(name: str) -> None:
     events = Observer().observe(last(name))
