@@ -231,3 +231,19 @@ def test_a_resumed_run_gives_containers_only_paths_that_the_user_has_named(code:
     named = [str(base)] if place == "given" else []
     assert read_run(again.folder).options["named"] == named
     assert prepared.values["tracker_base"] == str(base if arguments else code.parent / "results")
+
+
+def test_the_code_of_what_is_kept_is_not_that_of_the_new_run(code: Path) -> None:
+    @dsl.pipeline(name="both")
+    def both(tracker_base: str = "results", workspace: str = ""):
+        stages = Stages(tracker_base=tracker_base, workspace=workspace)
+        stages.task(APP, name="second").after(stages.task(APP, name="first"))
+
+    first = local.run(both, workspace=code, output_dir="runs", watch=local.Watch())
+    (code / "app.py").write_text(PROGRAM % 8)
+    again = local.run(
+        both, workspace=code, resume=first, from_stages=["second"], output_dir="runs", watch=local.Watch()
+    )
+    found = Recorder.open("results").code_of([first.run_id, again.run_id])
+    [old], [new] = found[first.run_id], found[again.run_id]
+    assert (old == new, new.files) == (False, 1)

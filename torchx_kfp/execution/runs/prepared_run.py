@@ -6,6 +6,7 @@ tags, and the runs that it resumes are recorded under its tracker base.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from torchx_kfp.common.text import counted, listed, shown, size_text
 from torchx_kfp.contract.folders import fill_in_folders, find_folders
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER, named_workspaces
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
-from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_text, reading
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_text, read_specs, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import known_bases
@@ -72,13 +73,15 @@ class PreparedRun:
             warn: gets a sentence if that is not possible. The run goes on.
             is_schedule: whether it is a schedule of runs, not a run.
         """
-        texts = [*self.values.values(), self.pipeline.text]
+        before = continuation_of(self.pipeline.description)
+        # The record of what was kept names the code of the earlier run.
+        pipeline = self.pipeline.text if before is None else _text_without_record(self.pipeline.text)
+        texts = [*self.values.values(), pipeline]
         named = named_workspaces(*(text for text in texts if isinstance(text, str)))
         known = {workspace.digest: workspace.code for workspace in self.workspaces.values()}
         code = [known.get(digest) or Code(digest) for digest in named]
         base = self.values.get(TRACKER_BASE_PARAMETER)
         base = next((workspace.store.base for workspace in self.workspaces.values()), base)
-        before = continuation_of(self.pipeline.description)
         resumes = [] if before is None else [before.resumes, *(end.cached_from for end in before.ends)]
         if not (code or self.tags or resumes) or not base or not isinstance(base, str):
             return
@@ -189,6 +192,12 @@ def plan_run(
     ).plan
     assert plan is not None
     return plan
+
+
+def _text_without_record(text: str) -> str:
+    """Return what a compiled pipeline says but for its description."""
+    spec, platform = read_specs(text, is_compiled=True)
+    return json.dumps([{name: value for name, value in spec.items() if name != "pipelineInfo"}, platform])
 
 
 def _verify_types(arguments: Any, workspace: Any, from_stages: Any) -> None:
