@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,9 @@ def test_a_log_that_kfp_cannot_read_is_read_from_the_archive(
     store.rm(place)
     with pytest.raises(HostRefusedError, match=says("nor can", place, "FileNotFoundError", "kubectl logs")):
         log.read_new(is_over=True)
+    for chained in (replace(archived, bucket="b::file:"), replace(archived, key=f"k::file://{__file__}")):
+        with pytest.raises(HostError, match=says("::file:", "not the URL of an object")):
+            chained.read()
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     with pytest.raises(HostRefusedError, match=says("archived", place, archived.endpoint, "AWS_ENDPOINT_URL")):
         log.read_new(is_over=True)

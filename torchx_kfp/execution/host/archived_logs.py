@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from torchx_kfp.errors import HostError
 from torchx_kfp.execution.host.answers import MOST_BYTES
-from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
+from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, is_object_store
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,12 @@ class ArchivedLog:
         """Return the log, from the server that the user has named, or Amazon's.
 
         Raises:
-            HostError: the user has named no server, or the log cannot be read there.
+            HostError: the user has named no server, or the log cannot be read there. The message is a part of a
+                sentence about the log.
         """
         url = f"s3://{self.bucket}/{self.key}"
+        if not is_object_store(url):  # the host may name anything
+            raise HostError(f"its archive, {url!r}, is not the URL of an object")
         is_named = any(value and S3_ENDPOINT.fullmatch(name) for name, value in environ.items())
         host = urlsplit(f"//{self.endpoint}").hostname or ""
         if not is_named and not host.endswith(".amazonaws.com"):
