@@ -205,7 +205,8 @@ def encode(event: Event) -> dict[str, Any]:
     when = content.pop("time")
     if isinstance(event, StageFinished):
         result = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
-        content = {**result, "kept": event.kept}
+        # Like tables, JSON counts the starts of the application in a pod.
+        content = {**result, "attempts": event.result.starts, "pods": event.result.attempts, "kept": event.kept}
     if isinstance(event, RunStarted):
         content["version"] = VERSION
     return {"event": name, "time": when, **{key: _encode(key, value) for key, value in content.items()}}
@@ -222,7 +223,8 @@ def decode(content: Mapping[str, Any]) -> Event | None:
         if kind is None:
             return None
         if kind is StageFinished:
-            result = StageResult(**_fields(StageResult, content))
+            counted = {"attempts": content["pods"]} if "pods" in content else {}
+            result = StageResult(**_fields(StageResult, {**content, **counted}))
             event: Event = StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
         else:
             event = kind(**_fields(kind, content))

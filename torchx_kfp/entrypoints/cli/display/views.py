@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.text import clean
+from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, is_capable, json_ready, wants_colors
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished, RunStarted, StageFinished, encode
@@ -113,6 +114,10 @@ class JsonView(View):
         if "log_file" in content and not self._has_files:
             # The log of a run on a host is read into a file that does not last.
             content["log_file"] = None
+        if isinstance(event, StageFinished) and not self._has_files and not event.result.cached_from:
+            # KFP does not say the UID of a pod: the run id of a stage without results is not known.
+            has_uid = bool(Execution.parse(event.result.run_id or "").uid)
+            content["run_id"] = event.result.run_id if has_uid or event.result.results else None
         self._stdout.write_lines([json.dumps(json_ready(content), allow_nan=False)])
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
