@@ -1,5 +1,6 @@
 """Code travels with runs that Python starts, here and on a host."""
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -247,3 +248,15 @@ def test_the_code_of_what_is_kept_is_not_that_of_the_new_run(code: Path) -> None
     found = Recorder.open("results").code_of([first.run_id, again.run_id])
     [old], [new] = found[first.run_id], found[again.run_id]
     assert (old == new, new.files) == (False, 1)
+
+
+def test_a_folder_of_somebody_else_names_no_other_paths_than_tracker_bases(code: Path) -> None:
+    base, private = code.parent / "there", code.parent / "private"
+    private.mkdir()
+    run = local.run(one, {"tracker_base": str(base)}, workspace=code, output_dir="runs", watch=local.Watch()).folder
+    request = json.loads((run / "run.json").read_text())
+    request["options"]["named"] += ["", "/", str(private), "http://169.254.169.254", "there", 5]
+    for run_id in (run.name, f"../runs/{run.name}", str(run)):  # which are folders, seen from any path
+        (run / "run.json").write_text(json.dumps({**request, "run_id": run_id}))
+        assert read_earlier(str(run), "runs").named == [str(base)]
+        assert read_run(run).bases_among([str(private), str(run), "there", "http://host"]) == []

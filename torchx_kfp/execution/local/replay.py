@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shutil
 import sys
 import time
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.files import PRIVATE
 from torchx_kfp.common.text import duration, shown
 from torchx_kfp.contract.protocol import EXIT_CODE
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
@@ -51,8 +49,6 @@ from torchx_kfp.tracking.recorder import Recorder
 
 #: The folder of replays in an output folder.
 REPLAYS = "replays"
-#: The id of a run on this machine (``make_run_name``).
-_RUN = re.compile(r".+-\d{8}-\d{6}-[0-9a-f]{6}")
 #: What the user has set for the tracker base of runs on a host.
 _NAMED_BASE = "TORCHX_KFP_TRACKER_BASE"
 
@@ -241,11 +237,7 @@ def _containers(invocation: Invocation, options: ReplayOptions) -> Containers:
         return Containers()
     if code:
         checked = (*checked, Mount(code, code, read_only=True))
-    # A host's arguments are not the user's, and a folder may be somebody else's: only those of its paths count that
-    # have been tracker bases.
-    named = named_places(record.arguments.values()) if record.folder is not None else []
-    signs = [PRIVATE, *([record.run_id] if _RUN.fullmatch(record.run_id) else [])]
-    named = [path for path in named if any(os.path.isdir(os.path.join(path, sign)) for sign in signs)]
+    named = record.bases_among(named_places(record.arguments.values()))
     named += named_places([options.change.tracker_base])
     return Containers(frozenset({without_indices(invocation.stage)}), checked, frozenset(named))
 

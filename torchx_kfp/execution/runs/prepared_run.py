@@ -41,7 +41,7 @@ class PreparedRun:
         tags: text by name.
         plan: what it keeps of the run that it resumes, if it resumes one.
         given: the arguments that the user has given, without those of the run that it resumes: that can be anybody's.
-        named: the paths of this machine that the user has named for the run that it resumes.
+        named: the tracker bases on this machine that the user has named for the run that it resumes.
     """
 
     pipeline: Pipeline

@@ -51,9 +51,10 @@ class EarlierRun:
 
     @property
     def named(self) -> list[str]:
-        """The paths of this machine that the user has named for it: none for a run on a host."""
-        found = self.record.options.get("named") if self.record.folder is not None else None
-        return [path for path in found if isinstance(path, str)] if isinstance(found, (list, tuple)) else []
+        """The tracker bases on this machine that the user has named for it: none for a run on a host."""
+        found = self.record.options.get("named")
+        places = [path for path in found if isinstance(path, str)] if isinstance(found, (list, tuple)) else []
+        return self.record.bases_among(places)
 
     def arguments_for(
         self, pipeline: Pipeline, given: Mapping[str, Any], without: Collection[str] = ()

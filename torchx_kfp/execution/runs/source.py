@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from torchx_kfp.common.files import PRIVATE
 from torchx_kfp.common.text import printable, shorten, shown
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -27,6 +28,8 @@ from torchx_kfp.execution.runs.watch import Watch
 #: Messages quote the logs of no more failed stages than this.
 _QUOTED = 20
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+#: The id of a run on this machine (``make_run_name``).
+_RUN = re.compile(r"[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,18 @@ class RunRecord:
         """Return a tracker base of the run for other directories: a relative one is relative to that of its stages."""
         directory = self.options.get("directory")
         return os.path.join(directory, base) if isinstance(directory, str) and "://" not in base else base
+
+    def bases_among(self, places: Iterable[str]) -> list[str]:
+        """Return the folders among these that have been tracker bases, if the run is in a folder.
+
+        It may be somebody else's, and could name any folder of this machine as one that its user has named.
+        """
+        signs = [PRIVATE, *([self.run_id] if _RUN.fullmatch(self.run_id) else [])]
+        return [
+            place
+            for place in (places if self.folder is not None else ())
+            if os.path.isabs(place) and any(os.path.isdir(os.path.join(place, sign)) for sign in signs)
+        ]
 
     @property
     def duration(self) -> float:
