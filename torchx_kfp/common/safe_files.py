@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 
@@ -195,9 +196,61 @@ def verify_tree(path: str, root: str | None = None) -> None:
         _verify(folder, name, path, path, 0)
 
 
+def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what ``os.walk`` does, with links to folders among the files.
+
+    Before Python 3.12, that function fails in a tree that is deeper than Python's stack.
+    """
+    waiting = [os.fspath(top)]
+    while waiting:
+        place = waiting.pop()
+        folders: list[str] = []
+        names: list[str] = []
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    (folders if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
+        except OSError:
+            continue
+        yield place, folders, names
+        waiting += [os.path.join(place, name) for name in reversed(folders)]
+
+
+def remove_tree(top: str | os.PathLike[str]) -> None:
+    """Remove a folder as ``shutil.rmtree`` does, also one that is deeper than that function's recursion goes.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        shutil.rmtree(top)
+    except (RecursionError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENAMETOOLONG):
+            raise
+        _flatten(os.fspath(top))
+        shutil.rmtree(top)
+
+
+def _flatten(top: str) -> None:
+    """Move the folders of a deep tree up to its top, so that no path in it is deep."""
+    waiting = [(top, 0)]
+    while waiting:
+        place, depth = waiting.pop()
+        with os.scandir(place) as entries:
+            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for name in folders:
+            folder = os.path.join(place, name)
+            if depth >= _DEEPEST:
+                moved = os.path.join(top, os.urandom(8).hex())
+                os.rename(folder, moved)
+                waiting.append((moved, 1))
+            else:
+                waiting.append((folder, depth + 1))
+
+
 def verify_content(top: str) -> None:
     """Raise UnfitFileError if a folder contains anything but files, folders and links."""
-    for folder, _, names in os.walk(top):
+    for folder, _, names in walk(top):
         for name in names:
             path = os.path.join(folder, name)
             try:

@@ -111,6 +111,9 @@ def test_an_entry_that_cannot_be_read_is_none(cache, stage, change):
     assert change(text) != text
     path.write_text(change(text))
     assert cache.get(KEY) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.get(KEY) is None
     cache.put(KEY, "run-2", stage)
     assert cache.get(KEY).cached_from == "run-2"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from torchx_kfp.execution.local import code_files
 from torchx_kfp.execution.local.code_files import CodeFiles
 
 #: An import in each kind of block that a statement may have.
@@ -132,11 +133,11 @@ def test_files_are_parsed_once_in_a_run_and_packages_listed_once_a_stage(
     for number in range(20):
         (tmp_path / "beside" / f"module{number}.py").write_text("import os, package.module0, missing")
     parsed, walked = [], []
-    parse, walk = ast.parse, os.walk
+    parse, walk = ast.parse, code_files.walk
     code = CodeFiles(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(ast, "parse", lambda *given: parsed.append(given) or parse(*given))
-        patch.setattr(os, "walk", lambda *given: walked.append(given) or walk(*given))
+        patch.setattr(code_files, "walk", lambda *given: walked.append(given) or walk(*given))
         words = ("python", "-c", "import package, beside")
         found = [names(code, *words, str(rate)) for rate in range(5)]
     assert [len(files) for files in found] == [50] * 5

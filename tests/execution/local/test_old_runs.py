@@ -153,6 +153,23 @@ def test_folders_that_forbid_to_write_to_them(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_deep_folders_and_pipes_are_removed(tmp_path: Path) -> None:
+    """A stage may leave them: a tree deeper than Python's stack, and than a process may open folders."""
+    deep = make(tmp_path, "a") / "train-0" / "made"
+    deep.mkdir()
+    descriptor = os.open(deep, os.O_RDONLY)
+    for _ in range(2500):
+        os.mkdir("d", dir_fd=descriptor)
+        above, descriptor = descriptor, os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(above)
+    os.mkfifo("pipe", dir_fd=descriptor)
+    os.close(descriptor)
+    (tmp_path / ".cache/aa").mkdir(parents=True)
+    os.mkfifo(tmp_path / ".cache/aa/entry.json")
+    assert removed(tmp_path) == ["a"]
+    assert os.listdir(tmp_path) == [".cache"]
+
+
 def test_what_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "bb", "ccc"):
         make(tmp_path, name)

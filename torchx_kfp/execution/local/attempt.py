@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.contract.command import decode, set_aside
 from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, POD_NAME, WORKSPACES, workspace_digest
 from torchx_kfp.contract.specification import ReplicaCount
@@ -283,7 +284,8 @@ class AttemptThread(threading.Thread):
         source = plan.python.source if plan.python is not None and plan.container is None else None
         files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
         # A runner that was killed before it recorded this attempt may have left its folder.
-        shutil.rmtree(plan.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(plan.folder)
         for path in (str(plan.log_file), *files, *([] if source is None else [str(plan.source_file)])):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         try:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchx_kfp.common.files import write_file
+from torchx_kfp.common.safe_files import read_bytes, walk
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
@@ -32,6 +33,7 @@ from torchx_kfp.execution.pipeline.spec import Component, Task
 from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode
 from torchx_kfp.execution.runs.history import is_name
+from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume import missing_files, why_not_kept
 from torchx_kfp.execution.runs.vocabulary import State
@@ -116,7 +118,7 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
     if not path.is_dir():
         return str(path), found.st_size, found.st_mtime_ns
     digest, count = hashlib.sha256(), 0
-    for place, folders, names in os.walk(path):
+    for place, folders, names in walk(path):
         folders.sort()
         for name in sorted(names):
             file = os.lstat(os.path.join(place, name))
@@ -155,7 +157,7 @@ class Cache:
         """
         path = self._path(key)
         try:
-            entry = json.loads(path.read_bytes())
+            entry = json.loads(read_bytes(str(path), limit=LONGEST_LINE))
             if entry["version"] != VERSION or entry["key"] != key:
                 return None
             event = decode(entry["stage"])

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchx_kfp.common.safe_files import walk
 from torchx_kfp.execution.local.cache import Stamp, stamp_of
 
 #: A stage whose command may run more files is not cached.
@@ -207,7 +208,7 @@ def _python_files(folder: str) -> Iterator[str]:
 
     Virtual environments are passed over.
     """
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in walk(folder):
         if "pyvenv.cfg" in names:
             folders.clear()
             continue

@@ -13,18 +13,18 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torchx_kfp.common.safe_files import read_bytes, remove_tree, walk
 from torchx_kfp.common.text import listed
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.local.cache import FOLDER, taken_file
 from torchx_kfp.execution.local.replay import REPLAYS
 from torchx_kfp.execution.runs.history import find_runs, read_run
-from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOCK_FILE, is_running
+from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOCK_FILE, LONGEST_LINE, is_running
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -162,7 +162,7 @@ def _forget(top: Path) -> None:
                 mark.unlink()
     for entry in (top / FOLDER).glob("*/*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            if not (top / str(json.loads(entry.read_bytes())["run_id"])).exists():
+            if not (top / str(json.loads(read_bytes(str(entry), limit=LONGEST_LINE))["run_id"])).exists():
                 entry.unlink()
 
 
@@ -225,7 +225,7 @@ def _uses(record: RunRecord) -> set[str]:
 def _sizes(folder: str | os.PathLike[str]) -> Iterator[int]:
     """Yield the size of each file in a folder. One that has several names there counts once."""
     seen: set[tuple[int, int]] = set()
-    for place, _, files in os.walk(folder):
+    for place, _, files in walk(folder):
         for name in files:
             with contextlib.suppress(OSError):
                 state = os.lstat(os.path.join(place, name))
@@ -277,14 +277,14 @@ def _delete(folder: Path) -> None:
     is_allowed = False
     while os.path.lexists(folder):
         try:
-            shutil.rmtree(folder)
+            remove_tree(folder)
         except FileNotFoundError:
             continue
         except PermissionError:
             if is_allowed:
                 raise
             is_allowed = True
-            for place, names, _ in os.walk(folder):
-                for path in (place, *(os.path.join(place, name) for name in names)):
-                    if not os.path.islink(path):
-                        os.chmod(path, 0o700)
+            os.chmod(folder, 0o700)
+            for place, names, _ in walk(folder):
+                for name in names:
+                    os.chmod(os.path.join(place, name), 0o700)
