@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.protocol import workspace_digest
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.endpoints import described, own_endpoints
@@ -93,8 +94,10 @@ def _was_process(invocation: Invocation) -> bool:
     record = invocation.record
     if record.folder is None:
         return False
-    docker = record.options.get("docker", False)
-    return invocation.place.name not in choose_containers(invocation.pipeline, docker)
+    try:
+        return invocation.place.name not in choose_containers(invocation.pipeline, record.options.get("docker", False))
+    except (ArgumentError, TypeError):  # the folder is damaged, or somebody else's
+        return False
 
 
 def _volumes(invocation: Invocation, attempt: AttemptPlan, context: RunContext) -> Iterator[str]:

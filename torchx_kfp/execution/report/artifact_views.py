@@ -148,7 +148,7 @@ class ArtifactViews:
     def file(self, path: Path, label: str, type: str = "") -> Hyperlink:
         """Return a link to a local file; it cannot be opened if the file does not exist."""
         try:
-            href = quote(os.path.relpath(path.absolute(), self._place)) if path.exists() else ""
+            href = quote(os.fsencode(os.path.relpath(path.absolute(), self._place))) if path.exists() else ""
         except OSError:
             href = ""
         return Hyperlink(label, href, type or mimetypes.guess_type(path.name)[0] or "", str(path))
