@@ -120,7 +120,8 @@ def test_iterations_of_a_loop_have_their_own_objects(namespace: Namespace, kubel
 def test_nodes_of_torchrun_meet_by_name(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
     """A training of two nodes, as ``pipelines/ddp.py`` has it."""
     kubelet.working_folder = REPOSITORY
-    app = ddp.train(epochs=3, checkpoints=str(tmp_path / "checkpoints"))
+    # The pods share the network of this machine: with the usual port, they would join a torchrun of another test.
+    app = ddp.train(epochs=3, checkpoints=str(tmp_path / "checkpoints"), rdzv_port=29510)
     stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float, "accuracy": float})
     attempt = stage.start()
     assert attempt.ended() == 0, attempt.log
