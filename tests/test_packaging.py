@@ -74,13 +74,13 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert metadata["Version"] == torchx_kfp.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "ddp", "docs", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "ddp"}
     requirements = metadata.get_all("Requires-Dist", [])
     # These are all packages that applications need.
     needed = [requirement for requirement in requirements if "extra ==" not in requirement]
     assert [requirement.partition(">=")[0] for requirement in needed] == ["fsspec"]
     # Without lower bounds, pip picks torchx 0.3.0; test-lowest tests the bounds of all others.
-    assert all(">=" in requirement for requirement in requirements if 'extra == "dev"' not in requirement)
+    assert all(">=" in requirement for requirement in requirements)
 
 
 def test_the_documents_name_this_version_and_repository(metadata: email.message.Message) -> None:
