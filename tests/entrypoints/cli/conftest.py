@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import os
 import pty
 import signal
@@ -63,6 +65,18 @@ def sleeps():
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def invoke(*words: str) -> subprocess.CompletedProcess[str]:
+    """Call the command line in this process."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        cli(list(words), prog_name="torchx-kfp")
+    texts = []
+    for file in (out, err):
+        file.seek(0)
+        texts.append(file.read())
+    return subprocess.CompletedProcess(words, int(ended.value.code or 0), *texts)
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with ``pipelines.py``."""
@@ -92,7 +106,7 @@ def call(project: Path, ready_program: Ready) -> Call:
 
 
 @pytest.fixture
-def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """The command line in this process, for tests with many cases. It polls hosts often, and imports files anew."""
     for name, value in {"shortest": 0.1, "longest": 0.5, "share": 1.0}.items():
         monkeypatch.setitem(DEFAULT_POLICY.__dict__, name, value)
@@ -100,10 +114,7 @@ def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(project)
-        with pytest.raises(SystemExit) as ended:
-            cli(list(words), prog_name="torchx-kfp")
-        shown = capsys.readouterr()
-        return subprocess.CompletedProcess(words, int(ended.value.code or 0), shown.out, shown.err)
+        return invoke(*words)
 
     yield run
     for name in set(sys.modules) - imported:

@@ -1,13 +1,16 @@
-"""Folders of runs: of pipelines that run, and of made-up events."""
+"""Folders of runs: of pipelines that run, and of made-up events. Their pages, as the command writes them."""
 
+import html.parser
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element, TreeBuilder
 
 import yaml
 
+from tests.entrypoints.cli.conftest import invoke
 from torchx_kfp.execution.runs.events import (
     Event,
     RunFinished,
@@ -18,6 +21,7 @@ from torchx_kfp.execution.runs.events import (
     encode,
 )
 from torchx_kfp.local import RunResult, StageResult, State, Watch, run
+from torchx_kfp.tracking import Run, current_run
 
 #: Text that a page would run as code, for names, parameters, results and logs.
 EVIL = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&amp;'\"</pre>"
@@ -35,6 +39,83 @@ def write_events(folder: Path, events: Iterable[Event]) -> None:
     with (folder / "events.jsonl").open("a") as file:
         for event in events:
             file.write(json.dumps(encode(event)) + "\n")
+
+
+def report(folder: Path, page: Path | None = None) -> Path:
+    """Write the page of a run, and return its place."""
+    done = invoke("report", str(folder), *(["-o", str(page)] if page else []))
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.removesuffix("\n"))
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page. ``of`` finds them by tag and classes, inside of one of them or of the whole page."""
+
+    _EMPTY = frozenset(("meta", "link", "br", "wbr", "input", "img", "base", "hr"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._tree = TreeBuilder()
+        self.feed(text)
+        self.root = self._tree.close()
+
+    @classmethod
+    def of_run(cls, folder: Path) -> "Page":
+        return cls(report(folder).read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._tree.start(tag, {name: value or "" for name, value in attrs})
+        if tag in self._EMPTY:
+            self._tree.end(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self._EMPTY:
+            self._tree.end(tag)
+
+    def handle_data(self, data: str) -> None:
+        self._tree.data(data)
+
+    def of(self, what: str, inside: Element | None = None) -> list[Element]:
+        """Return the elements that ``tag.class.class`` or ``#id`` describes."""
+        root = self.root if inside is None else inside
+        if what.startswith("#"):
+            return root.findall(f".//*[@id='{what[1:]}']")
+        tag, *classes = what.split(".")
+        return [it for it in root.iter(tag) if {*classes} <= {*it.get("class", "").split()}]
+
+    def pairs(self, title: str, inside: Element | None = None) -> dict[str, str]:
+        """Return the list of names and values with this title; empty if there is none."""
+        for box in self.of("div.pairs", inside):
+            if shown(box[0]) == title:
+                names, values = self.of("dt", box), self.of("dd", box)
+                return {shown(name): shown(value) for name, value in zip(names, values, strict=True)}
+        return {}
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The states of the stages."""
+        return {it.get("data-name", ""): it.get("data-state", "") for it in self.root.iter() if it.get("data-name")}
+
+    def stage(self, path: str) -> Element:
+        """Return the section of a task."""
+        [found] = [it for it in self.of("details.stage") if it.get("data-path") == path]
+        return found
+
+
+def shown(element: Element) -> str:
+    """Return the text of an element, in one line."""
+    return " ".join("".join(element.itertext()).split())
+
+
+def numbers(element: Element, *names: str) -> Iterator[float]:
+    """Yield attributes that are numbers."""
+    return (float(element.get(name, "")) for name in names)
+
+
+def tracked(base: Path, run_id: str, **parents: str) -> Run:
+    """Return a stage that records under a tracker base."""
+    environ = {"TORCHX_TRACKER_BASE": str(base), "TORCHX_JOB_ID": run_id}
+    return current_run({**environ, "TORCHX_PARENT_RUN_IDS": json.dumps(parents)} if parents else environ)
 
 
 def many_stages(count: int, path: Path) -> None:

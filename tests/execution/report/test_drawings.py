@@ -1,77 +1,55 @@
-"""The layout of any graph, and plots of any numbers."""
+"""The drawings of a page: the graph of any pipeline, and plots and curves of any numbers."""
+
+# Annotations are not postponed: kfp reads them as types.
 
 import math
-from itertools import pairwise
+import re
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
+from typing import Any
+from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kfp import compiler, dsl
 
 from tests.execution.local.components import shell, shell_out, write
 from tests.execution.local.resuming import Runs, everything
-from tests.execution.report.runs import many_stages, play
-from torchx_kfp.execution.report import read_model
-from torchx_kfp.execution.report.formats import text
-from torchx_kfp.execution.report.graph import Box, draw_graph, edges, place
-from torchx_kfp.execution.report.model import StageView
-from torchx_kfp.execution.report.page import style_sheet
-from torchx_kfp.execution.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_plots
-from torchx_kfp.local import StageResult, State
+from tests.execution.report.runs import Page, many_stages, numbers, play, shown, tracked
+from torchx_kfp.local import State
+
+#: The area of a plot inside of its labels.
+LEFT, TOP, RIGHT, BOTTOM = 58, 14, 446, 210
+#: Numbers that drawings find hard.
+HARD = [0.0, -0.0, 1.0, 1.0, math.nan, math.inf, -math.inf, 1.7e308, -1.7e308, 5e-324, 1e-300, -1e-300, 0.1, 3.0, 1e17]
 
 
-@st.composite
-def boxes(draw: st.DrawFn, depth: int = 0) -> list[Box]:
-    count = draw(st.integers(1, 12 if depth == 0 else 4))
-    made = []
-    for number in range(count):
-        after = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
-        inner = draw(boxes(depth + 1)) if depth < 2 and draw(st.integers(0, 4)) == 0 else []
-        made.append(Box(f"t{number}", 100.0, 40.0, [f"t{index}" for index in sorted(after)], inner))
-    return draw(st.permutations(made))
+def any_number(chance: Random) -> float:
+    return chance.choice([*HARD, chance.uniform(-1, 1), chance.uniform(0, 10**9), float(chance.randrange(9))])
 
 
-def overlap(one: Box, other: Box) -> bool:
-    return (
-        one.x < other.x + other.width
-        and other.x < one.x + one.width
-        and one.y < other.y + other.height
-        and other.y < one.y + one.height
-    )
+def is_inside(x: float, y: float) -> bool:
+    return LEFT <= x <= RIGHT and TOP <= y <= BOTTOM
 
 
-def check_places(root: Box, down: bool) -> None:
-    for group in (root, *root.all_inside()):
-        for number, box in enumerate(group.inner):
-            assert not any(overlap(box, other) for other in group.inner[number + 1 :])
-            assert group.x <= box.x
-            assert box.x + box.width <= group.x + group.width + 1e-6
-            assert group.y <= box.y
-            assert box.y + box.height <= group.y + group.height + 1e-6
-    for source, bends, target in edges(root):
-        passed = [source, *bends, target]
-        for one, other in pairwise(passed):
-            end, start = (one.y + one.height, other.y) if down else (one.x + one.width, other.x)
-            assert end < start
+def places(path: Element) -> list[tuple[float, float]]:
+    """Return the points of a curve."""
+    found = (part.replace("h0", "").split() for part in re.split("[ML]", path.get("d", "")) if part)
+    return [(float(x), float(y)) for x, y in found]
 
 
-@given(boxes(), st.booleans())
-@settings(max_examples=80)
-def test_no_boxes_overlap_and_edges_lead_forward(inner: list[Box], down: bool) -> None:
-    root = Box("", 0.0, 0.0, inner=inner)
-    place(root, down)
-    check_places(root, down)
+def graph(folder: Path) -> Page:
+    page = Page.of_run(folder)
+    assert len(page.of("svg.graph")) == 1
+    return page
 
 
-@pytest.mark.parametrize("down", [True, False])
-def test_layers_of_very_many_boxes_are_wrapped(down: bool) -> None:
-    inner = [Box(f"t{number}", 100.0, 40.0) for number in range(500)]
-    inner += [Box("last", 100.0, 40.0, [box.key for box in inner])]
-    root = Box("", 0.0, 0.0, inner=inner)
-    place(root, down)
-    check_places(root, down)
-    assert (root.width if down else root.height) < 1250
+def edges(page: Page) -> list[tuple[str | None, str | None]]:
+    """Return the paths of the tasks at both ends of each line; None for those that begin or end at a box."""
+    paths = [it.get("data-path", "") for it in page.of("a.node")]
+    lines = page.of("path", page.of("g.lines")[0])
+    found = [[it.get(name) for name in ("data-from", "data-to")] for it in lines]
+    return [tuple(None if end is None else paths[int(end)] for end in ends) for ends in found]
 
 
 def test_the_graph_has_every_task_with_its_state_and_boxes_around_scopes(tmp_path: Path) -> None:
@@ -89,25 +67,21 @@ def test_the_graph_has_every_task_with_its_state_and_boxes_around_scopes(tmp_pat
             shell(script="true")
 
     compiler.Compiler().compile(whole, str(tmp_path / "pipeline.yaml"))
-    play(
-        tmp_path,
-        ["shell-out", "inner/shell", "write[0]", "write[1]"],
-        state=lambda n: State.FAILED if n == 3 else State.SUCCEEDED,
-    )
-    graph = draw_graph(read_model(tmp_path))
-    assert graph is not None
-    assert {node.path: (node.state, node.note.split(" · ")[0]) for node in graph.nodes} == {
-        "shell-out": ("succeeded", "succeeded"),
-        "inner/shell": ("succeeded", "succeeded"),
-        "write": ("failed", "1 of 2 failed"),
-        "shell": (None, "not reached"),
+    names = ["shell-out", "inner/shell", "write[0]", "write[1]"]
+    play(tmp_path, names, state=lambda n: State.FAILED if n == 3 else State.SUCCEEDED)
+    page = graph(tmp_path)
+    assert {it.get("data-path"): (it.get("class"), shown(it[0])) for it in page.of("a.node")} == {
+        "shell-out": ("node s-succeeded", "shell-out: succeeded · 1.0s"),
+        "inner/shell": ("node s-succeeded", "inner/shell: succeeded · 2.0s"),
+        "write": ("node s-failed", "write: 1 of 2 failed"),
+        "shell": ("node s-unknown", "shell: not reached"),
     }
-    assert {(group.kind, group.title) for group in graph.groups} == {
-        ("pipeline", "inner"),
-        ("loop", "for each item of items"),
-        ("condition", "if shell-out-out == wanted"),
+    assert {(it.get("class"), shown(it[0])) for it in page.of("g.group")} == {
+        ("group pipeline", "inner"),
+        ("group loop", "for each item of items"),
+        ("group condition", "if shell-out-out == wanted"),
     }
-    assert len(graph.edges) == 3
+    assert len(edges(page)) == 3
 
 
 def test_the_graph_of_a_resumed_run_has_what_it_has_kept(tmp_path: Path) -> None:
@@ -116,92 +90,161 @@ def test_the_graph_of_a_resumed_run_has_what_it_has_kept(tmp_path: Path) -> None
     failed = runs.run(everything())
     runs.mend()
     resumed = runs.run(everything(), resume=failed)
-    whole, drawn = (draw_graph(read_model(Path(str(run.folder)))) for run in (failed, resumed))
-    assert whole
-    assert drawn
-    names = {node.path for node in drawn.nodes if not node.path.startswith("kept-")}
-    assert names == {node.path for node in whole.nodes}
-    edges = {(drawn.nodes[one].path, drawn.nodes[two].path) for _, one, two in drawn.edges if None not in (one, two)}
-    assert {("items", "stage-2"), ("stage-2", "joined"), ("joined", "save")} <= edges
+    whole, drawn = (graph(Path(str(run.folder))) for run in (failed, resumed))
+    names = [{it.get("data-path", "") for it in page.of("a.node")} for page in (whole, drawn)]
+    assert {name for name in names[1] if not name.startswith("kept-")} == names[0]
+    assert {("items", "stage-2"), ("stage-2", "joined"), ("joined", "save")} <= {*edges(drawn)}
 
 
 def test_a_graph_of_500_tasks_fits_a_page(tmp_path: Path) -> None:
     many_stages(500, tmp_path / "pipeline.yaml")
     play(tmp_path, ["stage-0"])
-    graph = draw_graph(read_model(tmp_path))
-    assert graph is not None
-    assert (len(graph.nodes), graph.compact) == (500, True)
-    assert graph.width < 1200
+    page = graph(tmp_path)
+    [drawn] = page.of("svg.graph.compact")
+    assert (len(page.of("a.node")), float(drawn.get("width", "")) < 1200) == (500, True)
 
 
-def iterations(results: list[dict[str, object]], inputs: list[dict[str, object]]) -> list[StageView]:
-    stages = []
-    for number, (result, values) in enumerate(zip(results, inputs, strict=True)):
-        ended = StageResult(f"t[{number}]", "t", State.SUCCEEDED, results=result, inputs=values)
-        stages.append(StageView(ended.name, "t", (number,), State.SUCCEEDED, ended))
-    return stages
+Values = Callable[[int], dict[str, Any]]
 
 
-@given(st.lists(st.tuples(st.floats(), st.floats()), min_size=2, max_size=40))
-@settings(max_examples=150)
-def test_points_are_inside_of_a_plot_whatever_the_numbers_are(numbers: list[tuple[float, float]]) -> None:
-    stages = iterations([{"y": y} for _, y in numbers], [{"x": x} for x, _ in numbers])
-    for figure in draw_plots(stages):
-        for plot in figure.plots:
-            assert len(plot.points) == sum(math.isfinite(y) for _, y in numbers)
-            for point in plot.points:
-                assert LEFT <= point.x <= WIDTH - RIGHT
-                assert TOP <= point.y <= HEIGHT - BOTTOM
-            for ticks in (plot.x_ticks, plot.y_ticks):
-                assert len(ticks) <= 12
-                assert all(math.isfinite(where) for where, _ in ticks)
+def plots(folder: Path, count: int, result: Values, inputs: Values) -> tuple[Page, list[Element]]:
+    """Return the page of a run with a loop, and the figures of its results."""
+    play(folder, [f"t[{number}]" for number in range(count)], result=result, inputs=inputs)
+    page = Page.of_run(folder)
+    [section] = page.of("#plots")
+    return page, page.of("figure", section)
 
 
-def test_results_are_drawn_over_what_the_loop_sweeps() -> None:
-    rates = ["0.001", "0.1", "10"]
-    stages = iterations(
-        [{"loss": 1.0, "kind": "a"}, {"loss": math.nan, "kind": "b"}, {"loss": 0.5, "kind": "c"}],
-        [{"rate": rate, "seed": 3, "data": f"x{rate}"} for rate in rates],
+def ticks(page: Page, plot: Element, anchor: str = "middle") -> list[tuple[float, str]]:
+    """Return the places and labels of the horizontal axis, or of the vertical one: their anchor is ``end``."""
+    found = [it for it in page.of("text.tick", plot) if it.get("text-anchor") == anchor]
+    return [(*numbers(it, "x" if anchor == "middle" else "y"), shown(it)) for it in found]
+
+
+def test_points_are_inside_of_a_plot_whatever_the_numbers_are(tmp_path: Path) -> None:
+    chance = Random(7)
+    loops = [[(any_number(chance), any_number(chance)) for _ in range(chance.randint(2, 40))] for _ in range(60)]
+    numbered = [(loop, place) for loop, values in enumerate(loops) for place in range(len(values))]
+    play(
+        tmp_path,
+        [f"t{loop}[{place}]" for loop, place in numbered],
+        result=lambda n: {"y": loops[numbered[n][0]][numbered[n][1]][1]},
+        inputs=lambda n: {"x": loops[numbered[n][0]][numbered[n][1]][0]},
     )
-    [figure] = draw_plots(stages)
-    assert [plot.over for plot in figure.plots] == ["rate", "iteration"]
-    over_rate = figure.plots[0]
-    assert [point.name for point in over_rate.points] == ["t[0]", "t[2]"]
+    page = Page.of_run(tmp_path)
+    figures = page.of("figure", page.of("#plots")[0])
+    assert len(figures) > 50
+    for figure in figures:
+        [loop] = re.findall(r"of t(\d+)", shown(page.of("figcaption", figure)[0]))
+        for plot in page.of("div.plot", figure):
+            circles = [tuple(numbers(it, "cx", "cy")) for it in page.of("circle", plot)]
+            assert len(circles) == sum(math.isfinite(y) for _, y in loops[int(loop)])
+            assert all(is_inside(*circle) for circle in circles)
+            for anchor in ("middle", "end"):
+                found = ticks(page, plot, anchor)
+                assert len(found) <= 12
+                assert all(math.isfinite(where) for where, _ in found)
+
+
+def test_results_are_drawn_over_what_the_loop_sweeps(tmp_path: Path) -> None:
+    rates = ["0.001", "0.1", "10"]
+    page, [figure] = plots(
+        tmp_path,
+        3,
+        lambda n: {"loss": [1.0, math.nan, 0.5][n], "kind": "abc"[n]},
+        lambda n: {"rate": rates[n], "seed": 3, "data": f"x{rates[n]}"},
+    )
+    assert [shown(it) for it in page.of("option", figure)] == ["rate", "iteration"]
+    over_rate = page.of("div.plot", figure)[0]
+    assert [shown(it).partition(" ")[0].rstrip(":") for it in page.of("title", over_rate)] == ["t[0]", "t[2]"]
     # On a logarithmic axis, all decades have the same length.
-    places = [where for where, _ in over_rate.x_ticks]
-    assert [label for _, label in over_rate.x_ticks] == ["0.001", "0.01", "0.1", "1", "10"]
-    assert places[1] - places[0] == pytest.approx(places[4] - places[3], abs=0.2)
-    assert "min 0.5 (t[2]) · max 1 (t[0]) · 1 iteration without a finite number" in over_rate.note
+    where, labels = zip(*ticks(page, over_rate), strict=True)
+    assert labels == ("0.001", "0.01", "0.1", "1", "10")
+    assert where[1] - where[0] == pytest.approx(where[4] - where[3], abs=0.2)
+    note = shown(page.of("p.caption", over_rate)[0])
+    assert "min 0.5 (t[2]) · max 1 (t[0]) · 1 iteration without a finite number" in note
 
 
-def test_a_parameter_that_a_stage_also_records_is_not_drawn_as_a_result() -> None:
+def test_a_parameter_that_a_stage_also_records_is_not_drawn_as_a_result(tmp_path: Path) -> None:
     rates = ["0.001", "0.1", "10"]
-    stages = iterations(
-        [{"rate": float(rate), "l_r": float(rate), "loss": 1 / float(rate)} for rate in rates],
-        [{"rate": rate, "data": "x"} for rate in rates],
-    )
-    assert [figure.result for figure in draw_plots(stages)] == ["loss"]
+    results = [{"rate": float(rate), "l_r": float(rate), "loss": 1 / float(rate)} for rate in rates]
+    page, [figure] = plots(tmp_path / "all", 3, lambda n: results[n], lambda n: {"rate": rates[n], "data": "x"})
+    assert shown(page.of("strong", figure)[0]) == "loss"
     # If only some values agree, it is a result.
-    stages = iterations([{"best": 0.001}, {"best": 0.001}, {"best": 10}], [{"rate": rate} for rate in rates])
-    assert [figure.result for figure in draw_plots(stages)] == ["best"]
+    page, [figure] = plots(
+        tmp_path / "some", 3, lambda n: {"best": [0.001, 0.001, 10][n]}, lambda n: {"rate": rates[n]}
+    )
+    assert shown(page.of("strong", figure)[0]) == "best"
 
 
-def test_numbers_of_a_sequence_have_none_between_them() -> None:
-    for count in (2, 3, 7, 40):
-        stages = iterations([{"loss": 1 / (n + 1)} for n in range(count)], [{"width": 2 + n} for n in range(count)])
-        for plot in draw_plots(stages)[0].plots:
-            labels = [label for _, label in plot.x_ticks]
-            assert all(label.isdigit() for label in labels)
-            assert len(set(labels)) == len(labels) >= 2
+@pytest.mark.parametrize("count", [2, 3, 7, 40])
+def test_numbers_of_a_sequence_have_none_between_them(count: int, tmp_path: Path) -> None:
+    page, [figure] = plots(tmp_path, count, lambda n: {"loss": 1 / (n + 1)}, lambda n: {"width": 2 + n})
+    for plot in page.of("div.plot", figure):
+        labels = [label for _, label in ticks(page, plot)]
+        assert all(label.isdigit() for label in labels)
+        assert len({*labels}) == len(labels) >= 2
 
 
-def test_every_state_has_its_colour() -> None:
-    styles = style_sheet()
-    for state in State:
-        assert f".s-{state.replace(' ', '-')} {{ --c: var(--{state.color}); }}" in styles
-        assert styles.count(f" --{state.color}: #") == 4, "in light and dark, where a theme is chosen, and on paper"
+Metrics = dict[str, list[tuple[int, float]]]
 
 
-def test_values_are_legible() -> None:
-    values = [True, None, 3, 0.1 + 0.2, math.inf, "a b", {"a": [1]}]
-    assert [text(value) for value in values] == ["true", "null", "3", "0.3", "inf", "a b", '{"a": [1]}']
+def curves(folder: Path, stages: dict[str, Metrics]) -> tuple[Page, list[Element]]:
+    """Return the page of a run whose stages have logged these metrics, and their figures."""
+    base, names = folder / "base", list(stages)
+    play(folder / "runs/r", names, tracker_base=str(base))
+    for name, metrics in stages.items():
+        pod = re.sub(r"[\[\]]+", "-", name) + "0" if "[" in name else f"{name}-0"
+        run = tracked(base, f"r/{name.partition('[')[0]}/{pod}")
+        for metric, points in metrics.items():
+            for step, value in points:
+                run.log(step, {metric: value})
+        run.flush()
+    page = Page.of_run(folder / "runs/r")
+    return page, page.of("figure", page.of("#curves")[0])
+
+
+def test_curves_are_inside_of_a_chart_whatever_the_numbers_are(tmp_path: Path) -> None:
+    chance = Random(11)
+    steps = [0, 1, 2, 3, -(2**62), 2**62, 10**6]
+    given = {
+        f"t{number}": {"m": [(chance.choice(steps), any_number(chance)) for _ in range(chance.randint(1, 20))]}
+        for number in range(60)
+    }
+    page, figures = curves(tmp_path, given)
+    finite = {name for name, metrics in given.items() if any(math.isfinite(value) for _, value in metrics["m"])}
+    assert {shown(page.of("a", figure)[0]) for figure in figures} == finite
+    for figure in figures:
+        [line] = page.of("path.curve", figure)
+        assert places(line)
+        assert all(is_inside(*place) for place in places(line))
+
+
+def test_a_long_curve_keeps_its_peaks_and_a_gap_is_a_gap(tmp_path: Path) -> None:
+    values = [math.sin(step / 50) for step in range(5000)]
+    values[1234] = 40.0
+    gap = [(0, 1.0), (1, 2.0), (2, math.nan), (3, 2.0), (4, 1.0), (5, math.inf), (6, 1.0)]
+    page, [long, short] = curves(tmp_path, {"long": {"loss": [*enumerate(values)]}, "gap": {"loss": gap}})
+    [line] = page.of("path.curve", long)
+    assert len(places(line)) <= 460
+    [top] = [x for x, y in places(line) if y < TOP + 15]
+    assert abs(top - (LEFT + 1234 / 5000 * (RIGHT - LEFT))) < 20
+    note = shown(page.of("p.caption", long)[0])
+    assert note == "last -0.52351 at step 4,999 · min -1 at 4,948 · max 40 at 1,234"
+    [line] = page.of("path.curve", short)
+    assert (line.get("d", "").count("M"), line.get("d", "")[-2:]) == (3, "h0")
+    assert [label for _, label in ticks(page, short)] == ["0", "2", "4", "6"]
+
+
+def test_iterations_share_a_chart_and_there_are_not_too_many(tmp_path: Path) -> None:
+    few = {f"t[{number}]": {"loss": [(0, 1.0), (1, 1 / (number + 1))]} for number in range(8)}
+    page, [chart] = curves(tmp_path / "few", few)
+    assert [it.get("class") for it in page.of("path.curve", chart)] == [f"curve c{number}" for number in range(8)]
+    legend = [shown(it) for it in page.of("li", page.of("ul.legend", chart)[0])]
+    assert legend[:3] == ["t[0] 1", "t[1] 0.5", "t[2] 0.333333"]
+    assert shown(page.of("p.caption", chart)[0]) == "min 0.125 (t[7], step 1) · max 1 (t[0], step 0)"
+    many = {f"t[{number}]": {f"m{name:02}": [(0, 1.0), (1, 2.0)] for name in range(20)} for number in range(9)}
+    page, charts = curves(tmp_path / "many", many)
+    assert len(charts) == 12
+    assert shown(page.of("p.caption", charts[-1])[-1]) == "8 more metrics of t not drawn."
+    assert {it.get("class") for it in page.of("path.curve", charts[0])} == {"curve one"}

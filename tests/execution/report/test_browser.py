@@ -1,0 +1,413 @@
+"""The page in a real browser: quick, usable, and without running text from users as code."""
+
+# Annotations are not postponed: kfp reads them as types.
+
+import html
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl
+from selenium.webdriver import Chrome, Keys
+from selenium.webdriver.common.by import By
+
+from tests.execution.report.artifacts import HARM, HARMFUL_MARKDOWN, HTML, MARKDOWN, MATRIX, ROC, artifact, finished
+from tests.execution.report.runs import EVIL, many_stages, play, tracked
+from tests.execution.report.runs import report as write
+from tests.searches import ACT, LAYERS, LR, PARAMETERS, loss, play_search
+from torchx_kfp.local import State
+
+pytestmark = pytest.mark.browser
+
+Visit = Callable[..., Chrome]
+
+FITS = "return document.documentElement.scrollWidth <= innerWidth"
+VISIBLE_STAGES = "return [...document.querySelectorAll('.stage:not([hidden])')].map(it => it.dataset.path)"
+WITHOUT_NAME = """
+return [...document.querySelectorAll('a, button, summary, input, select')]
+  .filter(it => !it.textContent.trim() && !(it.labels && it.labels.length) && !it.ariaLabel).map(it => it.outerHTML)
+"""
+
+#: Cells and labels whose text takes more lines than it has words.
+BROKEN_NAMES = """
+const lines = (it) => {
+  const range = document.createRange();
+  range.selectNodeContents(it);
+  return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size;
+};
+return [...document.querySelectorAll('#lineage td:not(:last-child), .tall thead th, .tall td.result, .pairs dt')]
+  .filter(it => it.offsetParent && it.textContent.length < 40)
+  .filter(it => lines(it) > it.textContent.trim().split(/[ -]/).length).map(it => it.textContent)
+"""
+#: Labels of the timeline's axis that overlap the one before.
+OVERLAPPING = """
+const boxes = [...document.querySelectorAll('.axis .track span')].filter(it => it.offsetParent)
+  .map(it => it.getBoundingClientRect());
+return boxes.slice(1).filter((box, number) => box.left < boxes[number].right).length
+"""
+
+
+@dsl.container_component
+def train(rate: str, width: int, data: str):
+    return dsl.ContainerSpec(image="busybox", command=["true"], args=[rate, width, data])
+
+
+@dsl.pipeline(name="loop")
+def loop(rates: list):
+    with dsl.ParallelFor(rates) as rate:
+        train(rate=rate, width=3, data="x")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A loop of 1,000 items with parameters and results."""
+    folder = tmp_path_factory.mktemp("large")
+    compiler.Compiler().compile(loop, str(folder / "pipeline.yaml"))
+    play(
+        folder,
+        [f"train[{number}]" for number in range(1000)],
+        pipeline="loop",
+        inputs=lambda n: {"rate": str(10 ** (-4 + n % 97 / 24)), "width": n % 7, "data": "s3://bucket/data"},
+        result=lambda n: {"accuracy": 0.9 + 0.09 * math.sin(n / 20), "loss": math.exp(-n / 200)},
+        state=lambda n: State.FAILED if n == 250 else State.SUCCEEDED,
+    )
+    return folder
+
+
+def requests(browser: Chrome) -> list[str]:
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [it["params"]["request"]["url"] for it in messages if it["method"] == "Network.requestWillBeSent"]
+
+
+def test_a_browser_runs_nothing_of_users_and_asks_no_host(failed: Path, visit: Visit) -> None:
+    page = write(failed)
+    browser = visit(page)
+    browser.execute_script("document.querySelectorAll('details').forEach(it => { it.open = true; })")
+    assert "broken" not in browser.title
+    assert browser.title.startswith("evil: failed")
+    assert requests(browser) == [page.as_uri()]
+    assert browser.get_log("browser") == []
+    assert len(browser.find_elements(By.TAG_NAME, "script")) == 1
+    assert browser.find_elements(By.TAG_NAME, "img") == []
+    shown = browser.find_element(By.TAG_NAME, "main").get_attribute("textContent") or ""
+    # It is in the argument, in the trials' common parameter, in three results, and in the log.
+    assert shown.count(EVIL) == 6
+    [log] = browser.find_elements(By.CSS_SELECTOR, ".failure pre")
+    assert log.text == f"before the end {EVIL}"
+    # Code that should have been escaped but was not would not run, either.
+    browser.execute_script('document.body.innerHTML += \'<img src="data:," onerror="document.title = 1">\'')
+    time.sleep(0.1)
+    assert browser.title != "1"
+
+
+def test_lineage_and_plots_are_shown(failed: Path, visit: Visit) -> None:
+    browser = visit(write(failed))
+    [row] = browser.find_elements(By.CSS_SELECTOR, "#lineage tbody tr")
+    assert row.text.startswith(f"choose trial trial 3 {failed.name}/trial/trial-0-0")
+    [figure] = browser.find_elements(By.TAG_NAME, "figure")
+    assert len([it for it in figure.find_elements(By.TAG_NAME, "circle") if it.is_displayed()]) == 3
+    first = figure.find_element(By.CSS_SELECTOR, ".plot").text
+    select = figure.find_element(By.TAG_NAME, "select")
+    select.send_keys(Keys.DOWN)
+    assert figure.find_elements(By.CSS_SELECTOR, ".plot")[1].text not in ("", first)
+    # A point leads to its iteration, even inside a folded section.
+    figure.find_elements(By.CSS_SELECTOR, ".plot:not([hidden]) a")[1].send_keys(Keys.ENTER)
+    row = browser.find_element(By.CSS_SELECTOR, "tr:target")
+    assert row.is_displayed()
+    assert row.text.startswith("1 ")
+
+
+def test_the_page_is_used_by_keyboard_alone(failed: Path, visit: Visit) -> None:
+    browser = visit(write(failed))
+    keyboard = browser.find_element(By.TAG_NAME, "body")
+    keyboard.send_keys("/")
+    assert browser.switch_to.active_element.get_attribute("id") == "find"
+    browser.switch_to.active_element.send_keys("choose")
+    wait(browser, "1 of 5")
+    assert browser.execute_script(VISIBLE_STAGES) == ["choose"]
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    browser.switch_to.active_element.send_keys(Keys.SPACE)  # the first state: failed
+    wait(browser, "1 of 5")
+    browser.execute_script("document.querySelector('.stage:not([hidden]) summary').focus()")
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.find_element(By.CSS_SELECTOR, ".stage[open] .entry").is_displayed()
+    assert browser.execute_script(WITHOUT_NAME) == []
+
+
+def wait(browser: Chrome, found: str) -> None:
+    deadline = time.monotonic() + 30
+    while browser.find_element(By.ID, "found").text != found:
+        assert time.monotonic() < deadline, browser.find_element(By.ID, "found").text
+        time.sleep(0.02)
+
+
+def test_a_loop_of_1000_items_is_folded_and_can_be_searched(large: Path, visit: Visit) -> None:
+    page = write(large)
+    assert page.stat().st_size < 2_000_000
+    browser = visit(page)
+    assert height(browser) < 3000
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".node")) == 1
+    find = browser.find_element(By.ID, "find")
+    find.send_keys("train[77]")
+    wait(browser, "1 of 1,000")
+    find.send_keys(Keys.BACKSPACE * 9)
+    wait(browser, "")
+    browser.find_element(By.CSS_SELECTOR, ".chips button").click()
+    wait(browser, "1 of 1,000")
+    browser.find_element(By.CSS_SELECTOR, ".stage summary").click()
+    shown = browser.execute_script("return [...document.querySelectorAll('tbody tr:not([hidden])')].map(it => it.id)")
+    assert shown == ["s250"]
+
+
+def test_500_stages_fit_a_page_and_a_narrow_one(tmp_path: Path, visit: Visit) -> None:
+    many_stages(500, tmp_path / "pipeline.yaml")
+    play(tmp_path, [f"stage-{number}" for number in range(500)], result=lambda n: {"loss": n / 500})
+    page = write(tmp_path)
+    assert page.stat().st_size < 1_500_000
+    for width in (1280, 480):
+        browser = visit(page, width)
+        assert browser.execute_script(FITS)
+    assert browser.execute_script("return performance.getEntriesByType('navigation')[0].domComplete") < 10_000
+    browser.find_element(By.ID, "find").send_keys("stage-499")
+    wait(browser, "1 of 500")
+    assert browser.execute_script("return document.querySelectorAll('.node:not(.dim)').length") == 1
+
+
+@pytest.fixture
+def phone(browser: Chrome) -> Iterator[Callable[..., Chrome]]:
+    """A function that opens a page on a screen that is narrower than any window can be, with everything unfolded."""
+
+    def function(page: Path, width: int = 360) -> Chrome:
+        screen = {"width": width, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.get(page.as_uri())
+        browser.execute_script("document.querySelectorAll('details').forEach(it => { it.open = true; })")
+        browser.execute_script("for (it of document.querySelectorAll('.stage')) it.style.contentVisibility = 'visible'")
+        assert browser.execute_script(FITS)
+        return browser
+
+    yield function
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.get("about:blank")
+
+
+def test_a_phone_shows_whole_names_and_all_of_the_lineage(failed: Path, phone: Visit) -> None:
+    page = write(failed)
+    for width in (360, 740):
+        browser = phone(page, width)
+        assert browser.execute_script(BROKEN_NAMES) == []
+        lineage = browser.find_element(By.CSS_SELECTOR, "#lineage .scroll")
+        assert browser.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", lineage)
+        assert lineage.text.split()[-5:] == ["choose", "trial", "trial", "3", f"{failed.name}/trial/trial-0-0"]
+
+
+@pytest.mark.parametrize("seconds", [0.34, 95.0, 4 * 3600.0])
+def test_labels_of_the_timeline_do_not_overlap_on_a_phone(seconds: float, tmp_path: Path, phone: Visit) -> None:
+    many_stages(5, tmp_path / "pipeline.yaml")
+    play(tmp_path, [f"stage-{number}" for number in range(5)], seconds=lambda number: seconds)
+    browser = phone(write(tmp_path))
+    assert browser.execute_script(OVERLAPPING) == 0
+    assert len([it for it in browser.find_elements(By.CSS_SELECTOR, ".axis .track span") if it.is_displayed()]) > 1
+
+
+def test_the_page_is_light_dark_and_printable(failed: Path, visit: Visit) -> None:
+    browser = visit(write(failed))
+
+    def page_colour() -> str:
+        return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+    def media(name: str, scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": name, "features": features})
+
+    try:
+        media("screen", "light")
+        light = page_colour()
+        media("screen", "dark")
+        dark = page_colour()
+        assert light != dark
+        browser.find_element(By.ID, "theme").click()
+        assert page_colour() == light
+        media("print", "dark")
+        assert page_colour() == "rgb(255, 255, 255)"
+        assert not browser.find_element(By.ID, "filter").is_displayed()
+        printed: Any = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+        assert printed["data"].startswith("JVBERi0")  # %PDF-
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+
+
+def height(browser: Chrome) -> int:
+    return int(browser.execute_script("return document.documentElement.scrollHeight"))
+
+
+def test_a_search_in_a_browser(tmp_path: Path, visit: Visit) -> None:
+    folder = tmp_path / "runs" / "run-1"
+    objective = f"loss {EVIL}"
+    play_search(
+        folder,
+        name=EVIL,
+        parameters={**PARAMETERS, EVIL: {"type": "choice", "values": [EVIL, "x" * 90, 1]}},
+        objectives={objective: "minimize"},
+        results=lambda values: {objective: loss(values)["loss"], "seconds": 3},
+        failing=[5],
+    )
+    for trial in ("trial-1/trial-1-0-0", "trial-2/trial-2-0-0"):
+        run = tracked(folder.parent / "results", f"run-1/{trial}")
+        for step in range(3):
+            run.log(step, {EVIL: 1 / (step + 1)})
+        run.flush()
+    page = write(folder)
+    for width in (400, 1280):
+        browser = visit(page, width)
+        assert browser.execute_script(FITS)
+    assert "broken" not in browser.title
+    assert browser.get_log("browser") == []
+    section = browser.find_element(By.CSS_SELECTOR, ".search")
+    assert section.find_element(By.TAG_NAME, "h2").text == f"Search {' '.join(EVIL.split())}"
+    rows = [row.text for row in section.find_elements(By.CSS_SELECTOR, "tbody tr")]
+    assert rows[0].startswith("5 trial-2[0] ✓best")
+    assert rows[-1].startswith("6 trial-2[1] ✗failed, exit code 3")
+    assert len(rows) == 12
+    for others in ("plots", "curves"):
+        assert browser.find_elements(By.ID, others) == [], "trials are drawn in the section of their search"
+    # The keyboard reaches each trial, which is highlighted in all drawings and in the table.
+    link = section.find_element(By.CSS_SELECTOR, '.parallel a[data-trial="5"]')
+    browser.execute_script("arguments[0].focus()", link)
+    assert len(section.find_elements(By.CSS_SELECTOR, '.lit[data-trial="5"]')) == 8
+    assert len(section.find_elements(By.CSS_SELECTOR, ".lit")) == 8
+    link.send_keys(Keys.ENTER)
+    assert browser.find_element(By.CSS_SELECTOR, "tr:target").is_displayed()
+    select = section.find_element(By.TAG_NAME, "select")
+    select.send_keys("layers")
+    assert [it.is_displayed() for it in section.find_elements(By.CSS_SELECTOR, "figure:first-child .plot")] == [
+        *(False, False, True, False, False)
+    ]
+
+
+def test_500_trials_of_20_parameters(tmp_path: Path, visit: Visit) -> None:
+    folder = tmp_path / "runs" / "run-1"
+    kinds = (LR, LAYERS, ACT, {"type": "float", "bounds": [0, 1], "log": False})
+    play_search(
+        folder,
+        rounds=5,
+        each=100,
+        parameters={f"parameter_{number}": kinds[number % 4] for number in range(20)},
+        results=lambda values: {"loss": values["parameter_0"]},
+        failing=range(0, 500, 50),
+    )
+    started = time.process_time()
+    page = write(folder)
+    assert time.process_time() - started < 10
+    assert page.stat().st_size < 2_000_000
+    for width in (400, 1280):
+        browser = visit(page, width)
+        assert browser.execute_script(FITS)
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".parallel a")) == 500
+    assert html.unescape(browser.find_element(By.CSS_SELECTOR, ".search .facts, .search .card").text).count("500") == 1
+
+
+@pytest.fixture
+def harmful(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "harmful"
+    folder.mkdir(parents=True)
+    (folder / "notes").write_text(HARMFUL_MARKDOWN)
+    (folder / "page").write_text(HARM)
+    matrix = {"annotationSpecs": [{"displayName": HARM}], "rows": [{"row": [1]}]}
+    given = {
+        "notes": artifact("Markdown", folder / "notes"),
+        "page": artifact("HTML", folder / "page"),
+        f"m{HARM}": artifact("ClassificationMetrics", metadata={"confusionMatrix": matrix, HARM: HARM}),
+    }
+    return finished(folder, given)
+
+
+def test_harmful_artifacts_do_no_harm(harmful: Path, visit: Visit) -> None:
+    browser = visit(harmful)
+    browser.execute_script("document.querySelectorAll('details').forEach(it => { it.open = true; })")
+    [frame] = browser.find_elements(By.TAG_NAME, "iframe")
+    browser.execute_script("arguments[0].scrollIntoView()", frame)
+    time.sleep(1)
+    page = browser.current_window_handle
+    assert browser.title.startswith("made: succeeded")
+    assert len(browser.find_elements(By.CSS_SELECTOR, "script, base, meta[http-equiv=refresh], object, form")) == 1
+    browser.switch_to.frame(frame)
+    assert "send" in browser.find_element(By.TAG_NAME, "body").text, "the content is there"
+    for name in ("send", "out", "within"):
+        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": "1"})
+        for element in browser.find_elements(By.ID, name):
+            element.click()
+            time.sleep(0.2)
+    browser.switch_to.default_content()
+    assert browser.window_handles == [page]
+    assert browser.current_url == harmful.as_uri()
+    assert browser.title.startswith("made: succeeded")
+    assert [url for url in requests(browser) if not url.startswith(("file:", "about:"))] == []
+
+
+def test_artifacts_are_shown_as_kfp_shows_them(tmp_path: Path, visit: Visit) -> None:
+    folder = tmp_path / "runs" / "shown"
+    folder.mkdir(parents=True)
+    (folder / "notes").write_text(MARKDOWN)
+    (folder / "page").write_text(HTML)
+    given = {
+        "notes": artifact("Markdown", folder / "notes"),
+        "page": artifact("HTML", folder / "page"),
+        "confusion": artifact("ClassificationMetrics", metadata={"confusionMatrix": MATRIX}),
+        "roc": artifact("ClassificationMetrics", metadata={"confidenceMetrics": ROC}),
+        "model": artifact("Model", "s3://models/7", {"framework": "torch", "x" * 80: "y" * 300}),
+    }
+    page = finished(folder, given)
+    for width in (1280, 400):
+        browser = visit(page, width)
+        browser.execute_script("document.querySelectorAll('details').forEach(it => { it.open = true; })")
+        assert browser.execute_script(FITS)
+        assert browser.find_element(By.CSS_SELECTOR, ".markdown h1").text == "Evaluation"
+        cells = browser.find_elements(By.CSS_SELECTOR, ".matrix tbody td")
+        assert [cell.text for cell in cells] == ["90", "10", "2", "8.5"]
+        assert browser.find_element(By.CSS_SELECTOR, ".roc .curve").is_displayed()
+        assert "area under the curve 0.7500" in browser.find_element(By.CSS_SELECTOR, ".roc").text
+        frame = browser.find_element(By.TAG_NAME, "iframe")
+        browser.execute_script("arguments[0].scrollIntoView()", frame)
+        browser.switch_to.frame(frame)
+        paragraph = browser.find_element(By.TAG_NAME, "p")
+        assert paragraph.text == "by class"
+        assert paragraph.value_of_css_property("color").replace(" ", "") in ("rgba(1,2,3,1)", "rgb(1,2,3)")
+        browser.switch_to.default_content()
+
+
+def test_a_failed_stages_log_is_open_at_its_end(tmp_path: Path, visit: Visit) -> None:
+    lines = [f"line {number}" for number in range(500)]
+    browser = visit(finished(tmp_path / "runs" / "failed", {}, "\n".join([*lines, "ValueError: the end"])))
+    tail = browser.find_element(By.CSS_SELECTOR, ".tail")
+    assert tail.text.endswith("line 499\nValueError: the end")
+    bottom = browser.execute_script(
+        "const [box, text] = [arguments[0], arguments[0].firstElementChild].map(it => it.getBoundingClientRect());"
+        "return [text.height > box.height, Math.abs(text.bottom - box.bottom)]",
+        tail,
+    )
+    assert bottom[0], "there is more than fits"
+    assert bottom[1] < 20
+
+
+def test_curves_have_colours_and_lead_to_their_iterations(tmp_path: Path, visit: Visit) -> None:
+    play(tmp_path / "runs/r", ["train[0]", "train[1]"], tracker_base=str(tmp_path / "base"))
+    for number in range(2):
+        run = tracked(tmp_path / "base", f"r/train/train-{number}-0")
+        for step in range(3):
+            run.log(step, {"train/loss": 1 / (step + number + 1)})
+        run.flush()
+    page = write(tmp_path / "runs/r")
+    for width in (1280, 400):
+        browser = visit(page, width)
+        assert browser.execute_script(FITS)
+        curves = browser.find_elements(By.CSS_SELECTOR, "#curves figure .curve")
+        assert len({path.value_of_css_property("stroke") for path in curves}) == 2
+    browser.find_elements(By.CSS_SELECTOR, "#curves .legend a")[1].click()
+    row = browser.find_element(By.CSS_SELECTOR, "tr:target")
+    row.find_element(By.CSS_SELECTOR, ".more summary").click()
+    assert "train/loss" in row.find_element(By.CSS_SELECTOR, ".more").text
