@@ -1,4 +1,54 @@
-"""The host of the tests, and a connection to it."""
+"""The check-up as a user without settings calls it, in this process, and the host of the tests."""
 
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.entrypoints.cli.conftest import Call
+from tests.entrypoints.cli.conftest import call as call
+from tests.entrypoints.cli.conftest import inside as inside
+from tests.entrypoints.cli.conftest import project as project
 from tests.execution.host.conftest import connection as connection
 from tests.execution.host.conftest import kfp_host as kfp_host
+
+_SETTINGS = ("TORCHX_KFP_HOST", "KF_PIPELINES_ENDPOINT", "KUBERNETES_SERVICE_HOST", "TORCHX_KFP_TRACKER_BASE")
+
+
+class Check(NamedTuple):
+    """What is found, and the way out."""
+
+    level: str
+    said: str
+
+
+Doctor = Callable[..., dict[str, Check]]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the settings of whoever runs the tests."""
+    for name in _SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+
+@pytest.fixture
+def doctor(inside: Call) -> Doctor:
+    """The checks by their subjects; each is one line."""
+
+    def run(*words: str) -> dict[str, Check]:
+        done = inside("doctor", *words, "--json")
+        checks = json.loads(done.stdout)["checks"]
+        found = {it["subject"]: Check(it["level"], f"{it['found']} {it['way_out']}") for it in checks}
+        assert len(found) == len(checks)
+        assert not [it for it in found.values() if "\n" in it.said or "Traceback" in it.said]
+        assert done.returncode == any(it.level == "missing" for it in found.values())
+        return found
+
+    return run

@@ -1,39 +1,25 @@
-"""Checks of this machine: versions that fit together or not, and settings without the values of secrets."""
+"""Checks of this machine and of a tracker base: packages, settings without secrets, a directory, S3 over HTTP."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.entrypoints.cli.conftest import Call
+from tests.entrypoints.doctor.conftest import Check, Doctor
+from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
-from torchx_kfp.entrypoints.doctor.machine import Installed, check_engine, check_packages, check_python, check_settings
-from torchx_kfp.entrypoints.doctor.verdicts import Level, Verdict
-from torchx_kfp.execution.host.settings import read_settings
+from tests.s3 import S3Server
+from torchx_kfp.tracking import FsspecResultTracker
 
-
-def one(verdicts: Iterable[Verdict]) -> Verdict:
-    [verdict] = verdicts
-    return verdict
-
-
-def installed(packages: Mapping[str, tuple[str, list[str]]]) -> Installed:
-    """Return what looks up a distribution among these."""
-
-    def look(name: str) -> tuple[str, list[str]]:
-        if name not in packages:
-            raise metadata.PackageNotFoundError(name)
-        return packages[name]
-
-    return look
-
-
-#: As its metadata has it.
-KFP_2_17 = ("2.17.0", ['urllib3==2.6.3; python_version < "3.10"', 'urllib3==2.7.0; python_version >= "3.10"'])
-GOOD: Mapping[str, tuple[str, list[str]]] = {
+REPOSITORY = Path(__file__).resolve().parents[3]
+#: Distributions that fit together: the versions and requirements in their metadata.
+GOOD = {
     "torchx-kfp": ("0.2.0", ['kfp<3,>=2.14; extra == "pipelines"', 'gcsfs>=1; extra == "gcs"', "fsspec>=2023.10.0"]),
     "kfp": ("2.16.1", ["urllib3<3", 'typing-extensions<5; python_version < "3.9"', "not a requirement!"]),
     "kfp-kubernetes": ("2.16.1", ["kfp<3,>=2.16.0"]),
@@ -43,28 +29,28 @@ GOOD: Mapping[str, tuple[str, list[str]]] = {
     "fsspec": ("2026.9.0", []),
     "s3fs": ("2026.9.0", ["fsspec<2026.9.1,>=2026.9.0"]),
 }
+#: As its metadata has it.
+KFP_2_17 = ("2.17.0", ['urllib3==2.6.3; python_version < "3.10"', 'urllib3==2.7.0; python_version >= "3.10"'])
 
 
-@pytest.mark.parametrize(
-    ("version", "level"), [((3, 9, 1), "warning"), ((3, 10, 0), "ok"), ((3, 13, 9), "ok"), ((3, 14, 0), "warning")]
-)
-def test_the_version_of_python(version: tuple[int, ...], level: str) -> None:
-    found = one(check_python(version))
-    assert found.level.value == level
-    assert re.search(says("Python", ".".join(map(str, version))), str(found))
-    assert ("3.10 to 3.13" in str(found)) == (level == "warning")
+def test_this_machine_alone(inside: Call) -> None:
+    done = inside("doctor")
+    assert done.returncode == 0, done.stdout
+    assert re.search(says("ok       Python: ", "kfp ", "skipped  host: None is given", "--tracker-base"), done.stdout)
+    assert "0 things missing" in done.stderr
 
 
 @pytest.mark.versions
-def test_the_packages_of_this_environment_fit_together() -> None:
-    found = one(check_packages())
-    assert (found.level, found.way_out) == (Level.OK, ""), found
-    assert re.search(says(*(f"{name} {metadata.version(name)}" for name in ("kfp", "fsspec", "urllib3"))), found.found)
+def test_the_packages_of_this_environment_fit_together(doctor: Doctor) -> None:
+    found = doctor()["packages"]
+    assert found.level == "ok", found
+    assert re.search(says(*(f"{name} {metadata.version(name)}" for name in ("kfp", "fsspec", "urllib3"))), found.said)
 
 
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
+        ({}, []),
         (
             {"kfp": KFP_2_17, "urllib3": ("2.7.0", [])},
             ["torchx 0.7.0 needs urllib3", "<1.27", "2.7.0 is here", "kfp 2.17.0", '"kfp<2.17"'],
@@ -72,59 +58,140 @@ def test_the_packages_of_this_environment_fit_together() -> None:
         ({"kfp": KFP_2_17}, ["kfp 2.17.0 needs urllib3 ==2.7.0", "1.26.20 is here", '"kfp<2.17"']),
         ({"kfp": ("1.8.22", [])}, ["torchx-kfp 0.2.0 needs kfp", "1.8.22 is here", "kfp-kubernetes 2.16.1 needs kfp"]),
         ({"fsspec": ("2026.8.0", [])}, ["s3fs 2026.9.0 needs fsspec", "2026.8.0 is here"]),
-        ({"kfp": ("2.16.1", ["click>=8"])}, ["kfp 2.16.1 needs click, which is not installed"]),
+        ({"kfp": ("2.16.1", ["no-such-package>=8"])}, ["kfp 2.16.1 needs no-such-package, which is not installed"]),
     ],
 )
-def test_packages_that_do_not_fit_together(change: dict[str, tuple[str, list[str]]], facts: list[str]) -> None:
-    assert one(check_packages(installed(GOOD))).level is Level.OK
-    found = one(check_packages(installed({**GOOD, **change})))
-    assert found.level is Level.MISSING
-    assert re.search(says(*facts), str(found)), found
+def test_packages_that_do_not_fit_together(
+    doctor: Doctor,
+    change: dict[str, tuple[str, list[str]]],
+    facts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, (version, requirements) in {**GOOD, **change}.items():
+        info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        needs = "".join(f"Requires-Dist: {text}\n" for text in requirements)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+    found = doctor()["packages"]
+    assert found.level == ("missing" if facts else "ok"), found
+    assert re.search(says(*facts), found.said), found
 
 
-def test_the_nightly_of_torchx_is_torchx() -> None:
-    packages = {name: value for name, value in GOOD.items() if name != "torchx"}
-    packages |= {"torchx-nightly": ("2026.10.1", ["urllib3>=2"]), "urllib3": ("2.5.0", [])}
-    packages["torchx-kfp"] = ("0.2.0", ["torchx>=0.7"])
-    assert one(check_packages(installed(packages))).level is Level.OK
-
-
-def test_packages_that_are_missing() -> None:
-    found = one(check_packages(installed({name: value for name, value in GOOD.items() if name != "kfp"})))
-    assert found.level is Level.MISSING
-    assert re.search(says("no 'kfp'", 'pip install "torchx-kfp[pipelines]"'), str(found))
+def test_packages_that_cannot_be_imported(call: Call, tmp_path: Path) -> None:
+    """They are what the doctor is called for."""
+    for name in ("kfp", "torchx"):
+        (tmp_path / "broken" / name).mkdir(parents=True)
+        (tmp_path / "broken" / name / "__init__.py").write_text(f"raise ImportError('{name} is broken')")
+    words = ["--host", "http://127.0.0.1:1", "--tracker-base", str(tmp_path / "results")]
+    done = call("doctor", *words, "--run", PYTHONPATH=str(tmp_path / "broken"))
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    facts = ("packages: ", "missing  host: ImportError: kfp is broken", "ok       tracker base")
+    assert re.search(says(*facts), done.stdout)
 
 
 @pytest.mark.lowest
-def test_no_container_engine_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_container_engine_is_not_needed(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    found = one(check_engine())
-    assert found.level is Level.WARNING
-    assert re.search(says("None answers", "DOCKER_HOST", "torchx-kfp run --docker"), str(found))
-    assert "\n" not in str(found)
+    found = doctor()["container engine"]
+    assert found.level == "warning"
+    assert re.search(says("None answers", "DOCKER_HOST", "torchx-kfp run --docker"), found.said)
 
 
-def test_settings_say_where_they_come_from_and_hide_secrets(tmp_path: Path) -> None:
+def test_settings_say_where_they_come_from_and_hide_secrets(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert re.search(says("None is given"), doctor()["settings"].said)
     file = tmp_path / "config.ini"
-    file.write_text(
-        "[kfp]\nhost = https://kfp.example.com/pipeline/\nexisting_token = of-the-file\nproxy = http://p:1\n"
-    )
+    lines = ("host = http://127.0.0.1:1/pipeline/", "existing_token = of-the-file", "proxy = http://p:1")
+    file.write_text("\n".join(["[kfp]", *lines, ""]))
     file.chmod(0o644)
-    environ = {"TORCHX_KFP_CONFIG": str(file), "TORCHX_KFP_COOKIES": "of-the-environment", "HOME": str(tmp_path)}
-    settings = read_settings({"namespace": "team", "tracker_base": "sftp://me:word@store/results"}, environ)
-    found = {verdict.subject: verdict for verdict in check_settings(settings)}
-    assert found["setting host"].found == f"https://kfp.example.com/pipeline, from host in {file}."
-    assert found["setting namespace"].found == "team, from --namespace."
-    assert found["setting cookies"].found == "given, and not shown, from TORCHX_KFP_COOKIES."
-    assert found["setting existing_token"].found == f"given, and not shown, from existing_token in {file}."
-    assert "@store/results" in found["setting tracker_base"].found
-    warned = found["settings"]
-    assert warned.level is Level.WARNING
-    assert "chmod 600" in warned.found
-    text = "\n".join(map(str, found.values()))
-    assert not [secret for secret in ("of-the-file", "of-the-environment", "word", "http://p:1") if secret in text]
+    monkeypatch.setenv("TORCHX_KFP_CONFIG", str(file))
+    monkeypatch.setenv("TORCHX_KFP_COOKIES", "of-the-environment")
+    found = doctor("--namespace", "team", "--tracker-base", "sftp://me:word@store/results")
+    assert found["setting host"].said == f"http://127.0.0.1:1/pipeline, from host in {file}. "
+    assert found["setting namespace"].said == "team, from --namespace. "
+    assert found["setting cookies"].said == "given, and not shown, from TORCHX_KFP_COOKIES. "
+    assert found["setting existing_token"].said == f"given, and not shown, from existing_token in {file}. "
+    assert "@store/results" in found["setting tracker_base"].said
+    assert (found["settings"].level, "chmod 600" in found["settings"].said) == ("warning", True)
+    assert not [it for it in ("of-the-file", "of-the-environment", "word", "http://p:1") if it in str(found)]
+    # The tracker base of the flag is looked at nevertheless.
+    file.write_text("host = without a section")
+    found = doctor("--tracker-base", str(tmp_path / "results"))
+    assert (found["host"].level, found["tracker base"].level) == ("skipped", "ok")
+    assert re.search(says(str(file), "[kfp]"), found["settings"].said)
 
 
-def test_no_settings_at_all(tmp_path: Path) -> None:
-    found = one(check_settings(read_settings({}, {"HOME": str(tmp_path)})))
-    assert (found.level, found.subject) == (Level.OK, "settings")
+def based(doctor: Doctor, base: object, subject: str = "tracker base") -> Check:
+    return doctor("--tracker-base", str(base))[subject]
+
+
+def test_a_tracker_base_is_a_directory_without_passwords(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert based(doctor, tmp_path / "results").level == "ok"
+    assert not [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    (tmp_path / "file").write_text("")
+    found = based(doctor, tmp_path / "file")
+    assert (found.level, str(tmp_path / "file") in found.said) == ("missing", True)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    found = based(doctor, "gs://bucket/results")
+    assert (found.level, 'pip install "torchx-kfp[gcs]"' in found.said) == ("missing", True)
+    found = based(doctor, "unknown://key:word-1@bucket/results")
+    assert re.search(says("unknown://...@bucket/results", "Protocol not known"), found.said)
+    assert "word-1" not in found.said
+
+
+@pytest.mark.s3
+def test_a_bucket(doctor: Doctor, s3_server: S3Server, s3_base: str) -> None:
+    levels: list[str] = []
+    requests = s3_server.requests(lambda: levels.append(based(doctor, s3_base).level))
+    assert levels == ["ok"]
+    assert [request.split()[0] for request in requests] == ["PUT", "GET", "DELETE"]
+    assert FsspecResultTracker(s3_base).store.files() == []
+    missing = based(doctor, "s3://no-such-bucket/results")
+    assert (missing.level, "no-such-bucket" in missing.said) == ("missing", True)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (507, "XMinioStorageFull", "Storage backend has reached its minimum free drive threshold."),
+        (403, "RequestTimeTooSkewed", "The difference between the request time and the server's time is too large."),
+    ],
+)
+def test_a_store_that_refuses(
+    doctor: Doctor, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, status: int, code: str, message: str
+) -> None:
+    text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    with scripted(lambda request: Reply(text, status, kind="application/xml")) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        found = based(doctor, "s3://bucket/results")
+    assert found.level == "missing"
+    assert re.search(says("s3://bucket/results", message.rstrip(".")), found.said), found
+
+
+@pytest.mark.s3
+def test_no_credentials(doctor: Doctor, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    found = based(doctor, "s3://bucket/results", "credentials of the tracker base")
+    assert found.level == "missing"
+    assert re.search(says("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"), found.said)
+
+
+def test_the_form_for_bugs_asks_for_the_output(call: Call) -> None:
+    text = (REPOSITORY / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8")
+    fields = {field["id"]: field for field in yaml.safe_load(text)["body"] if "id" in field}
+    assert "`torchx-kfp doctor`" in fields["doctor"]["attributes"]["label"]
+    assert fields["doctor"]["validations"]["required"] is True
+    options = {*re.findall(r"--[a-z-]+", call("doctor", "--help").stdout)}
+    assert {*re.findall(r"--[a-z-]+", fields["doctor"]["attributes"]["description"])} <= options
+    for path in re.findall(r"/blob/main/([\w./-]+)", text):
+        assert (REPOSITORY / path).exists(), path

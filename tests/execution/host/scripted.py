@@ -58,7 +58,8 @@ class Scripted:
                     return
                 text = json.dumps(reply.content) if isinstance(reply.content, dict) else reply.content
                 body = text if isinstance(text, bytes) else text.encode()
-                self.send_response(reply.status)
+                has_date = "Date" in reply.headers
+                (self.send_response_only if has_date else self.send_response)(reply.status)
                 default = "application/json" if isinstance(reply.content, dict) else "text/plain"
                 self.send_header("Content-Type", reply.kind or default)
                 self.send_header("Content-Length", str(len(body)))
