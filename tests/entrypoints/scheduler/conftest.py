@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from torchx.runner import Runner
 
 from tests.entrypoints.cli.ready import Ready, ready
 from tests.entrypoints.scheduler import program
@@ -81,3 +84,21 @@ def host(tmp_path: Path) -> Iterator[KfpHost]:
     """A KFP host without runs."""
     with KfpHost(tmp_path / "host") as host:
         yield host
+
+
+@pytest.fixture
+def new_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Runner]:
+    """TorchX's runner with the scheduler that the distribution registers, without settings, in an empty folder."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for name in ("TORCHX_PARENT_RUN_ID", "TORCHX_TRACKERS", "TORCHX_KFP_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    [place] = re.findall('^kfp = "(.+)"$', (REPOSITORY / "scheduler/pyproject.toml").read_text(), re.MULTILINE)
+    return lambda: Runner("torchx", {"kfp": EntryPoint("kfp", place, "torchx.schedulers").load()})
+
+
+@pytest.fixture
+def runner(new_runner: Callable[[], Runner]) -> Runner:
+    """Such a runner."""
+    return new_runner()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from torchx.runner import Runner
+
 from tests import pages
 from tests.entrypoints.scheduler.program import Program
 from tests.fake_kfp import KfpHost
@@ -36,9 +38,7 @@ def test_commands_print_what_the_page_says(torchx: Program, host: KfpHost) -> No
     assert count == 6
 
 
-def test_the_page_has_all_options() -> None:
-    from torchx_kfp.entrypoints.scheduler.runopts import run_options
-
+def test_the_page_has_all_options(runner: Runner) -> None:
     text = PAGE.read_text(encoding="utf-8").partition("## Options")[2]
     rows = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
-    assert set(re.findall(r"`(\w+)`", rows)) == {name for name, _ in run_options()}
+    assert set(re.findall(r"`(\w+)`", rows)) == {name for name, _ in runner.scheduler_run_opts("kfp")}

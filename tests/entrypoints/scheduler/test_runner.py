@@ -1,0 +1,338 @@
+"""TorchX's runner with the scheduler: AppDefs as requests, run options, and what a run tells of its app."""
+
+# Annotations are not postponed: kfp reads them as types.
+
+import copy
+import dataclasses
+import gc
+import logging
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kfp import dsl
+from torchx import specs
+from torchx.components import dist, utils
+from torchx.runner import Runner
+from torchx.specs import InvalidRunConfigException
+
+from tests.authoring.apps import HOSTILE
+from tests.facts import says
+from tests.fake_kfp import KfpHost
+from torchx_kfp import task_from_app
+from torchx_kfp.errors import AppDefError, ReadsError, UnsupportedPipelineError
+from torchx_kfp.host import submit
+
+pytestmark = pytest.mark.versions
+
+BASE = "s3://bucket/results"
+Dryrun = Callable[..., Any]
+
+
+def echo(**variables: str) -> specs.AppDef:
+    app = utils.echo(msg="hi", image="example.com/app:1")
+    app.roles[0].env.update(variables)
+    return app
+
+
+def command(request: Any) -> list[str]:
+    """Return the command of the request's one stage."""
+    (executor,) = yaml.safe_load(request.pipeline.split("\n---\n")[0])["deploymentSpec"]["executors"].values()
+    return executor["container"]["command"]
+
+
+def read(runner: Runner, text: str) -> dict[str, Any]:
+    """Return the options of ``-cfg``."""
+    return runner.scheduler_run_opts("kfp").cfg_from_str(text)
+
+
+@pytest.fixture
+def dryrun(runner: Runner) -> Dryrun:
+    """A dry run by TorchX's own runner, with the options as a text or as a dict; returns the request."""
+
+    def run(app: specs.AppDef, cfg: str | dict[str, Any] = "", **more: Any) -> Any:
+        cfg = read(runner, cfg) if isinstance(cfg, str) else cfg
+        return runner.dryrun(app, "kfp", cfg, **more).request
+
+    return run
+
+
+def test_an_untracked_app_is_exactly_its_command(dryrun: Dryrun) -> None:
+    request = dryrun(echo())
+    assert command(request) == ["echo", "hi"]
+    assert request.arguments == {}
+    assert "TORCHX_" not in request.pipeline
+    assert "\n  name: echo\n" in request.pipeline
+
+
+def test_two_sessions_of_torchx_make_the_same_request(dryrun: Dryrun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nightly puts the id of its session into the roles, which would defeat KFP's cache."""
+    first = dryrun(echo(), {"tracker_base": BASE})
+    monkeypatch.setenv("TORCHX_INTERNAL_SESSION_ID", "another")
+    if (session := sys.modules.get("torchx.util.session")) is not None:
+        monkeypatch.setattr(session, "CURRENT_SESSION_ID", None, raising=False)
+    assert dryrun(echo(), {"tracker_base": BASE}) == first
+
+
+def test_a_parent_run_is_read(dryrun: Dryrun) -> None:
+    app = echo(TORCHX_JOB_ID="kfp://torchx/${app_id}", MINE="1")
+    request = dryrun(app, {"tracker_base": BASE}, parent_run_id="run/train/1")
+    assert request.arguments == {"tracker_base": BASE}
+    words = " ".join(command(request))
+    assert "run/train/1" in words
+    assert "TORCHX_PARENT_RUN_IDS" in words
+    assert "kfp://torchx" not in words
+    # The app of the caller stays as TorchX has left it.
+    assert app.roles[0].env["TORCHX_PARENT_RUN_ID"] == "run/train/1"
+    assert app.roles[0].env["MINE"] == "1"
+    with pytest.raises(ReadsError, match=says("run/train/1", "--parent_run_id", "-cfg tracker_base=")):
+        dryrun(echo(), parent_run_id="run/train/1")
+
+
+def test_configured_trackers_get_the_records_or_are_named(
+    dryrun: Dryrun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHX_TRACKERS", "mlflow,torchx_kfp,other")
+    monkeypatch.setenv("TORCHX_TRACKER_MLFLOW_CONFIG", "http://mlflow:5000")
+    words = command(dryrun(echo(), {"tracker_base": BASE}))
+    assert "TORCHX_TRACKERS=torchx_kfp,mlflow,other" in words
+    assert "TORCHX_TRACKER_MLFLOW_CONFIG=http://mlflow:5000" in words
+    caplog.clear()
+    assert command(dryrun(echo())) == ["echo", "hi"]
+    [warning] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert re.search(says("mlflow", "-cfg tracker_base="), warning)
+
+
+@pytest.mark.parametrize(("count", "engine"), [(1, "job"), (2, "jobset")])
+def test_several_replicas_or_roles_need_an_engine(dryrun: Dryrun, count: int, engine: str) -> None:
+    app = echo()
+    app.roles = [dataclasses.replace(app.roles[0], name=f"role{number}", num_replicas=2) for number in range(count)]
+    with pytest.raises(AppDefError, match=says("engine", f"-cfg engine={engine}")):
+        dryrun(copy.deepcopy(app))
+    assert all(f"role{number}" in dryrun(app, {"engine": engine}).pipeline for number in range(count))
+    # The nightly has renamed it.
+    ddp = getattr(dist, "torchrun", dist.ddp)
+    trained = ddp("--epochs", "2", script="train.py", image="example.com/app:1", j="2x4")
+    assert "torchrun" in dryrun(trained, {"engine": engine}).pipeline
+
+
+@pytest.mark.parametrize("base", ["results", "/mnt/results", "file:///mnt/results", "memory://results"])
+def test_a_base_that_pods_do_not_reach_is_refused(dryrun: Dryrun, base: str) -> None:
+    with pytest.raises(UnsupportedPipelineError, match=says(base, "s3://bucket/results", "nothing was submitted")):
+        dryrun(echo(), {"tracker_base": base})
+
+
+# Options
+
+
+def test_all_options_are_read_and_the_request_is_shown_as_a_file_to_upload(dryrun: Dryrun, runner: Runner) -> None:
+    text = (
+        "host=https://kfp.example.com:8080/pipeline,namespace=me,tracker_base=s3://bucket/results,experiment=a\nb,name=n,"
+        "service_account=runner,pipeline_root=s3://bucket/root,cache=false,engine=jobset,queue=gpus,"
+        "secrets=AWS_ACCESS_KEY_ID:s3/accesskey;AWS_SECRET_ACCESS_KEY:s3/secretkey;HF_TOKEN:hf/token"
+    )
+    request = dryrun(echo(), text)
+    comments = [line[2:] for line in str(request).splitlines() if line.startswith("# ") and "=" not in line]
+    assert {
+        "host: https://kfp.example.com:8080/pipeline",
+        "namespace: me",
+        "name: n",
+        "experiment: a\\nb",
+        "service_account: runner",
+        "pipeline_root: s3://bucket/root",
+        "cache: False",
+        f"argument tracker_base: {BASE}",
+    } <= {*comments}
+    assert [document for document in yaml.safe_load_all(str(request)) if document] == [
+        *yaml.safe_load_all(request.pipeline)
+    ]
+    shown = {part.split("=")[0] for part in text.split(",")}
+    assert shown == {name for name, _ in runner.scheduler_run_opts("kfp")}
+    for fact in ("gpus", "JobSet", "HF_TOKEN"):
+        assert fact in request.pipeline
+
+
+def test_secrets_are_variables(dryrun: Dryrun) -> None:
+    request = dryrun(echo(), {"tracker_base": BASE, "secrets": "AWS_ACCESS_KEY_ID:s3/accesskey"})
+    platforms = yaml.safe_load(request.pipeline.split("\n---\n")[1])["platforms"]
+    [executor] = platforms["kubernetes"]["deploymentSpec"]["executors"].values()
+    [secret] = executor["secretAsEnv"]
+    assert secret["secretName"] == "s3"
+    assert secret["keyToEnv"] == [{"envVar": "AWS_ACCESS_KEY_ID", "secretKey": "accesskey"}]
+
+
+@pytest.mark.parametrize(("yes", "no"), [("true", "false"), ("True", "no"), ("1", "0"), ("on", "OFF"), ("yes", "no")])
+def test_booleans_have_several_words(dryrun: Dryrun, yes: str, no: str) -> None:
+    assert [("# cache: False" in str(dryrun(echo(), f"cache={word}"))) for word in (yes, no)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("cfg", "facts"),
+    [
+        ("trackerbase=s3://b/r", ["trackerbase", "tracker_base", "Did you mean", "service_account"]),
+        ("cache=maybe", ["cache", "maybe", "true or false"]),
+        ("engine=jobsets", ["engine", "'jobsets'", "'jobset'", "job", "volcano"]),
+        ("queue=gpus", ["queue", "gpus", "engine=job"]),
+        ("engine=job,queue=Not A Queue", ["queue", "'Not A Queue'"]),
+        ("secrets=AWS_ACCESS_KEY_ID", ["secrets", "'AWS_ACCESS_KEY_ID'", "VARIABLE:secret/key"]),
+        ("secrets=A:s3", ["secrets", "'A:s3'", "VARIABLE:secret/key"]),
+        ("secrets=A:s3/key;B:s3/key", ["secrets", "'key'", "'s3'", "A and B"]),
+        ({"hots": "x"}, ["hots"]),
+        ({"cache": "yes"}, ["cache"]),
+        ({"host": 3}, ["host"]),
+    ],
+)
+def test_wrong_options_are_refused(dryrun: Dryrun, cfg: str | dict[str, Any], facts: list[str]) -> None:
+    with pytest.raises(InvalidRunConfigException, match=says(*facts)) as caught:
+        dryrun(echo(), cfg)
+    assert caught.value.cfg_key == facts[0]
+
+
+def test_an_unknown_option_without_a_value_is_none(dryrun: Dryrun) -> None:
+    """TorchX makes such ones from ``name = None`` in a ``.torchxconfig``."""
+    assert str(dryrun(echo(), {"other": None, "engine": "job"})) == str(dryrun(echo(), {"engine": "job"}))
+
+
+# What a run tells of its app
+
+
+@pytest.fixture
+def host(runner: Runner, host: KfpHost, monkeypatch: pytest.MonkeyPatch) -> KfpHost:
+    """The host of a user who has named it; stages run in the folder of the runner."""
+    monkeypatch.setenv("TORCHX_KFP_HOST", host.url)
+    return host
+
+
+def app_of(**of_role: Any) -> specs.AppDef:
+    role = specs.Role(
+        "trainer",
+        image="example.com/app:1",
+        entrypoint="true",
+        args=["-m", "app", "--rate", "0.1"],
+        env={"LEVEL": "info", "EMPTY": ""},
+        resource=specs.Resource(cpu=2, gpu=1, memMB=2048),
+        max_retries=3,
+    )
+    return specs.AppDef("Train it", [dataclasses.replace(role, **of_role)])
+
+
+@pytest.fixture
+def described(new_runner: Callable[[], Runner], host: KfpHost) -> Callable[..., list[specs.Role]]:
+    """The roles of an app, as its run tells them to another process."""
+
+    def run(app: specs.AppDef, **cfg: str) -> list[specs.Role]:
+        found = new_runner().describe(new_runner().run(copy.deepcopy(app), "kfp", cfg))
+        assert found
+        return found.roles
+
+    return run
+
+
+def told(role: specs.Role) -> dict[str, Any]:
+    """Return the fields of a role that a pipeline tells."""
+    names = ("name", "image", "entrypoint", "args", "env", "num_replicas", "max_retries")
+    amounts = role.resource.cpu, role.resource.gpu, role.resource.memMB, role.resource.devices
+    return {**{name: getattr(role, name) for name in names}, "resource": amounts}
+
+
+@pytest.mark.parametrize("cfg", [{}, {"tracker_base": BASE}], ids=["", "tracked"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"args": [*HOSTILE, "", "a b", "$(X) {{y}}"], "env": {"HOSTILE": "$(X) {{y}} $$ \\ \n"}},
+        {"resource": specs.Resource(cpu=-1, gpu=-1, memMB=-1)},
+        {"resource": specs.Resource(cpu=0.5, gpu=-1, memMB=64, devices={"example.com/tpu": 2})},
+    ],
+    ids=["plain", "hostile", "unlimited", "devices"],
+)
+def test_a_role_comes_back(described: Any, cfg: dict[str, str], changes: dict[str, Any]) -> None:
+    app = app_of(**changes)
+    [role] = described(app, **cfg)
+    assert told(role) == told(app.roles[0])
+
+
+def test_the_roles_of_a_distributed_stage_come_back(described: Any) -> None:
+    app = app_of(num_replicas=3, args=["--rank", "${replica_id}"])
+    app.roles.append(
+        dataclasses.replace(app.roles[0], name="reader", num_replicas=1, args=["$(X) {{y}}"], env={"A": "1"})
+    )
+    trainer, reader = described(app, engine="jobset")
+    assert (told(trainer)["args"], told(trainer)["env"]) == (
+        ["--rank", "${replica_id}"],
+        {"LEVEL": "info", "EMPTY": ""},
+    )
+    assert [(role.name, role.num_replicas, role.image) for role in (trainer, reader)] == [
+        ("trainer", 3, "example.com/app:1"),
+        ("reader", 1, "example.com/app:1"),
+    ]
+    assert (reader.args, reader.env["A"]) == (["$(X) {{y}}"], "1")
+    assert (trainer.resource.cpu, trainer.resource.gpu, trainer.resource.memMB) == (2, 1, 2048)
+
+
+def test_a_run_that_torchx_has_not_submitted_has_a_role_for_each_stage(runner: Runner, host: KfpHost) -> None:
+    @dsl.container_component
+    def show(text: str):
+        return dsl.ContainerSpec(image="busybox", command=["echo"], args=[text, "--again", text])
+
+    @dsl.pipeline(name="inner")
+    def inner(word: str) -> None:
+        show(text=word)
+
+    @dsl.pipeline(name="other")
+    def other(word: str = "default", more: str = "more") -> None:
+        first = show(text=word)
+        inner(word=more).after(first)
+        with dsl.ParallelFor(["a", "b"]) as item:
+            task_from_app(app_of(args=[item]))
+
+    run = submit(other, {"more": "m"}, host=host.url)
+    found = runner.describe(f"kfp://torchx/{run.run_id}")
+    assert found
+    roles = {role.name: role for role in found.roles}
+    assert {name: role.entrypoint for name, role in roles.items()} == {
+        "show": "echo",
+        "inner/show": "echo",
+        "train-it": "true",
+    }
+    assert roles["show"].args == ["default", "--again", "default"]
+    assert roles["inner/show"].args == ["m", "--again", "m"]
+
+
+def test_the_failure_of_a_distributed_stage_is_not_that_of_its_replicas(runner: Runner, host: KfpHost) -> None:
+    failing = app_of(entrypoint="sh", args=["-c", "exit 3"], num_replicas=2, max_retries=0)
+    status = runner.wait(runner.run(failing, "kfp", {"engine": "job"}), wait_interval=0.1)
+    assert status
+    found = {role.role: [(str(it.state), bool(it.hostname)) for it in role.replicas] for role in status.roles}
+    assert found == {"trainer": [("UNKNOWN", False)] * 2, "train-it (all replicas)": [("FAILED", True)]}
+
+
+def kept(text: str, package: str = "torchx_kfp.") -> list[object]:
+    """Return the objects of a package that have this text."""
+    ours = (it for it in gc.get_objects() if type(it).__module__.startswith(package) and hasattr(it, "__dict__"))
+    return [it for it in ours if any(isinstance(value, str) and text in value for value in vars(it).values())]
+
+
+def test_no_scheduler_keeps_requests_or_runs_that_have_ended(runner: Runner, host: KfpHost) -> None:
+    waits = specs.Role("main", "i", entrypoint="sh", args=["-c", "until [ -e go ]; do sleep .1; done"])
+    app = specs.AppDef("app", [waits])
+    planned = runner.dryrun(app, "kfp", {"host": host.url})
+    assert kept("until [ -e go ]")
+    del planned
+    gc.collect()
+    assert not kept("until [ -e go ]")
+    handle = runner.run(app, "kfp", {"host": host.url})
+    # Not those of the host, which is in this process, too.
+    names = handle.rpartition("/")[2], "torchx_kfp.execution.host"
+    assert runner.status(handle)
+    assert kept(*names)
+    Path("go").touch()
+    status = runner.wait(handle, wait_interval=0.1)
+    assert status
+    assert status.state == specs.AppState.SUCCEEDED
+    gc.collect()
+    assert not kept(*names)
