@@ -2,6 +2,7 @@
 
 # No postponed annotations: kfp reads annotations as types.
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,16 @@ def test_changes_are_named_and_kept_unless_the_user_starts_from_them() -> None:
     cached = {place.name: place.task.caches for place in walk(anew.pipeline) if place.is_stage}
     assert cached == {"prepare": False, "branch": False, "kept-make-data": False, "take": True, "train": False}
     assert "Run without the cache: prepare, branch, train." in str(anew)
+
+
+def test_what_a_resumed_run_has_in_place_of_kept_stages_is_no_change() -> None:
+    """Its own pipeline has constants there. Afterwards, it is compared with the whole pipeline again."""
+    run = earlier({"train": State.SUCCEEDED})
+    for _ in range(2):
+        plan = planned(run, run.pipeline)
+        assert {step.name: step.changes for step in plan.steps} == dict.fromkeys(run.ends, ())
+        run = replace(run, pipeline=plan.pipeline)
+        assert {step.name: step.changes for step in planned(run).steps} == dict.fromkeys(run.ends, ())
 
 
 def test_a_condition_that_is_false_now_is_evaluated_in_the_new_run() -> None:

@@ -93,11 +93,16 @@ class _Planner:
         self._definitions = definitions_of(pipeline, self._units, arguments)
         before, known = earlier.continuation, continuation_of(pipeline.description)
         old = units_of(earlier.pipeline)
+        own = definitions_of(earlier.pipeline, old, earlier.record.arguments)
         #: The definitions of the earlier run's units, by their keys.
-        self._before: dict[str, Definition] = {
-            **definitions_of(earlier.pipeline, old, earlier.record.arguments),
-            **(before.definitions if before else {}),
-        }
+        self._before: dict[str, Definition] = {**own, **(before.definitions if before else {})}
+        #: The definitions that are recorded: those in the whole pipeline.
+        self._recorded: dict[str, Definition] = {**(known.definitions if known else {}), **self._definitions}
+        if known is not None and known == before:
+            # It is the run's own pipeline, which has constants in place of what the run had kept.
+            self._before.update(own)
+            unchanged = [key for key, one in self._definitions.items() if key in own and not differences(own[key], one)]
+            self._recorded.update((key, known.definitions[key]) for key in unchanged if key in known.definitions)
         #: What the pipeline itself had taken over, if it is that of a resumed run.
         self._known = known
         imports = {place.name for unit in old.values() if unit.is_import for place in unit.stages}
@@ -327,7 +332,7 @@ class _Planner:
                     if key == unit.key
                 },
             },
-            definitions={**(before.definitions if before else {}), **self._definitions},
+            definitions=self._recorded,
             outputs={
                 **(before.outputs if before else {}),
                 **{name: value for name, (_, value) in outputs.items() if not is_artifact(value)},
