@@ -149,9 +149,9 @@ class Place:
         notes.unlink(missing_ok=True)
         return found
 
-    def submit(self, *words: str, code: int = 0) -> str:
+    def submit(self, *words: str, code: int = 0, said: str = "") -> str:
         done = self.call("submit", *words, "--host", self.host, "--watch", "--quiet", "--no-cache")
-        assert done.returncode == code, done.stderr
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
         return done.stdout.split()[0]
 
     def run(self, *words: str, code: int = 0) -> str:
@@ -218,7 +218,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     steps = {step["name"]: step for step in json.loads(planned.stdout)["plan"]["stages"]}
     assert steps["prepare"]["kept_from"] == first
     assert "no other stage was given it" in steps["plain"]["reason"]
-    second = place.submit("--resume", first[:8], code=1)
+    second = place.submit("--resume", first[:8], code=1, said=f"Resumes {first}: ")
     assert place.notes() == ["both", "last", "train", "unread"]
     for words, what in {
         ("replay", f"{first}/last"): f"'last' was not started in the run {first}: it was not run",

@@ -48,7 +48,8 @@ def view_options(command: Any) -> Any:
             "-q",
             "--quiet",
             is_flag=True,
-            help="Show only the final table, the command that shows its results again, and errors.",
+            help="Show only the plan of a resumed run, the final table, the command that shows its results again, and "
+            "errors.",
         ),
     ):
         command = option(command)

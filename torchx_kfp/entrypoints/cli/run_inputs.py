@@ -124,7 +124,7 @@ class RunInputs:
         return arguments if base is None else {**arguments, TRACKER_BASE: base}
 
     def prepare(
-        self, pipeline: Pipeline, arguments: Mapping[str, Any], earlier: EarlierRun | None, *, quiet: bool, **place: Any
+        self, pipeline: Pipeline, arguments: Mapping[str, Any], earlier: EarlierRun | None, **place: Any
     ) -> PreparedRun:
         """Return the run, prepared to start, and print what it keeps of the earlier run.
 
@@ -132,7 +132,6 @@ class RunInputs:
             pipeline: the pipeline.
             arguments: the arguments from ``read_arguments``.
             earlier: the run that is continued, if any.
-            quiet: whether to print nothing.
             place: ``directory`` and ``without``: see ``prepare`` of ``prepared_run``, which has the errors, too.
         """
         from torchx_kfp.execution.runs.prepared_run import prepare
@@ -146,7 +145,7 @@ class RunInputs:
             from_stages=self.from_stages,
             **place,
         )
-        if prepared.plan is not None and not (quiet or self.dry_run):
+        if prepared.plan is not None and not self.dry_run:
             print_message(str(prepared.plan))
         return prepared
 

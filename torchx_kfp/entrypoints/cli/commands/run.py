@@ -161,7 +161,7 @@ def run_command(
             _say_code(record, folder)
         begin = partial(resume, found, **options)
     else:
-        prepared = _prepare(target, component, inputs, folder, new, flags, quiet=quiet)
+        prepared = _prepare(target, component, inputs, folder, new, flags)
         if inputs.dry_run:
             show_dry_run(prepared, as_json=as_json)
             return
@@ -226,8 +226,6 @@ def _prepare(
     output_dir: str,
     options: Mapping[str, Any],
     flags: Flags,
-    *,
-    quiet: bool,
 ) -> PreparedRun:
     """Return a new run. Its tracker base is absolute, because a stage may change its directory."""
     earlier = inputs.read_resumed(output_dir, flags)
@@ -239,7 +237,7 @@ def _prepare(
     if isinstance(base := arguments.get(TRACKER_BASE), str):
         arguments[TRACKER_BASE] = _absolute(base)
     directory = os.fspath(options["directory"] or os.curdir)
-    return inputs.prepare(pipeline, arguments, earlier, quiet=quiet, directory=directory, without=[output_dir])
+    return inputs.prepare(pipeline, arguments, earlier, directory=directory, without=[output_dir])
 
 
 def _is_here(run: str, output_dir: str, flags: Flags) -> bool:

@@ -105,7 +105,7 @@ def submit_command(
         component.refuse(stored_name)
         pipeline, reference = _stored(host, stored_name, target)
     arguments = inputs.read_arguments(pipeline, earlier, usual, _EXAMPLES)
-    prepared = inputs.prepare(pipeline, arguments, earlier, quiet=quiet)
+    prepared = inputs.prepare(pipeline, arguments, earlier)
     _check(prepared)
     if WORKSPACE in pipeline.root.inputs and not prepared.values.get(WORKSPACE) and WORKSPACE not in arguments:
         print_message(f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. {SEND_CODE}")
