@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -233,9 +233,22 @@ def _choose(pipelines: dict[str, Any], components: list[str], name: str | None, 
         raise PipelineFileError(f"{file!r} has several components: {there}. Choose one: {file}:{components[0]}.")
     if not pipelines:
         raise PipelineFileError(f"{file!r} does not define a pipeline. Decorate a function with @kfp.dsl.pipeline.")
-    if len(pipelines) > 1:
-        raise PipelineFileError(f"{file!r} has several pipelines: {there}. Choose one: {file}:{sorted(pipelines)[0]}.")
-    return next(iter(pipelines.values()))
+    outer = sorted(key for key in pipelines if not _is_nested(pipelines[key], pipelines.values())) or sorted(pipelines)
+    if len(outer) > 1:
+        raise PipelineFileError(f"{file!r} has several pipelines: {', '.join(outer)}. Choose one: {file}:{outer[0]}.")
+    return pipelines[outer[0]]
+
+
+def _is_nested(pipeline: Any, pipelines: Iterable[Any]) -> bool:
+    """Tell whether another one of the pipelines uses a pipeline."""
+    from kfp.dsl.utils import sanitize_component_name
+
+    name = sanitize_component_name(pipeline.name)
+    return any(
+        name in other.pipeline_spec.components and other.pipeline_spec.components[name].HasField("dag")
+        for other in pipelines
+        if other is not pipeline
+    )
 
 
 def explain_import_error(path: Path, error: BaseException, with_traceback: str = "") -> str:
