@@ -16,9 +16,10 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     show_stored,
     show_value,
     sparkline,
+    this_command,
 )
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
-from torchx_kfp.entrypoints.cli.resolver import locate
+from torchx_kfp.entrypoints.cli.resolver import host_words, locate
 from torchx_kfp.entrypoints.cli.selection import choose, facts_of, open_recorder, read, recorded, say_cached, titled
 from torchx_kfp.errors import UnknownRunError
 
@@ -46,12 +47,21 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
     torchx-kfp show latest/evaluate
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
     """
-    from torchx_kfp.tracking.store import pipeline_run
+    from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
     [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
     chosen = choose(located, recorded(recorder), recorder)
     run_id, *others = chosen.keys
+    stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
+    if len(stages) > 1:
+        *base, run = words
+        one = this_command("show", *base, f"{run.rstrip('/')}/{stages[0]}", *host_words(flags))
+        every = this_command("results", *words, *host_words(flags))
+        raise UnknownRunError(
+            f"{located.run!r} has records of {len(stages):,} stages under {located.base!r}: {listed(stages)}. "
+            f"Name one: {one}. For the results of all: {every}"
+        )
     if others:
         raise UnknownRunError(
             f"{located.run!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
