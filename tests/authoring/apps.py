@@ -56,6 +56,15 @@ def compile_pipeline(function: Callable[..., Any], name: str = "pipeline") -> st
         return path.read_text(encoding="utf-8")
 
 
+def compile_stage(app: AppDef | None = None, *, tracked: bool = True, **options: Any) -> str:
+    """Return the YAML of a pipeline with one stage, which has these options and, if it is tracked, a tracker base."""
+
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        task_from_app(app or make_app(), tracker_base=tracker_base if tracked else None, **options)
+
+    return compile_pipeline(pipeline)
+
+
 def load(compiled: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the pipeline spec and the platform's executors."""
     spec, platforms = [*documents(compiled), {}][:2]

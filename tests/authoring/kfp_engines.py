@@ -126,6 +126,12 @@ class Container:
         environ = {"PATH": path, "HOME": "/root", **self.environ}
         return subprocess.run(self.argv(), capture_output=True, env=environ, timeout=30, check=False, **options)
 
+    def environment(self, shells: Path | None = None) -> dict[str, str]:
+        """Run the process, whose application is ``env -0``, and return the variables that it has."""
+        done = self.run(shells)
+        assert done.returncode == 0, done.stderr
+        return dict(entry.split("=", 1) for entry in os.fsdecode(done.stdout).split("\0") if entry)
+
 
 def containers(compiled: str) -> dict[str, dict[str, object]]:
     """Return the containers of a compiled pipeline by the names of their executors."""

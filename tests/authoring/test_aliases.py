@@ -4,7 +4,6 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -13,21 +12,16 @@ from hypothesis import strategies as st
 from tests.authoring.apps import compile_pipeline, make_app
 from tests.authoring.kfp_engines import container_of
 from torchx_kfp import task_from_app
-from torchx_kfp.contract import protocol
-from torchx_kfp.errors import ProtocolError
 
-SHOW = f'printf %s\\\\n "${protocol.PARENT_RUN_IDS}" "${protocol.PARENT_RUN_ID}"'
+APP = make_app(entrypoint="sh", args=["-c", 'printf %s\\\\n "$TORCHX_PARENT_RUN_IDS" "$TORCHX_PARENT_RUN_ID"'])
 
 
 def compile_reader() -> str:
     """Compile a stage that reads two run ids and a fan-in, all of which are parameters."""
 
     def pipeline(one: str, two: str, many: list) -> None:
-        task_from_app(
-            make_app(entrypoint="sh", args=["-c", SHOW]),
-            tracker_base="/tmp/results",
-            reads={"one": one, "two": two, "many": many, "old": ["old/a/1", one]},
-        )
+        reads = {"one": one, "two": two, "many": many, "old": ["old/a/1", one]}
+        task_from_app(APP, tracker_base="/tmp/results", reads=reads)
 
     return compile_pipeline(pipeline)
 
@@ -39,30 +33,15 @@ def start(shells: Path, tmp: Path, inputs: Mapping[str, str]) -> subprocess.Comp
     return container_of(COMPILED, "train", inputs=inputs, outputs={"run_id": str(tmp / "out" / "run_id")}).run(shells)
 
 
-def read(shells: Path, tmp: Path, **inputs: str) -> tuple[dict[str, Any], str]:
-    done = start(shells, tmp, inputs)
+@pytest.mark.parametrize(
+    ("one", "two", "many"), [("local_cwd://session/app", "r/b/1", ["r/c/1", "r/c/2"]), ("", "", [])]
+)
+def test_run_ids_that_are_parameters(shells: Path, tmp_path: Path, one: str, two: str, many: list[str]) -> None:
+    done = start(shells, tmp_path, {"one": one, "two": two, "many": json.dumps(many, separators=(",", ":"))})
     assert (done.returncode, done.stderr) == (0, b"")
     text, first = done.stdout.decode().splitlines()
-    return dict(protocol.decode_parents(text)), first
-
-
-def test_run_ids_that_are_parameters(shells: Path, tmp_path: Path) -> None:
-    many = json.dumps(["r/c/1", "r/c/2"], separators=(",", ":"))
-    assert read(shells, tmp_path, one="local_cwd://session/app", two="r/b/1", many=many) == (
-        {
-            "one": "local_cwd://session/app",
-            "two": "r/b/1",
-            "many": ("r/c/1", "r/c/2"),
-            "old": ("old/a/1", "local_cwd://session/app"),
-        },
-        "local_cwd://session/app",
-    )
-    assert read(shells, tmp_path, one="", two="", many="[]")[0] == {
-        "one": "",
-        "two": "",
-        "many": (),
-        "old": ("old/a/1", ""),
-    }
+    assert json.loads(text) == {"one": one, "two": two, "many": many, "old": ["old/a/1", one]}
+    assert first == one
 
 
 @pytest.mark.parametrize(
@@ -106,19 +85,18 @@ def test_whatever_the_values_are(shells: Path, tmp_path: Path, one: str, two: st
     if done.returncode == 2:
         return
     assert done.returncode == 0
-    text = done.stdout.decode().rpartition("\n")[0].rpartition("\n")[0]
     try:
-        parents = protocol.decode_parents(text)
-    except ProtocolError:
+        pairs = json.loads(done.stdout.decode().rpartition("\n")[0].rpartition("\n")[0], object_pairs_hook=list)
+    except json.JSONDecodeError:
         return
-    assert list(parents) == ["one", "two", "many", "old"]
-    assert (parents["one"], parents["two"], parents["old"]) == (one, two, ("old/a/1", one))
+    assert [alias for alias, _ in pairs] == ["one", "two", "many", "old"]
+    parents = dict(pairs)
+    assert (parents["one"], parents["two"], parents["old"]) == (one, two, ["old/a/1", one])
 
 
 def test_an_alias_named_like_a_placeholder_of_kfp(shells: Path, tmp_path: Path) -> None:
     def pipeline(one: str) -> None:
-        app = make_app(entrypoint="sh", args=["-c", SHOW])
-        task_from_app(app, tracker_base="/tmp/results", reads={"Concat": one, "IfPresent": one})
+        task_from_app(APP, tracker_base="/tmp/results", reads={"Concat": one, "IfPresent": one})
 
     known = {"inputs": {"Concat": "r/a/1"}, "outputs": {"run_id": str(tmp_path / "run_id")}}
     done = container_of(compile_pipeline(pipeline), "train", **known).run(shells)

@@ -7,9 +7,7 @@ import pytest
 from kfp import dsl
 
 from tests.authoring.apps import compile_pipeline, load, make_app, unresolved_inputs
-from tests.facts import says
 from torchx_kfp import artifact_from_uri, task_from_app
-from torchx_kfp.errors import AppDefError, ChannelError, OutputsError
 
 pytestmark = pytest.mark.versions
 
@@ -69,42 +67,3 @@ def test_two_of_one_pipeline() -> None:
         if name.startswith("comp-artifact-from-uri")
     }
     assert sorted(titles.values()) == ["system.Dataset", "system.Model"]
-
-
-@pytest.mark.parametrize(
-    ("uri", "options", "error", "message"),
-    [
-        (
-            lambda _, given: f"{given[0]}/model",
-            {},
-            ChannelError,
-            says("uri is '{{channel:task=;name=place;type=String;}}/model'", "the whole URI", "Pass"),
-        ),
-        (lambda _, given: given[1], {}, ChannelError, says("NUMBER_INTEGER", "'number'")),
-        (lambda *_: "", {}, ChannelError, says("''", "URI", "'s3://models/7'")),
-        (lambda train, _: train, {}, ChannelError, r"uri is <.*PipelineTask"),
-        (lambda *_: "s3://m/1", {"metadata": {"x": object}}, OutputsError, r"JSON"),
-        (lambda _, given: given[0], {"metadata": ["x"]}, OutputsError, says("artifact_from_uri", "['x']", "Give")),
-    ],
-)
-def test_what_is_refused(uri: Any, options: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        compiled(uri, **options)
-
-
-def test_metadata_with_a_channel_is_refused() -> None:
-    def pipeline(place: str) -> None:
-        artifact_from_uri("s3://m/1", dsl.Model, metadata={"from": f"{place}"})
-
-    with pytest.raises(OutputsError, match=says("dict", "constants", "artifact_from_uri", "'from'", "Give")):
-        compile_pipeline(pipeline)
-
-
-def test_another_class_or_no_pipeline() -> None:
-    def pipeline() -> None:
-        artifact_from_uri("s3://m/1", str)
-
-    with pytest.raises(OutputsError, match=says("dsl.Model", "'str'", "kfp.dsl")):
-        compile_pipeline(pipeline)
-    with pytest.raises(AppDefError, match=says("artifact_from_uri", "task", "kfp.dsl.pipeline", "Call")):
-        artifact_from_uri("s3://m/1")

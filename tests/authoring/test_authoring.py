@@ -1,6 +1,8 @@
 """The public functions: components and tasks as KFP's users use them."""
 
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +11,10 @@ from kfp import compiler, components, dsl
 from torchx.specs import Resource
 
 import torchx_kfp
-from tests.authoring.apps import compile_pipeline, load, make_app, unresolved_inputs
+from tests.authoring.apps import compile_pipeline, compile_stage, load, make_app, unresolved_inputs
+from tests.authoring.kfp_engines import container_of, containers
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, container_from_app, task_from_app
-from torchx_kfp.authoring.options import StageSettings
-from torchx_kfp.authoring.plan import plan_stage
-from torchx_kfp.contract.command import decode
-from torchx_kfp.errors import ReadsError
 
 pytestmark = pytest.mark.versions
 
@@ -33,6 +32,7 @@ def test_unknown_names_of_the_package() -> None:
 def test_a_component_file_holds_the_whole_app() -> None:
     app = make_app(resource=Resource(cpu=2, gpu=1, memMB=4000), max_retries=2)
     text = component_spec_from_app(app, reads=["prepare"], labels=True)
+    made = component_from_app(app, reads=["prepare"], labels=True)
     assert "{{channel" not in text
     loaded = components.load_component_from_text(text)
     assert loaded.name == "train"
@@ -42,16 +42,16 @@ def test_a_component_file_holds_the_whole_app() -> None:
 
     def pipeline(tracker_base: str) -> None:
         first = loaded(tracker_base=tracker_base, prepare="a/b/c")
-        loaded(tracker_base=tracker_base, prepare=first.outputs["run_id"])
+        made(tracker_base=tracker_base, prepare=first.outputs["run_id"])
         task_from_app(make_app("read"), tracker_base=tracker_base, reads=first)
 
     spec, platform = load(compile_pipeline(pipeline))
     assert unresolved_inputs(spec) == []
-    (label,) = [name for name in spec["deploymentSpec"]["executors"] if name == "exec-train-stage"]
-    container = spec["deploymentSpec"]["executors"][label]["container"]
-    assert container["resources"]["resourceMemoryLimit"] == "4000M"
-    assert platform[label]["podMetadata"]["labels"]["torchx.pytorch.org/app-name"] == "train"
-    assert decode(container["command"]).retries == 2
+    stages = {label: spec["deploymentSpec"]["executors"][label] for label in ("exec-train-stage", "exec-train-2")}
+    assert stages["exec-train-stage"] == stages["exec-train-2"], "also its retries"
+    assert stages["exec-train-2"]["container"]["resources"]["resourceMemoryLimit"] == "4000M"
+    for label in stages:
+        assert platform[label]["podMetadata"]["labels"]["torchx.pytorch.org/app-name"] == "train"
 
 
 def test_an_untracked_component_file() -> None:
@@ -67,7 +67,7 @@ def test_an_untracked_component_file() -> None:
     assert executor["container"]["command"] == ["echo", "hello"]
 
 
-def test_a_component_is_called_in_pipelines(tmp_path: Any) -> None:
+def test_a_component_is_called_in_pipelines(tmp_path: Path) -> None:
     train = component_from_app(make_app(resource=Resource(cpu=2, gpu=0, memMB=-1)), tracked=True)
     read = component_from_app(make_app("read"), reads=["model"])
     assert train.description == "TorchX application train, role trainer"
@@ -91,45 +91,14 @@ def test_a_component_is_called_in_pipelines(tmp_path: Any) -> None:
     assert text == component_spec_from_app(make_app(resource=Resource(cpu=2, gpu=0, memMB=-1)), tracked=True)
 
 
-def test_a_component_says_what_it_needs() -> None:
-    train = component_from_app(make_app(), reads=["prepare"])
-
-    def missing() -> None:
-        train(tracker_base="/tmp")
-
-    def unknown() -> None:
-        train(tracker_base="/tmp", prepare="a/b/c", lr=0.1)
-
-    with pytest.raises(TypeError, match=says("train()", "required", "argument")):
-        compile_pipeline(missing)
-    with pytest.raises(ReadsError, match=says("'train'", "'lr'", "prepare", "tracker_base")):
-        compile_pipeline(unknown)
-
-
 NAMES = [
-    "train",
-    "Train_1",
-    "my app",
-    "a/b",
-    "..",
-    "漢字",
-    "x" * 300,
-    "1",
-    "-",
-    "a$$b",
-    'quo"te',
-    "{{x}}",
-    "new\nline",
-    "UPPER.case-ok_1",
-    "comp-train",
-    "exec-x",
-    "for-loop-1",
-    "root",
+    *("train", "Train_1", "my app", "a/b", "..", "漢字", "x" * 300, "1", "-", "a$$b", 'quo"te', "{{x}}", "new\nline"),
+    *("UPPER.case-ok_1", "comp-train", "exec-x", "for-loop-1", "root"),
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_that_kfp_would_change(name: str) -> None:
+def test_names_that_kfp_would_change(name: str, tmp_path: Path) -> None:
     def pipeline(tracker_base: str) -> None:
         first = task_from_app(make_app(name, role=name), tracker_base=tracker_base, labels=True)
         again = task_from_app(make_app(name, role=name), tracker_base=tracker_base, reads={name: first}, labels=True)
@@ -144,22 +113,26 @@ def test_names_that_kfp_would_change(name: str) -> None:
     labels = [settings["podMetadata"]["labels"] for settings in platform.values() if "podMetadata" in settings]
     assert len(labels) == 2
     assert all(len(value) <= 63 for values in labels for value in values.values())
-    plan = plan_stage(make_app(name), StageSettings(tracker_base=("/tmp",)))
-    assert 0 < len(plan.stage) <= 63
-    assert set(plan.stage) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-    assert plan.stage.strip(".") == plan.stage
+    stage, _ = names_of(name, tmp_path)
+    assert re.fullmatch(r"[\w.-]{1,63}", stage, re.ASCII)
+    assert stage.strip(".") == stage
+    assert (stage == name) == (re.fullmatch(r"\w[\w.-]{0,62}", name, re.ASCII) is not None)
     components.load_component_from_text(component_spec_from_app(make_app(name), tracked=True))
 
 
-def test_ordinary_names_stay() -> None:
-    plan = plan_stage(make_app("UPPER.case-ok_1"), StageSettings(tracker_base=("/tmp",)))
-    assert (plan.alias, plan.stage, plan.component) == ("UPPER.case-ok_1", "UPPER.case-ok_1", "upper-case-ok-1")
+def names_of(name: str, folder: Path) -> tuple[str, str]:
+    """Return the name of a stage, which is the middle of its run id, and that of its component."""
+    compiled = compile_stage(make_app(name, entrypoint="true"))
+    (component,) = containers(compiled)
+    known = {"inputs": {"tracker_base": "/b"}, "outputs": {"run_id": str(folder / "run_id")}}
+    assert container_of(compiled, component, **known).run().returncode == 0
+    return (folder / "run_id").read_text().split("/")[1], component
 
 
-def test_long_names_are_told_apart() -> None:
-    first, second = (plan_stage(make_app("x" * 100 + end)) for end in "ab")
-    assert first.stage != second.stage
-    assert first.component != second.component
+def test_long_names_are_told_apart(tmp_path: Path) -> None:
+    assert names_of("UPPER.case-ok_1", tmp_path) == ("UPPER.case-ok_1", "upper-case-ok-1")
+    for first, second in zip(*(names_of("x" * 100 + end, tmp_path) for end in "ab"), strict=True):
+        assert first != second
 
 
 @dsl.container_component

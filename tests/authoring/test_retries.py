@@ -5,21 +5,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.authoring.apps import make_app
+from tests.authoring.apps import compile_pipeline, compile_stage, make_app
 from tests.authoring.kfp_engines import Container, containers
-from tests.authoring.test_command import compile_stage, stage_container
-from torchx_kfp.authoring.options import StageSettings
-from torchx_kfp.authoring.plan import plan_stage
-from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import decode
+from tests.authoring.test_command import stage_container
+from torchx_kfp import task_from_app
 
 #: Prints its run id, and fails until it has been started as often as its argument says.
 FAILS = 'echo "$TORCHX_JOB_ID"; echo >>"$1"; [ "$(wc -l <"$1")" -ge "$2" ] || exit 7'
-POD = {protocol.PIPELINE_RUN: "run-1", protocol.POD_NAME: "pod-7", protocol.POD_UID: "0b5a1f3c-1234-4f00-9c1e-1"}
+POD = {"KFP_RUN_ID": "run-1", "KFP_POD_NAME": "pod-7", "KFP_POD_UID": "0b5a1f3c-1234-4f00-9c1e-1"}
 
 
 def said(attempts: int, of: int, code: int = 7) -> list[str]:
@@ -31,32 +29,14 @@ def said(attempts: int, of: int, code: int = 7) -> list[str]:
 
 def failing(folder: Path, times: int, *, tracked: bool = True, retries: int = 3) -> Container:
     words = ["-c", FAILS, "sh", str(folder / "starts"), str(times)]
-    compiled = compile_stage(tracked=tracked, entrypoint="sh", args=words, max_retries=retries, env={"A": "$(B)"})
-    return stage_container(folder, compiled, **POD)
+    fields = {"entrypoint": "sh", "args": words, "max_retries": retries, "env": {"A": "$(B)"}}
+    return replace(stage_container(folder, tracked=tracked, **fields), environ=POD)
 
 
 def test_the_run_id_has_the_beginning_of_the_pods_uid(shells: Path, tmp_path: Path) -> None:
     """When KFP retries a run, Argo gives the new pod the name of the one that failed."""
-    compiled = compile_stage(tracked=True, entrypoint="true")
-    assert stage_container(tmp_path, compiled, **POD).run(shells).returncode == 0
-    run_id = (tmp_path / "out" / "run_id").read_text()
-    assert run_id == "run-1/train/pod-7_0b5a1f3c"
-    assert protocol.Execution.parse(run_id) == ("pod-7", "0b5a1f3c", 1)
-
-
-@pytest.mark.parametrize(
-    ("execution", "parsed"),
-    [
-        ("pod-7", ("pod-7", "", 1)),
-        ("pod-7_2", ("pod-7", "", 2)),
-        ("pod-7_12345678", ("pod-7", "12345678", 1)),
-        ("pod-7_12345678_13", ("pod-7", "12345678", 13)),
-        ("run/stage/train-2-0_4", ("train-2-0", "", 4)),
-        ("", ("", "", 1)),
-    ],
-)
-def test_the_parts_of_an_execution(execution: str, parsed: tuple[str, str, int]) -> None:
-    assert protocol.Execution.parse(execution) == parsed
+    assert replace(stage_container(tmp_path, entrypoint="true"), environ=POD).run(shells).returncode == 0
+    assert (tmp_path / "out" / "run_id").read_text() == "run-1/train/pod-7_0b5a1f3c"
 
 
 def test_each_attempt_has_a_run_id_of_its_own(shells: Path, tmp_path: Path) -> None:
@@ -88,9 +68,8 @@ def test_a_stage_that_was_asked_to_end_is_not_started_again(shells: Path, tmp_pa
         "os.write(1, b'ready\\n'); got = signal.sigwait(signals); more = signal.sigtimedwait(signals, 0.2); "
         "print(got, more); sys.exit(42)"
     )
-    compiled = compile_stage(tracked=True, entrypoint=sys.executable, args=["-c", program], max_retries=3)
+    container = stage_container(tmp_path, entrypoint=sys.executable, args=["-c", program], max_retries=3)
     environ = {"PATH": f"{shells}:{os.environ['PATH']}"}
-    container = stage_container(tmp_path, compiled)
     with subprocess.Popen(container.argv(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -101,13 +80,11 @@ def test_a_stage_that_was_asked_to_end_is_not_started_again(shells: Path, tmp_pa
 
 def test_an_application_that_ends_at_once_when_asked_keeps_its_exit_code(shells: Path, tmp_path: Path) -> None:
     """The shell may not have noticed its end when it looks for it."""
-    script = "trap 'exit 42' TERM; echo ready; sleep 30 >&- & wait"
-    compiled = compile_stage(tracked=False, entrypoint="sh", args=["-c", script], max_retries=3)
+    args = ["-c", "trap 'exit 42' TERM; echo ready; sleep 30 >&- & wait"]
+    command = stage_container(tmp_path, tracked=False, entrypoint="sh", args=args, max_retries=3).argv()
     environ = {"PATH": f"{shells}:{os.environ['PATH']}"}
     for _ in range(20):
-        with subprocess.Popen(
-            stage_container(tmp_path, compiled).argv(), stdout=subprocess.PIPE, env=environ
-        ) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             time.sleep(0.05)  # until the application waits, so that it ends without delay
@@ -117,31 +94,21 @@ def test_an_application_that_ends_at_once_when_asked_keeps_its_exit_code(shells:
 
 def test_a_signal_ends_an_application_between_two_attempts(shells: Path, tmp_path: Path) -> None:
     """The signal may come before the application ends, or after it."""
-    compiled = compile_stage(tracked=False, entrypoint="sh", args=["-c", "kill $PPID; exit 3"], max_retries=3)
-    done = stage_container(tmp_path, compiled).run(shells)
+    args = ["-c", "kill $PPID; exit 3"]
+    done = stage_container(tmp_path, tracked=False, entrypoint="sh", args=args, max_retries=3).run(shells)
     assert done.returncode in (3, 128 + signal.SIGTERM)
     assert b"attempt" not in done.stderr
 
 
-@pytest.mark.parametrize("tracked", [True, False])
-def test_the_command_tells_the_application_and_its_retries(tmp_path: Path, tracked: bool) -> None:
-    words = failing(tmp_path, 9, tracked=tracked).argv()
-    facts = decode(words)
-    assert (facts.retries, facts.variables) == (3, {"A": "$(B)"})
-    assert facts.application == ("sh", "-c", FAILS, "sh", str(tmp_path / "starts"), "9")
-    assert decode(failing(tmp_path, 9, retries=0).argv()).retries == 0
+def test_retries_cost_nothing_in_a_level() -> None:
+    """Stages of one shape share their container, and so the program in it. KFP does not retry as well."""
 
+    def pipeline(tracker_base: str) -> None:
+        for name in "ab":
+            task_from_app(make_app(name, args=["{{x}}", name], max_retries=2), tracker_base=tracker_base)
 
-def test_retries_cost_nothing_in_a_level(tmp_path: Path) -> None:
-    """Stages of one shape share their container, and so the program in it."""
-    plans = [
-        plan_stage(make_app(name, args=["{{x}}", name], max_retries=2), StageSettings(tracker_base=("s3://b",)))
-        for name in ("a", "b")
-    ]
-    assert plans[0].command == plans[1].command
-
-
-def test_kfp_does_not_retry_as_well() -> None:
-    compiled = compile_stage(tracked=True, entrypoint="true", max_retries=3)
+    compiled = compile_pipeline(pipeline)
+    a, b = containers(compiled).values()
+    assert a == b
+    assert a != next(iter(containers(compile_stage(make_app("a", args=["{{x}}", "a"]))).values()))
     assert "retryPolicy" not in compiled
-    assert "lt 4" in str(containers(compiled)["train"]["command"])

@@ -12,7 +12,6 @@ from torchx.components import utils
 
 from tests.authoring.apps import compile_pipeline, load, make_app
 from tests.events import finished_stages
-from tests.facts import says
 from torchx_kfp import (
     component_from_app,
     component_from_function,
@@ -20,8 +19,6 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.contract import protocol
-from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import FsspecResultTracker
 
 SECRETS = {"s3": {"user": "AWS_ACCESS_KEY_ID", "pass": "AWS_SECRET_ACCESS_KEY"}, "hub": {"token": "HF_TOKEN"}}
@@ -75,67 +72,8 @@ def test_a_parameter_of_a_function_may_be_called_secrets() -> None:
     assert set(component_from_function(app).component_spec.inputs) == {"secrets"}
 
 
-@pytest.mark.parametrize(
-    ("secrets", "message"),
-    [
-        ("s3", says("'s3'", "variable}", "secrets={'s3-credentials'", "'AWS_ACCESS_KEY_ID'", "'access_key'")),
-        (["s3"], r"^secrets is \['s3'\]\. Give"),
-        (
-            {"s3": "USER"},
-            says("secrets['s3']", "'USER'", "secrets=", "'AWS_ACCESS_KEY_ID'", "'s3-credentials'", "'access_key'"),
-        ),
-        ({"s3": {}}, says("secrets['s3']", "{}", "keys", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
-        ({"": {"a": "A"}}, says("''", "secrets=", "'AWS_ACCESS_KEY_ID'", "'s3-credentials'", "'access_key'")),
-        ({1: {"a": "A"}}, says("1", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
-        ({"s3": {"": "A"}}, says("secrets['s3']", "''", "key", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
-        (
-            {"s3": {"a": ""}},
-            says(
-                "secrets['s3']", "'a'", "''", "key", "variable", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'"
-            ),
-        ),
-        (
-            {"s3": {"a": None}},
-            says("secrets['s3']", "'a'", "None", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'"),
-        ),
-        ({"s3": {"a": "my-var"}}, says("'my-var'", "ASCII", "'_'", "'s3'", "'a'")),
-        ({"s3": {"a": "1A"}}, says("'1A'", "variable", "ASCII", "'_'", "'s3'")),
-        (
-            {"s3": {"a": "A"}, "hub": {"b": "A"}},
-            says("secrets['hub']", "'b'", "'A'", "'a'", "'s3'", "key", "variable", "Give"),
-        ),
-        ({"s3": {"a": "A", "b": "A"}}, says("secrets['s3']", "'b'", "'A'", "'a'", "key", "variable", "Give")),
-        ({"s3": {"a": "SET"}}, says("'SET'", "'trainer'", "variable", "role", "'s3'", "'a'", "Remove")),
-        (
-            {"s3": {"a": "TORCHX_JOB_ID"}},
-            says("'TORCHX_JOB_ID'", "variable", "tracked", "'s3'", "'a'", "Use"),
-        ),
-    ],
-)
-def test_what_is_refused(secrets: Any, message: str) -> None:
-    with pytest.raises(AppDefError, match=message):
-        component_from_app(make_app(env={"SET": "1"}), tracked=True, secrets=secrets)
-
-
-@pytest.mark.parametrize("name", [*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME])
-def test_variables_of_the_protocol(name: str) -> None:
-    def publisher() -> None:
-        publish_results("a/b/c", image="python", tracker_base="/tmp", secrets={"s": {"k": name}})
-
-    with pytest.raises(AppDefError, match=says(f"{name}'", "tracked")):
-        component_from_app(make_app(), tracked=True, secrets={"s": {"k": name}})
-    with pytest.raises(AppDefError, match=says(f"{name}'", "tracked")):
-        compile_pipeline(publisher)
-    # In an untracked stage, they are variables like any other.
-    component_from_app(make_app(), secrets={"s": {"k": name}})
-
-
-def test_a_channel_in_a_name() -> None:
-    def pipeline(secret: str) -> None:
-        task_from_app(make_app(), secrets={f"{secret}": {"key": "KEY"}})
-
-    with pytest.raises(AppDefError, match=says("channel", "kfp.kubernetes.use_secret_as_env")):
-        compile_pipeline(pipeline)
+def test_variables_of_the_protocol_are_those_of_an_untracked_stage() -> None:
+    component_from_app(make_app(), secrets={"s": {"k": "TORCHX_JOB_ID", "l": "KFP_RUN_ID"}})
 
 
 def test_variables_of_shell_programs_make_way() -> None:

@@ -1,0 +1,728 @@
+"""What the public functions refuse: each row is a call, and facts of the message: what is wrong, and the way out."""
+
+# The defaults of KFP pipelines are constants in their signatures.
+# ruff: noqa: B006
+# No annotations from __future__: KFP reads the annotations of pipeline functions.
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx.components import utils
+from torchx.specs import AppDef, BindMount, DeviceMount, Resource, RetryPolicy, Role, VolumeMount
+
+from tests.authoring.apps import compile_pipeline, make_app, make_artifact, produce, use
+from tests.authoring.engines.apps import app as apps
+from tests.authoring.engines.apps import role
+from tests.refusals import Row, check_refusal, refused
+from torchx_kfp import (
+    Stages,
+    artifact_from_uri,
+    component_from_app,
+    component_from_function,
+    component_spec_from_app,
+    engines,
+    publish_results,
+    task_from_app,
+)
+from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError, UnknownOutputError
+
+pytestmark = pytest.mark.versions
+
+Job, JobSet, Volcano = engines.Job, engines.JobSet, engines.Volcano
+
+
+def app(**fields: Any) -> Callable[[], object]:
+    """Return a call that makes a component from an app with these fields."""
+    return lambda: component_from_app(make_app(**fields))
+
+
+def resource(**fields: Any) -> Callable[[], object]:
+    return app(resource=Resource(**{"cpu": 1, "gpu": 0, "memMB": 100, **fields}))
+
+
+def component(**options: Any) -> Callable[[], object]:
+    """Return a call that makes a tracked component with these options; its role has the variable SET."""
+    return lambda: component_from_app(make_app(env={"SET": "1"}), tracked=True, **options)
+
+
+def inside(make: Callable[[Any], object]) -> Callable[[], object]:
+    """Return a call that compiles a pipeline; the function is given its parameters."""
+
+    def pipeline(
+        text: str = "a", n: int = 1, lr: float = 0.1, yes: bool = True, share: float = 2.0, items: list = [1],
+        table: dict = {}, named: list = [{"name": "a"}],
+    ) -> None:  # fmt: skip
+        given = {"text": text, "n": n, "lr": lr, "yes": yes, "share": share, "items": items, "table": table}
+        make(SimpleNamespace(**given, named=named))
+
+    return lambda: compile_pipeline(pipeline)
+
+
+def used(make: Callable[[Any], object], **fields: Callable[[Any], Any]) -> Callable[[], object]:
+    """Return a call that compiles a stage with one argument, and fields, that are made from the parameters."""
+    return inside(lambda given: use(make(given), **{name: field(given) for name, field in fields.items()}))
+
+
+def tracked(**options: Any) -> dsl.PipelineTask:
+    """Make a task of a tracked stage."""
+    return task_from_app(make_app(), **{"tracker_base": "/tmp/results", **options})
+
+
+def reading(reads: Callable[[Any], Any]) -> Callable[[], object]:
+    """Return a call that compiles a stage that reads this."""
+    return inside(lambda given: tracked(reads=reads(given), name="read"))
+
+
+@dsl.container_component
+def foreign(accuracy: dsl.OutputPath(float)):  # type: ignore[valid-type]
+    return dsl.ContainerSpec(image="busybox", command=["true", accuracy])
+
+
+def looped(make: Callable[[], Any], items: Any = [1]) -> Any:
+    """Make something in a loop that is closed afterwards."""
+    with dsl.ParallelFor(items):
+        return make()
+
+
+def in_condition(given: Any) -> Any:
+    with dsl.If(given.lr > 0):
+        return produce().outputs["text"]
+
+
+def in_exit_handler(_: Any) -> Any:
+    with dsl.ExitHandler(produce()):
+        return produce().outputs["text"]
+
+
+def after_its_loop(items: Any, field: Callable[[Any], Any]) -> Any:
+    with dsl.ParallelFor(items) as item:
+        use(field(item))
+    return field(item)
+
+
+def item_beside_a_field_called_name(given: Any) -> Any:
+    with dsl.ParallelFor([{"name": "a"}]):  # with another field, KFP itself sometimes rejects it
+        use(f"{given.lr}")
+
+
+def field_called_name(given: Any) -> Any:
+    with dsl.ParallelFor(given.named) as item:
+        use(f"--x={item.name}")
+
+
+@dsl.pipeline(name="inner")
+def inner(base: str) -> str:
+    return tracked(tracker_base=base).outputs["run_id"]
+
+
+MADE_ELSEWHERE: list[dsl.PipelineTask] = []
+
+
+@dsl.pipeline(name="other")
+def other() -> None:
+    MADE_ELSEWHERE.append(produce())
+
+
+def static_channels() -> list[AppDef]:
+    """Return an AppDef with a channel of a pipeline that has been compiled."""
+    made: list[AppDef] = []
+    inside(lambda given: (made.append(make_app(args=[f"{given.lr}"])), use("a")))()
+    return made
+
+
+FIELDS: list[Row] = [
+    (lambda: component_from_app("train"), "'train'", "(str)", "component", "function"),
+    (lambda: component_from_app(make_app), "'make_app'", "make_app(...)", "component_from_function(make_app)"),
+    (lambda: component_from_app(AppDef("train")), "'train'", "no roles", "AppDef(name=..., roles=[Role(...)])"),
+    (
+        lambda: component_from_app(apps(Role("a", "i", entrypoint="e"), Role("b", "i", entrypoint="e"))),
+        *("'train'", "2 roles ('a', 'b')", "engine='jobset'", "JobSet controller", "engine='volcano'"),
+    ),
+    (app(num_replicas=4), "num_replicas=4", "engine='job' needs nothing", "engine='jobset'", "'trainer'"),
+    (app(num_replicas=0), "num_replicas=0"),
+    (app(min_replicas=2), "min_replicas=2"),
+    (app(name=""), "AppDef.name", "''"),
+    (app(role=""), "''", "'train'", "role"),
+    (lambda: component_from_app(AppDef("train", [Role("r", "image")])), "Role.entrypoint", "'r'", "'train'"),
+    (app(entrypoint=""), "no entrypoint"),
+    (app(entrypoint="-m"), "'-m'", "Role.args", "'trainer'"),
+    (app(image=""), "Role.image", "'trainer'"),
+    (app(image="a:{{b}}"), "'a:{{b}}'", "image", "'trainer'"),
+    (app(mounts=[BindMount("/a", "/b")]), "BindMount(src_path='/a'", "VolumeMount", "engine='job'", "'trainer'"),
+    (app(mounts=[DeviceMount("/dev/fuse", "/dev/fuse")]), "DeviceMount(", "engine='job'", "'trainer'"),
+    (app(mounts=[VolumeMount("a", "/b", read_only=True)]), "read_only=False", "ReadOnlyMany", "engine='job'"),
+    (app(metadata={"kubernetes": {"spec": {}}}), "'kubernetes'", "kfp.kubernetes", "engine='job'", "'trainer'"),
+    (app(max_retries=-1), "max_retries", "'trainer'", "-1"),
+    (app(max_retries=1.5), "max_retries", "'trainer'", "1.5"),
+    (app(max_retries="2"), "max_retries", "'trainer'", "'2'", "(str)"),
+    (app(max_retries=float("nan")), "max_retries", "'trainer'", "nan", "(float)"),
+    (resource(cpu="2"), "resource.cpu", "'trainer'", "'2'", "(str)"),
+    (resource(cpu=float("inf")), "resource.cpu", "'trainer'", "inf", "(float)"),
+    (resource(memMB=True), "resource.memMB", "'trainer'", "True"),
+    (resource(capabilities=None), "capabilities", "dict", "'trainer'", "None"),
+    (resource(gpu=0.5), "0.5", "nvidia.com/gpu", "'trainer'"),
+    (
+        resource(gpu=1, devices={"vpc.amazonaws.com/efa": 1}),
+        *("nvidia.com/gpu", "vpc.amazonaws.com/efa", "engine='job'", "Ask"),
+    ),
+    (resource(devices={"a/b": 1, "c/d": 1}), "2 types", "(a/b, c/d)", "engine='job'"),
+    (
+        resource(capabilities={"gpu_type": "a100"}),
+        *("'gpu_type'", "'a100'", "kfp.kubernetes.add_node_selector", "'node.kubernetes.io/instance-type'"),
+    ),
+    (app(args="abc"), "'abc'", "(str)", "list", "'trainer'"),
+    (app(args=None), "(NoneType)", "list", "'trainer'"),
+    (app(env=[("a", "b")]), "(list)", "dict", "'trainer'", "'a'"),
+    (app(env={5: "x"}), "(int)", "dict", "'trainer'"),
+    (app(mounts=["x"]), "'x'", "(str)", "list", "'trainer'"),
+    (app(metadata=None), "None", "metadata", "'trainer'"),
+    (app(resource=None), "torchx.specs.Resource", "'trainer'", "None"),
+    (lambda: component_from_app(AppDef("train", Role("r", "image"))), "'train'", "roles", "list", "'r'", "None"),
+    (lambda: component_from_app(AppDef("train", ["x"])), "'train'", "'x'", "(str)", "roles", "list"),
+    (app(args=["--epochs", 3]), "args[1]", "'trainer'", "(int)", "'3'"),
+    (app(args=[None]), "args[0]", "'trainer'", "None", "Leave"),
+    (app(args=[make_app]), "args[0]", "'trainer'", "(function)"),
+    (app(env={"A": 1}), "env['A']", "'trainer'", "(int)", "'1'"),
+    (app(env={"": "x"}), "'trainer'", "''", "role"),
+    (app(env={"A=B": "x"}), "'A=B'", "variable", "'trainer'"),
+    (app(env={"-i": "x"}), "has the name '-i'"),
+    (app(entrypoint="./a=b", env={"A": "x"}), "'='", "'./a=b'", "'trainer'", "`env`", "Call"),
+    (app(args=["a\0b"]), "args[0]", "'trainer'", "NUL", "Remove"),
+    (app(args=["\ud800"]), "args[0]", "'trainer'", "Unicode"),
+    (app(args=["x" * 131072]), "args[0]", "'trainer'", "131072", "131071", "Put"),
+    (inside(lambda _: tracked() and use("{" * 30_000)), "149996 bytes", "131071 bytes in one argument", "Put"),
+    (app(env={"X": "x" * 131_071}), "env['X']", "131073", "'trainer'", "Put"),
+    (inside(lambda _: task_from_app(make_app(), name="")), "''", "stage"),
+    (used(lambda _: produce()), "'produce'", "task.outputs['...']", "reads=", "'trainer'"),
+    (used(lambda given: given.lr > 0), "dsl.If", "comparison", "'trainer'"),
+    (
+        inside(lambda given: task_from_app(make_app(entrypoint=f"/opt/a=b/{given.text}"))),
+        *("'='", "'/opt/a=b/<text>'", "'trainer'", "`env`", "Call"),
+    ),
+    (lambda: task_from_app(make_app()), "decorated", "component_from_app", "task_from_app", "kfp.dsl.pipeline"),
+    (lambda: Stages().task(make_app()), "kfp.dsl.pipeline"),
+    (inside(lambda _: component_spec_from_app(make_app())), "component_spec_from_app", "task_from_app", "function"),
+    *(
+        (lambda name=name: component_from_app(make_app(env={name: "mine"}), tracked=True), "env", "'trainer'", name)
+        for name in ("TORCHX_TRACKER_BASE", "TORCHX_JOB_ID", "TORCHX_PARENT_RUN_ID", "TORCHX_PARENT_RUN_IDS")
+    ),
+]
+if any(field.name == "base_image" for field in dataclasses.fields(Role)):
+    FIELDS.append((app(base_image="old:1"), "base_image='old:1'", "deprecated", "'trainer'"))
+
+VARIABLE = "'AWS_ACCESS_KEY_ID'"
+SECRETS: list[Row] = [
+    (component(secrets="s3"), "'s3'", "secrets={'s3-credentials'", VARIABLE, "'access_key'"),
+    (component(secrets=["s3"]), "secrets is ['s3']. Give"),
+    (component(secrets={"s3": "USER"}), "secrets['s3']", "'USER'", "secrets=", VARIABLE),
+    (component(secrets={"s3": {}}), "secrets['s3']", "{}", "keys", VARIABLE),
+    (component(secrets={"": {"a": "A"}}), "''", "secrets=", VARIABLE),
+    (component(secrets={1: {"a": "A"}}), "1", "secrets=", VARIABLE),
+    (component(secrets={"s3": {"": "A"}}), "secrets['s3']", "''", "key", VARIABLE),
+    (component(secrets={"s3": {"a": ""}}), "secrets['s3']", "'a'", "''", VARIABLE),
+    (component(secrets={"s3": {"a": None}}), "secrets['s3']", "'a'", "None", VARIABLE),
+    (component(secrets={"s3": {"a": "my-var"}}), "'my-var'", "ASCII", "'_'", "'s3'", "'a'"),
+    (component(secrets={"s3": {"a": "1A"}}), "'1A'", "ASCII", "'s3'"),
+    (component(secrets={"s3": {"a": "A"}, "hub": {"b": "A"}}), "secrets['hub']", "'b'", "'A'", "'a'", "'s3'", "Give"),
+    (component(secrets={"s3": {"a": "A", "b": "A"}}), "secrets['s3']", "'b'", "'A'", "'a'", "Give"),
+    (component(secrets={"s3": {"a": "SET"}}), "'SET'", "'trainer'", "'s3'", "'a'", "Remove"),
+    (inside(lambda given: tracked(secrets={given.text: {"k": "K"}})), "channel", "kfp.kubernetes.use_secret_as_env"),
+    *(
+        (make(name), f"{name}'", "tracked", "Use")
+        for name in ("TORCHX_JOB_ID", "TORCHX_PARENT_RUN_IDS", "TORCHX_TRACKER_BASE", "KFP_RUN_ID", "KFP_POD_NAME")
+        for make in (
+            lambda name: component(secrets={"s": {"k": name}}),
+            lambda name: inside(
+                lambda _: publish_results("a/b/c", image="i", tracker_base="/tmp", secrets={"s": {"k": name}})
+            ),
+        )
+    ),
+    (
+        component(trackers={"mlflow": "x"}, secrets={"mlflow": {"uri": "TORCHX_TRACKER_MLFLOW_CONFIG"}}),
+        *("'TORCHX_TRACKER_MLFLOW_CONFIG'", "tracked", "'mlflow'", "'uri'", "Use"),
+    ),
+]
+TRACKERS: list[Row] = [
+    (component(trackers="mlflow"), "trackers={'mlflow'", "Give"),
+    (component(trackers=["mlflow"]), "trackers is ['mlflow']. Give"),
+    (component(trackers={"": None}), "''", "torchx.tracker", "'module:function'", "Name"),
+    (component(trackers={1: None}), "trackers has the name 1. Name an entry point"),
+    (component(trackers={"a\0": None}), "'a\\x00'", "NUL", "Remove"),
+    (component(trackers={"a,b": None}), "'a,b'", "Give"),
+    (component(trackers={"torchx_kfp": None}), "'torchx_kfp'", "Remove"),
+    (component(trackers={"Torchx_Kfp": None}), "'Torchx_Kfp'", "Remove"),
+    (component(trackers={"a": None, "A": "x"}), "'a'", "'A'", "TORCHX_TRACKER_A_CONFIG", "Use"),
+    (component(trackers={"a": 5}), "trackers['a']", "(int)", "'5'", "string"),
+    (component(trackers={"a": "x\0"}), "trackers['a'] contains a NUL character"),
+    (component(trackers={"my-tracker": "x"}), "'my-tracker'", "ASCII", "'TORCHX_TRACKER_MY-TRACKER_CONFIG'", "None"),
+    (component(trackers={"module:f": "x"}), "torchx.tracker", "ASCII", "'_'", "'module:f'", "None"),
+    (component(trackers={"größe": "x"}), "ASCII", "'größe'", "'TORCHX_TRACKER_GRÖSSE_CONFIG'", "None"),
+    (inside(lambda given: tracked(trackers={given.text: None})), "{{channel", "'module:function'", "Name"),
+    *(
+        (call, "trackers names 'mlflow' for a stage that is not tracked. Give it a tracker base: Stages")
+        for call in (
+            inside(lambda _: task_from_app(make_app(), trackers={"mlflow": None})),
+            lambda: component_from_app(make_app(), trackers={"mlflow": None}),
+        )
+    ),
+    *(
+        (
+            lambda config=config: component_from_app(
+                make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"}), tracked=True, trackers={"mlflow": config}
+            ),
+            *("TORCHX_TRACKER_MLFLOW_CONFIG", "'x'", "tracked", "'trainer'"),
+        )
+        for config in (None, "http://mlflow:5000")
+    ),
+]
+
+SPLIT = "channel", "'trainer'", "Split"
+CLOSED = "'text'", "'produce'", "dsl.ParallelFor", "dsl.Collected", "task.outputs", "'trainer'"
+COLLECTED = "dsl.Collected", "'produce'", "'trainer'", "reads=", "'trials'", "Read"
+CHANNELS: list[Row] = [
+    (
+        used(lambda given: f"--lr={given.lr}".upper()),
+        "'{{CHANNEL:'",
+        "'--LR={{CHANNEL:TASK=;NAME=LR;TYPE=",
+        "application",
+    ),
+    (used(lambda given: f"{given.lr}"[:5]), "args[0]", "'{{cha'", "application"),
+    (used(lambda given: f"{given.lr}"[:3]), "'{{c'", "application"),
+    (used(lambda given: f"{given.lr}"[:15]), "'{{channel:'", "'{{channel:task=", "application"),
+    (used(lambda given: f"{given.lr}"[5:]), ";}}'", "application"),
+    (used(lambda given: f"{given.lr}"[-4:]), ";}}'", "application"),
+    (used(lambda _: f"--a={looped(produce).outputs['text']}"), *CLOSED, "'run_id'"),
+    (used(lambda _: looped(produce).outputs["text"]), *CLOSED),
+    (used(lambda _: f"--a={dsl.Collected(looped(produce).outputs['text'])}"), "args[0]", *COLLECTED, "'run_id'"),
+    (used(lambda _: dsl.Collected(looped(produce).outputs["text"])), *COLLECTED),
+    (used(lambda _: f"{dsl.Collected(looped(produce).outputs['items'])}"), "'produce'", "dsl.Collected"),
+    (used(lambda _: f"{after_its_loop([1], str)}"), "loop", "items", "'trainer'", "Use"),
+    (used(lambda _: after_its_loop([1], lambda item: item)), "loop", "items", "'trainer'", "Use"),
+    (
+        used(lambda given: after_its_loop(given.named, lambda item: item.a)),
+        *("outside its loop", "'trainer'", "'named-loop-item-subvar-a'", "Use"),
+    ),
+    (inside(item_beside_a_field_called_name), "dsl.ParallelFor", "'name'", "'trainer'"),
+    (inside(field_called_name), "'--x=named-loop-item'", "'trainer'", "full_name", "Rename"),
+    (used(lambda _: f"{make_artifact().outputs['data']}"), "'make-artifact-data'", "'trainer'", "Pass"),
+    (used(lambda _: make_artifact().outputs["data"]), "'make-artifact-data'", "'trainer'", "Pass"),
+    (used(lambda given: f"$$ {given.lr}"), "'$$'", *SPLIT),
+    (used(lambda given: f"{{{{workflow.name}}}} {given.lr}"), "'{{'", *SPLIT),
+    (used(lambda given: f"{{{given.lr}}}"), "'{{'", *SPLIT),
+    (used(lambda given: f"\x7f{given.lr}"), "'\\x7f'", *SPLIT),
+    (used(lambda _: "a", env=lambda given: {"A$(HOME)": f"{given.lr}"}), "env['A$(HOME)']", "'$('", *SPLIT),
+    (inside(lambda given: tracked(tracker_base="{" + f"{given.text}")), "tracker_base", "'{{'", "channel", "Split"),
+    (inside(lambda given: tracked(trackers={"a": f"$${given.text}"})), "trackers['a']", "'$$'", "channel", "Split"),
+    (used(lambda _: f"--name={dsl.PIPELINE_JOB_NAME_PLACEHOLDER}"), "{{$.pipeline_job_name}}", "'trainer'"),
+    (used(in_condition), "dsl.OneOf(task", "condition", "other_task.outputs", "'trainer'"),
+    (used(in_exit_handler), "dsl.ExitHandler", "'trainer'", "'text'", "'produce-2'", "Use"),
+    (used(lambda _: MADE_ELSEWHERE[0].outputs["text"]), "'text'", "'produce'", "'trainer'", "Pass"),
+    (used(lambda _: f"--model={produce()}"), "reads=task", "outputs", "--model", "PipelineTask", "'trainer'"),
+    (used(lambda given: f"{given.lr > 0}"), "dsl.If", "comparison", "'trainer'"),
+    (
+        inside(lambda given: task_from_app(make_app(), name=f"stage-{given.lr}")),
+        "name is a pipeline channel",
+        "compiled",
+    ),
+    (used(lambda _: "{{channel:task=nowhere;name=x;type=String;}}"), "channel:task=nowhere;", "'trainer'", "Use"),
+    *(
+        (lambda make=make: make(static_channels()[0]), "task_from_app", "'trainer'", "AppDefs")
+        for make in (component_from_app, component_spec_from_app)
+    ),
+    (
+        inside(lambda given: component_from_app(make_app(args=[f"{given.lr}"]))),
+        *("'train'", "'lr_float'", "task_from_app"),
+    ),
+    (
+        inside(lambda given: component_from_app(make_app(), tracked=True, trackers={"mlflow": f"{given.text}"})),
+        *("'text'", "channel", "task_from_app"),
+    ),
+    (
+        inside(lambda given: component_from_function(utils.touch, file=f"{given.text}")),
+        "contains the pipeline channel",
+    ),
+    *(
+        (used(lambda _: "a", **{field: make}), field, word, "'trainer'")
+        for field, word, make in [
+            ("num_replicas", "'use'", lambda given: given.n),
+            ("max_retries", "channel", lambda given: given.n),
+            ("port_map", "channel", lambda given: {"http": given.n}),
+            ("mounts", "channel", lambda given: [VolumeMount(f"{given.n}", "/x")]),
+            ("metadata", "pipeline", lambda given: {"a": [f"{given.n}"]}),
+            ("env", "channel", lambda given: {f"{given.n}": "x"}),
+        ]
+    ),
+    (
+        used(lambda _: "a", resource=lambda given: Resource(cpu=given.n, gpu=0, memMB=100)),
+        *("set_cpu_limit(channel)", "task_from_app", "set_memory_limit", "'trainer'"),
+    ),
+    (inside(lambda given: task_from_app(make_app(f"train-{given.n}"))), "AppDef.name", "channel"),
+    (inside(lambda given: task_from_app(make_app(role=f"{given.n}"))), "role", "pipeline", "'train'"),
+    (
+        inside(lambda given: artifact_from_uri(f"{given.text}/model")),
+        *("uri is '{{channel:task=;name=text;type=String;}}/model'", "the whole URI", "Pass"),
+    ),
+    (inside(lambda given: artifact_from_uri(given.n)), "NUMBER_INTEGER", "'n'"),
+    (inside(lambda _: artifact_from_uri("")), "''", "URI", "'s3://models/7'"),
+    (inside(lambda _: artifact_from_uri(produce())), "uri is <", "PipelineTask"),
+    (reading(lambda _: looped(tracked)), "dsl.ParallelFor", "dsl.Collected(task.outputs", "'run_id'", "reads="),
+]
+
+ITSELF = "Pass the task itself: reads=task."
+ALIAS = "the channel 'text'", "alias", "reads={'text': ...}", "run id"
+BOTH = component_from_app, component_spec_from_app
+READS: list[Row] = [
+    (reading(lambda _: [tracked(), tracked()]), "'train'", "reads={'train_1'", "other_task", "'train_2'"),
+    (reading(lambda _: task_from_app(make_app())), "'train'", "'run_id'", "task_from_app", "tracker_base", "Pass"),
+    (reading(lambda _: {"x": foreign()}), "reads['x']", "'foreign'", "'run_id'", "tracker_base", "Pass"),
+    (reading(lambda _: {"x": foreign().outputs["accuracy"]}), "reads['x']", "'foreign-accuracy'", "NUMBER_DOUBLE"),
+    (
+        reading(lambda _: {"x": dsl.Collected(looped(foreign).outputs["accuracy"])}),
+        *("'foreign-accuracy'", "NUMBER_DOUBLE", "dsl.Collected", "task.outputs", "'x'"),
+    ),
+    (
+        reading(lambda _: {"x": dsl.Collected(looped(foreign))}),
+        *("'foreign'", "dsl.Collected(task.outputs", "'accuracy'"),
+    ),
+    (reading(lambda given: given.text), *ALIAS),
+    (reading(lambda given: f"{given.text}"), *ALIAS),
+    (reading(lambda _: tracked().output), "reads has the output 'run_id' of the task 'train'", ITSELF),
+    (reading(lambda _: [tracked().output]), "the output 'run_id' of the task 'train'", ITSELF),
+    (reading(lambda _: tracked(results={"loss": float}).outputs), "outputs of a task", ITSELF),
+    (
+        reading(lambda _: tracked(results={"loss": float}).outputs["loss"]),
+        *("the output 'loss' of the task 'train'", "the task itself: reads=task", "{'train': ...}"),
+    ),
+    (
+        reading(lambda _: foreign().outputs["accuracy"]),
+        *("output 'accuracy' of the task 'foreign'. If this is a run id, ", "{'foreign': "),
+    ),
+    (reading(lambda _: inner(base="/b")), "'inner'", "nested pipeline", "task.outputs['run_id']", "task.output}"),
+    (reading(lambda _: [3]), "3 (int)", "Give a task", "dsl.Collected"),
+    (reading(lambda given: f"{given.text}/train/1"), "text with a pipeline channel inside", "Pass the task"),
+    (reading(lambda _: ["run/train/1"]), "'run/train/1'", "reads={'train'"),
+    (reading(lambda _: {"x": 3}), "reads['x']", "(int)", "dsl.Collected"),
+    (reading(lambda given: {"x": f"{given.text}/train/1"}), "channel", "'x'", "Pass"),
+    (reading(lambda _: {"x": 'a"b'}), "reads['x']", "'a\"b'", "'run/stage/execution'"),
+    (reading(lambda _: {"x": "run/é/1"}), "reads['x']", "'run/é/1'", "'run/stage/execution'"),
+    (reading(lambda _: {"t": "train"}), "reads['t']", "'train'", "not a run id", "task", "reads=train"),
+    (reading(lambda _: {"": "a/b/c"}), "''", "'train'", "alias"),
+    (reading(lambda given: {f"{given.text}": "a/b/c"}), "'{{channel", "alias", "'train'"),
+    (reading(lambda given: {"x": [given.items]}), "list", "fan-in", "'x'"),
+    (
+        reading(lambda _: {"x": dsl.Collected(tracked(name="one").outputs["run_id"])}),
+        *("reads['x']", "'one-run_id'", "dsl.Collected", "dsl.ParallelFor"),
+    ),
+    *(
+        (call, *("Stages(tracker_base=...).task(app, reads=...)", "task_from_app(app, tracker_base=..., reads=...)"))
+        for call in (
+            inside(lambda _: task_from_app(make_app(), reads={"x": "a/b/c"})),
+            inside(lambda _: Stages().task(make_app(), reads=Stages().task(make_app("first")))),
+        )
+    ),
+    (inside(lambda _: tracked(tracker_base="")), "tracker_base", "''", "directory", "Use"),
+    (inside(lambda _: tracked(tracker_base="s3:/bucket")), "tracker_base", "'s3:/bucket'", "'s3://bucket'"),
+    (inside(lambda _: tracked(tracker_base=3)), "tracker_base is 3."),
+    (inside(lambda given: tracked(tracker_base=given.n)), "tracker_base", "'n'", "NUMBER_INTEGER"),
+    (inside(lambda _: tracked(tracker_base="s3://$(BUCKET)/x")), "tracker_base", "'s3://$(BUCKET)/x'", "'$('"),
+    (inside(lambda _: component_from_app(make_app())(tracker_base="/b")), "'train'", "'tracker_base'", "tracked=True"),
+    *(
+        (lambda make=make, reads=reads: make(make_app(), reads=reads), *facts)
+        for make in BOTH
+        for reads, *facts in [
+            ("train", "reads=['train']", "component", "list"),
+            (["tracker_base"], "'tracker_base'", "alias", "input", "'run_id'"),
+            (["run_id"], "'tracker_base'", "'run_id'", "'self'"),
+            (["import"], "'import'", "alias", "input"),
+            (["self"], "'self'", "alias", "input"),
+            (None, "None", "component", "list", "reads="),
+            (5, "component", "5", "reads="),
+            (["my-train"], "'my-train'", "alias", "input"),
+            (["a", "a"], "the alias 'a' twice"),
+            ([""], "the alias ''"),
+        ]
+    ),
+    (
+        inside(lambda _: component_from_app(make_app(), reads=["p"])(tracker_base="/tmp", p="a/b/c", lr=0.1)),
+        *("'train'", "'lr'", "p", "tracker_base"),
+    ),
+    *(
+        (lambda make=make: make(make_app()), "component(tracker_base=...)", "Stages.component", "'s3://b/results'")
+        for make in (
+            Stages(tracker_base="s3://b/results").component,
+            Stages(tracker_base="s3://b/results").component_from_function,
+        )
+    ),
+    (lambda: Stages(tracker_base=5), "tracker_base is 5"),
+    *(
+        (
+            inside(lambda _, what=what: task_from_app(make_app(), **{what: {}})),
+            *(what, f"Stages(tracker_base=...).task(app, {what}=...)", "task_from_app(app, tracker_base="),
+        )
+        for what in ("results", "artifacts")
+    ),
+    (
+        inside(lambda _: task_from_app(apps(role()), engine="job", results={"loss": float})),
+        *("results", "tracker_base=..."),
+    ),
+    (
+        inside(lambda given: publish_results(given.text, {}, image="i")),
+        "task_from_app",
+        "tracker base",
+        "publish_results",
+    ),
+    (
+        inside(lambda _: publish_results(task_from_app(make_app("no")), {}, image="i")),
+        *("'run_id'", "tracked", "'stage'", "'no'", "tracker_base", "Pass"),
+    ),
+    (inside(lambda _: publish_results([tracked(), tracked()], {}, image="i")), "publish_results publishes one stage"),
+    (inside(lambda _: publish_results(5, {}, image="i", tracker_base="/tmp")), "reads['stage'] is 5 (int)"),
+]
+
+EXAMPLE = "results={'accuracy'", "Write"
+IMAGES = "python3", "fsspec", "images/publisher"
+OUTPUTS: list[Row] = [
+    *(
+        (make(options), *facts)
+        for make in (
+            lambda options: inside(lambda _: tracked(**options)),
+            lambda options: lambda: component_from_app(make_app(), **options),
+        )
+        for options, *facts in [
+            ({"results": ["accuracy"]}, "['accuracy']", *EXAMPLE),
+            ({"results": {"accuracy": tuple}}, "results['accuracy']", "'tuple'", "list or dict", *EXAMPLE),
+            ({"results": {"accuracy": "float"}}, "results['accuracy']", "'float'", "results=", "Write"),
+            ({"results": {"": float}}, "''", "results", "output", "'accuracy'", "Write"),
+            ({"results": {"//": float}}, "'//'", "results", "output", "Write"),
+            ({"results": {1: float}}, "results", "1", "'accuracy'", "Write"),
+            ({"results": {"run_id": str}}, "'run_id'", "stage", "input", "Record"),
+            ({"results": {"metrics": float}}, "'metrics'", "stage", "Record"),
+            ({"artifacts": {"metrics": dsl.Metrics}}, "'metrics'", "artifacts", "stage", "Record"),
+            ({"results": {"a/b": float, "a.b": float}}, "'a.b'", "'a/b'", "'a_b'", "'_'", "Record"),
+            ({"results": {"model": str}, "artifacts": {"model": dsl.Model}}, "'model'", "'_'", "Record"),
+            ({"artifacts": {"model": str}}, "artifacts['model']", "'str'", "artifacts={'model'", "dsl.Model"),
+            ({"artifacts": dsl.Model}, "artifacts={'model'", "dsl.Model", "artifact_types.Model'"),
+            ({"ui_metadata": "x"}, "ui_metadata", "'x'", "'outputs'", "dsl.Markdown"),
+            ({"ui_metadata": {"outputs": float("nan")}}, "ui_metadata", "nan", "JSON", "'outputs'"),
+            ({"ui_metadata": {"outputs": {1, 2}}}, "ui_metadata", "JSON", "'outputs'"),
+        ]
+    ),
+    (lambda: component_from_app(make_app(), reads=["p"], results={"p": float}), "'p'", "stage", "input", "Record"),
+    (lambda: component_from_app(make_app(), results={"tracker_base": str}), "'tracker_base'", "input", "Record"),
+    *(
+        (lambda given=given: component_from_app(apps(role()), engine="job", **given), "'task_config'", "already")
+        for given in ({"results": {"task_config": float}}, {"artifacts": {"task_config": dsl.Model}})
+    ),
+    (inside(lambda _: publish_results(tracked(), {"a": tuple}, image="i")), "results['a'] is <class 'tuple'>"),
+    (inside(lambda _: artifact_from_uri("s3://m/1", metadata={"x": object})), "JSON"),
+    (inside(lambda given: artifact_from_uri(given.text, metadata=["x"])), "artifact_from_uri", "['x']", "Give"),
+    (
+        inside(lambda given: artifact_from_uri("s3://m/1", metadata={"from": f"{given.text}"})),
+        *("dict", "constants", "artifact_from_uri", "'from'", "Give"),
+    ),
+    (inside(lambda _: artifact_from_uri("s3://m/1", str)), "dsl.Model", "'str'", "kfp.dsl"),
+]
+PUBLISHERS: list[Row] = [
+    (
+        inside(lambda _: publish_results("a/b/c", {}, image="", tracker_base="/b")),
+        "publish_results has no image",
+        *IMAGES,
+    ),
+    (lambda: publish_results("a/b/c", {}, image="x", tracker_base="/b"), "publish_results", "kfp.dsl.pipeline", "Call"),
+    (lambda: artifact_from_uri("s3://m/1"), "artifact_from_uri", "task", "kfp.dsl.pipeline", "Call"),
+]
+
+
+# Engines
+
+
+def engine(value: Any, *roles: Role, **options: Any) -> Callable[[], object]:
+    """Return a call that makes a distributed component of these roles, or of one with three replicas."""
+    return lambda: component_from_app(apps(*(roles or [role()])), engine=value, **options)
+
+
+def replicas(number: Any, *roles: Role) -> Callable[[], object]:
+    return engine("jobset", *roles, replicas=number)
+
+
+def counted(number: Callable[[Any], Any], *roles: Role) -> Callable[[], object]:
+    """Return a call that compiles a stage whose number of replicas is made from the parameters."""
+    made = apps(*(roles or [role()]))
+    return inside(lambda given: task_from_app(made, engine="jobset", replicas=number(given)))
+
+
+def item_as_number(items: list[Any], field: str = "") -> Callable[[], object]:
+    def make(_: Any) -> None:
+        with dsl.ParallelFor(items) as item:
+            task_from_app(apps(role()), engine="job", replicas=getattr(item, field) if field else item)
+
+    return inside(make)
+
+
+def configured(task_config: str) -> AppDef:
+    """Has a parameter of that name.
+
+    Args:
+        task_config: text
+    """
+    return apps(role(args=[task_config]))
+
+
+ONE = "replicas of role 'trainer'"
+TWO = role("Trainer"), role("server", num_replicas=2)
+A, B = role("A", max_retries=1), role("B")
+B_ALONE = role("B", max_retries=1, retry_policy=RetryPolicy.REPLICA)
+HINTS = "'A': 1", "'B': 0", "JobSet", "max_retries and retry_policy"
+ENGINES: list[Row] = [
+    (engine("jobsets"), "'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset', 'volcano'", "Job(queue='gpus')"),
+    (engine("Job"), "engine is 'Job'", "Did you mean 'job'?"),
+    (engine(""), "engine is ''"),
+    (engine("kueue"), "engine is 'kueue'", "Kueue is a queue", "engines.Job(queue='...')"),
+    (engine("trainer"), "engine is 'trainer'", "Kubeflow Trainer", "'jobset'"),
+    (engine(True), "engine is True"),
+    (engine(5), "engine is 5", "torchx_kfp.engines"),
+    (engine(dict), "engine is <class 'dict'>"),
+    (replicas(0), ONE, "0", "1 or more"),
+    (replicas(4), f"{ONE} is 4", "num_replicas", "3"),
+    (replicas(1, role(min_replicas=2)), f"{ONE} is 1", "min_replicas", "is 2", "j='1:3x"),
+    (replicas(True), ONE, "True", "whole number, 1 or more"),
+    (replicas("2"), ONE, "'2'", "(str)", "whole number, 1 or more"),
+    (replicas(2.5), ONE, "2.5", "whole number"),
+    (replicas(float("nan")), ONE, "nan"),
+    (replicas({"trainr": 2}), "'trainr'", "Did you mean 'trainer'?", "Its roles: 'trainer'"),
+    (replicas({5: 2}), "the role 5", "Its roles: 'trainer'"),
+    (replicas(2, *TWO), "replicas is 2", "2 roles", "{role: number}", "'Trainer', 'server'"),
+    (replicas({"trainer": 2}, *TWO), "'trainer'", "Did you mean 'Trainer'?"),
+    (replicas({"Trainer": 1, "server": 3}, *TWO), "replicas of role 'server' is 3", "2"),
+    (lambda: component_from_app(make_app(), replicas=2), "replicas", "no engine", "engine='job'"),
+    (counted(lambda given: given.n, *TWO), "a pipeline channel", "2 roles"),
+    (lambda: Job(queue="My Queue"), "Job", "queue='My Queue'", "name", "small letters, digits"),
+    (lambda: Job(queue=""), "queue=''"),
+    (lambda: Job(queue="q" * 64), "at most 63"),
+    (lambda: Job(priority_class="High"), "priority_class='High'"),
+    (lambda: Job(service_account="ns/name"), "service_account='ns/name'"),
+    (lambda: Job(launcher_image=""), "launcher_image=''", "python3"),
+    (lambda: Job(launcher_image=5), "launcher_image=5"),
+    (lambda: JobSet(logs="some"), "JobSet", "logs='some'", "'all', 'first', 'none'"),
+    (lambda: Job(ttl=899), "ttl=899", "900 or more"),
+    (lambda: Job(ttl=True), "ttl=True"),
+    (lambda: Job(ttl="1h"), "ttl='1h'", "seconds"),
+    (lambda: Job(shared_memory="8 GB"), "shared_memory='8 GB'", "'8Gi'"),
+    (lambda: Job(labels=["a"]), "labels=['a']", "dict"),
+    (lambda: Job(labels={"a b": "c"}), "'a b': 'c' in labels"),
+    (lambda: Job(labels={"a": "b c"}), "'a': 'b c' in labels", "63"),
+    (lambda: Job(labels={"a": "x" * 64}), "labels", "63"),
+    (lambda: Job(annotations={"a": 1}), "'a': 1 in annotations", "Give text", "'1'"),
+    (lambda: Job(annotations={5: "c"}), "5: 'c' in annotations"),
+    *((lambda each=each: Volcano(min_available=each), "Volcano", f"{each!r}", "1 or more") for each in (0, True, "2")),
+    (engine(Volcano(min_available=4)), "Volcano", "min_available=4", "3 replicas"),
+    (engine(JobSet(succeeds_with=5), *TWO), "JobSet", "succeeds_with=5", "names of roles"),
+    (engine(Volcano(succeeds_with=[5]), *TWO), "Volcano", "succeeds_with=[5]", "names of roles"),
+    (engine(JobSet(succeeds_with="Trainr"), *TWO), "'Trainr'", "Did you mean 'Trainer'?", "'server'"),
+    (engine(Volcano(succeeds_with=["A", "B"]), A, B, role()), "succeeds_with=['A', 'B']", "JobSet"),
+    (engine("jobset", A, B), *HINTS),
+    (engine("jobset", A, B_ALONE), *HINTS),
+    (engine("volcano", B_ALONE), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
+    (engine("job", *TWO), "engine='job'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
+    (lambda: component_from_function(configured, engine="job"), "input", "'task_config'", "engine", "rename"),
+    (engine("job", reads=["task_config"]), "'task_config'", "engine", "rename"),
+    *(
+        (engine("job", role(metadata={"kubernetes": overlay})), "metadata['kubernetes']", "'trainer'", text)
+        for overlay, text in [
+            ([{"spec": {}}], "[{'spec': {}}]"),
+            ({"VCJob": {"spec": {}}}, "{'VCJob': {'spec': {}}}"),
+            ({"V1Pod": {}, "V1Job": {}}, "'V1Job'"),
+            ({"V1Pod": ["spec"]}, "['spec']"),
+            ({"spec": {"x": object}}, "JSON"),
+            ({"spec": {"x": float("nan")}}, "JSON"),
+        ]
+    ),
+]
+OPTION: dict[str, Callable[[Any], Any]] = {
+    "labels": lambda n: {"a": f"{n}"},
+    "annotations": lambda n: {"a": n},
+    "succeeds_with": lambda n: [n],
+}
+ENGINE_CHANNELS: list[Row] = [
+    *(
+        (counted(number), ONE, "number")
+        for number in [
+            lambda given: given.yes,
+            lambda given: given.text,
+            lambda given: given.share,
+            lambda given: given.items,
+            lambda given: given.table,
+            lambda given: f"{given.n}0",
+            lambda given: {"trainer": given.yes},
+            lambda given: [given.n],
+        ]
+    ),
+    (item_as_number(["1", "2"]), ONE, "whole number"),
+    (item_as_number([1, 0.5]), ONE, "whole number"),
+    (item_as_number([{"n": "1"}], "n"), ONE, "whole number"),
+    (
+        inside(lambda given: component_from_app(apps(role()), engine="job", replicas=given.n)),
+        *("replicas", "'n_int'", "task_from_app"),
+    ),
+    *(
+        (
+            inside(lambda given, name=each.name: Volcano(**{name: OPTION.get(name, lambda n: n)(given.n)})),
+            *("Volcano", each.name, "channel", "when the pipeline is compiled"),
+        )
+        for each in dataclasses.fields(Volcano)
+    ),
+]
+
+# Options
+
+
+OPTIONS: list[Row] = [
+    (lambda: Stages(tracker="mlflow"), "Stages()", "'tracker'", "Did you mean 'tracker"),
+    (lambda: Stages(reads=[]), "'reads'", "tracker_base"),
+    (lambda: Stages().with_options(cach=1), "Did you mean 'cache'"),
+    (lambda: Stages().task(make_app(), result={}), "Did you mean 'results'"),
+    (lambda: Stages().publish("a/b/c", image="i", labels=True), "Stages.publish()", "'labels'"),
+    (lambda: Stages().component(make_app(), tracker_base="x"), "'tracker_base'"),
+    (lambda: Stages(engine="job"), "Stages()", "'engine'", "give it to task()", "tracker_base"),
+    (lambda: Stages().task(apps(role()), engine="job", logs="first"), "'logs'", "engine=engines.Job(logs='first')"),
+    (
+        lambda: component_from_app(apps(role()), engine="job", succeeds_with="a"),
+        *("'succeeds_with'", "engine=engines.JobSet(succeeds_with='a')"),
+    ),
+    (lambda: component_from_app(make_app(), result={}), "component_from_app()", "'result'", "'results'"),
+    (lambda: component_spec_from_app(make_app(), nam=""), "component_spec_from_app()", "'nam'", "'name'"),
+    (lambda: task_from_app(make_app(), may_fial=True), "task_from_app()", "'may_fial'", "'may_fail'"),
+    (inside(lambda _: component_from_app(make_app(), reads=["p"])(tracker_base="/tmp")), "train()", "required"),
+]
+REFUSED: dict[type[Exception], list[Row]] = {
+    AppDefError: [
+        *(*FIELDS, *SECRETS, *TRACKERS, *PUBLISHERS, *ENGINES),
+        (lambda: Stages().component_from_function(utils.booth, no=1), "no parameter 'no'"),
+        (lambda: Stages(secrets={"s3": "key"}), "secrets['s3'] is 'key'"),
+        (lambda: Stages(trackers=["mlflow"]), "trackers is ['mlflow']"),
+    ],
+    ChannelError: [*CHANNELS, *ENGINE_CHANNELS],
+    ReadsError: READS,
+    OutputsError: OUTPUTS,
+    TypeError: OPTIONS,
+    UnknownOutputError: [
+        (
+            inside(lambda _: component_from_app(make_app())().outputs["run_id"]),
+            *("'train'", "'run_id'", "tracker_base", "tracked=True"),
+        ),
+        (
+            inside(lambda _: tracked(results={"accuracy": float, "n/m": int}).outputs["acuracy"]),
+            *("'train'", "'acuracy'", "'metrics'", "results={'accuracy': float}", "'run_id'"),
+        ),
+    ],
+    AttributeError: [(lambda: engines.Jobset, "authoring.engines", "'Jobset'", "Did you mean 'JobSet'?")],
+}
+
+
+@refused(REFUSED)
+def test_a_refusal_shows_the_value_and_the_way_out(error: Any, call: Callable[[], object], facts: Any) -> None:
+    check_refusal(error, call, facts)
