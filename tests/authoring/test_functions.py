@@ -5,6 +5,7 @@
 # No annotations from __future__: TorchX and KFP read the annotations of functions.
 
 import copy
+import dataclasses
 import fnmatch
 import functools
 import json
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import urllib.parse
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Dict, List, Optional
 
 import pytest
@@ -24,8 +25,9 @@ from torchx.components import dist, utils
 
 from tests.authoring.apps import compile_pipeline, load
 from tests.facts import says
+from tests.refusals import Row, check_refusal, refused
 from torchx_kfp import component_from_function, local
-from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
+from torchx_kfp.errors import AppDefError, ReadsError
 from torchx_kfp.local import Watch
 
 #: TorchX's nightly has a different name for dist.ddp.
@@ -300,111 +302,16 @@ SHOWN = SHOW.replace("'RATE'", '"RATE"').replace("'NAME'", '"NAME"')
 
 # What is rejected
 
-
-def line_of(text: str) -> int:
-    lines = Path(__file__).read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.strip() == text)
-
-
-def arithmetic(epochs: int, lr: float = 0.1) -> specs.AppDef:
-    steps = epochs * 100
-    return show(f"{steps}", f"{lr}")
-
-
-def replicas(count: int = 2) -> specs.AppDef:
-    app = show("x")
-    app.roles[0].num_replicas = count
-    return app
-
-
-def comparison(mode: str = "fast") -> specs.AppDef:
-    return show("a" if mode == "fast" else "b")
-
-
-def truth(flag: bool = False) -> specs.AppDef:
-    return show(*(["--flag"] if flag else []))
-
-
-def pieces(image: str) -> specs.AppDef:
-    return show("x", image=image.split(":")[0])
-
-
-def cut(path: str) -> specs.AppDef:
-    return show(str(Path(path).name), str(path)[3:])
-
-
-def formatted(lr: float) -> specs.AppDef:
-    return show(f"{lr:.3f}")
-
-
-def iterated(items: List[int]) -> specs.AppDef:
-    return show(*[str(item) for item in items])
-
-
-def named(name: str) -> specs.AppDef:
-    app = show("x")
-    app.name = name
-    return app
-
-
-def resource(memory: int = 100) -> specs.AppDef:
-    app = show("x")
-    app.roles[0].resource = specs.Resource(cpu=1, gpu=0, memMB=memory)
-    return app
-
-
-def as_key(name: str) -> specs.AppDef:
-    return show("x", env={f"{name}": "1"})
-
-
 OPTIONS = {"adam": "fast", "sgd": "slow"}
 LARGE = re.compile("^p4d[.]")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "show(*shlex.split(x))",
-        "show(OPTIONS.get(x, 'none'))",
-        "show('known' if x in {'adam'} else 'unknown')",
-        "show(*str(x).split(','))",
-        "show(*(x + ',b').split(','))",
-        "show(str(x).replace('-', '_'))",
-        "show(f' {x}'.strip().title())",
-        "show('yes' if isinstance(x, Path) or type(x) is str else 'no')",
-        "show(f'{x!r}')",
-        "show(f'{[x]}')",
-        "show('%.3s' % (x,))",
-        "show(f'{x!s:>60}')",
-        "show(re.sub(r'[^a-z0-9]', '-', x))",
-        "show('digits' if re.match(r'\\d+', x) else 'none')",
-        "show(Path(x).name)",
-        "show(bytes(x, 'utf8').hex())",
-        "show(urllib.parse.quote(x))",
-        "show(str(hash(x)))",
-        "show(json.dumps({'x': x}))",
-        "show(swallow(x))",
-        "show(swallow_value_error(x))",
-        "show(image='a:1' if str(x) == '7' else 'b:1')",
-        "show(OPTIONS.get(f'{x}', x))",
-        "show('prod' if f'{x}' == 'production' else 'dev')",
-        "show(str(x).replace('s3://', 's3a://'), f'{x}'[:63])",
-        "show(f'--x={x}'.strip(), f'--x={x}'.replace('ü', 'u'))",
-        "show(str(PurePosixPath('/data') / x))",
-        "show([x, str(len(x))][f'{x}' == 'a'])",
-        "show('big' if re.match('gpu-', x) else 'small')",
-        "show('big' if re.fullmatch(r'(a100|h[0-9]+)-\\d+.*$', f'{x}') else 'small')",
-        "show('big' if is_large(x) else 'small')",
-        "show('table' if fnmatch.fnmatch(x, '*.csv') else 'other')",
-    ],
-)
-def test_nothing_is_silently_built_of_a_placeholder(body: str) -> None:
-    """Everything that is not used as text is rejected, whatever operation asks for it."""
-    names = {**globals(), "shlex": shlex, "re": re, "urllib": urllib, "fnmatch": fnmatch}
-    exec("def is_large(x):\n    return LARGE.search(x)", names)  # noqa: S102 - a function of the same module
-    exec(f"def function(x: str):\n    return {body}", names)  # noqa: S102 - the bodies above
-    with pytest.raises(AppDefError, match=r"- 'x': |It was called with stand-ins for its inputs \(x\)"):
-        component_from_function(names["function"])
+def changed(**fields: Any) -> specs.AppDef:
+    """Return an AppDef whose role has these fields, or which has this name."""
+    app = show("x")
+    app.name = fields.pop("app_name", app.name)
+    app.roles[0] = dataclasses.replace(app.roles[0], **fields)
+    return app
 
 
 def swallow(x: Any) -> str:
@@ -421,27 +328,110 @@ def swallow_value_error(x: Any) -> str:
         return "1"
 
 
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        ("int", "show(f'{n!r}')"),
-        ("int", "show(f'{[n]}')"),
-        ("int", "show({1: 'one'}.get(n, 'many'))"),
-        ("float", "show('float' if isinstance(n, float) else 'other')"),
-        ("bool", "show('yes' if n is True else 'no')"),
-        ("bool", "show('yes' if str(n) == 'True' else 'no')"),
-        ("int", "show(swallow(n))"),
-        ("int", "show('eight' if re.match('8', str(n)) else 'other')"),
-        ("float", "show(json.dumps({'n': n}))"),
-        ("list", "show(*map(str, n))"),
-        ("dict", "show(env=n)"),
-    ],
-)
-def test_nor_of_other_types(kind: str, body: str) -> None:
-    names = dict(globals())
-    exec(f"def function(n: {kind}):\n    return {body}", names)  # noqa: S102 - the bodies above
-    with pytest.raises(AppDefError, match=r"- 'n': |It was called with stand-ins for its inputs \(n\)"):
-        component_from_function(names["function"])
+def made(kind: str, body: str) -> Callable[..., specs.AppDef]:
+    """Return a function of a parameter ``x`` of a type, which consists of an expression."""
+    modules = {"copy": copy, "fnmatch": fnmatch, "shlex": shlex, "urllib": urllib, "PurePosixPath": PurePosixPath}
+    names = {**globals(), **modules}
+    exec("def is_large(x):\n    return LARGE.search(x)", names)  # noqa: S102 - a function of the same module
+    exec(f"def function(x: {kind}):\n    return {body}", names)  # noqa: S102 - the bodies below
+    function: Callable[..., specs.AppDef] = names["function"]
+    return function
+
+
+#: By the type of the parameter, expressions that need its value, and what the message says of some of them.
+NEED_VALUES: dict[str, dict[str, str]] = {
+    "str": {
+        "show('a' if x == 'fast' else 'b')": "the operation eq",
+        "show('x', image=x.split(':')[0])": "its .split()",
+        "show(str(Path(x).name), str(x)[3:])": "the operation bool",
+        "changed(app_name=x)": "in the name or the metadata of the AppDef",
+        "show('x', env={f'{x}': '1'})": "the operation hash",
+        **dict.fromkeys(
+            [
+                "show(*shlex.split(x))",
+                "show(OPTIONS.get(x, 'none'))",
+                "show('known' if x in {'adam'} else 'unknown')",
+                "show(*str(x).split(','))",
+                "show(*(x + ',b').split(','))",
+                "show(str(x).replace('-', '_'))",
+                "show(f' {x}'.strip().title())",
+                "show('yes' if isinstance(x, Path) or type(x) is str else 'no')",
+                "show(f'{x!r}')",
+                "show(f'{[x]}')",
+                "show('%.3s' % (x,))",
+                "show(f'{x!s:>60}')",
+                "show(re.sub(r'[^a-z0-9]', '-', x))",
+                "show('digits' if re.match(r'\\d+', x) else 'none')",
+                "show(bytes(x, 'utf8').hex())",
+                "show(urllib.parse.quote(x))",
+                "show(json.dumps({'x': x}))",
+                "show(swallow(x))",
+                "show(swallow_value_error(x))",
+                "show(image='a:1' if str(x) == '7' else 'b:1')",
+                "show(OPTIONS.get(f'{x}', x))",
+                "show('prod' if f'{x}' == 'production' else 'dev')",
+                "show(str(x).replace('s3://', 's3a://'), f'{x}'[:63])",
+                "show(f'--x={x}'.strip(), f'--x={x}'.replace('ü', 'u'))",
+                "show(str(PurePosixPath('/data') / x))",
+                "show([x, str(len(x))][f'{x}' == 'a'])",
+                "show('big' if re.match('gpu-', x) else 'small')",
+                "show('big' if re.fullmatch(r'(a100|h[0-9]+)-\\d+.*$', f'{x}') else 'small')",
+                "show('big' if is_large(x) else 'small')",
+                "show('table' if fnmatch.fnmatch(x, '*.csv') else 'other')",
+            ],
+            "",
+        ),
+    },
+    "int": {
+        "show(f'{x * 100}')": "the operation mul",
+        "changed(num_replicas=x)": "the field num_replicas of a role",
+        "changed(resource=specs.Resource(cpu=x, gpu=0, memMB=-1))": "the field resource of a role",
+        "show(f'{x!r}')": "",
+        "show(f'{[x]}')": "",
+        "show({1: 'one'}.get(x, 'many'))": "",
+        "show(swallow(x))": "",
+        "show('eight' if re.match('8', str(x)) else 'other')": "",
+    },
+    "float": {
+        "show(f'{x:.3f}')": "the format '.3f'",
+        "show('float' if isinstance(x, float) else 'other')": "",
+        "show(json.dumps({'n': x}))": "",
+    },
+    "bool": {
+        "show(*(['--flag'] if x else []))": "the operation bool",
+        "show('yes' if x is True else 'no')": "",
+        "show('yes' if str(x) == 'True' else 'no')": "",
+    },
+    "List[int]": {"show(*[str(item) for item in x])": "the operation iter", "show(*map(str, x))": ""},
+    "Dict[str, str]": {"show(env=x)": ""},
+}
+CONSTANTS: dict[str, Any] = {"str": "a", "int": 1, "float": 0.5, "bool": True, "List[int]": [1], "Dict[str, str]": {}}
+
+
+@pytest.mark.parametrize(("kind", "body"), [(kind, body) for kind, bodies in NEED_VALUES.items() for body in bodies])
+def test_a_parameter_is_text_or_a_constant(kind: str, body: str) -> None:
+    """Nothing is silently built of a placeholder, whatever operation asks for the value."""
+    function = made(kind, body)
+    with pytest.raises(AppDefError, match=r"- 'x': |It was called with stand-ins for its inputs \(x\)") as caught:
+        component_from_function(function)
+    assert NEED_VALUES[kind][body] in str(caught.value)
+    assert not inputs_of(component_from_function(function, x=CONSTANTS[kind]))
+
+
+def several(a: int = 1, b: int = 2, c: str = "x") -> specs.AppDef:
+    steps = a * 100
+    return show(str(steps), str(b + 2), c)
+
+
+def test_the_message_names_all_places_and_the_call_that_works() -> None:
+    first = several.__code__.co_firstlineno
+    with pytest.raises(
+        AppDefError,
+        match=r"^The function 'several' uses parameters for more than text, so KFP cannot fill them in at run time:\n"
+        rf"- 'a': the operation mul, {__file__}:{first + 1}\n- 'b': the operation add, {__file__}:{first + 2}\n"
+        r"Give them as constants: component_from_function\(several, a=1, b=2\)\.$",
+    ):
+        component_from_function(several)
 
 
 @pytest.mark.parametrize(
@@ -456,9 +446,7 @@ def test_nor_of_other_types(kind: str, body: str) -> None:
     ],
 )
 def test_text_in_every_way(body: str) -> None:
-    names = {**globals(), "shlex": shlex, "copy": copy}
-    exec(f"def function(x: str):\n    return {body}", names)  # noqa: S102 - the bodies above
-    assert "x" in inputs_of(component_from_function(names["function"]))
+    assert "x" in inputs_of(component_from_function(made("str", body)))
 
 
 ENV = {"A": "1"}
@@ -549,10 +537,9 @@ def test_types_come_from_defaults_too() -> None:
     "default", ["float = float('nan')", "float = float('-inf')", "int = 2**70", "int = 'x'", "str = 5", "bool = 1"]
 )
 def test_defaults_that_kfp_cannot_pass_on(default: str) -> None:
-    names = dict(globals())
-    exec(f"def function(a: {default}):\n    return show(f'{{a}}')", names)  # noqa: S102 - the defaults above
-    with pytest.raises(AppDefError, match=says("'a'", "'function'", "parameter", "component_from_function")):
-        component_from_function(names["function"])
+    function = made(default, "show(f'{x}')")
+    facts = ["'x'", "'function'", "parameter", "component_from_function"]
+    check_refusal(AppDefError, lambda: component_from_function(function), facts)
 
 
 def test_what_a_function_raises_is_said_with_its_line() -> None:
@@ -564,60 +551,6 @@ def test_what_a_function_raises_is_said_with_its_line() -> None:
         match=says("'fails'", "KeyError: 'c'", f"{__file__}:", "(x)", "component_from_function(fails, NAME=...)"),
     ):
         component_from_function(fails)
-
-
-@pytest.mark.parametrize(
-    ("function", "parameter", "what", "line"),
-    [
-        (arithmetic, "epochs", "the operation mul", "steps = epochs * 100"),
-        (replicas, "count", "the field num_replicas of a role", "app.roles[0].num_replicas = count"),
-        (comparison, "mode", "the operation eq", 'return show("a" if mode == "fast" else "b")'),
-        (truth, "flag", "the operation bool", 'return show(*(["--flag"] if flag else []))'),
-        (pieces, "image", r"its \.split\(\)", 'return show("x", image=image.split(":")[0])'),
-        (cut, "path", "the operation bool", "return show(str(Path(path).name), str(path)[3:])"),
-        (formatted, "lr", r"the format '\.3f'", 'return show(f"{lr:.3f}")'),
-        (iterated, "items", "the operation iter", "return show(*[str(item) for item in items])"),
-        (named, "name", "in the name or the metadata of the AppDef", "app.name = name"),
-        (resource, "memory", "the field resource of a role", None),
-        (as_key, "name", "the operation hash", 'return show("x", env={f"{name}": "1"})'),
-    ],
-)
-def test_more_than_text_is_refused(
-    function: Callable[..., specs.AppDef], parameter: str, what: str, line: str | None
-) -> None:
-    at = rf"{__file__}:{line_of(line)}" if line else rf"{__file__}:\d+"
-    with pytest.raises(
-        AppDefError,
-        match=rf"^The function '{function.__name__}' uses parameters for more than text, so KFP cannot fill them "
-        rf"in at run time:\n- '{parameter}': {what}, {at}\n"
-        rf"Give them as constants: component_from_function\({function.__name__}, {parameter}=",
-    ):
-        component_from_function(function)
-
-
-@pytest.mark.parametrize(
-    ("function", "constants"),
-    [
-        (arithmetic, {"epochs": 3}),
-        (comparison, {"mode": "slow"}),
-        (truth, {"flag": True}),
-        (pieces, {"image": "a:1"}),
-        (formatted, {"lr": 0.5}),
-        (iterated, {"items": [1, 2]}),
-        (named, {"name": "x"}),
-        (resource, {"memory": 500}),
-    ],
-)
-def test_as_constants_they_are_fine(function: Callable[..., specs.AppDef], constants: dict[str, Any]) -> None:
-    assert not set(inputs_of(component_from_function(function, **constants))) & set(constants)
-
-
-def test_all_of_them_are_named_at_once() -> None:
-    def several(a: int = 1, b: int = 2, c: str = "x") -> specs.AppDef:
-        return show(str(a + 1), str(b + 2), c)
-
-    with pytest.raises(AppDefError, match=r"- 'a': .*\n- 'b': .*\nGive them as .*\(several, a=1, b=2\)\.$"):
-        component_from_function(several)
 
 
 def test_the_suggested_call_has_the_options_of_the_stage() -> None:
@@ -635,44 +568,53 @@ def test_a_misspelled_option_of_the_stage() -> None:
             component_from_function(dist.ddp, script="train.py", **{option: "job"})
 
 
-def test_as_many_replicas_as_the_function_says() -> None:
-    with pytest.raises(AppDefError, match="replicas"):
-        component_from_function(replicas, count=2)
+def takes_a_path(path: Path) -> specs.AppDef:
+    return show(str(path))
 
 
-def test_wrong_calls() -> None:
-    with pytest.raises(AppDefError, match=says("'train'", "'rate'")):
-        component_from_function(train, rate=1)
-    with pytest.raises(AppDefError, match=says("args='a'", "'show'")):
-        component_from_function(show, args="a")
-
-    def untyped(path: Path) -> specs.AppDef:
-        return show(str(path))
-
-    with pytest.raises(AppDefError, match=says("'path'", "'untyped'", " Path,", "component_from_function", "path=")):
-        component_from_function(untyped)
-    with pytest.raises(AppDefError, match=says("'nothing'", "None")):
-        component_from_function(lambda_named("nothing"))
-    with pytest.raises(ReadsError, match=says("['tracker_base']", "inputs", "component", "Give")):
-        component_from_function(utils.booth, tracked=True)
-    with pytest.raises(ReadsError, match=says("'lr'", "input", "'tracker_base'", "'run_id'")):
-        component_from_function(train, reads=["lr"])
+def takes_replicas(count: int) -> specs.AppDef:
+    return changed(num_replicas=count)
 
 
-def lambda_named(name: str) -> Callable[[], None]:
-    def function() -> None:
-        return None
-
-    function.__name__ = name
-    return function
+def nothing() -> None:
+    return None
 
 
-def test_constants_that_are_channels_are_refused() -> None:
-    def pipeline(lr: float = 0.1) -> None:
-        component_from_function(train, lr=f"{lr}", image="i")
+WRONG_CALLS: dict[type[Exception], list[Row]] = {
+    AppDefError: [
+        (lambda: component_from_function(train, rate=1), "'train'", "'rate'"),
+        (lambda: component_from_function(show, args="a"), "args='a'", "'show'"),
+        (lambda: component_from_function(takes_replicas, count=2), "num_replicas=2"),
+        (lambda: component_from_function(takes_a_path), "'path'", "'takes_a_path'", " Path,", "path="),
+        (lambda: component_from_function(nothing), "'nothing'", "None"),
+        *(
+            (
+                lambda option=option: component_from_function(dist.ddp, script="train.py", **{option: "job"}),
+                *(f"no parameter {option!r}", f"Did you mean {meant!r}?", "options"),
+            )
+            for option, meant in [
+                *(("engin", "engine"), ("replica", "replicas"), ("result", "results"), ("imag", "image"))
+            ]
+        ),
+    ],
+    ReadsError: [
+        (lambda: component_from_function(utils.booth, tracked=True), "['tracker_base']", "inputs", "Give"),
+        (lambda: component_from_function(train, reads=["lr"]), "'lr'", "input", "'tracker_base'", "'run_id'"),
+        (
+            lambda: component_from_function(train)(lr=1.0, image="i", reads="b"),
+            *("'reads'", "component_from_function(fn, tracked=True, reads=['a'])"),
+        ),
+        (
+            lambda: component_from_function(train, tracked=True)(lr=1.0, image="i", epoch=1),
+            *("'epoch'", "Did you mean 'epochs'?", "Its inputs: lr, epochs, verbose, image, tracker_base."),
+        ),
+    ],
+}
 
-    with pytest.raises(ChannelError, match="contains the pipeline channel"):
-        compile_pipeline(pipeline)
+
+@refused(WRONG_CALLS)
+def test_a_wrong_call_is_refused(error: Any, call: Callable[[], object], facts: Any) -> None:
+    check_refusal(error, call, facts)
 
 
 def test_names_of_options_are_the_functions_own() -> None:
@@ -699,21 +641,3 @@ def test_a_function_of_a_session_has_no_file(tmp_path: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert "- 'n': the field num_replicas of a role, <string>:" in done.stdout
-
-
-def test_an_input_that_a_component_does_not_have() -> None:
-    def greets(text: str, n: int = 1) -> specs.AppDef:
-        """Greet.
-
-        Args:
-            text: a text.
-            n: a number.
-        """
-        return specs.AppDef("t", [specs.Role("t", image="i", entrypoint="e", args=[text, str(n)])])
-
-    untracked = component_from_function(greets)
-    tracked = component_from_function(greets, tracked=True)
-    with pytest.raises(ReadsError, match=says("'reads'", "component_from_function(fn, tracked=True, reads=['a'])")):
-        untracked(text="a", reads="b")
-    with pytest.raises(ReadsError, match=says("'txt'", "Did you mean 'text'?", "Its inputs: text, n, tracker_base.")):
-        tracked(txt="a")

@@ -1,13 +1,11 @@
 """Channels in shell programs become variables, so that a value is never part of a program."""
 
 import contextlib
-import functools
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,11 @@ from tests.authoring.apps import compile_pipeline, load, make_app
 from tests.authoring.kfp_engines import constants, container_of, containers
 from tests.facts import says
 from torchx_kfp import task_from_app
-from torchx_kfp.authoring.references import Reference
-from torchx_kfp.authoring.shell import find_program, lift_channels
-from torchx_kfp.authoring.shell.rules import KNOWN_BUILTINS
 from torchx_kfp.errors import ChannelError
 
 #: TorchX's nightly has a different name for dist.ddp.
 pytestmark = pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")
 
-VALUE = Reference("value", None, "value", "STRING")
 HOSTILE = [
     *("a'b", 'a"b', "$(id)", "`id`", "'; id; '", "\\", "a  b", "*", "", "-n", "$HOME", "x\ny", "'\"'\"'", "#", "!"),
     *("~", "$(touch pwned)", "a[$(touch pwned)]", "'; touch pwned #", '"; touch pwned #', "`touch pwned`"),
@@ -38,13 +32,29 @@ HOSTILE = [
 ]
 
 
-def lifted(program: str, *, values: Sequence[str] = ()) -> tuple[str, dict[str, Reference]]:
-    """Lift the channel out of the program, in which it is ``{}``."""
-    parts: list[str | Reference] = []
-    for index, piece in enumerate(program.split("{}")):
-        parts += [*([VALUE] if index else []), *([piece] if piece else [])]
-    (text,), variables = lift_channels(tuple(parts), "args[1]", values=values)
-    return str(text), variables
+def compiled(entrypoint: str, *args: str, env: Any = None, tracked: bool = False) -> str:
+    """Compile a stage with these arguments, in which the parameter ``value`` is ``{}``, and ``flag`` is ``<>``."""
+
+    def pipeline(value: str = "", flag: str = "") -> None:
+        filled = [arg.replace("{}", f"{value}").replace("<>", f"{flag}") for arg in args]
+        variables = {name: each.replace("{}", f"{value}") for name, each in (env or {}).items()}
+        app = make_app("run", entrypoint=entrypoint, args=filled, env=variables)
+        task_from_app(app, tracker_base="/tmp/results" if tracked else None)
+
+    return compile_pipeline(pipeline)
+
+
+def program_of(text: str) -> str:
+    """Return what becomes of a program with a channel, which the variable ``TORCHX_KFP_VALUE`` then has."""
+    words = containers(compiled("bash", "-c", text))["run"]["command"]
+    assert words[:-1] == ["env", "TORCHX_KFP_VALUE={{$.inputs.parameters['value']}}", "bash", "-c"]
+    return str(words[-1])
+
+
+def run_stage(text: str, name: str = "run", /, *, shells: Path | None = None, tmp: Path, **inputs: str) -> Any:
+    """Run a compiled stage with these inputs in a folder."""
+    known = {"inputs": {"tracker_base": f"{tmp}/results", **inputs}, "outputs": {"run_id": f"{tmp}/run_id"}}
+    return container_of(text, name, **known).run(shells, cwd=tmp)
 
 
 PRINTS = [
@@ -69,17 +79,10 @@ PRINTS = [
 
 @pytest.mark.parametrize("program", PRINTS)
 def test_a_value_is_one_word_in_every_place(shells: Path, tmp_path: Path, program: str) -> None:
+    stage = compiled("sh", "-c", program)
     # Each value takes a process, so each shell gets a third of them.
     for value in HOSTILE[PRINTS.index(program) % 3 :: 3]:
-        text, variables = lifted(program)
-        assert list(variables) == ["TORCHX_KFP_VALUE"]
-        done = subprocess.run(
-            [shells / "sh", "-c", text],
-            env={"PATH": f"{shells}:/usr/bin:/bin", "TORCHX_KFP_VALUE": value},
-            capture_output=True,
-            check=False,
-            cwd=tmp_path,
-        )
+        done = run_stage(stage, shells=shells, tmp=tmp_path, value=value)
         assert (done.stdout, done.stderr) == (value.encode() + b"\0", b"")
         assert not (tmp_path / "pwned").exists()
 
@@ -112,7 +115,10 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("program", ACCEPTED)
 def test_what_people_write_is_accepted(program: str) -> None:
-    assert lifted(program)[1] == {"TORCHX_KFP_VALUE": VALUE}
+    assert (
+        "TORCHX_KFP_VALUE={{$.inputs.parameters['value']}}"
+        in containers(compiled("bash", "-c", program))["run"]["command"]
+    )
 
 
 #: Harmless programs with more than simple commands, and what the message names in place of each.
@@ -144,7 +150,7 @@ COMPOUND = [
 @pytest.mark.parametrize(("program", "fact"), COMPOUND)
 def test_what_else_shells_have_is_refused_with_the_way_out(program: str, fact: str) -> None:
     with pytest.raises(ChannelError, match=says(fact, 'train.py --value "$1"', "args=")):
-        lifted(program)
+        compiled("bash", "-c", program)
 
 
 ATTACKS = [
@@ -232,40 +238,26 @@ def test_a_value_is_never_where_it_might_be_code(program: str) -> None:
         ChannelError,
         match=says("args[1]", "'value'", 'train.py --value "$1"', "args=", '"-c"'),
     ):
-        lifted(program)
+        compiled("bash", "-c", program)
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "args", "index"),
+    "command",
     [
-        ("sh", ["-c", "x"], 1),
-        ("/bin/bash", ["-c", "x"], 1),
-        ("bash", ["-euxo", "pipefail", "-c", "x", "bash", "y"], 3),
-        ("bash", ["-lc", "x"], 1),
-        ("bash", ["--norc", "-c", "x"], 2),
-        ("sh", ["-c", "--", "x"], 2),
-        ("busybox", ["sh", "-c", "x"], 2),
-        ("sh", ["script.sh", "-c", "x"], None),
-        ("sh", ["-e", "script.sh"], None),
-        ("sh", [], None),
-        ("python", ["-c", "x"], None),
-        ("busybox", ["echo", "-c", "x"], None),
-        ("busybox", [], None),
-        ("env", ["A=b", "bash", "-c", "x"], 3),
-        ("/usr/bin/env", ["bash", "-c", "x"], 2),
-        ("timeout", ["10", "/bin/sh", "-ec", "x"], 3),
-        ("tini", ["--", "bash", "--rcfile", "f", "-c", "x"], 5),
-        ("toybox", ["sh", "-c", "x"], 2),
-        ("env", ["-i", "sh", "-c", "x"], None),
-        ("kubectl", ["exec", "pod", "--", "sh", "-c", "x"], None),
-        ("python3", ["train.py", "--shell", "sh", "-c", "x"], None),
-        ("env", ["python3", "train.py", "--shell", "sh", "-c", "x"], None),
-        ("timeout", ["-k", "5", "10", "env", "A=/bin/sh", "python", "run.py", "bash", "-c", "x"], None),
-        ("nice", ["-n", "5", "env", "A=/bin/sh", "bash", "-c", "x"], 6),
+        *("sh|-c|show {}", "/bin/bash|-c|show {}", "bash|-euxo|pipefail|-c|show {}|bash|y", "bash|-lc|show {}"),
+        *("bash|--norc|-c|show {}", "sh|-c|--|show {}", "busybox|sh|-c|show {}", "env|A=b|bash|-c|show {}"),
+        *("/usr/bin/env|bash|-c|show {}", "timeout|10|/bin/sh|-ec|show {}", "toybox|sh|-c|show {}"),
+        "nice|-n|5|env|A=/bin/sh|bash|-c|show {}",
     ],
 )
-def test_which_argument_is_a_program(entrypoint: str, args: list[str], index: int | None) -> None:
-    assert find_program((entrypoint,), [(arg,) for arg in args]) == index
+def test_programs_of_shells_are_found(command: str) -> None:
+    assert 'show "${TORCHX_KFP_VALUE}"' in containers(compiled(*command.split("|")))["run"]["command"]
+
+
+@pytest.mark.parametrize("command", ["sh|-e|script.sh|show {}", "busybox|echo|-c|show {}"])
+def test_other_arguments_are_no_programs(command: str) -> None:
+    words = containers(compiled(*command.split("|")))["run"]["command"]
+    assert "show {{$.inputs.parameters['value']}}" in words
 
 
 #: Pieces of programs, in any order.
@@ -311,8 +303,7 @@ PROGRAMS = st.one_of(
 @given(program=PROGRAMS.filter(lambda program: "{}" in program), value=st.sampled_from(HOSTILE))
 def test_whatever_is_accepted_runs_no_value(tmp_path_factory: pytest.TempPathFactory, program: str, value: str) -> None:
     with contextlib.suppress(ChannelError):
-        text, _ = lifted(program)
-        run_in_every_shell(text, value, tmp_path_factory.mktemp("run"))
+        run_in_every_shell(program_of(program), value, tmp_path_factory.mktemp("run"))
 
 
 def run_in_every_shell(text: str, value: str, folder: Path) -> None:
@@ -359,27 +350,29 @@ def test_what_is_refused_would_run_the_value(shell: str, program: str, tmp_path:
     assert (tmp_path / "pwned").exists()
 
 
-def test_every_builtin_is_known() -> None:
-    """A builtin of a new version is not taken for a program."""
+def test_no_builtin_is_taken_for_a_program() -> None:
+    """A program is accepted with any value, and so would be a builtin of a new version."""
     names = subprocess.run(["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True).stdout.split()
     if shutil.which("busybox"):
-        run = functools.partial(subprocess.run, capture_output=True, text=True, check=True)
-        text = run(["busybox", "sh", "-c", "help"]).stdout.partition("\n-")[2].partition("\n")[2]
-        names += set(text.split()) - set(run(["busybox", "--list"]).stdout.split())
+        texts = [
+            subprocess.run(["busybox", *words], capture_output=True, text=True, check=True).stdout
+            for words in (["sh", "-c", "help"], ["--list"])
+        ]
+        names += {*texts[0].partition("\n-")[2].partition("\n")[2].split()} - {*texts[1].split()}
     assert len(names) > 50
-    assert set(names) <= KNOWN_BUILTINS
+    accepted = set()
+    for name in {*names}:
+        with contextlib.suppress(ChannelError):
+            compiled("sh", "-c", f"{name} x {{}}")
+            accepted.add(name)
+    # These take values as data, or run a program.
+    assert accepted <= {*["[", "test", "true", "false", ":", "echo", "cd", "printf", "exec"]}
 
 
-def refusal(entrypoint: str, *args: str, **fields: Any) -> str:
-    """Return the error for these arguments, in which the parameter is ``{}``."""
-
-    def pipeline(text: str = "", flag: str = "") -> None:
-        filled = [arg.replace("{}", f"{text}").replace("<>", f"{flag}") for arg in args]
-        env = {name: each.replace("{}", f"{text}") for name, each in fields.get("env", {}).items()}
-        task_from_app(make_app("run", entrypoint=entrypoint, args=filled, env=env))
-
+def refusal(entrypoint: str, *args: str, env: Any = None) -> str:
+    """Return the error for these arguments."""
     with pytest.raises(ChannelError) as caught:
-        compile_pipeline(pipeline)
+        compiled(entrypoint, *args, env=env)
     return str(caught.value)
 
 
@@ -429,66 +422,35 @@ def test_a_variable_of_the_role_that_holds_a_channel_is_a_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["sh|-c|echo $(({} + 1))", "sh|-c|n={}; echo $((n + 1))", "bash|-c|let n={}+1", "bash|-c|(( n = {} ))"],
+    ("command", "instead"),
+    [
+        *(
+            (command, 'Compute whole numbers with expr, to which a value is data: "$(expr {value} + 1)". Or pass it')
+            for command in ("sh|echo $(({} + 1))", "sh|n={}; echo $((n + 1))", "bash|let n={}+1", "bash|(( n = {} ))")
+        ),
+        *(
+            (command, 'expr {value} ">" 3 >/dev/null && train. Or pass it')
+            for command in ("bash|[[ {} -gt 3 ]]", "sh|[ {} -gt 3 ]", "sh|test {} -le 1 && x")
+        ),
+        ("sh|LR={}; train", "env={'LR': f'{value}'}. Or pass it"),
+        ("sh|eval {}", '"sh", f"{value}"]'),
+    ],
 )
-def test_what_to_write_for_arithmetic(command: str) -> None:
-    message = refusal(*command.split("|"))
-    assert 'Compute whole numbers with expr, to which a value is data: "$(expr {text} + 1)". Or pass it' in message
+def test_the_message_says_what_to_write(command: str, instead: str) -> None:
+    shell, _, program = command.partition("|")
+    message = refusal(shell, "-c", program)
+    assert instead in message
     assert """args=["-c", 'python train.py --""" in message
 
 
-@pytest.mark.parametrize("command", ["bash|-c|[[ {} -gt 3 ]]", "sh|-c|[ {} -gt 3 ]", "sh|-c|test {} -le 1 && x"])
-def test_what_to_write_for_a_comparison_of_numbers(command: str) -> None:
-    assert 'expr {text} ">" 3 >/dev/null && train. Or pass it' in refusal(*command.split("|"))
-
-
-def test_what_the_message_shows_for_arithmetic_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def pipeline(text: str = "") -> None:
-        program = f'expr {text} ">" 3 >/dev/null && echo large; echo "$(expr {text} + 1)"'
-        task_from_app(make_app("run", entrypoint="sh", args=["-c", program]))
-
-    compiled = compile_pipeline(pipeline)
-    assert run_stage(tmp_path, compiled, "run", text="41").stdout == b"large\n42\n"
+def test_what_the_message_shows_is_safe(tmp_path: Path) -> None:
+    arithmetic = compiled("sh", "-c", 'expr {} ">" 3 >/dev/null && echo large; echo "$(expr {} + 1)"')
+    argument = compiled("sh", "-c", "printf '%s|' --lr \"$1\"", "sh", "{}")
+    assert run_stage(arithmetic, tmp=tmp_path, value="41").stdout == b"large\n42\n"
     for value in HOSTILE:
-        run_stage(tmp_path, compiled, "run", text=value)
+        run_stage(arithmetic, tmp=tmp_path, value=value)
+        assert run_stage(argument, tmp=tmp_path, value=value).stdout.decode() == f"--lr|{value}|"
     assert not (tmp_path / "pwned").exists()
-
-
-def test_the_message_names_what_to_write() -> None:
-    assert "env={'LR': f'{text}'}. Or pass it" in refusal("sh", "-c", "LR={}; train")
-    assert """"sh", f"{text}"]""" in refusal("sh", "-c", "eval {}")
-
-
-def test_the_form_that_the_message_shows_is_safe(tmp_path: Path) -> None:
-    def pipeline(text: str = "") -> None:
-        args = ["-c", "printf '%s|' --lr \"$1\"", "sh", f"{text}"]
-        task_from_app(make_app("run", entrypoint="sh", args=args))
-
-    compiled = compile_pipeline(pipeline)
-    for value in HOSTILE:
-        assert run_stage(tmp_path, compiled, "run", text=value).stdout.decode() == f"--lr|{value}|"
-
-
-@pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")
-def test_arguments_that_are_called_like_builtins(tmp_path: Path) -> None:
-    def pipeline(ckpt: str = "") -> None:
-        task_from_app(utils.sh("echo", "eval", "--mode", "read", "--ckpt", f"{ckpt}"))
-        task_from_app(dist.ddp("eval", "--ckpt", f"{ckpt}", script="main.py", j="1x1"))
-
-    compiled = compile_pipeline(pipeline)
-    assert run_stage(tmp_path, compiled, "sh", ckpt="it's").stdout == b"eval --mode read --ckpt it's\n"
-
-
-def run_stage(tmp: Path, compiled: str, name: str, **inputs: str) -> Any:
-    return container_of(
-        compiled,
-        name,
-        inputs={"tracker_base": str(tmp / "results"), **inputs},
-        outputs={"run_id": str(tmp / "run_id")},
-    ).run()
 
 
 @pytest.mark.parametrize("value", ["it's", "'; echo INJECTED; '", "$(echo INJECTED)", "a  b"])
@@ -496,14 +458,16 @@ def run_stage(tmp: Path, compiled: str, name: str, **inputs: str) -> Any:
 def test_torchxs_sh_and_ddp_quote_their_arguments(tmp_path: Path, value: str, tracked: bool) -> None:
     def pipeline(text: str = "", tracker_base: str = "") -> None:
         base = tracker_base if tracked else None
-        task_from_app(utils.sh("printf", "%s|", f"{text}", f"--x={text}", "$HOME $$"), tracker_base=base)
-        task_from_app(dist.ddp("--x", f"{text}", script="train.py", j="1x1", image="i"), tracker_base=base)
+        # Arguments may be called like builtins.
+        task_from_app(utils.sh("printf", "%s|", "eval", f"{text}", f"--x={text}", "$HOME $$"), tracker_base=base)
+        task_from_app(dist.ddp("eval", "--x", f"{text}", script="train.py", j="1x1", image="i"), tracker_base=base)
 
-    compiled = compile_pipeline(pipeline)
-    done = run_stage(tmp_path, compiled, "sh", text=value)
-    assert (done.stdout.decode(), done.stderr) == (f"{value}|--x={value}|$HOME $$|", b"")
-    text = "\n".join([*containers(compiled)["train"]["command"], constants(compiled)["train"].get("stage", "")])
-    assert re.search("torchrun .*train.py --x ''\"\\${TORCHX_KFP_TEXT}\"''$", text.replace(r"\0040", " "), re.MULTILINE)
+    stage = compile_pipeline(pipeline)
+    done = run_stage(stage, "sh", tmp=tmp_path, text=value)
+    assert (done.stdout.decode(), done.stderr) == (f"eval|{value}|--x={value}|$HOME $$|", b"")
+    text = "\n".join([*containers(stage)["train"]["command"], constants(stage)["train"].get("stage", "")])
+    words = "torchrun .*train.py eval --x ''\"\\${TORCHX_KFP_TEXT}\"''$"
+    assert re.search(words, text.replace(r"\0040", " "), re.MULTILINE)
     assert "TORCHX_KFP_TEXT={{$.inputs.parameters['text']}}\n" in text
 
 
@@ -512,11 +476,12 @@ def test_torchxs_sh_and_ddp_quote_their_arguments(tmp_path: Path, value: str, tr
 def test_ddp_gets_the_words_that_its_value_would_give(j: str, options: dict[str, str], tmp_path: Path) -> None:
     def program(value: str) -> str:
         text = dist.ddp("--x", value, "a b", j=j, **options).roles[0].args[1]
-        return text.replace("$${${rank0_env}", "${TORCHX_RANK0_HOST")
+        text = text.replace("$${${rank0_env}", "${TORCHX_RANK0_HOST")
+        return text.replace("${app_id}", "run").replace("${replica_id}", "0")
 
     (tmp_path / "torchrun").write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     (tmp_path / "torchrun").chmod(0o755)
-    text, _ = lifted(program("{}"))
+    text = program_of(program("{}"))
     for value in HOSTILE[::6]:
         environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TORCHX_KFP_VALUE": value}
         done = subprocess.run(["bash", "-c", text], env=environ, cwd=tmp_path, capture_output=True, check=True)
@@ -524,44 +489,30 @@ def test_ddp_gets_the_words_that_its_value_would_give(j: str, options: dict[str,
         assert done.stdout.decode().split("\0") == [*words[1:], ""]
 
 
-def test_a_channel_that_is_the_whole_program_is_the_program(tmp_path: Path) -> None:
-    def pipeline(program: str = "") -> None:
-        task_from_app(make_app("run", entrypoint="sh", args=["-c", f"{program}"]))
-
-    compiled = compile_pipeline(pipeline)
-    assert run_stage(tmp_path, compiled, "run", program="echo a; echo b").stdout == b"a\nb\n"
-
-
-def test_text_that_engines_change_may_stand_beside_a_channel_in_a_program(tmp_path: Path) -> None:
-    def pipeline(text: str = "", number: int = 1) -> None:
-        program = f'echo "$(echo {text}) $$" {{{{x}}}} {number}'
-        task_from_app(make_app("run", entrypoint="sh", args=["-c", program], env={"A": "b"}))
-
-    compiled = compile_pipeline(pipeline)
-    done = run_stage(tmp_path, compiled, "run", text="it's", number_int="5")
-    assert re.fullmatch(rb"it's \d+ \{\{x\}\} 5\n", done.stdout), done.stdout
+@pytest.mark.parametrize(
+    ("program", "env", "value", "output"),
+    [
+        ("{}", {}, "echo a; echo b", rb"a\nb\n"),  # a channel that is the whole program is the program
+        ('echo "$(echo {}) $$" {{x}}', {"A": "b"}, "it's", rb"it's \d+ \{\{x\}\}\n"),
+        ('echo "$TORCHX_KFP_VALUE" {}', {"TORCHX_KFP_VALUE": "mine"}, "it's", rb"mine it's\n"),
+    ],
+)
+def test_what_stands_beside_a_channel_in_a_program(
+    tmp_path: Path, program: str, env: dict[str, str], value: str, output: bytes
+) -> None:
+    done = run_stage(compiled("sh", "-c", program, env=env), tmp=tmp_path, value=value)
+    assert re.fullmatch(output, done.stdout), done.stdout
 
 
-def test_two_channels_of_one_name_are_two_variables() -> None:
-    other = Reference("other", None, "value", "NUMBER_INTEGER")
-    (text,), variables = lift_channels(("echo ", VALUE, " ", other, " ", VALUE), "args[1]")
-    assert variables == {"TORCHX_KFP_VALUE": VALUE, "TORCHX_KFP_VALUE_2": other}
-    assert text == 'echo "${TORCHX_KFP_VALUE}" "${TORCHX_KFP_VALUE_2}" "${TORCHX_KFP_VALUE}"'
+def test_two_channels_are_two_variables_with_their_types() -> None:
+    def pipeline(lr: float = 0.1, n: int = 1) -> None:
+        task_from_app(make_app("run", entrypoint="sh", args=["-c", f"echo {lr} {n} {lr}"]))
 
-
-def test_a_variable_of_the_role_is_kept(tmp_path: Path) -> None:
-    def pipeline(x: str = "") -> None:
-        role_env = {"TORCHX_KFP_X": "mine"}
-        task_from_app(make_app("run", entrypoint="sh", args=["-c", f'echo "$TORCHX_KFP_X" {x}'], env=role_env))
-
-    assert run_stage(tmp_path, compile_pipeline(pipeline), "run", x="it's").stdout == b"mine it's\n"
-
-
-def test_inputs_keep_their_types() -> None:
-    def pipeline(lr: float = 0.1) -> None:
-        task_from_app(make_app("run", entrypoint="sh", args=["-c", f"echo {lr}"]))
-
-    spec, _ = load(compile_pipeline(pipeline))
-    assert spec["components"]["comp-run"]["inputDefinitions"]["parameters"] == {
-        "lr_float": {"parameterType": "NUMBER_DOUBLE"}
+    text = compile_pipeline(pipeline)
+    command = containers(text)["run"]["command"]
+    assert command[-1] == 'echo "${TORCHX_KFP_LR}" "${TORCHX_KFP_N}" "${TORCHX_KFP_LR}"'
+    declared = load(text)[0]["components"]["comp-run"]["inputDefinitions"]["parameters"]
+    assert {name: kind["parameterType"] for name, kind in declared.items()} == {
+        "lr_float": "NUMBER_DOUBLE",
+        "n_int": "NUMBER_INTEGER",
     }
