@@ -8,9 +8,7 @@ from typing import Any
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, RetryPolicy, Role, VolumeMount
 
 from tests.authoring.apps import compile_pipeline, load
-from torchx_kfp import task_from_app
-from torchx_kfp.authoring.engines import ENGINES, Engine, Volcano
-from torchx_kfp.contract.carried.programs import LAUNCHER
+from torchx_kfp import engines, task_from_app
 
 EFA = "vpc.amazonaws.com/efa"
 INSTANCE = "node.kubernetes.io/instance-type"
@@ -54,15 +52,20 @@ class Distributed:
 
     def pods(self) -> list[dict[str, Any]]:
         """Return the template of each role's pods."""
-        spec = self.manifest["spec"]
-        if "tasks" in spec:
-            return [task["template"] for task in spec["tasks"]]
-        if "replicatedJobs" in spec:
-            return [job["template"]["spec"]["template"] for job in spec["replicatedJobs"]]
-        return [spec["template"]]
+        return templates(self.manifest)
 
 
-def distributed(make: Callable[..., AppDef] | AppDef, engine: Engine | str = "job", **options: Any) -> Distributed:
+def templates(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the template of each role's pods."""
+    spec = manifest["spec"]
+    if "tasks" in spec:
+        return [task["template"] for task in spec["tasks"]]
+    if "replicatedJobs" in spec:
+        return [job["template"]["spec"]["template"] for job in spec["replicatedJobs"]]
+    return [spec["template"]]
+
+
+def distributed(make: Callable[..., AppDef] | AppDef, engine: Any = "job", **options: Any) -> Distributed:
     """Compile a pipeline with one distributed stage.
 
     Args:
@@ -87,8 +90,8 @@ def found_in(compiled: str) -> Distributed:
     (task,) = spec["root"]["dag"]["tasks"].values()
     (component,) = spec["components"].values()
     command = executor["container"]["command"]
-    text, executor_input, *words = command[command.index(LAUNCHER) + 1 :]
-    assert executor_input == "{{$}}"
+    place = command.index("{{$}}")
+    text, words = command[place - 1], command[place + 1 :]
     return Distributed(
         executor["container"]["image"], json.loads(text), words, task, component, *(platform.values() or [{}])
     )
@@ -146,7 +149,7 @@ class Case:
     """An application, the engines that run it, and its options."""
 
     make: Callable[..., AppDef]
-    engines: tuple[str, ...] = tuple(ENGINES)
+    engines: tuple[str, ...] = tuple(engines.ENGINES)
     options: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
 
@@ -189,9 +192,7 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def engine_of(case: Case, engine: str) -> Engine:
+def engine_of(case: Case, engine: str) -> Any:
     """Return the engine of a case."""
-    kind: Any = ENGINES[engine]
-    made: Engine = kind(**case.engine)
-    assert case.engine.get("min_available") is None or isinstance(made, Volcano)
-    return made
+    kind: Any = engines.ENGINES[engine]
+    return kind(**case.engine)

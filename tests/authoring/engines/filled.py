@@ -10,10 +10,9 @@ from unittest import mock
 
 from torchx.specs import AppDef
 
-from tests.authoring.kfp_engines import Container
+from tests.authoring.apps import compile_stage
+from tests.authoring.kfp_engines import Container, container_of, containers
 from torchx_kfp.authoring.engines import Engine
-from torchx_kfp.authoring.options import StageSettings
-from torchx_kfp.authoring.plan import plan_stage
 from torchx_kfp.contract.carried import cluster_api, engine_object, replica_roles
 
 #: A program that prints its arguments, in place of python3.
@@ -69,10 +68,12 @@ def command_of(app: AppDef, engine: Engine, *, tracked: bool = False, **given: A
         tracked: whether it is tracked.
         given: further fields of ``Container``.
     """
-    plan = plan_stage(app, StageSettings(tracker_base=("/tmp/results",) if tracked else None, engine=engine))
-    constants = {name: planned.argument for name, planned in plan.inputs.items()}
+    compiled = compile_stage(app, tracked=tracked, engine=engine)
+    (component,) = containers(compiled)
     outputs = {"run_id": os.path.join(tempfile.gettempdir(), "torchx-kfp-tests", "run_id")}
-    return Container(plan.command, **{"constants": constants, "outputs": outputs, **given})
+    return container_of(
+        compiled, component, **{"inputs": {"tracker_base": "/tmp/results"}, "outputs": outputs, **given}
+    )
 
 
 def launched(app: AppDef, engine: Engine, *, tracked: bool = False) -> Launched:

@@ -1,6 +1,5 @@
 """Text of any kind reaches the replicas byte for byte, on a cluster and on one machine; names fit Kubernetes."""
 
-import json
 import re
 from typing import Any
 
@@ -14,12 +13,7 @@ from tests.authoring.engines.apps import app, distributed, found_in, role
 from tests.authoring.engines.filled import launched
 from tests.authoring.kfp_engines import kubelet
 from tests.facts import says
-from torchx_kfp import component_from_function
-from torchx_kfp.authoring.engines import ENGINES, Job
-from torchx_kfp.authoring.options import StageSettings
-from torchx_kfp.authoring.plan import plan_stage
-from torchx_kfp.contract.carried.programs import LAUNCHER
-from torchx_kfp.contract.inputs import escape
+from torchx_kfp import component_from_function, engines
 from torchx_kfp.errors import ChannelError
 
 pytestmark = pytest.mark.versions
@@ -59,7 +53,7 @@ def processes(manifest: dict[str, Any], index: int) -> tuple[list[str], dict[str
 @example([*HOSTILE, *PLAIN, *(f"{text}{ID}{text}" for text in HOSTILE if not text.endswith("$"))], ["$(HOME)", ID])
 def test_arguments_and_variables_on_a_cluster(tracked: bool, args: list[str], values: list[str]) -> None:
     env = {"FIRST": values[0], "b.c": values[1]}
-    found = launched(app(role(args=args, env=env)), Job(), tracked=tracked)
+    found = launched(app(role(args=args, env=env)), engines.Job(), tracked=tracked)
     # The launcher inherits constant variables, and hands them on.
     inherited = {name: value for name, value in env.items() if ID not in value}
     command, environ = processes(found.manifest(environ=inherited), 2)
@@ -74,11 +68,9 @@ def test_arguments_and_variables_on_a_cluster(tracked: bool, args: list[str], va
 def test_the_specification_arrives_as_it_was_written(text: str, key: str) -> None:
     """It has text of users in overlays and annotations."""
     made = app(role(metadata={"kubernetes": {"metadata": {"annotations": {f"k{key}": text}}, "spec": {key: text}}}))
-    engine = Job(annotations={"note": text})
-    command = plan_stage(made, StageSettings(engine=engine)).command
-    written = json.loads(command[command.index(LAUNCHER) + 1])
+    engine = engines.Job(annotations={"note": text})
     arrived = launched(made, engine).spec
-    assert arrived == written
+    assert arrived == distributed(made, engine).spec
     template = arrived["object"]["spec"]["template"]
     assert template["metadata"]["annotations"][f"k{key}"] == text
     assert arrived["object"]["metadata"]["annotations"] == {"note": text}
@@ -92,12 +84,12 @@ INDEX = 10**6 - 1
 
 
 @settings(max_examples=50)
-@given(st.sampled_from(list(ENGINES)), VALUES.filter(len), VALUES.filter(len))
+@given(st.sampled_from(list(engines.ENGINES)), VALUES.filter(len), VALUES.filter(len))
 @example("jobset", "x" * 80, "y" * 80)
 @example("volcano", "1-" * 40, "-" * 40)
 @pytest.mark.usual
 def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: str) -> None:
-    found = launched(app(role(name), name=stage), ENGINES[engine]())
+    found = launched(app(role(name), name=stage), engines.ENGINES[engine]())
     made = found.stage()
     (pod,) = found.spec["roles"]
     role_name = pod["name"]
@@ -130,7 +122,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_index_of_a_replica_is_text_of_a_shell_program(program: str) -> None:
-    found = launched(app(role(entrypoint="sh", args=["-c", program], env={"ME": f"i{ID}"})), Job())
+    found = launched(app(role(entrypoint="sh", args=["-c", program], env={"ME": f"i{ID}"})), engines.Job())
     command, environ = processes(found.manifest(), 1)
     assert command[4:] == ["sh", "-c", expanded(program, 1)]
     assert environ["ME"] == "i1"
@@ -160,9 +152,13 @@ def test_a_parameter_with_the_name_of_the_macro_is_another_value() -> None:
 def test_digits_from_the_apps_name_stay(name: str) -> None:
     """A number represents the index where programs of shells are read."""
     made = app(role(args=["1${app_id}", "${app_id}${replica_id}1${app_id}0"]), name=name)
-    found = launched(made, Job())
+    found = launched(made, engines.Job())
     command, _ = processes(found.manifest(), 3)
     assert command[5:] == [f"1{name}", f"{name}31{name}0"]
+
+
+def unescaped(word: str) -> str:
+    return re.sub(r"\\0(\d{3})", lambda found: chr(int(found[1], 8)), word)
 
 
 def test_a_channel_beside_the_index_stays_a_channel() -> None:
@@ -172,6 +168,7 @@ def test_a_channel_beside_the_index_stays_a_channel() -> None:
     (described,) = found.spec["roles"]
     assert [name for name, _ in described["env"]] == ["TORCHX_KFP_LR"]
     before, _, after = described["command"][2]
-    assert (found.words[before], found.words[after]) == (escape('echo "${TORCHX_KFP_LR}" $(expr '), " + 1)")
+    assert '"${TORCHX_KFP_LR}"' in unescaped(found.words[before])
+    assert found.words[after] == " + 1)"
     with pytest.raises(ChannelError, match=says("'trainer'", "'lr'", "eval")):
         distributed(lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"eval echo {lr} ${{replica_id}}"])))
