@@ -165,7 +165,7 @@ def test_a_dry_run_shows_what_would_go(project: Path, call: Call) -> None:
     assert not (project / "local_outputs").exists()
     found = json.loads(call("run", *words, "--json").stdout)["workspaces"]["code"]
     assert found["files"]["größe 2.txt"] == 1234
-    assert f"4 files, 1.6 kB: {found['digest']}" in done.stderr
+    assert f"4 files, 1.6 kB, {size_text(found['size'])} as an archive: {found['digest']}" in done.stderr
     # It is what goes.
     sent = call("run", *words[:-1])
     assert f"Workspace code: 4 files, {size_text(found['size'])}, stored." in sent.stderr
@@ -184,6 +184,15 @@ def test_a_dry_run_of_a_submission_asks_nobody(project: Path, call: Call) -> Non
     assert "'workspace' is empty" not in done.stderr
     gone = call("submit", "pipe.py:mounted", "--tracker-base", "/mnt/gone", *nowhere)
     assert (gone.returncode, "does not have that folder" in gone.stderr) == (2, True), gone.stderr
+
+
+def test_a_run_whose_code_was_forgotten_says_so_and_repeats_no_lines(project: Path, call: Call) -> None:
+    done = call("run", "pipe.py:one", "--tracker-base", "base")
+    assert "The run was started without --workspace" in done.stderr
+    assert done.stderr.count("No module named app") == 1
+    quiet = call("run", "pipe.py:one", "--tracker-base", "base", "--quiet")
+    assert "Its last lines" in quiet.stderr
+    assert quiet.stderr.count("No module named app") == 1
 
 
 def test_folders_that_runs_write_do_not_travel(project: Path, call: Call) -> None:
@@ -304,7 +313,7 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
     listed = call("code", "latest", "--list")
     assert listed.stdout.split() == ["353", "app.py", "10", "helper.py", "0", "lib/größe.py", "7", "run.sh"]
-    assert listed.stderr.startswith("4 files, 370 B: ")
+    assert listed.stderr.startswith("4 files, 370 B, 10.2 kB as an archive: ")
     done = call("code", "latest", "back")
     assert (done.returncode, done.stdout) == (0, "back\n"), done.stderr
     names = ["app.py", "helper.py", "lib/größe.py", "run.sh"]

@@ -227,7 +227,7 @@ def show_dry_run(run: PreparedRun, *, as_json: bool) -> None:
             print_text(str(run.plan))
         for name, one in run.workspaces.items():
             print_message(f"Workspace {name}:")
-            print_files(sizes[name], one.digest)
+            print_files(sizes[name], one.digest, one.size)
     print_message("Dry run: nothing was stored or started.")
 
 
@@ -260,8 +260,9 @@ def refuse_folders(pipeline: Pipeline) -> None:
         )
 
 
-def print_files(sizes: Mapping[str, int], digest: str) -> None:
-    """Print the names and sizes of a workspace's files, in bytes, and then their sum and the archive's digest."""
+def print_files(sizes: Mapping[str, int], digest: str, packed: int) -> None:
+    """Print the names and sizes of a workspace's files, their sum, and the size and digest of the archive."""
     for name, size in sizes.items():
         print_text(f"{size:>10,}  {printable(name)}")
-    print_message(f"{counted(len(sizes), 'file')}, {size_text(sum(sizes.values()))}: {digest}")
+    files = f"{counted(len(sizes), 'file')}, {size_text(sum(sizes.values()))}"
+    print_message(f"{files}, {size_text(packed)} as an archive: {digest}")

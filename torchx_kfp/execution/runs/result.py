@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -235,8 +235,13 @@ def describe_exit(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def describe_failure(result: RunResult) -> str:
-    """Describe the failed stages, with their last lines, and the stages that did not run because of them."""
+def describe_failure(result: RunResult, printed: Collection[str] = ()) -> str:
+    """Describe the failed stages, with their last lines, and the stages that did not run because of them.
+
+    Args:
+        result: the result of the run.
+        printed: the names of stages whose lines the user has seen: they are not repeated.
+    """
     failed = [stage for stage in result.stages if stage.state is State.FAILED]
     not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
     how = result.reason or f"{len(failed):,} of {counted(len(result.stages), 'stage')} failed"
@@ -246,7 +251,9 @@ def describe_failure(result: RunResult) -> str:
         end = "" if stage.reason.endswith("?") else "."
         lines.append(f"{stage.name} {stage.reason}{f'{attempts}.' if attempts else end}")
         tail = stage.last_lines()
-        if tail:
+        if tail and stage.name in printed and result.folder is not None:
+            lines.append(f"  Its lines are above, and in {stage.log_file}.")
+        elif tail:
             # The log of a run on a host is read into a file that does not last.
             lines.append(f"  Its last lines{f', from {stage.log_file}' if result.folder is not None else ''}:")
             lines += [f"    {line}" for line in tail]

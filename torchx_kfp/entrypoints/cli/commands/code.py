@@ -56,7 +56,7 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     except tarfile.TarError as error:
         raise WorkspaceError(f"The workspace {url} is not an archive of code: {error}.") from None
     if only_lists:
-        print_files(sizes, digest)
+        print_files(sizes, digest, len(archive))
         return
     folder = folder or f"code-{digest[:12]}"
     is_new = not os.path.lexists(folder)

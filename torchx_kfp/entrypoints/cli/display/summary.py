@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -96,10 +96,7 @@ def _follow(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bo
         failed = [stage.name for stage in stages]
         ways = {"see the whole log": "logs", "run the stage here": "replay"}
         lines = [f"To {what}: {this_command(how, result.run_id, failed[0], *words)}" for what, how in ways.items()]
-        lacks_code = any("No module named" in line for stage in stages for line in stage.last_lines())
-        if lacks_code and last.arguments.get(WORKSPACE_PARAMETER) == "":
-            lines.append("The run was submitted without --workspace, so its stages had only the code in their images.")
-        return "\n".join(lines)
+        return "\n".join([*lines, *_forgotten_code(result, last.arguments, "submitted")])
 
     on_host: dict[str, Any] = {"notes": notes, "way_on": next_steps} if last.folder is None else {}
     return summarize(follow, view, quiet=quiet, as_json=as_json, **on_host)
@@ -175,9 +172,23 @@ def summarize(
         for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
             print_message(f"See the results again: {this_command('results', base, result.run_id, *words)}")
     if result.state is State.FAILED:
-        ways = "" if quiet else way_on(result) if way_on else _way_on(result.folder, sent()) if result.folder else ""
-        raise StageFailedError("\n".join(filter(None, [for_stderr(describe_failure(result)), ways])))
+        ways = ""
+        if not quiet and way_on is not None:
+            ways = way_on(result)
+        elif not quiet and result.folder is not None:
+            arguments = view.run.started.arguments if view.run.started else {}
+            ways = "\n".join([*_forgotten_code(result, arguments, "started"), _way_on(result.folder, sent())])
+        raise StageFailedError("\n".join(filter(None, [for_stderr(describe_failure(result, view.printed)), ways])))
     return result
+
+
+def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) -> list[str]:
+    """Return a sentence if stages lacked a Python module, and the pipeline's ``workspace`` was left empty."""
+    failed = [stage for stage in result.stages if stage.state is State.FAILED]
+    lacks_code = any("No module named" in line for stage in failed for line in stage.last_lines())
+    if not lacks_code or arguments.get(WORKSPACE_PARAMETER) != "":
+        return []
+    return [f"The run was {done} without --workspace, so its stages had only the code in their images."]
 
 
 def _way_on(folder: Path, sent: Sequence[str]) -> str:

@@ -70,6 +70,8 @@ class View(Watch):
 
     def __init__(self, run: RunState) -> None:
         self.run = run
+        #: The stages whose lines were printed.
+        self.printed: set[str] = set()
 
     def on_event(self, event: Event) -> None:
         self.run.on_event(event)
@@ -94,6 +96,7 @@ class LineView(View):
             self._terminal.write_lines([for_stderr(line) for line in messages(event, verbose=self._verbose)])
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
+        self.printed.add(stage)
         self._terminal.write_lines([f"{stage} | {for_stderr(line)}" for line in lines])
 
 
@@ -103,6 +106,7 @@ class JsonView(View):
     def __init__(self, other: View) -> None:
         super().__init__(other.run)
         self._other = other
+        self.printed = other.printed
         self._stdout = Terminal(sys.stdout)
         self._has_files = True
 
