@@ -10,9 +10,11 @@ from typing import Dict, List
 
 import pytest
 from kfp import dsl
+from torchx.specs import AppDef, Role
 
 from tests.execution.local.components import ir, write
 from tests.facts import says
+from torchx_kfp import Stages
 from torchx_kfp.errors import (
     ArgumentError,
     LocalRunError,
@@ -107,6 +109,16 @@ def test_the_tracker_base_is_an_argument(tmp_path):
         run(tracked, {"tracker_base": "a"}, tracker_base="b")
     with pytest.raises(ArgumentError, match="tracker_base"):
         run(parameters, {"s": ""}, tracker_base="b")
+
+
+def test_the_inputs_of_a_stage_are_those_of_its_pipeline(tmp_path):
+    @dsl.pipeline
+    def pipeline(tracker_base: str, rate: float = 0.5):
+        app = AppDef("train", [Role("train", image="x", entrypoint="true", args=[f"{rate}"])])
+        Stages(tracker_base=tracker_base).task(app)
+
+    result = run(pipeline, tracker_base=tmp_path / "base", output_dir=tmp_path / "runs", watch=Watch())
+    assert result["train"].inputs == {"rate_float": 0.5, "tracker_base": str(tmp_path / "base")}
 
 
 def test_options_of_a_run(tmp_path):

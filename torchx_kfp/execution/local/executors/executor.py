@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.inputs import STAGE
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
@@ -143,9 +144,16 @@ class AttemptPlan:
             pod_name=self.pod_name,
             log_file=self.log_file,
             tracker_base=self.tracker_base,
-            inputs=parameters_of(self.inputs),
+            inputs=self._named_inputs(),
             **facts,
         )
+
+    def _named_inputs(self) -> dict[str, Any]:
+        """Return the parameters that the pipeline names: a tracked stage has one more, with its own name."""
+        inputs = parameters_of(self.inputs)
+        if self.tracker_base is not None:
+            inputs.pop(STAGE, None)
+        return inputs
 
 
 class StartError(Exception):
