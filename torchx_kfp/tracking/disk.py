@@ -107,10 +107,11 @@ class DiskStore(Store):
         except OSError as error:
             raise self._problem("list", prefix or "", error) from error
 
-    def names(self, prefix: str | None = None) -> list[str]:
+    def names(self, prefix: str | None = None, begin: str = "") -> list[str]:
         try:
             with os.scandir(self._prefix + (prefix or "").encode()) as entries:
                 there = [entry for entry in entries if entry.name != PRIVATE.encode() and not entry.is_symlink()]
+                there = [entry for entry in there if entry.name.startswith(begin.encode())]
                 return sorted(os.fsdecode(entry.name) + "/" * entry.is_dir() for entry in there)
         except FileNotFoundError:
             return []

@@ -338,11 +338,16 @@ class FsspecStore(Store):
         start = len(prefix or "")
         return [key for key in keys if not key.endswith("/") and PRIVATE not in key[start:].split("/")]
 
-    def names(self, prefix: str | None = None) -> list[str]:
+    def names(self, prefix: str | None = None, begin: str = "") -> list[str]:
         path = self._root if prefix is None else self._path(prefix)
-        found = self._listed(lambda: self._fs.ls(path or self._fs.root_marker, detail=True))
-        there = self._below([entry["name"] + "/" * (entry["type"] == "directory") for entry in found], path)
-        return [name for name in there if name != f"{PRIVATE}/"]
+        if begin and self._finds_prefixes:
+            files = self._below(self._listed(lambda: self._fs.find(path, prefix=begin)), path)
+            found = {name + slash for name, slash, _ in (file.partition("/") for file in files)}
+        else:
+            entries = self._listed(lambda: self._fs.ls(path or self._fs.root_marker, detail=True))
+            names = [entry["name"] + "/" * (entry["type"] == "directory") for entry in entries]
+            found = set(self._below(names, path))
+        return sorted(name for name in found if name != f"{PRIVATE}/" and name.startswith(begin))
 
     def files(self, prefix: str = "") -> list[File]:
         path = self._path(prefix) if prefix else self._root

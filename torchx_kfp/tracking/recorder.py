@@ -152,9 +152,13 @@ class Recorder(FsspecResultTracker):
         """Return the pipeline runs that have any facts, sorted."""
         return [unquote(name.rstrip("/")) for name in self.store.names(f"{PRIVATE}/{RUN_FACTS.folder}")]
 
-    def run_ids(self) -> list[str]:
-        """Return the runs that have recorded anything besides results, sorted. ``keys`` are those with results."""
-        return stated_runs(self.store)
+    def run_ids(self, run: str | None = None) -> list[str]:
+        """Return the runs that have recorded anything besides results, sorted. ``keys`` are those with results.
+
+        Args:
+            run: the pipeline run to which they belong, by default any.
+        """
+        return stated_runs(self.store, "" if run is None else f"{run}/")
 
     def artifacts(self, run_id: str) -> dict[str, Artifact]:
         """Return the artifacts that a run has registered, by name."""

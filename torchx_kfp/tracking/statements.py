@@ -193,9 +193,10 @@ def encode_json(content: Mapping[str, object], what: str) -> bytes:
         ) from None
 
 
-def stated_runs(store: Store) -> list[str]:
-    """Return the runs that have any statements, sorted."""
-    found = store.each(store.names, [f"{PRIVATE}/{folder}" for folder in FOLDERS])
+def stated_runs(store: Store, begin: str = "") -> list[str]:
+    """Return the runs that have any statements, sorted; ``begin`` is the beginning of the run ids that are wanted."""
+    name = folder_name(begin)
+    found = store.each(lambda folder: store.names(f"{PRIVATE}/{folder}", name), FOLDERS)
     return sorted({unquote(name.rstrip("/")) for names in found for name in names})
 
 

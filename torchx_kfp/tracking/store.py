@@ -400,8 +400,13 @@ class Store(abc.ABC):
         """Return the prefix and the keys below it, if they exist, or all keys. Both lists are sorted."""
 
     @abc.abstractmethod
-    def names(self, prefix: str | None = None) -> list[str]:
-        """Return the names directly below the prefix or the base, sorted. Names of folders end with a slash."""
+    def names(self, prefix: str | None = None, begin: str = "") -> list[str]:
+        """Return the names directly below the prefix or the base, sorted. Names of folders end with a slash.
+
+        Args:
+            prefix: a folder below the base.
+            begin: the beginning of the names that are wanted.
+        """
 
     @abc.abstractmethod
     def files(self, prefix: str = "") -> list[File]:

@@ -10,6 +10,7 @@ from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
+from tests.s3 import S3Server
 from torchx_kfp import Stages
 from torchx_kfp.local import Watch, run
 
@@ -80,6 +81,46 @@ def test_a_run_with_several_tracker_bases_asks_for_one(
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says(run_id, "several tracker bases", "base, other", "before the run"), done.stderr)
     assert [*json.loads(inside("results", "other", "latest", "--format", "json").stdout)] == [f"{run_id}/judge/judge-0"]
+
+
+@pytest.mark.s3
+def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
+    inside: Call, s3_base: str, s3_server: S3Server
+) -> None:
+    for value in ("1", "2"):
+        words = ("--tracker-base", s3_base, "-p", f"value={value}", "-p", 'names=["a", "b"]')
+        assert inside("run", "pipelines.py:two", *words, "--quiet").returncode == 0
+    second, first = (run["run"] for run in json.loads(inside("runs", "--format", "json").stdout))
+    for words in (("show", "latest/second[1]"), ("artifacts", "latest"), ("results", first), ("compare", first, second)):
+        requests = s3_server.requests(lambda words=words: inside(*words))
+        listings = [request for request in requests if "list-type=2" in request]
+        assert listings
+        assert all(first in request or second in request for request in listings), (words, listings)
+    shown = inside("compare", first, second, "--format", "json")
+    assert ["a", "b"] in [value for row in json.loads(shown.stdout)["rows"] for value in row["values"][first]]
+
+
+def test_whole_numbers_in_lists_of_parameters_are_shown_as_such(inside: Call, project: Path) -> None:
+    (project / "lists.py").write_text(
+        """
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import task_from_app
+
+@dsl.pipeline(name="lists")
+def lists(tracker_base: str, sizes: list = [1, 2.5], more: dict = {"a": [3]}):
+    app = AppDef("echo", [Role("role", image="x", entrypoint="echo", args=[f"{sizes}", f"{more}"])])
+    task_from_app(app, tracker_base=tracker_base)
+"""
+    )
+    runs = []
+    for _ in range(2):
+        assert inside("run", "lists.py", "--tracker-base", "base", "--quiet").returncode == 0
+        runs.append(json.loads(inside("runs", "--format", "json").stdout)[0]["run"])
+    done = inside("compare", *runs)
+    assert "[1, 2.5]" in done.stdout
+    assert '{"a": [3]}' in done.stdout
+    assert all(f"{run} has recorded nothing" in done.stderr for run in runs)
 
 
 @pytest.mark.parametrize("command", ["results", "show", "lineage"])

@@ -311,6 +311,11 @@ def test_a_run_whose_stages_were_cached(there: There, program: Program) -> None:
     ]
     [note] = [line for line in done.stderr.splitlines() if line.startswith("Cached: ")]
     assert re.search(says("train, evaluate[0], evaluate[1]", "results are not shown"), note)
+    # It has no results of its own, which is no error.
+    for words in (("results", there.runs["cached"]), ("compare", there.runs["good"], there.runs["cached"])):
+        done = program(*words, *there.words, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        assert re.search(says(there.runs["cached"], "KFP's cache had train", "not say which run"), done.stderr)
 
 
 def test_a_run_that_has_failed(there: There, program: Program) -> None:

@@ -20,6 +20,7 @@ from torchx_kfp.entrypoints.cli.display.printing import print_message, this_comm
 from torchx_kfp.entrypoints.cli.flags import Flags
 from torchx_kfp.errors import ArgumentError, HostError, TrackerBaseError, UnknownRunError
 from torchx_kfp.execution.host.settings import FLAGS, flag, read_settings
+from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
@@ -46,6 +47,8 @@ class Located:
         name: the run's name on its host; empty if it has none.
         arguments: the arguments of the run.
         run_ids: the run ids of the stages that have ended, as far as they are known.
+        is_found: whether the run itself was found, so that ``run`` begins with its whole id.
+        cached: the stages that KFP's cache has replaced by those of runs that it does not name.
     """
 
     base: str
@@ -54,12 +57,19 @@ class Located:
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     run_ids: Collection[str] = ()
+    is_found: bool = False
+    cached: Collection[str] = ()
 
     @property
     def taken_over(self) -> list[str]:
         """The run ids of stages that ran in earlier runs: they were cached, or kept when the run was resumed."""
         run = (self.run or "").partition("/")[0]
         return [run_id for run_id in self.run_ids if not run_id.startswith(f"{run}/")]
+
+    @property
+    def runs(self) -> list[str]:
+        """The pipeline run itself, and the earlier runs from which it has stages."""
+        return list(dict.fromkeys(run_id.partition("/")[0] for run_id in [self.run or "", *self.taken_over]))
 
 
 def locate(
@@ -204,13 +214,26 @@ def is_base(word: str, flags: Flags) -> bool:
 
 def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Located:
     record, part = _find_record(word, base, output_dir, flags)
+    if "[" in part and part in record.run.ends:
+        # The name of an iteration, as tables of stages have it.
+        part = (record.run.ends[part].run_id or "").partition("/")[2] or part
     found = f"{record.run_id}/{part}" if part else record.run_id
     name = f"{record.name}/{part}" if part and record.name else record.name
     folders = output_dir if record.folder is None else str(record.folder.parent)
     # A run that is not described in full does not say which attempts were the last ones.
     ends = () if record.corrupt else record.run.ends.values()
     run_ids = [end.run_id for end in ends if end.run_id]
-    return Located(base or base_of(record, flags), found, folders, name, record.arguments, run_ids)
+    cached = [end.name for end in record.run.ends.values() if end.state is State.CACHED and not end.run_id]
+    return Located(
+        base or base_of(record, flags),
+        found,
+        folders,
+        name,
+        record.arguments,
+        run_ids,
+        is_found=True,
+        cached=cached,
+    )
 
 
 def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> tuple[RunRecord, str]:

@@ -127,6 +127,8 @@ class Chosen:
 def choose(located: Located, known: Collection[str], recorder: Recorder, further: Collection[str] = ()) -> Chosen:
     """Find the run ids of a run. Each part of its name may be cut short, as long as only one run matches.
 
+    A run that was found and has recorded nothing has none.
+
     Args:
         located: a pipeline run, a run id, or the beginning or end of one. ``latest`` is the newest pipeline run.
         known: all run ids under the tracker base.
@@ -139,7 +141,7 @@ def choose(located: Located, known: Collection[str], recorder: Recorder, further
     from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
 
     run, known = located.run or "", sorted(known)
-    if not known:
+    if not known and not located.is_found:
         raise nothing(located.base, run)
     base = recorder.tracker_base
     here = RunsHere(located.output_dir, base, frozenset(known))
@@ -149,8 +151,13 @@ def choose(located: Located, known: Collection[str], recorder: Recorder, further
         words[0] = _newest(recorder, here) or LATEST
     found = {key: key for key in known}
     found.update(_handed_on(words[0], located.taken_over, here.known))
-    for folder in matching_names(words[0], list(here.folders)):
-        found.update(here.handed_on(folder))
+    if not (located.is_found and located.run_ids):
+        for folder in matching_names(words[0], list(here.folders)):
+            found.update(here.handed_on(folder))
+    if located.is_found and not any(key.startswith(f"{words[0]}/") for key in found):
+        if len(words) > 1:
+            raise UnknownRunError(f"The run {words[0]} has recorded nothing under {base!r}.")
+        return Chosen(run, ())
     done = ""
     for word in words:
         names = matching_names(word, list(dict.fromkeys(filter(None, (_next(key, done) for key in found)))))
@@ -198,9 +205,26 @@ def choose_run(located: Located, recorder: Recorder) -> str:
     raise _unknown(word, word, "", known, here, base) if known else nothing(base, word)
 
 
-def recorded(recorder: Recorder) -> set[str]:
-    """Return the run ids that have recorded anything."""
-    return {*recorder.keys(), *recorder.run_ids()}
+def recorded(recorder: Recorder, located: Located | None = None) -> set[str]:
+    """Return the run ids that have recorded anything.
+
+    Args:
+        recorder: the tracker base.
+        located: the run that is looked for. If it was found, the rest of the base is not listed.
+    """
+    if located is None or not located.is_found:
+        return {*recorder.keys(), *recorder.run_ids()}
+    return {key for run in located.runs for key in (*recorder.keys(run), *recorder.run_ids(run))}
+
+
+def say_nothing_recorded(located: Located, name: str, nothing: str = "nothing") -> None:
+    """Say on stderr that a run has recorded nothing, or no results, and why."""
+    run = titled(located.name, name)
+    if located.cached:
+        stages = listed(located.cached, 20)
+        print_message(f"{run} has recorded {nothing}: KFP's cache had {stages}, and does not say which run's.")
+    else:
+        print_message(f"{run} has recorded {nothing} under {located.base}.")
 
 
 def titled(name: str, run_id: str) -> str:

@@ -112,7 +112,7 @@ def _get(words: tuple[str, ...], overwrite: bool, output_dir: str, flags: Flags)
 def _read(located: Located) -> tuple[str, list[tuple[str, Artifact]]]:
     """Return the full name of the run, and its artifacts with the run ids that have registered them."""
     recorder = open_recorder(located.base)
-    chosen = choose(located, recorded(recorder), recorder)
+    chosen = choose(located, recorded(recorder, located), recorder)
     say_cached(chosen)
     found = recorder.artifacts_of(chosen.keys)
     return chosen.name, [(key, it) for key in chosen.keys for it in found.get(key, {}).values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from torchx_kfp.entrypoints.cli.selection import (
     read,
     recorded,
     say_cached,
+    say_nothing_recorded,
     titled,
 )
 
@@ -113,8 +114,13 @@ def compare_command(
         raise click.UsageError(f"--code and --format {form} contradict each other. JSON has the names of files.")
     located = locate(words, output_dir, flags, least=2, most=None)
     recorders = {it.base: open_recorder(it.base) for it in located}
-    known = {base: recorded(recorder) for base, recorder in recorders.items()}
-    chosen = [choose(it, known[it.base], recorders[it.base]) for it in located]
+    known: dict[str, Collection[str]] = {}
+    chosen = []
+    for it in located:
+        recorder = recorders[it.base]
+        if not it.is_found and it.base not in known:
+            known[it.base] = recorded(recorder)
+        chosen.append(choose(it, recorded(recorder, it) if it.is_found else known[it.base], recorder))
     labels = [one.name for one in chosen]
     if again := [label for label in labels if labels.count(label) > 1]:
         raise click.UsageError(f"The run {again[0]!r} is given twice. Name different runs.")
@@ -127,7 +133,7 @@ def compare_command(
         return
     facts = [facts_of(recorders[it.base], pipeline_run(label)) for it, label in zip(located, labels, strict=True)]
     rows = [
-        *_rows(_PARAMETER, [_of_run(it.arguments, TRACKER_BASE) for it in located]),
+        *_rows(_PARAMETER, [_of_run(_arguments(it)) for it in located]),
         *_rows(_TAG, [_of_run(its.get("tags", {})) for its in facts]),
         *_recorded_rows(located, recorders, chosen),
         *_cached_rows(chosen),
@@ -136,8 +142,10 @@ def compare_command(
     rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
     if not rows and not any(map(str, codes)):
         print_message("The runs do not differ." if changed else "The runs have recorded nothing.")
-    for one in chosen:
+    for it, one in zip(located, chosen, strict=True):
         say_cached(one)
+        if not one.keys:
+            say_nothing_recorded(it, one.name)
     if form == "csv":
         cells = ([row.stage, row.kind, row.name, *map(_cell, row.values)] for row in rows)
         print_csv(["stage", "kind", "name", *labels], cells)
@@ -159,8 +167,23 @@ def _titles(names: Sequence[str], runs: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else titled(name, run) for name, run in zip(names, runs, strict=True)]
 
 
-def _of_run(values: Mapping[str, Any], left_out: str = "") -> _Values:
-    return {("", name): [value] for name, value in values.items() if name != left_out}
+def _of_run(values: Mapping[str, Any]) -> _Values:
+    return {("", name): [value] for name, value in values.items()}
+
+
+def _arguments(located: Located) -> dict[str, Any]:
+    """Return the arguments of a run without the tracker base. In lists and dicts, KFP makes floats of all numbers."""
+    found = {name: value for name, value in located.arguments.items() if name != TRACKER_BASE}
+    return {name: _whole(value) if isinstance(value, (list, Mapping)) else value for name, value in found.items()}
+
+
+def _whole(value: Any) -> Any:
+    """Return the value with ints for floats that are whole."""
+    if isinstance(value, Mapping):
+        return {name: _whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _recorded_rows(

@@ -85,7 +85,7 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     recorder = open_recorder(located.base)
     sources = recorder.sources_of(corrupt=say_left_out)
     named = {source.run_id for found in sources.values() for source in found}
-    known = recorded(recorder) | named
+    known = recorded(recorder, located) | sources.keys() | named
     chosen = choose(located, known, recorder)
     earlier = earlier_attempts(recorder, known, located.run_ids) - {*chosen.keys}
     sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
@@ -100,7 +100,7 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     starts: Mapping[str, Start] = {}
     codes: Codes = {}
     if form in ("tree", "json"):
-        results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
+        results = read(recorder, runs_of(lineage))
         # A tree shows only the starts of the requested runs.
         shown = runs_of(lineage) if form == "json" else lineage.run_ids
         starts = recorder.starts_of(shown)

@@ -45,6 +45,7 @@ from torchx_kfp.entrypoints.cli.selection import (
     read,
     say_cached,
     say_if_misplaced,
+    say_nothing_recorded,
     titled,
 )
 from torchx_kfp.errors import ArgumentError, KeyRefusedError, MissingResultsError, TrackerBaseError
@@ -127,7 +128,7 @@ def results_command(
 
     JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
-    name = ""
+    name, located = "", None
     if schedule is not None:
         recorder, chosen = _of_schedule(schedule, words, flags)
         keys = list(chosen.keys)
@@ -149,11 +150,14 @@ def results_command(
         found = {key: found[key] for key in _matching(expression, found, tags)}
     for sort in reversed(sorts if found else ()):
         found = _sorted(found, sort)
-    if not found:
+    if located is not None and not keys:
+        say_nothing_recorded(located, chosen.name, "no results")
+    elif not found:
         print_message(f"None of {counted(len(keys), 'run id')} matches.")
     say_cached(chosen)
     if form == "table":
-        _print_table(found, chosen, name)
+        if keys:
+            _print_table(found, chosen, name)
     else:
         {"json": print_json, "csv": _print_csv}[form](found)
 
@@ -167,6 +171,9 @@ def _chosen(recorder: Recorder, located: Located) -> Chosen:
     # The results that a cached stage was given are those of another run.
     if keys and run is not None and not (located.taken_over or Path(output_dir, run.partition("/")[0]).is_dir()):
         return Chosen(run.rstrip("/"), tuple(last_attempts(recorder, keys, run.rstrip("/"), located.run_ids)))
+    if located.is_found:
+        known = [key for its in located.runs for key in recorder.keys(its)]
+        return choose(located, known, recorder, recorder.run_ids(located.runs[0]))
     known, others = recorder.keys(), recorder.run_ids()
     if not known:
         if not others:

@@ -21,7 +21,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
 from torchx_kfp.entrypoints.cli.resolver import host_words, locate
 from torchx_kfp.entrypoints.cli.selection import choose, facts_of, open_recorder, read, recorded, say_cached, titled
-from torchx_kfp.errors import UnknownRunError
+from torchx_kfp.errors import MissingResultsError, UnknownRunError
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.recorder import Artifact, Code, Search
@@ -51,7 +51,9 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
 
     [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
-    chosen = choose(located, recorded(recorder), recorder)
+    chosen = choose(located, recorded(recorder, located), recorder)
+    if not chosen.keys:
+        raise MissingResultsError(f"The run {chosen.name} has recorded nothing under {located.base!r}.")
     run_id, *others = chosen.keys
     stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
     if len(stages) > 1:
