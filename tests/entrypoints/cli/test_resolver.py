@@ -91,7 +91,8 @@ def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
         words = ("--tracker-base", s3_base, "-p", f"value={value}", "-p", 'names=["a", "b"]')
         assert inside("run", "pipelines.py:two", *words, "--quiet").returncode == 0
     second, first = (run["run"] for run in json.loads(inside("runs", "--format", "json").stdout))
-    for words in (("show", "latest/second[1]"), ("artifacts", "latest"), ("results", first), ("compare", first, second)):
+    commands = [("show", "latest/second[1]"), ("artifacts", "latest"), ("results", first), ("compare", first, second)]
+    for words in commands:
         requests = s3_server.requests(lambda words=words: inside(*words))
         listings = [request for request in requests if "list-type=2" in request]
         assert listings

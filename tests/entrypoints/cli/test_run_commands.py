@@ -121,6 +121,13 @@ def test_runs_of_every_state(inside: Call, project: Path) -> None:
         ["run-1", "interrupted"],
     ]
     assert shown.stderr.startswith("Line 1 of local_outputs/run-2/events.jsonl is ignored: ")
+    # Older runs than those that are listed are not read.
+    shutil.copy(project / "local_outputs/run-2/events.jsonl", project / "local_outputs/run-1/events.jsonl")
+    limited = inside("runs", "--limit", "1")
+    assert [line.split()[0] for line in limited.stdout.splitlines()[2:]] == ["run-2"]
+    assert "1 older run in local_outputs: --all" in limited.stderr
+    assert "run-1" not in limited.stderr
+    assert "run-1/events.jsonl is ignored" in inside("runs", "--limit", "1", "--all").stderr
 
 
 def test_no_runs(inside: Call, project: Path) -> None:

@@ -52,9 +52,9 @@ _COUNTING = 0.5
     metavar="N",
     type=click.IntRange(1),
     default=20,
-    help="The number of runs of the host that are listed.  [default: 20]",
+    help="The number of runs that are listed: on this machine, and of the host.  [default: 20]",
 )
-@click.option("--all", "is_unlimited", is_flag=True, help="List all runs of the host.")
+@click.option("--all", "is_unlimited", is_flag=True, help="List all runs.")
 @click.option(
     "--state",
     "states",
@@ -142,8 +142,8 @@ def runs_command(
         name, there, failure = ("", [], None) if given else _runs_there(where, most, tags, flags)
         none_here = none(f"in {output_dir!r}")
         try:
-            known = [(it, _base(it)) for it in _runs_here(output_dir, where)]
-            here = with_tags(known, tags, f"in {output_dir!r}")
+            known = [(it, _base(it)) for it in _runs_here(output_dir, where, None if tags else most)]
+            here = with_tags(known, tags, f"in {output_dir!r}")[:most]
             if known and isinstance(failure, UnknownTagError):
                 failure = None  # It is a tag of runs on this machine only.
         except ArgumentError as error:
@@ -328,27 +328,33 @@ def _summary_as_json(run: RunSummary) -> dict[str, Any]:
     }
 
 
-def _runs_here(output_dir: str, where: RunFilter) -> list[RunRecord]:
-    """Return the runs on this machine that a filter selects; say what cannot be read.
+def _runs_here(output_dir: str, where: RunFilter, most: int | None) -> list[RunRecord]:
+    """Return the runs on this machine that a filter selects; say what cannot be read, and that there are older ones.
 
     Raises:
         ArgumentError: there is no such directory.
     """
     from torchx_kfp.execution.runs.history import find_runs, read_run
 
-    records = []
-    for folder in find_runs(output_dir):
-        try:
-            records.append(read_run(folder))
-        except (ArgumentError, OSError) as error:
-            say_left_out(error)
-    for record in records:
-        for sentence in record.corrupt:
-            print_message(sentence)
+    folders = find_runs(output_dir)
     if where.experiment or where.archived or where.schedule_id:
         return []  # only runs on a host have these
+    found: list[RunRecord] = []
     now = time.time()
-    return [record for record in records if where.selects(record.state, record.run_id, record.created, now)]
+    for read, folder in enumerate(folders):
+        if most is not None and len(found) == most:
+            print_message(f"{counted(len(folders) - read, 'older run')} in {output_dir}: --all lists all runs.")
+            break
+        try:
+            record = read_run(folder)
+        except (ArgumentError, OSError) as error:
+            say_left_out(error)
+            continue
+        for sentence in record.corrupt:
+            print_message(sentence)
+        if where.selects(record.state, record.run_id, record.created, now):
+            found.append(record)
+    return found
 
 
 def _base(record: RunRecord) -> str:
