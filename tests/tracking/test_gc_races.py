@@ -1,4 +1,4 @@
-"""Which archives of code gc removes, and that a submit never loses its archive to it."""
+"""What gc and others do at the same time: every order of their steps, seen from inside."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from torchx_kfp.errors import CorruptResultError
-from torchx_kfp.tracking import FsspecResultTracker, workspaces
+from benchmarks.load import attack
+from torchx_kfp.common import files
+from torchx_kfp.tracking import FsspecResultTracker, cleanup, workspaces
 from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.objects import FsspecStore, open_filesystem
-from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.store import File, Store
 from torchx_kfp.tracking.workspace_cleanup import WorkspaceCleanup
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders
@@ -30,91 +30,99 @@ def pack(store: Store, folder: Path, text: str) -> PackedWorkspace:
     return pack_folders(store, {str(folder): ""})
 
 
-def age(base: Path, days: float, *names: str) -> None:
+def age(base: Path, days: float) -> None:
     for path in base.rglob("*"):
-        if path.is_file() and any(name in str(path) for name in names or [""]):
+        if path.is_file():
             os.utime(path, (time.time() - days * DAY,) * 2)
 
 
-def test_archives_that_no_run_uses_are_removed(tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    recorder = Recorder.open(str(base))
-    packed = {
-        name: pack(recorder.store, tmp_path / "code", name) for name in ("old", "both", "unknown", "today", "scheduled")
-    }
-    assert all(it.upload() for it in packed.values())
-    for run, its in {"old-run": ("old", "both"), "new-run": ("both",)}.items():
-        recorder.add_start(run, [packed[name].code for name in its], {})
-        recorder[f"{run}/train/1"] = {"x": 1}
-    recorder.add_schedule("5f0c", [packed["scheduled"].code])
-    recorder.store.write(".torchx_kfp/workspaces/notes.tar", b"of somebody else")
-    age(base, 60)
-    age(base, 0, "new-run", packed["today"].digest)
-    before = time.time() - 30 * DAY
-
-    def unused(before: float, *going: str) -> list[str]:
-        found = {it.digest for it in WorkspaceCleanup(recorder.store, before).look(going)}
-        return [name for name, it in packed.items() if it.digest in found]
-
-    assert unused(before) == ["unknown"]
-    assert unused(before, "old-run") == ["old", "unknown"]
-    assert unused(before, "old-run", "new-run") == ["old", "both", "unknown"]
-    # However short the age is, what was used within a day stays: the run may not have been recorded yet.
-    age(base, 0.9, packed["today"].digest)
-    assert "today" not in unused(time.time())
-    age(base, 1.1, packed["today"].digest)
-    assert "today" in unused(time.time())
-
-    assert [run.run for run in Cleanup(recorder.store, before).remove()] == ["old-run"]
-    gone = {it.digest for it in WorkspaceCleanup(recorder.store, before).remove()}
-    assert gone == {packed["old"].digest, packed["unknown"].digest}
-    left = sorted(path.name for path in (base / ".torchx_kfp/workspaces").iterdir())
-    assert left == sorted(["notes.tar", *(f"{packed[name].digest}.tar" for name in ("both", "today", "scheduled"))])
+def test_no_put_is_lost_while_gc_works(tmp_path: Path) -> None:
+    lost, removed = attack(tmp_path / "base", 1500)
+    assert lost == 0
+    assert removed > 0, "the collectors had something to do"
 
 
-def test_what_runs_have_recorded_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the time in which gc may remove archives would pass with reading, if there are many."""
-    monkeypatch.setattr("torchx_kfp.tracking.workspace_cleanup._MANY", 1)
-    recorder = Recorder.open(str(tmp_path / "base"))
-    packed = [pack(recorder.store, tmp_path / "code", str(number)) for number in range(3)]
-    assert all(it.upload() for it in packed)
+def test_a_file_that_was_written_since_it_was_seen_stays(tmp_path: Path) -> None:
+    store = FsspecResultTracker(tmp_path).store
+    store.write("run/train/1", b'{"a": 1}')
+    (seen,) = store.files()
+    store.write("run/train/1", b'{"a": 2}')
+    os.utime(store.location("run/train/1"), (seen.modified + 1,) * 2)
+    assert not store.remove_old(seen)
+    assert store.read("run/train/1") == b'{"a": 2}'
+    assert store.remove_old(store.files()[0])
+    assert store.remove_old(File("run/train/1", 1, 1.0)), "what is gone is gone"
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_in_which_somebody_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FsspecResultTracker(tmp_path).store
+    for key in ("run/train/1", "other/train/1"):
+        store.write(key, b"{}")
+    other, run = store.files()
+    writing, going_on = threading.Event(), threading.Event()
+    unnamed = files._write_unnamed
+
+    def slow(*given: object) -> bool:
+        writing.set()
+        assert going_on.wait(30)
+        return unnamed(*given)
+
+    monkeypatch.setattr(files, "_write_unnamed", slow)
+    writer = threading.Thread(target=store.write, args=("run/train/2", b"{}"))
+    writer.start()
+    assert writing.wait(30)
+    assert not store.remove_old(run)
+    assert store.remove_old(other)
+    going_on.set()
+    writer.join()
+    assert store.remove_old(run)
+    assert [file.key for file in store.files()] == ["run/train/2"]
+
+
+def test_many_runs_are_looked_at_again_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanup, "_FILES", 2)
+    tracker = FsspecResultTracker(tmp_path)
+    for number in range(32):
+        tracker.put(f"run-{number}-20260101-120000-0a1b2c/train/1", loss=1)
+    age(tmp_path, 60)
+    done = Cleanup(tracker.store, time.time() - 30 * DAY).remove()
+    first = next(done)
+    left = tracker.keys()[0]
+    tracker.put(left.replace("/1", "/2"), loss=1)
+    assert len(list(done)) == 30
+    assert not left.startswith(f"{first.run}/")
+    assert tracker.keys() == [left, left.replace("/1", "/2")]
+
+
+def test_a_file_that_is_gone_since_it_was_listed_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another gc is at work."""
+    store = FsspecResultTracker(tmp_path).store
     for run in ("one", "two"):
-        recorder.add_start(run, [packed[0].code], {})
-    age(tmp_path / "base", 60)
-    read: list[str] = []
-    one = recorder.store.read
-    monkeypatch.setattr(recorder.store, "read", lambda key, most=None: read.append(key) or one(key, most))
-    cleanup = WorkspaceCleanup(recorder.store, time.time() - 30 * DAY)
-    assert len(cleanup.look()) == 2
-    assert {it.digest for it in cleanup.remove()} == {it.digest for it in packed[1:]}
-    assert len(read) == 2
-
-
-def test_code_that_cannot_be_read_stops_the_removal(tmp_path: Path) -> None:
-    recorder = Recorder.open(str(tmp_path / "base"))
-    pack(recorder.store, tmp_path / "code", "x").upload()
-    recorder.add_facts("run", code=[{"digest": 1, "size": "much"}])
-    age(tmp_path / "base", 60)
-    with pytest.raises(CorruptResultError, match="run"):
-        list(WorkspaceCleanup(recorder.store, time.time() - 30 * DAY).remove())
-    assert len(list((tmp_path / "base/.torchx_kfp/workspaces").iterdir())) == 1
+        store.write(f"{run}-20260101-120000-0a1b2c/train/1", b"{}")
+    listed = store.files()
+    monkeypatch.setattr(store, "files", lambda: listed)
+    store.remove(listed[0].key)
+    assert not Cleanup(store, time.time() + DAY).look().left_alone
 
 
 def test_an_old_archive_is_used_again_without_another_upload(tmp_path: Path) -> None:
-    recorder = Recorder.open(str(tmp_path / "base"))
-    packed = pack(recorder.store, tmp_path / "code", "x")
+    """Also where a gc that was killed has left the sign that it is removing the archive."""
+    base = tmp_path / "base"
+    store = FsspecResultTracker(base).store
+    packed = pack(store, tmp_path / "code", "x")
     assert packed.upload()
-    age(tmp_path / "base", 60)
-    [archive] = (tmp_path / "base/.torchx_kfp/workspaces").iterdir()
+    store.write(f".torchx_kfp/workspaces/{packed.digest}.removing", b"")
+    age(base, 60)
+    archive = base / f".torchx_kfp/workspaces/{packed.digest}.tar"
     before = archive.stat()
     assert not packed.upload()
     after = archive.stat()
     assert (after.st_ino, after.st_mtime) == (before.st_ino, before.st_mtime)
-    assert WorkspaceCleanup(recorder.store, time.time() - 30 * DAY).look() == []
-    # Both files grow old, and go together.
-    age(tmp_path / "base", 40)
-    assert [it.digest for it in WorkspaceCleanup(recorder.store, time.time() - 30 * DAY).remove()] == [packed.digest]
-    assert not archive.parent.exists()
+    assert WorkspaceCleanup(store, time.time() - 30 * DAY).look() == []
+    age(base, 40)  # all its files grow old, and go together
+    assert [it.digest for it in WorkspaceCleanup(store, time.time() - 30 * DAY).remove()] == [packed.digest]
+    assert store.files() == []
 
 
 class Turns:
@@ -218,15 +226,3 @@ def test_a_submit_never_loses_its_archive(memory_base: str, tmp_path: Path, monk
                 store.remove(f".torchx_kfp/workspaces/{packed.digest}.used")
     # The orders are not all alike: gc was first, or the submit was.
     assert removals == {(0, False), (1, True)}
-
-
-def test_what_a_killed_gc_has_left_holds_up_nobody(tmp_path: Path) -> None:
-    store = FsspecResultTracker(tmp_path / "base").store
-    packed = pack(store, tmp_path / "code", "x")
-    packed.upload()
-    store.write(f".torchx_kfp/workspaces/{packed.digest}.removing", b"")
-    age(tmp_path / "base", 60)
-    assert not packed.upload()
-    age(tmp_path / "base", 60)
-    assert [it.digest for it in WorkspaceCleanup(store, time.time() - 30 * DAY).remove()] == [packed.digest]
-    assert store.files() == []

@@ -1,0 +1,557 @@
+"""What ``torchx-kfp gc`` removes from a tracker base, and what stays. Its output is in ``tests/transcripts/gc.md``."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import fsspec
+import pytest
+
+from tests.conftest import finish_requests
+from tests.entrypoints.cli.conftest import Call
+from tests.proxy import Proxy
+from tests.s3 import S3Server
+from tests.tracking.stages import stage
+
+DAY = 86400.0
+#: What ``~`` stands for in these tests: the end of the names that runs get.
+MADE = "-20260101-120000-0a1b2c"
+#: The content of a statement, by its folder.
+STATEMENTS: dict[str, Any] = {
+    "metadata": {"metadata": {"note": "x"}},
+    "artifacts": {"name": "model", "path": "s3://models/1", "metadata": {}},
+    "sources": {"sources": []},
+    "steps": {"metrics": {}},
+    "search": {},
+    "runs": {"note": "x"},
+    "workspaces": {},
+}
+FOREIGN = [
+    "run~/notes.txt",
+    "run~/train/deep/1",
+    "run~/train/settings.json",
+    "run~/train/.hidden",
+    "run~/.train/2",
+    "run~/.torchx_kfp/metadata/x/1",
+    "run~/train/.torchx_kfp/notes",
+]
+#: Folders by the names of tests: a file in each line, with its age in days, and ``-`` if gc removes it with an age of
+#: 30 days. ``metadata:run~/train/1`` is a statement about the run id; ``<`` lists the sources that it names, and other
+#: contents follow as JSON. Then what gc says of what it keeps and leaves alone.
+FOLDERS: dict[str, tuple[str, dict[str, str]]] = {
+    "a run goes with all that was said of it": (
+        """
+        - 60 run~/train/1
+        - 60 run~/train/2
+        - 60 metadata:run~/train/1
+        - 60 artifacts:run~/train/1
+        - 60 steps:run~/train/1
+        - 60 search:run~/train/2
+        - 60 sources:run~/train/2 < run~/train/1
+        - 60 runs:run~
+        - 60 .torchx_kfp/runs/run~/.torchx_kfp/0123456789abcdef
+        """,
+        {},
+    ),
+    "its newest file counts": (
+        """
+          60 mixed~/train/1
+           1 mixed~/train/2
+          60 said~/train/1
+           1 metadata:said~/train/1
+          60 logs~/train/1
+           1 steps:logs~/train/1
+          60 noted~/train/1
+           1 runs:noted~
+        - 60 old~/train/1
+        """,
+        {},
+    ),
+    "statements without results go too": (
+        """
+        - 60 metadata:gone~/train/1
+        - 60 sources:gone~/train/2 < never~/prepare/1
+        - 60 steps:without~/train/1
+        - 60 runs:only~
+          60 .torchx_kfp/runs/other%2Fname/1
+        """,
+        {},
+    ),
+    "a run goes that was made by an engine, or of which a stage has said something": (
+        """
+        - 60 digits-20260101-120000-0a1b2c/app/Makefile
+        - 60 0b54c2f6-6a5c-4a0e-9e3f-0f3a1e3c5d7b/app/Makefile
+        - 60 try/app/1
+        - 60 sources:try/app/1
+          60 a/b/Makefile
+          60 2026-01-01/b/Makefile
+          60 digits-20260101/b/Makefile
+          60 0b54c2f6-6a5c-4a0e-9e3f/b/Makefile
+          60 x-20260101-120000-0A1B2C/b/Makefile
+        """,
+        {
+            name: f"nothing shows that '{name}/b/Makefile' is a result of a stage"
+            for name in ("a", "2026-01-01", "digits-20260101", "0b54c2f6-6a5c-4a0e-9e3f", "x-20260101-120000-0A1B2C")
+        },
+    ),
+    "what a kept run uses stays, directly and through others": (
+        """
+           1 new~/evaluate/1
+           1 sources:new~/evaluate/1 < used~/train/1
+          60 used~/train/1
+          60 sources:used~/train/9 < through~/prepare/1
+          60 through~/prepare/1
+        - 60 unused~/train/1
+        - 60 user~/of/unused
+        - 60 sources:user~/of/unused < unused~/train/1
+        """,
+        {"used~": "used by new~/evaluate/1", "through~": "used by used~/train/9"},
+    ),
+    "so does what a run without results, a resumed run, and something else use": (
+        """
+           1 sources:new~/evaluate/1 < old~/train/1
+          60 old~/train/1
+          60 first~/train/1
+          60 second~/train/1
+           1 runs:third~ {"resumes": ["second~", "first~"]}
+          60 older~/train/1
+          60 sources:plain < older~/train/1
+          60 mixed~/evaluate/1
+          60 mixed~/notes.txt
+          60 sources:mixed~/evaluate/1 < oldest~/train/1
+          60 metadata:mixed~/evaluate/1
+          60 oldest~/train/1
+        """,
+        {
+            "old~": "used by new~/evaluate/1",
+            "first~": "used by third~",
+            "second~": "used by third~",
+            "older~": "used by plain",
+            "oldest~": "used by mixed~/evaluate/1",
+            "mixed~": "'mixed~/notes.txt' is not a result of a stage",
+        },
+    ),
+    "runs that use each other go": (
+        """
+        - 60 a~/s/1
+        - 60 b~/s/1
+        - 60 sources:a~/s/1 < b~/s/1
+        - 60 sources:b~/s/1 < a~/s/1
+        """,
+        {},
+    ),
+    "what runs use that go is not read": (
+        """
+        - 60 old~/train/1
+        - 60 sources:old~/s/1 "no entry"
+          60 used~/train/1
+           1 sources:new~/s/1 < used~/train/1
+        """,
+        {"used~": "used by new~/s/1"},
+    ),
+    "what killed writers left goes with the run": (
+        """
+        - 60 run~/train/1
+        - 60 run~/train/.torchx_kfp/0123456789abcdef
+          60 half~/train/.torchx_kfp/0123456789abcdef
+        - 60 .torchx_kfp/sources/run~%2Ftrain%2F1/.torchx_kfp/0123456789abcdef
+        """,
+        {"half~": "it does not have a result of a stage"},
+    ),
+    "other files of the tracker stay": (
+        """
+        - 60 run~/train/1
+          60 .torchx_kfp/0123456789abcdef
+          60 .torchx_kfp/later/run~%2Ftrain%2F1/1
+          60 .torchx_kfp/metadata/run~%2Ftrain%2F1/a/b
+          60 .torchx_kfp/metadata/run~%2ftrain%2f1/1
+        """,
+        {},
+    ),
+    "code goes that no run and no schedule has": (
+        """
+        - 60 old~/train/1
+        - 60 runs:old~ {"code": [{"digest": "OLD"}, {"digest": "BOTH"}]}
+           1 runs:new~ {"code": [{"digest": "BOTH"}]}
+          60 .torchx_kfp/schedules/5f0c/1 {"code": [{"digest": "PLANNED"}]}
+        - 60 .torchx_kfp/workspaces/OLD.tar
+        - 60 .torchx_kfp/workspaces/OLD.used
+          60 .torchx_kfp/workspaces/BOTH.tar
+          60 .torchx_kfp/workspaces/PLANNED.tar
+        - 60 .torchx_kfp/workspaces/UNKNOWN.tar
+          60 .torchx_kfp/workspaces/TODAY.tar
+           1 .torchx_kfp/workspaces/TODAY.used
+          60 .torchx_kfp/workspaces/notes.tar
+        """,
+        {},
+    ),
+    **{
+        f"nothing goes beside {key}": (
+            f"60 {key}\n60 run~/train/1\n60 metadata:run~/train/1\n- 60 gone~/train/1",
+            {"run~": f"'{key}' is not a result of a stage"},
+        )
+        for key in FOREIGN
+    },
+}
+DIGESTS = {name: f"{number:064x}" for number, name in enumerate(["OLD", "BOTH", "PLANNED", "UNKNOWN", "TODAY"])}
+
+
+def full(text: str) -> str:
+    """Write out the names of runs, and digests."""
+    for name, digest in DIGESTS.items():
+        text = text.replace(name, digest)
+    return text.replace("~", MADE)
+
+
+def key_of(name: str) -> str:
+    """Return the key of a statement (``metadata:run~/train/1``), or the key itself."""
+    folder, _, run_id = full(name).partition(":")
+    return f".torchx_kfp/{folder}/{quote(run_id, safe='')}/1" if folder in STATEMENTS and run_id else full(name)
+
+
+def content_of(name: str, more: str = "") -> str:
+    """Return what a file holds: results, a statement, or what ``more`` says."""
+    if more.startswith("<"):
+        return json.dumps({"sources": [{"run_id": full(each), "artifact": None} for each in more[1:].split()]})
+    return full(more) or json.dumps(STATEMENTS.get(name.partition(":")[0], {"loss": 0.1, "ok": True, "note": "x"}))
+
+
+def put(base: str | Path, *names: str) -> None:
+    """Write results and statements as any program could, on any store."""
+    filesystem, path = fsspec.core.url_to_fs(str(base))
+    for name in names:
+        place = f"{path}/{key_of(name)}"
+        if not str(base).startswith("s3"):
+            filesystem.makedirs(filesystem._parent(place), exist_ok=True)
+        filesystem.pipe_file(place, content_of(name).encode())
+
+
+def fill(base: Path, folder: str) -> set[str]:
+    """Write the files of a folder, and return the keys that gc removes."""
+    going = set()
+    for line in folder.strip().splitlines():
+        goes, _, rest = line.strip().rpartition("- ")
+        age, name, more = (*rest.split(None, 2), "")[:3]
+        path = base / key_of(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content_of(name, more))
+        os.utime(path, (time.time() - float(age) * DAY,) * 2)
+        going |= {key_of(name)} if goes or line.strip().startswith("-") else set()
+    return going
+
+
+def age(base: Path, days: float = 60) -> None:
+    """Make all files old."""
+    for path in base.rglob("*"):
+        if path.is_file():
+            os.utime(path, (time.time() - days * DAY,) * 2)
+
+
+def left(base: str | Path) -> list[str]:
+    """Return the keys below the base, with short names of runs."""
+    filesystem, path = fsspec.core.url_to_fs(str(base))
+    return sorted(found[len(path.rstrip("/")) + 1 :].replace(MADE, "~") for found in filesystem.find(path))
+
+
+Gc = Callable[..., Any]
+
+
+@pytest.fixture
+def gc(inside: Call) -> Gc:
+    """Run gc on a base, and return what it says: short names, without sizes and times."""
+
+    def run(base: str | Path, *words: str, older: str = "30d") -> Any:
+        done = inside("gc", str(base), "--yes", "--older-than", older, "--format", "json", *words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.replace(MADE, "~"))
+
+    return run
+
+
+def removed(found: Any) -> list[str]:
+    return sorted(run["run"] for run in found["removed"])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_goes_and_what_stays(name: str, gc: Gc, tmp_path: Path) -> None:
+    folder, reasons = FOLDERS[name]
+    base = tmp_path / "base"
+    going = fill(base, folder)
+    before = set(left(base))
+    planned = gc(base, "--dry-run")
+    assert set(left(base)) == before, "a dry run removes nothing"
+    found = gc(base)
+    assert {run["run"]: run["reason"] for run in found["kept"]} | found["left_alone"] == reasons
+    assert set(left(base)) == before - {key.replace(MADE, "~") for key in going}
+    for field in ("removed", "kept", "younger", "left_alone", "code"):
+        assert planned[field] == found[field], field
+
+
+def test_a_run_that_may_go_on_stays_with_what_it_reads(gc: Gc, tmp_path: Path) -> None:
+    """A training takes longer than the age; a stage that has failed looks the same, so days count."""
+    fill(
+        tmp_path / "base",
+        """
+        2 source~/prepare/1
+        2 run~/prepare/1
+        2 sources:run~/train/1 < source~/prepare/1
+        2 ended~/train/pod_0a1b2c3d_2
+        2 sources:ended~/train/pod_0a1b2c3d
+        2 sources:ended~/train/pod_0a1b2c3d_2
+        8 failed~/prepare/1
+        8 sources:failed~/train/1
+        """,
+    )
+    found = gc(tmp_path / "base", older="1d")
+    assert removed(found) == ["ended~", "failed~"], "the second attempt has results"
+    assert {run["run"]: run["reason"] for run in found["kept"]} == {
+        "run~": "may be going on: train has no results, and began 2d 00h ago",
+        "source~": "used by run~/train/1",
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "no results", b"\xff\xfe\x00", "[1]", "1", '{"a": {"b": 1}}', '{"a": [1]}', '{"a": null}', "[" * 100_000),
+        *('{"a": "' + "x" * (1 << 20) + '"}', "{}", '{"a": NaN, "b": 1, "c": true, "d": "x"}'),
+    ],
+    ids=lambda content: repr(content)[:20],
+)
+def test_only_results_are_removed(content: str | bytes, gc: Gc, tmp_path: Path) -> None:
+    put(tmp_path, "run~/train/1", "run~/train/2")
+    (tmp_path / key_of("run~/train/2")).write_bytes(content if isinstance(content, bytes) else content.encode())
+    age(tmp_path)
+    found = gc(tmp_path)
+    if content in ("{}", '{"a": NaN, "b": 1, "c": true, "d": "x"}'):
+        assert (removed(found), left(tmp_path)) == (["run~"], [])
+        return
+    what = "is larger than results can be" if len(content) > 1 << 20 else "does not hold results"
+    assert found["left_alone"] == {"run~": f"'run~/train/2' {what}"}
+    assert left(tmp_path) == ["run~/train/1", "run~/train/2"]
+
+
+def test_a_home_directory_loses_nothing(gc: Gc, tmp_path: Path) -> None:
+    files = {
+        ".bashrc": "export A=1",
+        ".aws/sso/cache": '{"token": "x"}',
+        ".config/app/settings": '{"a": 1}',
+        "Documents/letter.txt": "Dear",
+        "project/src/package.json": '{"name": "x"}',
+        "project/src/main.py": "print()",
+        "data/flat/one.json": '{"a": 1}',
+        "todo": '{"a": 1}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    age(tmp_path)
+    found = gc(tmp_path)
+    assert (found["removed"], found["younger"]) == ([], 0)
+    assert sorted(found["left_alone"]) == [".aws", ".bashrc", ".config", "Documents", "data", "project", "todo"]
+    assert {name: (tmp_path / name).read_text() for name in files} == files
+
+
+def test_links_in_the_base_lose_nothing_behind_them(gc: Gc, tmp_path: Path) -> None:
+    put(tmp_path / "base", "run~/train/1", "other~/train/1")
+    put(tmp_path / "elsewhere", "train/1")
+    age(tmp_path)
+    for link, place in {"base/linked": "elsewhere", key_of("base/run~/train/2"): "elsewhere/train/1"}.items():
+        (tmp_path / link).symlink_to(tmp_path / place)
+        os.utime(tmp_path / link, (0, 0), follow_symlinks=False)
+    found = gc(tmp_path / "base")
+    assert removed(found) == ["other~"]
+    assert found["left_alone"] == {
+        "linked": "'linked' is not a result of a stage",
+        "run~": "'run~/train/2' cannot be read",
+    }
+    assert left(tmp_path / "elsewhere") == ["train/1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "facts"),
+    [("sources:new~/s/1", ["sources", "Remove"]), ("runs:new~", ["new", "Remove"])],
+)
+def test_nothing_goes_where_use_cannot_be_read(key: str, facts: list[str], inside: Call, tmp_path: Path) -> None:
+    folder = f'60 old~/train/1\n60 .torchx_kfp/workspaces/OLD.tar\n1 {key} {{"code": [{{"size": 1}}]}}'
+    fill(tmp_path / "base", folder)
+    before = left(tmp_path / "base")
+    done = inside("gc", str(tmp_path / "base"), "--yes", "--older-than", "30d")
+    assert done.returncode == 1
+    assert all(fact in done.stderr for fact in facts), done.stderr
+    assert ".torchx_kfp/workspaces/" + full("OLD.tar") in left(tmp_path / "base")
+    assert key.startswith("runs") or left(tmp_path / "base") == before
+
+
+def test_on_every_store(base: str, gc: Gc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are new on all of them, so the clock of gc goes ahead."""
+    run = stage(base, f"run{MADE}/train/1", {"trials": (f"run{MADE}/trial/1", f"run{MADE}/trial/2")})
+    run.put(loss=0.1)
+    run.add_metadata(note="x")
+    run.add_artifact("model", "s3://models/1")
+    run.log(1, loss=0.5)
+    run.flush()
+    others = ["baseline", "experiment/1", "a/b/c/d", "local_cwd://torchx/app-1", "odd~/train/1"]
+    put(base, *others, "two~/train/1")
+    others.append("odd~/train/notes.txt")
+    put(base, others[-1])
+    found = gc(base)
+    assert (found["removed"], found["younger"], sorted(found["left_alone"])) == (
+        [],
+        2,
+        ["a", "baseline", "experiment", "local_cwd:", "odd~"],
+    )
+    ahead = time.time
+    monkeypatch.setattr(time, "time", lambda: ahead() + 60 * DAY)
+    found = gc(base)
+    assert removed(found) == ["run~", "two~"]
+    assert all(abs(each["modified"] - ahead()) < 300 for each in found["removed"])
+    assert left(base) == sorted(map(os.path.normpath, others) if base.startswith("/") else others)
+
+
+# Interruptions: whatever happens in between, a second call finishes the removal, and new files stay
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "broken")], ids=["Ctrl-C", "disk"])
+def test_a_second_call_finishes_the_removal(
+    error: BaseException, inside: Call, gc: Gc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for after in range(8):
+        base = tmp_path / f"base-{after}"
+        for run in ("one~", "two~"):
+            put(base, f"{run}/train/1", f"{run}/train/2", f"metadata:{run}/train/1", f"sources:{run}/train/2")
+        age(base)
+        unlink = os.unlink
+        count = iter(range(100))
+
+        def fail(
+            path: Any, *, dir_fd: int | None = None, count: Any = count, after: int = after, unlink: Any = unlink
+        ) -> None:
+            if next(count) >= after:
+                raise error
+            unlink(path, dir_fd=dir_fd)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", fail)
+            assert inside("gc", str(base), "--yes", "--older-than", "30d").returncode == (
+                130 if isinstance(error, KeyboardInterrupt) else 1
+            )
+        keys = left(base)
+        assert len(keys) == 8 - after
+        if any("/sources/" not in key for key in keys):
+            assert sum("/sources/" in key for key in keys) == 2, "there are never results whose sources are gone"
+        assert gc(base)["removed"]
+        assert left(base) == []
+
+
+def test_what_is_written_used_or_changed_meanwhile_stays(
+    inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While gc asks, others go on."""
+    base = tmp_path / "base"
+    put(base, "again~/train/1", "used~/train/1", "other~/train/1", "goes~/train/1")
+    age(base)
+
+    def answer(question: str, **_: object) -> bool:
+        assert "Remove 4 pipeline runs" in question
+        fill(base, "0 again~/train/2\n0 sources:new~/s/1 < used~/train/1\n60 other~/train/1 something else")
+        return True
+
+    monkeypatch.setattr("click.confirm", answer)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    done = inside("gc", str(base), "--older-than", "30d")
+    assert "Removed 1 pipeline run, 1 file" in done.stdout, done
+    assert left(base) == [
+        key_of("sources:new~/s/1").replace(MADE, "~"), "again~/train/1", "again~/train/2", "other~/train/1",
+        "used~/train/1",
+    ]  # fmt: skip
+
+
+def test_runs_of_other_users_do_not_keep_the_others(
+    inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "mine~/train/1", "others~/train/1", "yours~/train/1", "metadata:others~/train/1")
+    age(tmp_path)
+    unlink = os.unlink
+
+    def refuse(path: bytes, *, dir_fd: int | None = None) -> None:
+        if "/others-" in os.readlink(f"/proc/self/fd/{dir_fd}"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        done = inside("gc", str(tmp_path), "--yes", "--older-than", "30d")
+    assert done.returncode == 1
+    assert "No permission to remove" in done.stderr
+    assert "Removed 2 pipeline runs" in done.stdout
+    assert left(tmp_path) == [".torchx_kfp/metadata/others~%2Ftrain%2F1/1", "others~/train/1"]
+
+
+# On S3
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the clock of this process, not of the server, go ahead."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 60 * DAY)
+
+
+@pytest.mark.usefixtures("ahead")
+def test_few_requests(s3_base: str, s3_server: S3Server, gc: Gc) -> None:
+    put(s3_base, *(f"run-{number}~/train/{execution}" for number in range(5) for execution in range(4)), "runs:run-1~")
+    # There are listings of files, and one request for each result's content.
+    assert len(s3_server.requests(lambda: gc(s3_base, "--dry-run"))) <= 20 + 10
+    assert len(s3_server.requests(lambda: gc(s3_base, older="90d"))) <= 8
+    # They are removed with one request.
+    made = s3_server.requests(lambda: gc(s3_base))
+    assert len(made) <= 20 + 20
+    assert len([request for request in made if request.startswith("POST")]) <= 2
+    assert left(s3_base) == []
+
+
+@pytest.mark.usefixtures("ahead")
+def test_s3_says_which_files_must_stay(s3_base: str, inside: Call) -> None:
+    """The answer to the removal of many objects is a success, with the errors of some in its body."""
+    import s3fs
+
+    put(s3_base, "one~/train/1", "two~/a b?*[1]&<é>/1", "locked~/train/1")
+    bucket = s3_base.split("/")[2]
+    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:DeleteObject"}
+    deny |= {"Resource": f"arn:aws:s3:::{bucket}/*/locked*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [deny]})
+    s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
+    done = inside("gc", s3_base, "--yes", "--older-than", "30d")
+    assert done.returncode == 1
+    assert f"No permission to remove {s3_base}/locked{MADE}/train/1" in done.stderr
+    assert left(s3_base) == ["locked~/train/1"]
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("status", [403, 501])
+def test_a_server_without_the_removal_of_many(
+    status: int, s3_base: str, s3_server: S3Server, inside: Call, gc: Gc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    with Proxy(s3_server.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        s3fs.S3FileSystem.clear_instance_cache()
+        put(s3_base, "one~/train/1", "two~/train/1")
+        proxy.refused = {"POST": status}
+        assert removed(gc(s3_base)) == ["one~", "two~"]
+        assert left(s3_base) == []
+        put(s3_base, "one~/train/1")
+        proxy.refused = {"POST": status, "DELETE": 403}
+        done = inside("gc", s3_base, "--yes", "--older-than", "30d")
+        assert done.returncode == 1
+        assert f"No permission to remove {s3_base}/one{MADE}/train/1" in done.stderr
+        finish_requests()
