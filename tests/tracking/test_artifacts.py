@@ -11,9 +11,9 @@ import pytest
 
 from tests.facts import says
 from tests.tracking.stages import application, environ, stage
+from tests.tracking.trackers import backend as torchx_tracker
 from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker
-from torchx_kfp.tracking.backends.stage import create
 
 
 def test_what_is_registered_is_read(base: str) -> None:
@@ -44,7 +44,7 @@ def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:
     run = stage(tmp_path, f"{'r' * 36}/{'s' * 63}/{'p' * 63}")
     run.add_artifact("model", "s3://models/1")
     assert run.artifacts()["model"].path == "s3://models/1"
-    backend = create(str(tmp_path))
+    backend = torchx_tracker(tmp_path)
     backend.add_artifact(run.id, "plot", "s3://plots/1")
     backend.add_source(run.id, "kubernetes://default/app", "model")
     assert list(backend.run_ids()) == [run.id]
@@ -68,7 +68,7 @@ def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
         "relative": f"{tmp_path}/models/1",
         "path": f"{tmp_path}/models/2",
     }
-    create(str(tmp_path / "results")).add_artifact(run.id, "torchx", "models/3")
+    torchx_tracker(tmp_path / "results").add_artifact(run.id, "torchx", "models/3")
     assert run.artifacts()["torchx"].path == f"{tmp_path}/models/3"
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.facts import says
+from tests.tracking.stages import environ
 from tests.tracking.trackers import RECORDER, calls, install, run_application
-from torchx_kfp.contract.protocol import StageContext
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.forwarding import check_tracker
+from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 RUN = "run/train/1"
 PARENTS = {"prepare": "run/prepare/1", "trials": ("run/t/1", "run/t/2"), "again": "run/prepare/1", "none": ()}
@@ -25,9 +24,9 @@ def packages(tmp_path: Path) -> Path:
     return folder
 
 
-def stage(tmp_path: Path, *names: str, config: str | None = None) -> StageContext:
+def stage(tmp_path: Path, *names: str, config: str | None = None) -> dict[str, str]:
     given = config or str(tmp_path / "calls")
-    return StageContext(str(tmp_path / "base"), RUN, PARENTS, dict.fromkeys(names, given))
+    return environ(tmp_path / "base", RUN, PARENTS, dict.fromkeys(names, given))
 
 
 @pytest.mark.versions
@@ -224,9 +223,9 @@ def test_a_tracker_that_is_not_there_is_an_error_at_once(tmp_path: Path, package
 
 
 @pytest.mark.parametrize("name", ["no_such_module:create", ":create", "torchx", "no such:x"])
-def test_names_that_torchx_could_not_load(name: str) -> None:
+def test_names_that_torchx_could_not_load(name: str, tmp_path: Path) -> None:
     with pytest.raises(TrackerError, match=says("'torchx.tracker'", "trackers=", "'module:function'", "'fsspec'")):
-        check_tracker(name)
+        current_run(stage(tmp_path, name))
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,20 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.facts import says
 from tests.s3 import S3Server
 from tests.tracking.stages import environ, stage
-from torchx_kfp.contract.carried.shared import folder_name
+from tests.tracking.trackers import backend as torchx_tracker
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Source
-from torchx_kfp.tracking.lineage import trace
-from torchx_kfp.tracking.statements import add_metadata, run_id_of, stated_runs
 
 
 class TestMetadata:
@@ -215,6 +215,8 @@ class TestLineage:
         assert {(link.source, link.run_id) for link in found.links} == {("a/a/a", "b/b/b"), ("b/b/b", "a/a/a")}
         assert [(link.source, link.run_id) for link in stage(base, "s/s/s").lineage().links] == [("s/s/s", "s/s/s")]
 
+    @pytest.mark.usefixtures("memory_base")
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.dictionaries(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=4), max_size=10), st.integers(0, 9))
     def test_any_graph(self, graph: dict[int, list[int]], start: int) -> None:
         """The lineage equals the closure, computed by multiplication."""
@@ -222,8 +224,10 @@ class TestLineage:
         closure = set(edges)
         while further := {(a, d) for a, b in closure for c, d in closure if b == c} - closure:
             closure |= further
-        sources = {str(run): [Source(str(source)) for source in found] for run, found in graph.items()}
-        found = trace([str(start)], sources, lambda wanted: {})
+        tracker = torchx_tracker(f"memory://{uuid.uuid4().hex}")
+        for source, run in edges:
+            tracker.add_source(run, source)
+        found: Any = tracker.lineage(str(start))
         others = {node for node in map(str, range(10)) if node != str(start)}
         assert set(found.ancestors) == {a for a, b in closure if b == str(start)} & others
         assert set(found.descendants) == {b for a, b in closure if a == str(start)} & others
@@ -250,17 +254,9 @@ def test_requests(s3_server: S3Server, s3_base: str) -> None:
         assert request.startswith("PUT ")
 
 
-def test_folders_are_read_back() -> None:
-    for run_id in ("p1/train/e1", "local_cwd://torchx/app-1", "a/100%/b", "a%2Fb", "ü/2/3", "<UNDEFINED>"):
-        assert run_id_of(f".torchx_kfp/metadata/{folder_name(run_id)}/1") == run_id
-        assert "/" not in folder_name(run_id)
-
-
 @pytest.mark.parametrize("run_id", ["", "..", "a/../b", "/a", "a//b", "a\0b"])
 def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
-    from torchx_kfp.tracking.backends.stage import create
-
-    backend = create(str(tmp_path / "base"))
+    backend = torchx_tracker(tmp_path / "base")
     for action in (
         lambda: backend.add_metadata(run_id, a=1),
         lambda: backend.metadata(run_id),
@@ -273,15 +269,14 @@ def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
 
 
 def test_runs_of_which_anything_is_said(base: str) -> None:
-    store = FsspecResultTracker(base).store
-    assert stated_runs(store) == []
-    stage(base, "p1/a/1").add_metadata(x=1)
+    backend = torchx_tracker(base)
+    assert list(backend.run_ids()) == []
     stage(base, "p1/b/1").add_artifact("model", "x")
-    stage(base, "p1/c/1", {"a": "p1/a/1"})
-    stage(base, "p1/c/1").add_metadata(x=1)
-    stage(base, "p1/d/1").put(x=1)
-    add_metadata(store, "p1/e/1", {"x": 1})
-    assert stated_runs(store) == ["p1/a/1", "p1/b/1", "p1/c/1", "p1/d/1", "p1/e/1"]
+    stage(base, "p1/c/1", {"a": "p1/a/1"}).put(x=1)
+    others = ["local_cwd://torchx/app-1", "a/100%/b", "a%2Fb", "ü/2/3", "<UNDEFINED>"]
+    for run_id in others:
+        backend.add_metadata(run_id, x=1)
+    assert list(backend.run_ids()) == sorted(["p1/b/1", "p1/c/1", *others])
 
 
 def test_entries_are_json_that_others_can_read(tmp_path: Path) -> None:

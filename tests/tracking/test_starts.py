@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
 from tests.tracking import stages
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
-from torchx_kfp.tracking.lineage import SOURCES, Start, record_start
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking import FsspecResultTracker, Run, Source, current_run
 
 #: An application that works before it records; the work is a file.
 APPLICATION = """
@@ -44,35 +46,52 @@ def application(folder: Path, variables: dict[str, str], code: str = APPLICATION
     return stages.application(code, variables, cwd=folder)
 
 
-def test_says_when_where_and_what_is_read(base: str) -> None:
+def sources_of(base: object, run_id: str) -> list[Source]:
+    return Run(run_id, FsspecResultTracker(str(base))).sources()
+
+
+@pytest.fixture
+def start_of(inside: Call) -> Callable[[object, str], Any]:
+    """Return what is said of the start of a stage."""
+
+    def read(base: object, run_id: str) -> Any:
+        done = inside("show", str(base), run_id, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["started"]
+
+    return read
+
+
+def test_says_when_where_and_what_is_read(base: str, start_of: Callable[[object, str], Any]) -> None:
     before = time.time()
     current_run(environ(base))
     current_run({**environ(base, "p1/use/1", train="p1/train/1"), "TORCHX_KFP_IMAGE": "repo/use:1"})
-    store = FsspecResultTracker(base).store
-    starts = Recorder(base).starts_of(["p1/train/1", "p1/use/1", "p1/none/1"])
-    assert set(starts) == {"p1/train/1", "p1/use/1"}
-    assert before <= starts["p1/train/1"].time <= starts["p1/use/1"].time <= time.time()
-    assert {start.host for start in starts.values()} == {os.uname().nodename}
-    assert [start.image for start in starts.values()] == [None, "repo/use:1"]
-    assert SOURCES.read(store, "p1/train/1") == []
-    assert SOURCES.read(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
+    train, use = (start_of(base, run_id) for run_id in ("p1/train/1", "p1/use/1"))
+    assert before <= train["time"] <= use["time"] <= time.time()
+    assert train["host"] == use["host"] == os.uname().nodename
+    assert (train["image"], use["image"]) == (None, "repo/use:1")
+    assert sources_of(base, "p1/train/1") == []
+    assert sources_of(base, "p1/use/1") == [Source("p1/train/1", alias="train")]
     assert FsspecResultTracker(base).keys() == FsspecResultTracker(base).names() == [], "it is no result"
 
 
-def test_who_asks_about_a_run_takes_nothing_of_its_record_away(tmp_path: Path) -> None:
-    store = FsspecResultTracker(tmp_path).store
-    record_start(store, "p1/use/1", {"train": "p1/train/1"}, Start(100.0, "node"))
-    current_run(environ(tmp_path, "p1/use/1"))
-    assert SOURCES.read(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
-    assert Recorder(tmp_path).starts_of(["p1/use/1"]) == {"p1/use/1": Start(100.0, "node")}
+def test_who_asks_about_a_run_takes_nothing_of_its_record_away(
+    tmp_path: Path, start_of: Callable[[object, str], Any]
+) -> None:
+    current_run({**environ(tmp_path, "p1/use/1", train="p1/train/1"), "TORCHX_KFP_IMAGE": "repo/use:1"})
+    before = start_of(tmp_path, "p1/use/1")
+    code = "from torchx_kfp.tracking import current_run; current_run()"
+    assert application(tmp_path, environ(tmp_path, "p1/use/1"), code).returncode == 0
+    assert sources_of(tmp_path, "p1/use/1") == [Source("p1/train/1", alias="train")]
+    assert start_of(tmp_path, "p1/use/1") == before
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"sources": [], "started": 5}', '{"started": {"time": "x"}}'])
-def test_what_is_none_is_left_out(tmp_path: Path, content: str) -> None:
-    current_run(environ(tmp_path))
+@pytest.mark.parametrize("content", ['{"sources": [], "started": 5}', '{"sources": [], "started": {"time": "x"}}'])
+def test_a_start_that_is_none_is_left_out(tmp_path: Path, content: str, start_of: Callable[[object, str], Any]) -> None:
+    current_run(environ(tmp_path)).put(x=1)
     (entry,) = tmp_path.glob(".torchx_kfp/sources/*/*")
     entry.write_text(content)
-    assert Recorder(tmp_path).starts_of(["p1/train/1"]) == {}
+    assert start_of(tmp_path, "p1/train/1") is None
 
 
 def test_a_run_id_without_a_place_for_its_record_has_results_all_the_same(
@@ -160,7 +179,7 @@ def test_processes_of_one_stage_at_once(tmp_path: Path) -> None:
     processes = [subprocess.Popen([sys.executable, "-c", code], env=variables) for _ in range(8)]
     assert [process.wait() for process in processes] == [0] * 8
     assert [path.name for path in tmp_path.glob(".torchx_kfp/sources/*/*")] == ["0-reads"]
-    assert SOURCES.read(FsspecResultTracker(tmp_path).store, "p1/train/1") == [Source("p1/prepare/1", alias="train")]
+    assert sources_of(tmp_path, "p1/train/1") == [Source("p1/prepare/1", alias="train")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 import torchx_kfp
-from torchx_kfp.contract import protocol
+from tests.tracking.stages import environ
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.lowest
@@ -111,6 +111,5 @@ run = current_run()
 run.put(loss=run.parent.results()["loss"] / 2, id=run.id)
 assert FsspecResultTracker("memory://x")["none"] == {}
 """
-    context = protocol.StageContext(str(tmp_path), "p1/eval/e1", {"train": "p1/train/e1"})
-    run(image, code, protocol.encode(context))
+    run(image, code, environ(tmp_path, "p1/eval/e1", {"train": "p1/train/e1"}))
     assert FsspecResultTracker(tmp_path)["p1/eval/e1"] == {"loss": 0.25, "id": "p1/eval/e1"}

@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.contract import protocol
+from torchx.tracker.api import TrackerBase, build_trackers
 
 #: A tracker that writes each call into the file in its configuration.
 RECORDER = """
@@ -50,11 +51,17 @@ def install(folder: Path, name: str, text: str = RECORDER) -> None:
     (info / "entry_points.txt").write_text(f"[torchx.tracker]\n{name} = {name}:create\n")
 
 
+def backend(config: object, name: str = "torchx_kfp") -> TrackerBase:
+    """Return a tracker as TorchX makes it for an application, by the name of its entry point."""
+    [made] = build_trackers({name: str(config)})
+    return made
+
+
 def run_application(
-    code: str, context: protocol.StageContext, packages: Path, *, check: bool = True
+    code: str, stage: Mapping[str, str], packages: Path, *, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run an application in a separate process, in the environment of this stage."""
-    environ = {**os.environ, **protocol.encode(context), "PYTHONPATH": str(packages)}
+    environ = {**os.environ, **stage, "PYTHONPATH": str(packages)}
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, env=environ, cwd=packages, capture_output=True, text=True, check=False, timeout=120)
     assert not check or done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from torchx.runtime.tracking import FsspecResultTracker as TorchxTracker
 from torchx.tracker import api
 from torchx.tracker.backend.fsspec import FsspecTracker
 
+from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
 from tests.tracking.stages import application, environ, stage
-from torchx_kfp.errors import CorruptResultError, TrackerError
+from tests.tracking.trackers import backend as backend_of
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link
-from torchx_kfp.tracking.backends.stage import StageTracker, create
-from torchx_kfp.tracking.backends.torchx_files import import_torchx
-from torchx_kfp.tracking.tracker import open_store
 
 RUN = "local_cwd://session/app-1"
 OTHER = "kubernetes://default/app-2"
@@ -65,11 +64,10 @@ def test_both_trackers_write_the_same_bytes_with_the_same_interface(tmp_path: Pa
 
 
 @pytest.mark.versions
-def test_every_method_is_there() -> None:
-    assert StageTracker.__abstractmethods__ == frozenset()
-    # A method that TorchX adds one day will be noticed here.
+def test_every_method_is_there(tmp_path: Path) -> None:
+    """Also one that TorchX adds one day."""
     theirs = {name for name in vars(api.TrackerBase) if not name.startswith("_")}
-    assert theirs <= {name for name in vars(StageTracker) if not name.startswith("_")}
+    assert theirs <= {name for name in vars(type(backend_of(tmp_path))) if not name.startswith("_")}
 
 
 @pytest.mark.versions
@@ -79,7 +77,7 @@ class TestAgainstTorchX:
     @pytest.fixture(params=["torchx_kfp", "torchx"])
     def backend(self, request: pytest.FixtureRequest, tmp_path: Path) -> api.TrackerBase:
         if request.param == "torchx_kfp":
-            return create(str(tmp_path))
+            return backend_of(tmp_path)
         return FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
 
     def test_metadata(self, backend: api.TrackerBase) -> None:
@@ -123,7 +121,7 @@ class TestAgainstTorchX:
 
 
 def test_an_artifact_of_a_source_is_said_beside_another(base: str) -> None:
-    backend = create(base)
+    backend = backend_of(base)
     for _ in range(2):
         for name in (None, "model", "plot", ""):
             backend.add_source(RUN, OTHER, name)
@@ -131,7 +129,7 @@ def test_an_artifact_of_a_source_is_said_beside_another(base: str) -> None:
 
 
 def test_run_ids_with_filters(base: str) -> None:
-    backend = create(base)
+    backend = backend_of(base)
     for run, name, execution, epochs in (
         ("p1", "train", "1", 3),
         ("p1", "train", "2", 5),
@@ -155,7 +153,7 @@ def test_run_ids_with_filters(base: str) -> None:
 
 
 def test_lineage(base: str) -> None:
-    backend = create(base)
+    backend = backend_of(base)
     backend.add_artifact("p1/train/1", "model", "s3://models/1")
     backend.add_source("p1/use/1", "p1/train/1", "model")
     backend.add_source("p2/deploy/1", "p1/use/1")
@@ -170,7 +168,7 @@ def test_lineage(base: str) -> None:
 
 def test_both_sides_are_one_store(base: str) -> None:
     run = stage(base, "p1/train/1", {"data": "p1/prepare/1"})
-    backend = create(base)
+    backend = backend_of(base)
     run.add_metadata(a=1)
     backend.add_metadata(run.id, b=2)
     backend.add_artifact(run.id, "model", "s3://models/1", {"x": 1})
@@ -206,7 +204,7 @@ def test_an_application_of_torchx_tracker_is_a_stage_as_it_is(
         ancestors = ["p1/prepare/1", *trials]
         sources = [[run_id, None] for run_id in ancestors]
         assert json.loads(done.stdout) == ["torchx_kfp.tracking.backends.stage", "p1/use/1", sources, ancestors]
-    backend = create(str(base))
+    backend = backend_of(base)
     assert backend.metadata("p1/use/1") == {"epochs": 3}
     assert backend.artifacts("p1/use/1")["model"].path == "s3://models/1"
     # Its files are not among the results, and do not affect them.
@@ -220,30 +218,31 @@ def test_an_application_of_torchx_tracker_is_a_stage_as_it_is(
 def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TORCHX_TRACKER_BASE", raising=False)
     with pytest.raises(TrackerError, match=says("''", "tracker base", "directory", "Use")):
-        create(config)
+        api.build_trackers({"torchx_kfp": config})
     monkeypatch.setenv("TORCHX_TRACKER_BASE", str(tmp_path))
-    assert repr(create(config)) == f"StageTracker({str(tmp_path)!r})"
+    assert repr(api.build_trackers({"torchx_kfp": config})) == f"[StageTracker({str(tmp_path)!r})]"
 
 
 class TestImport:
-    """TorchX's own backend writes files, and this project imports them."""
+    """``torchx-kfp import`` takes the files over that TorchX's own backend writes."""
 
-    @pytest.fixture(params=["file", "memory"])
-    def theirs(self, request: pytest.FixtureRequest, tmp_path: Path) -> FsspecTracker:
-        if request.param == "memory":
-            request.getfixturevalue("memory_base")
-        root = str(tmp_path / "torchx") if request.param == "file" else "/torchx"
-        filesystem = fsspec.filesystem(request.param)
-        filesystem.mkdirs(root)
-        return FsspecTracker(filesystem, root)
+    @pytest.fixture
+    def imported(self, inside: Call) -> Callable[[object, str], str]:
+        def run(theirs: object, ours: str) -> str:
+            done = inside("import", str(theirs), ours)
+            assert done.returncode == 0, done.stderr
+            return done.stderr
 
-    def root(self, theirs: FsspecTracker) -> str:
-        return str(theirs.fs.unstrip_protocol(theirs._path_builder.path()))
+        return run
 
     @pytest.mark.versions
-    def test_all_of_it(self, theirs: FsspecTracker, base: str) -> None:
-        if base.startswith("memory"):
-            base = "memory://other"
+    @pytest.mark.parametrize("kind", ["file", "memory"])
+    def test_all_of_it(self, kind: str, base: str, tmp_path: Path, memory_base: str, imported: Any) -> None:
+        root = str(tmp_path / "torchx") if kind == "file" else "/torchx"
+        base = {"memory://results": "memory://other", str(tmp_path): str(tmp_path / "ours")}.get(base, base)
+        filesystem = fsspec.filesystem(kind)
+        filesystem.mkdirs(root)
+        theirs = FsspecTracker(filesystem, root)
         theirs.add_metadata(RUN, epochs=1, note="ü")
         theirs.add_metadata(RUN, epochs=2)
         theirs.add_artifact(RUN, "model", "/models/1")
@@ -251,10 +250,10 @@ class TestImport:
         theirs.add_source(RUN, OTHER)
         theirs.add_source("third", RUN, "model")
         theirs.add_metadata(OTHER, a=None)
-        ours = create(base)
+        ours = backend_of(base)
         ours.add_metadata("p1/train/1", own=1)
         for _ in range(2):
-            assert import_torchx(open_store(self.root(theirs)), ours.store) == {RUN: 5, OTHER: 1, "third": 1}
+            assert imported(filesystem.unstrip_protocol(root), base) == "Imported 7 files from 3 runs.\n"
             assert ours.metadata(RUN) == {"epochs": 2, "note": "ü"}
             assert ours.artifacts(RUN) == {"model": api.TrackerArtifact("model", "/models/2", {"x": [1]})}
             assert pairs(ours.sources(RUN)) == [(OTHER, None)]
@@ -263,67 +262,41 @@ class TestImport:
             assert sorted(ours.run_ids()) == sorted([RUN, OTHER, "third", "p1/train/1"])
         assert ours.lineage(RUN).descendants == ("third",)
         ours.add_metadata(RUN, epochs=3)
-        import_torchx(open_store(self.root(theirs)), ours.store)
+        imported(filesystem.unstrip_protocol(root), base)
         assert ours.metadata(RUN)["epochs"] == 3, "what is newer stays"
 
-    def test_from_one_base_to_the_same(self, tmp_path: Path) -> None:
-        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
-        theirs.add_metadata(RUN, a=1)
-        ours = create(str(tmp_path))
-        assert import_torchx(open_store(tmp_path), ours.store) == {RUN: 1}
-        assert import_torchx(open_store(tmp_path), ours.store) == {RUN: 1}
-        assert ours.metadata(RUN) == {"a": 1}
-
-    def test_other_files_are_left_alone(self, tmp_path: Path) -> None:
-        root = tmp_path / "torchx"
-        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
-        theirs._path_builder = type(theirs._path_builder)(str(root))
-        theirs.add_metadata(RUN, a=1)
-        (root / "notes.txt").write_text("x")
-        (root / "no base32" / "metadata").mkdir(parents=True)
-        (root / "no base32" / "metadata" / "1").write_text("x")
-        assert import_torchx(open_store(root), create(str(tmp_path / "ours")).store) == {RUN: 1}
-
-    def test_nothing_is_there(self, tmp_path: Path) -> None:
-        with pytest.raises(TrackerError, match=says(f"'{tmp_path}'", "FsspecTracker")):
-            import_torchx(open_store(tmp_path), create(str(tmp_path)).store)
+    def test_other_files_are_left_alone_and_a_base_may_be_its_own(self, tmp_path: Path, imported: Any) -> None:
+        FsspecTracker(fsspec.filesystem("file"), str(tmp_path)).add_metadata(RUN, a=1)
+        (tmp_path / "notes.txt").write_text("x")
+        (tmp_path / "no base32" / "metadata").mkdir(parents=True)
+        (tmp_path / "no base32" / "metadata" / "1").write_text("x")
+        for _ in range(2):
+            assert imported(tmp_path, str(tmp_path)) == "Imported 1 file from 1 run.\n"
+        assert backend_of(tmp_path).metadata(RUN) == {"a": 1}
 
     @pytest.mark.parametrize(
         ("kind", "content"),
         [
-            ("metadata", "{"),
-            ("metadata", "[]"),
-            ("metadata", "{}"),
-            ("metadata", '{"metadata": 1}'),
+            ("metadata", ""),  # TorchX truncates a file before it writes: a process that was killed leaves an empty one
+            *(("metadata", content) for content in ("{", "[]", "{}", '{"metadata": 1}')),
             ("artifacts", "{}"),
         ],
     )
-    def test_what_torchx_does_not_write(self, tmp_path: Path, kind: str, content: str) -> None:
-        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
-        theirs._persist(RUN, kind, {"x": 1})
+    def test_what_torchx_did_not_write_is_left_out(self, kind: str, content: str, tmp_path: Path, inside: Call) -> None:
+        (tmp_path / "theirs").mkdir()
+        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path / "theirs"))
+        theirs.add_metadata(RUN, a=1) if kind == "metadata" else theirs.add_artifact(RUN, "model", "x")
         (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
         file.write_text(content)
-        with pytest.raises(
-            CorruptResultError, match=says(file, "is not a file of TorchX's tracker", "Remove", "import again")
-        ):
-            import_torchx(open_store(tmp_path), create(str(tmp_path)).store)
-
-    def test_what_is_no_entry_may_be_left_out(self, tmp_path: Path) -> None:
-        """TorchX truncates a file before it writes: a process that was killed leaves an empty one."""
-        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
-        theirs.add_metadata(RUN, a=1)
-        (broken,) = [path for path in tmp_path.rglob("*") if path.is_file()]
-        broken.write_text("")
         theirs.add_metadata(OTHER, b=1)
-        ours = create(str(tmp_path / "ours"))
-        errors: list[CorruptResultError] = []
-        assert import_torchx(open_store(tmp_path), ours.store, corrupt=errors.append) == {OTHER: 1}
-        assert [str(broken) in str(error) for error in errors] == [True]
-        assert ours.run_ids() == [OTHER]
+        done = inside("import", "theirs", "ours")
+        assert f"{file} is not a file of TorchX's tracker" in done.stderr
+        assert "Remove it, and import again." in done.stderr
+        assert list(backend_of(tmp_path / "ours").run_ids()) == [OTHER]
 
 
 def test_what_are_no_sources_is_left_out_of_the_lineage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    backend = create(str(tmp_path))
+    backend = backend_of(tmp_path)
     backend.add_source("p/b/1", "p/a/1")
     for number, content in enumerate(("{", "{}")):
         path = tmp_path / ".torchx_kfp" / "sources" / f"p%2Fc%2F{number}" / "1"
@@ -347,7 +320,7 @@ def test_a_tracker_base_in_the_home_folder(tmp_path: Path) -> None:
         "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "~/results",
     }
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environ, cwd=tmp_path, check=True)
-    tracker = StageTracker(tmp_path / "results")
+    tracker = backend_of(tmp_path / "results")
     assert tracker.metadata("p1/train/e1") == {"epochs": 3}
     assert tracker.artifacts("p1/train/e1")["model"].path == str(tmp_path / "model")
     assert not (tmp_path / "~").exists()
