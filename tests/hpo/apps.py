@@ -42,6 +42,13 @@ def searching(trial: Any = train, parameters: Any = SPACES, **options: Any) -> A
     return pipeline
 
 
+def program_of(spec: Any, stage: str) -> tuple[str, str]:
+    """Return the program of a stage of a compiled search, and its argument: a constant of the task, or in the command."""
+    program, words = spec["deploymentSpec"]["executors"][f"exec-{stage}"]["container"]["command"][-2:]
+    task = spec["root"]["dag"]["tasks"][stage]
+    return program, words or task["inputs"]["parameters"]["stage"]["runtimeValue"]["constant"].partition("|")[2]
+
+
 @dsl.pipeline(name="with-search")
 def with_search(tracker_base: str):
     """A search with what comes after it."""

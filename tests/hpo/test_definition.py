@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+from kfp import compiler
 
+from tests.documents import documents
 from tests.facts import says
+from tests.hpo.apps import program_of, python, searching
 from torchx_kfp import hpo
 from torchx_kfp.errors import SearchError
-from torchx_kfp.hpo.definition import Plan, plan_search
 
 LR = {"lr": hpo.log(1e-4, 1.0)}
 SMALL = {"layers": hpo.int(1, 3), "act": hpo.choice("relu", "gelu")}
 
 
-def plan(parameters: Any = LR, **arguments: Any) -> Plan:
-    usual = {"minimize": "loss", "maximize": [], "rounds": 2, "trials": 3, "optimizer": "random", "seed": None}
-    return plan_search("search", parameters, **{**usual, **arguments})
+def compiled(folder: Path, **arguments: Any) -> Any:
+    """Compile a search, and return its pipeline."""
+    parameters = arguments.pop("parameters", LR)
+    pipeline = searching(lambda p: python("", *(f"{p[name]}" for name in p)), parameters, **arguments)
+    compiler.Compiler().compile(pipeline, str(folder / "pipeline.yaml"))
+    return documents((folder / "pipeline.yaml").read_text())[0]
 
 
-def test_a_plan() -> None:
+def definition(spec: Any) -> Any:
+    """Return what the stages that ask are told of the search."""
+    return json.loads(program_of(spec, "search-ask-1")[1])
+
+
+def outputs(spec: Any) -> dict[str, str]:
+    found = spec["components"]["comp-search-best"]["outputDefinitions"]["parameters"]
+    return {name: output["parameterType"].removeprefix("NUMBER_") for name, output in found.items()}
+
+
+def test_a_search_is_defined_by_its_arguments(tmp_path: Path) -> None:
     parameters = {
         "lr": hpo.float(0, 1),
         "n": hpo.int(1, 8, log=True),
         "k": hpo.choice(1, 0.5),
         "on": hpo.choice(True, False),
     }
-    it = plan(parameters, maximize=["test/accuracy"], seed=3)
-    assert it.definition == {
+    spec = compiled(tmp_path, parameters=parameters, maximize=["test/accuracy"], seed=3)
+    assert definition(spec)["definition"] == {
         "parameters": {
             "lr": {"type": "float", "bounds": [0.0, 1.0], "log": False},
             "n": {"type": "int", "bounds": [1, 8], "log": True},
@@ -42,24 +59,29 @@ def test_a_plan() -> None:
         "optimizer": "random",
         "seed": 3,
     }
-    assert it.fields == {"loss": "loss", "test/accuracy": "test_accuracy"}
-    own = {"lr": float, "n": int, "k": float, "on": bool}
-    assert it.results == {**own, "loss": float, "test/accuracy": float, "trial": str, "front": list}
-    assert it.cached
-    assert "front" not in plan().results
-    assert not plan().cached
-    assert plan(optimizer="ax").definition["optimizer"] == "ax"
-    assert plan(optimizer="package.module:function").definition["optimizer"] == "package.module:function"
+    assert definition(spec)["fields"] == {"loss": "loss", "test/accuracy": "test_accuracy"}
+    own = {"lr": "DOUBLE", "n": "INTEGER", "k": "DOUBLE", "on": "BOOLEAN"}
+    both = {"loss": "DOUBLE", "test_accuracy": "DOUBLE", "front": "LIST"}
+    assert outputs(spec) == {**own, **both, "trial": "STRING", "run_id": "STRING"}
+    assert "front" not in outputs(compiled(tmp_path))
+    for optimizer in ("ax", "package.module:function"):
+        spec = compiled(tmp_path, optimizer=optimizer, image="i")
+        assert definition(spec)["definition"]["optimizer"] == optimizer
 
 
 @pytest.mark.parametrize(
     ("rounds", "trials", "planned"),
     [(None, None, (1, 6)), (None, 4, (2, 4)), (2, None, (2, 3)), (4, None, (3, 2)), (9, 9, (1, 9)), (3, 2, (3, 2))],
 )
-def test_a_grid_takes_the_rounds_that_it_needs(rounds: Any, trials: Any, planned: tuple[int, int]) -> None:
-    it = plan(SMALL, rounds=rounds, trials=trials, optimizer="grid")
-    assert (it.definition["rounds"], it.definition["trials"]) == planned
-    assert it.cached
+def test_a_grid_takes_the_rounds_that_it_needs(
+    rounds: Any, trials: Any, planned: tuple[int, int], tmp_path: Path
+) -> None:
+    spec = compiled(tmp_path, parameters=SMALL, rounds=rounds, trials=trials, optimizer="grid")
+    found = definition(spec)["definition"]
+    assert (found["rounds"], found["trials"]) == planned
+    tasks = spec["root"]["dag"]["tasks"]
+    assert sum(name.startswith("search-ask-") for name in tasks) == planned[0]
+    assert tasks["search-ask-1"]["cachingOptions"]["enableCache"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +126,7 @@ def test_a_grid_takes_the_rounds_that_it_needs(rounds: Any, trials: Any, planned
 )
 def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
     with pytest.raises(SearchError, match=says(*facts)):
-        plan(**arguments)
+        searching(**{"parameters": LR, **arguments})
 
 
 @pytest.mark.parametrize(

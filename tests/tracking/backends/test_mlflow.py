@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import itertools
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
 import sys
 import time
-import types
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torchx.tracker.api import TrackerArtifact, TrackerSource
+from torchx.tracker.api import TrackerArtifact, TrackerBase, TrackerSource, build_trackers
 
 from tests.events import finished_stages
 from tests.facts import says
 from tests.modules import needs
 from tests.pipelines import regenerate
+from tests.tracking.stages import environ
 from tests.tracking.trackers import run_application
-from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Point
-from torchx_kfp.tracking.backends import mlflow_values
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-    from torchx_kfp.tracking.backends import mlflow
 
 pytestmark = needs("mlflow", "the extra `dev` has MLflow")
 
 RUN = "run/train/pod-1"
 GUIDE = regenerate.REPOSITORY / "docs" / "guides" / "mlflow.md"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _loaded() -> None:
-    """Load MLflow when the first test runs: it takes seconds."""
-    globals()["mlflow"] = importlib.import_module("torchx_kfp.tracking.backends.mlflow")
 
 
 @pytest.fixture
@@ -66,10 +51,22 @@ def experiment(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def tracker(mlflow_server: str, experiment: str) -> Iterator[mlflow.MlflowTracker]:
-    made = mlflow.create(mlflow_server)
-    yield made
-    made._open.clear()  # otherwise, this process would tell the server about them when it ends
+def trackers() -> Iterator[Callable[[str | None], Any]]:
+    """Make trackers as TorchX makes them for an application."""
+    made: list[Any] = []
+
+    def make(config: str | None) -> Any:
+        made.extend(build_trackers({"mlflow": config}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each._open.clear()  # otherwise, this process would tell the server about its runs when it ends
+
+
+@pytest.fixture
+def tracker(mlflow_server: str, experiment: str, trackers: Any) -> TrackerBase:
+    return trackers(mlflow_server)
 
 
 def runs(client: MlflowClient, experiment: str) -> list[Any]:
@@ -83,9 +80,7 @@ def the_run(client: MlflowClient, experiment: str) -> Any:
     return run
 
 
-def test_numbers_are_metrics_and_the_rest_tags(
-    tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str
-) -> None:
+def test_numbers_are_metrics_and_the_rest_tags(tracker: Any, client: MlflowClient, experiment: str) -> None:
     tracker.add_metadata(RUN, accuracy=0.5, epochs=3, done=True, model="s3://x", layers=[1, 2], nothing=None)
     run = the_run(client, experiment)
     assert run.data.metrics == {"accuracy": 0.5, "epochs": 3.0, "done": 1.0}
@@ -105,7 +100,7 @@ def test_numbers_are_metrics_and_the_rest_tags(
     assert tracker.metadata("another/run/1") == {}
 
 
-def test_nan_and_infinities(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str) -> None:
+def test_nan_and_infinities(tracker: Any, client: MlflowClient, experiment: str) -> None:
     tracker.add_metadata(RUN, nan=math.nan, up=math.inf, down=-math.inf, large=10**400)
     found = tracker.metadata(RUN)
     assert math.isnan(found.pop("nan"))
@@ -117,28 +112,25 @@ def test_nan_and_infinities(tracker: mlflow.MlflowTracker, client: MlflowClient,
 
 
 def test_the_latest_value_counts(
-    tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, monkeypatch: pytest.MonkeyPatch
+    tracker: Any, client: MlflowClient, experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow uses the largest value of one millisecond."""
-    clock = types.SimpleNamespace(time=lambda: 1_700_000_000.0, sleep=time.sleep, monotonic=time.monotonic)
-    monkeypatch.setattr(mlflow, "time", clock)
-    for loss in (3.0, 1.0, 2.0, 0.5):
-        tracker.add_metadata(RUN, loss=loss, note=str(loss))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1_700_000_000.0)
+        for loss in (3.0, 1.0, 2.0, 0.5):
+            tracker.add_metadata(RUN, loss=loss, note=str(loss))
     assert tracker.metadata(RUN) == {"loss": 0.5, "note": "0.5"}
     history = client.get_metric_history(the_run(client, experiment).info.run_id, "loss")
     assert [entry.value for entry in sorted(history, key=lambda entry: entry.timestamp)] == [3.0, 1.0, 2.0, 0.5]
 
 
-def test_many_values_at_once(tracker: mlflow.MlflowTracker) -> None:
+def test_many_values_at_once(tracker: Any) -> None:
     given = {f"m{index}": float(index) for index in range(250)} | {f"t{index}": "x" for index in range(150)}
     tracker.add_metadata(RUN, **given)
     assert tracker.metadata(RUN) == given
 
 
-def test_parameters(
-    tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    mlflow_values._warned.clear()
+def test_parameters(tracker: Any, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture) -> None:
     given = {
         "lr": 0.1,
         "optimizer": "adam",
@@ -175,10 +167,9 @@ def test_parameters(
 
 
 def test_a_parameter_that_changes_is_a_tag(
-    tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
+    tracker: Any, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """MLflow rejects a different value, and with it everything in the same request."""
-    mlflow_values._warned.clear()
     tracker.add_parameters(RUN, {"lr": 0.1, "epochs": 3})
     tracker.add_parameters(RUN, {"lr": 0.2, "epochs": 3, "seed": 7})
     run = the_run(client, experiment)
@@ -189,7 +180,7 @@ def test_a_parameter_that_changes_is_a_tag(
     assert "the parameter 'lr'" in record.getMessage()
 
 
-def test_steps(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str) -> None:
+def test_steps(tracker: Any, client: MlflowClient, experiment: str) -> None:
     points = [Point(step, 1 / (step + 1), 1_700_000_000 + step) for step in range(2500)]
     tracker.log_steps(RUN, {"loss": points, "a:b": [Point(7, math.nan, 1_700_000_000.5)]})
     tracker.add_metadata(RUN, loss=0.25, accuracy=0.5)
@@ -214,12 +205,11 @@ NAMES = [
     ("..", "_"),
     ("mlflow.runName", "_mlflow.runName"),
     ("torchx.run_id", "_torchx.run_id"),
-    ("x" * 300, f"{'x' * 211}-{mlflow_values.digest('x' * 300)[:8]}"),
+    ("x" * 300, "x" * 211 + "-4bea4281"),
 ]
 
 
-def test_names(tracker: mlflow.MlflowTracker, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    mlflow_values._warned.clear()
+def test_names(tracker: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for name, _ in NAMES:
         for _ in range(2):
@@ -236,15 +226,14 @@ def test_names(tracker: mlflow.MlflowTracker, caplog: pytest.LogCaptureFixture, 
     ]
 
 
-def test_long_texts_are_cut_with_a_warning(tracker: mlflow.MlflowTracker, caplog: pytest.LogCaptureFixture) -> None:
-    mlflow_values._warned.clear()
+def test_long_texts_are_cut_with_a_warning(tracker: Any, caplog: pytest.LogCaptureFixture) -> None:
     tracker.add_metadata(RUN, short="é" * 5000, long="é" * 5001)
     assert tracker.metadata(RUN) == {"short": "é" * 5000, "long": "é" * 5000}
     (record,) = [record for record in caplog.records if record.name == "torchx_kfp"]
     assert record.getMessage() == "MLflow accepts 5,000 characters for a tag: the 5,001 of 'long' are cut there."
 
 
-def test_artifacts(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
+def test_artifacts(tracker: Any, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "a.txt").write_text("deep")
@@ -272,7 +261,7 @@ def test_artifacts(tracker: mlflow.MlflowTracker, client: MlflowClient, experime
     assert tracker.artifacts("another/run/1") == {}
 
 
-def test_a_file_that_is_not_there(tracker: mlflow.MlflowTracker) -> None:
+def test_a_file_that_is_not_there(tracker: Any) -> None:
     with pytest.raises(OSError, match="no-such-file"):
         tracker.add_artifact(RUN, "model", "/no-such-file")
     assert tracker.artifacts(RUN) == {}
@@ -281,7 +270,7 @@ def test_a_file_that_is_not_there(tracker: mlflow.MlflowTracker) -> None:
 @pytest.mark.parametrize(
     "run_id", ['run/it\'s "quoted"/1', "50%27/\\/x", "local_cwd://torchx/train-x1", "plain", "é{}`"]
 )
-def test_any_run_id(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, run_id: str) -> None:
+def test_any_run_id(tracker: Any, client: MlflowClient, experiment: str, run_id: str) -> None:
     for _ in range(2):
         tracker.add_metadata(run_id, a=1)
         tracker._open.clear()
@@ -290,7 +279,7 @@ def test_any_run_id(tracker: mlflow.MlflowTracker, client: MlflowClient, experim
     assert len(runs(client, experiment)) == 1
 
 
-def test_sources_and_lineage(tracker: mlflow.MlflowTracker) -> None:
+def test_sources_and_lineage(tracker: Any) -> None:
     reads = {"r/train/1": ["r/prep/1"], "r/train/2": ["r/prep/1"], "r/select/1": ["r/train/1", "r/train/2"]}
     for run_id, sources in reads.items():
         for source in sources:
@@ -313,53 +302,46 @@ def test_sources_and_lineage(tracker: mlflow.MlflowTracker) -> None:
 
 
 def test_the_experiment(
-    mlflow_server: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, experiment: str
+    mlflow_server: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, experiment: str, trackers: Any
 ) -> None:
-    named = mlflow.create(mlflow_server)
+    named = trackers(mlflow_server)
     named.add_metadata(RUN, a=1)
     identifier = client.get_experiment_by_name(experiment).experiment_id
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", identifier)
-    assert mlflow.create(mlflow_server).metadata(RUN) == {"a": 1.0}
+    assert trackers(mlflow_server).metadata(RUN) == {"a": 1.0}
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
     unnamed = f"run/{uuid.uuid4()}/1"
-    default = mlflow.create(mlflow_server)
+    default = trackers(mlflow_server)
     default.add_metadata(unnamed, a=2)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "torchx-kfp")
     # MLflow itself reads this variable.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
-    assert mlflow.create().metadata(unnamed) == mlflow.create("").metadata(unnamed) == {"a": 2.0}
+    assert trackers(None).metadata(unnamed) == trackers("").metadata(unnamed) == {"a": 2.0}
     client.delete_experiment(identifier)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", experiment)
     with pytest.raises(TrackerError, match=says(f"'{experiment}'", "deleted")):
-        mlflow.create(mlflow_server).add_metadata(RUN, a=1)
-    for tracker in (named, default):
-        tracker._open.clear()
+        trackers(mlflow_server).add_metadata(RUN, a=1)
 
 
-def test_a_tracking_uri_in_the_home_folder(tmp_path: Path, experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracking_uri_in_the_home_folder(
+    tmp_path: Path, experiment: str, trackers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert mlflow.create("~/mlruns")._client._client.tracking_uri == str(tmp_path / "mlruns")
+    trackers("~/mlruns").add_metadata(RUN, a=1)
+    assert (tmp_path / "mlruns").is_dir()
 
 
 def test_without_a_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for config in (None, ""):
         with pytest.raises(TrackerError, match=says('"mlflow"', "stage", "MLFLOW_TRACKING_URI", "trackers=")):
-            mlflow.create(config)
+            build_trackers({"mlflow": config})
 
 
-def test_without_mlflow() -> None:
-    code = "import sys; sys.modules['mlflow'] = None; import torchx_kfp.tracking.backends.mlflow"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert 'TrackerError: The tracker "mlflow" needs MLflow (' in done.stderr
-    assert done.stderr.endswith('): pip install "torchx-kfp[mlflow]".\n')
-
-
-def stage(base: Path, uri: str) -> protocol.StageContext:
-    return protocol.StageContext(str(base), RUN, {"prepare": "run/prepare/1"}, {"mlflow": uri})
+def stage(base: Path, uri: str) -> dict[str, str]:
+    return environ(base, RUN, {"prepare": "run/prepare/1"}, {"mlflow": uri})
 
 
 #: Runs processes that have already loaded MLflow, which takes seconds. Each group starts when the one before has ended,
@@ -368,7 +350,7 @@ FORKS = """
 import atexit, json, os, sys, time
 # At the very end: freeing all modules would take longer than everything else.
 atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(0)))
-import torchx_kfp.tracking.backends.mlflow
+import mlflow, torchx.tracker.api
 for group in json.loads(sys.argv[1]):
     start, children = time.time() + 0.5, []
     for environ, code in group:
@@ -389,86 +371,9 @@ PUT = "from torchx_kfp.tracking import current_run; current_run().put(a=1.5, tex
 
 def run_processes(base: Path, uri: str, *groups: list[tuple[str, str]]) -> subprocess.CompletedProcess[str]:
     """Run processes; each is the stage of a run id, and runs a program."""
-    given = [
-        [
-            (protocol.encode(protocol.StageContext(str(base), run_id, trackers={"mlflow": uri})), code)
-            for run_id, code in group
-        ]
-        for group in groups
-    ]
+    given = [[(environ(base, run_id, trackers={"mlflow": uri}), code) for run_id, code in group] for group in groups]
     command = [sys.executable, "-W", "ignore", "-c", FORKS, json.dumps(given)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
-
-
-def test_processes_that_start_at_once_agree_on_one_run(
-    mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path
-) -> None:
-    # They behave as if they were on separate machines, without common files.
-    apart = (
-        "import contextlib, torchx_kfp.tracking.backends.mlflow as tracker\n"
-        "tracker._one_process_at_a_time = lambda run_id: contextlib.nullcontext()\n"
-    )
-    put = "from torchx_kfp.tracking import current_run; current_run().put({'rank%d': 1})"
-    run_processes(
-        tmp_path,
-        mlflow_server,
-        [("r/together/1", put % rank) for rank in range(3)],
-        [("r/apart/1", apart + put % rank) for rank in range(3)],
-    )
-    found = runs(client, experiment)
-    ranks = {f"rank{rank}": 1.0 for rank in range(3)}
-    (together,) = [run for run in found if run.info.run_name == "together/1"]
-    assert together.data.metrics == ranks
-    # Machines that do not start within a second of each other may create two runs, but results are not lost.
-    apart_ = [run for run in found if run.info.run_name == "apart/1"]
-    assert "active" in [run.info.lifecycle_stage for run in apart_]
-    assert {name: value for run in apart_ for name, value in run.data.metrics.items()} == ranks
-
-
-def test_no_value_goes_to_a_run_that_another_process_deletes(
-    tracker: mlflow.MlflowTracker,
-    mlflow_server: str,
-    client: MlflowClient,
-    experiment: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """While a new run waits for others, a second machine records a value, and a third machine's run appears."""
-    second = mlflow.create(mlflow_server)
-    monkeypatch.setattr(mlflow, "_one_process_at_a_time", lambda run_id: contextlib.nullcontext())
-    monkeypatch.setattr(mlflow, "_CHOICE", 0.0, raising=False)
-    waits = itertools.count()
-
-    def sleep(seconds: float) -> None:
-        if next(waits) == 0:
-            second.add_metadata(RUN, second=1)
-            identifier = client.get_experiment_by_name(experiment).experiment_id
-            client.create_run(identifier, start_time=1, tags={mlflow.RUN_ID_TAG: RUN})
-
-    monkeypatch.setattr(mlflow, "time", types.SimpleNamespace(time=time.time, sleep=sleep, monotonic=time.monotonic))
-    tracker.add_metadata(RUN, first=1)
-    second.add_metadata(RUN, again=1)
-    second._open.clear()
-    kept = [run.data.metrics for run in runs(client, experiment) if run.info.lifecycle_stage == "active"]
-    assert {name for metrics in kept for name in metrics} == {"first", "second", "again"}
-
-
-def test_the_application_keeps_its_retries(
-    tracker: mlflow.MlflowTracker, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES as RETRIES
-
-    monkeypatch.delenv(str(RETRIES.name), raising=False)
-    usual = RETRIES.get()
-
-    def look(run_id: str) -> tuple[int, bool, int]:
-        with ThreadPoolExecutor(1) as pool:
-            return RETRIES.get(), RETRIES.name in os.environ, pool.submit(RETRIES.get).result()
-
-    monkeypatch.setattr(tracker._client._client, "get_run", look)
-    assert tracker._client.get_run(RUN) == (2, False, usual), "a call, the environment, and another thread meanwhile"
-    assert RETRIES.get() == usual
-    monkeypatch.setenv(str(RETRIES.name), "5")
-    assert tracker._client.get_run(RUN) == (5, True, 5), "the user's own number"
 
 
 ENDS = {
@@ -485,7 +390,7 @@ ENDS = {
 def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
     fails = PUT + "time.sleep(2); raise ValueError"
     waits = PUT + "time.sleep(4)"
-    gone = PUT + "torchx_kfp.tracking.backends.mlflow.MlflowClient.set_terminated = lambda *_: 1 / 0  # as good as gone"
+    gone = PUT + "mlflow.MlflowClient.set_terminated = lambda *_: 1 / 0  # as good as gone"
     done = run_processes(
         tmp_path,
         mlflow_server,
@@ -505,7 +410,9 @@ def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experi
     assert "MLflow was not told that the run 'r/gone/1' has ended: division by zero" in done.stderr
 
 
-def test_results_of_a_stage(mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
+def test_results_of_a_stage(
+    mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path, trackers: Any
+) -> None:
     """Everything together, with TorchX's own access to the trackers, and an active run of the application."""
     code = """
 import mlflow, os
@@ -537,7 +444,7 @@ print([type(backend).__name__ for backend in app_run.backends], [s.parent.job_id
     assert found["train/pod-1"].data.params == {"lr": "0.1"}
     logged = client.get_metric_history(found["train/pod-1"].info.run_id, "train/loss")
     assert sorted((entry.step, entry.value) for entry in logged) == [(0, 1.0), (1, 0.75), (2, 0.5)]
-    tracker = mlflow.create(mlflow_server)
+    tracker = trackers(mlflow_server)
     assert tracker.sources(RUN) == [TrackerSource("run/prepare/1", None)]
     assert tracker.artifacts(RUN)["model"].metadata == {"size": 7}
     assert set(FsspecResultTracker(tmp_path / "base")[RUN]) == {"accuracy", "loss", "best", "l2norm/mean", "run_id"}
@@ -552,13 +459,6 @@ def test_a_server_that_is_not_there(tmp_path: Path, experiment: str, monkeypatch
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("The tracker 'mlflow' failed")]
     assert "results under the tracker base are complete" in warning
     assert FsspecResultTracker(tmp_path / "base")[RUN] == {"a": 1.5, "text": "x"}
-
-
-def test_the_lock_needs_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with mlflow._one_process_at_a_time(RUN):
-        pass
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.fixture
@@ -611,9 +511,3 @@ def test_results_of_the_pipeline_experiments(
     # Compare everything except the accuracies, which other versions of scikit-learn may change.
     names = [line.rpartition(" ")[0] for line in printed.stdout.splitlines()]
     assert names == [line.rpartition(" ")[0] for line in shown["output"].splitlines()]
-
-
-def test_every_file_that_the_guide_names_exists() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", GUIDE.read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (GUIDE.parent / link).exists()] == []
