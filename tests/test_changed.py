@@ -16,7 +16,7 @@ from tools.tiers import TIERS
         ("torchx_kfp/execution/local/dag_scheduler.py", "tests/execution/local/test_dag_scheduler.py"),
         ("torchx_kfp/entrypoints/cli/commands/compare.py", "tests/entrypoints/cli/test_compare.py"),
         ("torchx_kfp/authoring/shell/syntax.py", "tests/authoring/test_shell.py"),
-        ("torchx_kfp/tracking/cleanup.py", "tests/tracking/test_cleanup_spares.py"),
+        ("torchx_kfp/tracking/cleanup.py", "tests/tracking/test_gc_races.py"),
         ("torchx_kfp/contract/protocol.py", "tests/contract/test_protocol.py"),
         ("tests/common/test_text.py", "tests/common/test_text.py"),
         ("tests/facts.py", "tests/authoring/test_shell.py"),

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import warnings
 from pathlib import Path
 
-import click
 import pytest
 
 from tests import pages
 from tests.entrypoints.cli.ready import Ready
 from tests.events import finished_stages
 from torchx_kfp import component_from_function
-from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import AppDefError
 
 
@@ -159,15 +158,18 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
         assert max(re.split(r"\.\.\.|\d+|'[^']*'|[()]", message), key=len).strip() in code, message
 
 
-def test_options_on_pages_exist() -> None:
+def test_options_on_pages_exist(tmp_path: Path, ready_program: Ready) -> None:
     """Also those in sentences, which are not run."""
-    context = click.Context(cli)
-    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
-    options = {name: {option for it in command.params for option in it.opts} for name, command in commands.items()}
+
+    def help_of(*words: str) -> str:
+        return ready_program.call((*words, "--help"), tmp_path, {**os.environ, "COLUMNS": "100"}).stdout
+
+    commands = re.findall(r"^  ([a-z]+) ", help_of().partition("Commands:")[2], re.MULTILINE)
+    options = {name: set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", help_of(name))) for name in commands}
     found = 0
     for page in pages.PAGES:
         for name, words in re.findall(r"torchx-kfp ([a-z]+)\b([^`\n|#]*)", page.read_text(encoding="utf-8")):
-            if name in commands:
+            if name in options:
                 of_command = words.partition(" -- ")[0]  # then come the arguments of a component
                 for option in re.findall(r"(?<!\S)-(?:-[a-z-]+|[a-z])(?![\w-])", of_command):
                     assert option in options[name], f"{page.name}: torchx-kfp {name} has no {option}"

@@ -6,20 +6,18 @@ import email
 import email.message
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import fsspec
 import pytest
 
 import torchx_kfp
-from torchx_kfp.common.extras import MODULES, install_line
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -74,7 +72,6 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert metadata["Version"] == torchx_kfp.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "ddp"}
     requirements = metadata.get_all("Requires-Dist", [])
     # These are all packages that applications need.
     needed = [requirement for requirement in requirements if "extra ==" not in requirement]
@@ -208,31 +205,21 @@ def test_a_data_frame_without_its_extra_says_what_to_type(image: Path, tmp_path:
     )
 
 
-def test_the_installation_page_shows_the_message() -> None:
-    page = (REPOSITORY / "docs" / "start" / "install.md").read_text(encoding="utf-8")
-    assert f"\nError: The command torchx-kfp {NEEDED}```\n" in page
-
-
 def test_the_line_to_type_takes_what_is_installed(image: Path) -> None:
     """Wherever the wheel came from, an index that does not have torchx-kfp is not asked for it."""
-    words = shlex.split(install_line("pandas"))
-    assert words[:2] == ["pip", "install"]
     installed = run(
         # pip is isolated: it ignores settings that name further sources of packages.
         *(sys.executable, "-m", "pip", "--isolated", "--python", image / "bin" / "python"),
-        *("install", "--no-index", *words[2:]),
+        *("install", "--no-index", "torchx-kfp[pandas]"),
     )
     assert installed.returncode != 0
     assert "Requirement already satisfied: torchx-kfp[pandas]" in installed.stdout
     assert "No matching distribution found for pandas>=" in installed.stderr
 
 
-def top_level(distribution_name: str) -> set[str]:
-    try:
-        files = distribution(distribution_name).files or []
-    except PackageNotFoundError:  # no test here needs gcsfs, and Ax has an environment of its own
-        return {distribution_name.partition("-")[0]}
-    return {file.parts[0] for file in files}
+def test_the_installation_page_shows_the_message() -> None:
+    page = (REPOSITORY / "docs" / "start" / "install.md").read_text(encoding="utf-8")
+    assert f"\nError: The command torchx-kfp {NEEDED}```\n" in page
 
 
 def test_pip_refuses_an_old_python_at_once(metadata: email.message.Message) -> None:
@@ -240,19 +227,6 @@ def test_pip_refuses_an_old_python_at_once(metadata: email.message.Message) -> N
     found = [text for text in metadata.get_all("Requires-Dist", []) if text.endswith('extra == "pipelines"')]
     assert found
     assert [text for text in found if 'python_version >= "3.10"' not in text] == []
-
-
-def test_modules_of_extras_are_those_of_their_distributions(metadata: email.message.Message) -> None:
-    for extra, modules in MODULES.items():
-        named = [
-            re.split(r"[<>=;\[ ]", requirement)[0]
-            for requirement in metadata.get_all("Requires-Dist", [])
-            if requirement.endswith(f'extra == "{extra}"')
-        ]
-        # kfp-kubernetes is inside kfp.
-        assert len(modules) == len(set(named) - {"kfp-kubernetes"}), extra
-        for name in named:
-            assert top_level(name) & set(modules), name
 
 
 @pytest.mark.parametrize(

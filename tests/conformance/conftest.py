@@ -40,8 +40,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remove what the suite has made, when all workers have ended."""
-    if NAMED and not hasattr(session.config, "workerinput"):
+    """Remove what the suite has made, when all workers have ended, unless a run is left to look at."""
+    if NAMED and not session.testsfailed and not hasattr(session.config, "workerinput"):
         with tempfile.TemporaryDirectory() as folder:
             Suite(NAMED, Path(folder)).close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 #: The beginning of the variables' names; ``make test-kfp`` sets them.
 PREFIX = "TORCHX_KFP_SUITE_"
 ENDPOINT = "AWS_ENDPOINT_URL"
+#: What all processes of one run of the suite have in common: those that are started later inherit it.
+RUN = os.environ.setdefault("KFP_SUITE_RUN", uuid.uuid4().hex[:8])
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,6 @@ class Place:
     endpoint: str = ""
     engines: tuple[str, ...] = ("job",)
     is_real: bool = False
-    ledger: str = ""
     keeps: bool = False
 
     @property
@@ -117,7 +119,6 @@ def named_place(environ: Mapping[str, str] = os.environ) -> Place | None:
         endpoint=given.get("endpoint", ""),
         engines=tuple(given.get("engines", "job").replace(",", " ").split()),
         is_real=True,
-        ledger=given.get("ledger", ".cache/kfp-suite"),
         keeps=given.get("keep", "") not in ("", "0"),
     )
 

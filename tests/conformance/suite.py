@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
+import os
 import re
 import shutil
 import uuid
@@ -22,17 +21,17 @@ import components
 import torchx_kfp
 from tests.cases import Case
 from tests.conformance.pipelines import packages
-from tests.conformance.place import Place
+from tests.conformance.place import RUN, Place
 from torchx_kfp import local
 from torchx_kfp.entrypoints.doctor.proof import wait_while_useful
-from torchx_kfp.errors import UnknownRunError, UnsupportedPipelineError
+from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.source import RunRecord
-from torchx_kfp.host import Host, HostRun, attach, submit
+from torchx_kfp.host import Host, HostRun, submit
 from torchx_kfp.local import RunResult, StageFinished, StageStarted, Watch
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -112,14 +111,8 @@ class Suite:
     def __init__(self, place: Place, folder: Path) -> None:
         self.place = place
         self.folder = folder
-        where = hashlib.sha256(f"{place.host} {place.base} {place.image} {torchx_kfp.__version__}".encode()).hexdigest()
-        self.ledger = Path(place.ledger or folder / "ledger") / where[:16]
-        self.ledger.mkdir(parents=True, exist_ok=True)
-
-    @functools.cached_property
-    def base(self) -> str:
-        """A folder of the suite's own under the tracker base; an interrupted suite goes on in the same one."""
-        return f"{self.place.base}/kfp-suite-{self._kept('base', uuid.uuid4().hex[:8])}"
+        #: A folder of the suite's own under the tracker base.
+        self.base = f"{place.base}/kfp-suite-{RUN}"
 
     @functools.cached_property
     def code(self) -> Path:
@@ -144,58 +137,32 @@ class Suite:
             StageFailedError: the stage has failed.
             AssertionError: it cannot start.
         """
-        known = self.ledger / "packages"
-        if not known.exists():
+        if "KFP_SUITE_PACKAGES" not in os.environ:
             run = self.submit(self.load(packages), {}, "packages")
             result = self.wait(run)
             result.raise_for_failure()
-            known.write_text(result["packages"].measures["packages"], encoding="utf-8")
+            os.environ["KFP_SUITE_PACKAGES"] = str(result["packages"].measures["packages"])
             self.remove(run.run_id)
-        return frozenset(known.read_text(encoding="utf-8").split())
+        return frozenset(os.environ["KFP_SUITE_PACKAGES"].split())
 
     def prove(self, case: Case) -> Verdict:
-        """Run a pipeline there and here, once: an interrupted suite goes on with the run that it has begun."""
+        """Run a pipeline there and here. What is alike, or differs as expected, is removed from the host."""
         pipeline = self.load(case.pipeline)
         if case.refused:
             return self._refused(case, pipeline)
-        entry = self.ledger / f"{case.name}.json"
-        digest = hashlib.sha256(pipeline.text.encode()).hexdigest()
-        known = json.loads(entry.read_text()) if entry.exists() else {}
-        if known.get("digest") != digest or not self._goes_on(known):
-            known = {"digest": digest, "run_id": self.submit(pipeline, case.arguments, case.name).run_id}
-            _write(entry, known)
-        if "verdict" not in known:
-            run = attach(known["run_id"], host=self.place.host, tracker_base=self.base)
-            try:
-                there = self.wait(run)
-            except AssertionError:
-                entry.unlink()
-                raise
-            here = self.run(pipeline, case.arguments, case.name)
-            assert here.folder is not None
-            found = [*differences(here, there, case.varying), *different_events(read_run(here.folder), run.read())]
-            for stage, results in case.results.items():
-                measured = {name: there[stage].measures.get(name) for name in results if name not in case.varying}
-                if measured != {name: results[name] for name in measured}:
-                    found.append(f"{stage}: recorded {measured!r}, and not {results!r}")
-            if there.state != case.state and not case.expected:
-                found.append(f"the run has {there.state} there, and not {case.state}")
-            known["verdict"] = {"there": str(there.state), "here": str(here.state), "differences": found}
-            known["is_over"] = bool(not found or case.expected)
-            _write(entry, known)
-            if known["is_over"]:
-                self.remove(known["run_id"])
-        return Verdict(known["run_id"], **known["verdict"])
-
-    def _goes_on(self, known: Mapping[str, Any]) -> bool:
-        """Tell whether an earlier verdict counts, or its run is still there. What differed is run again."""
-        if "verdict" in known:
-            return bool(known.get("is_over"))
-        try:
-            attach(known["run_id"], host=self.place.host).read()
-        except UnknownRunError:
-            return False
-        return True
+        run = self.submit(pipeline, case.arguments, case.name)
+        there, here = self.wait(run), self.run(pipeline, case.arguments, case.name)
+        assert here.folder is not None
+        found = [*differences(here, there, case.varying), *different_events(read_run(here.folder), run.read())]
+        for stage, results in case.results.items():
+            measured = {name: there[stage].measures.get(name) for name in results if name not in case.varying}
+            if measured != {name: results[name] for name in measured}:
+                found.append(f"{stage}: recorded {measured!r}, and not {results!r}")
+        if there.state != case.state and not case.expected:
+            found.append(f"the run has {there.state} there, and not {case.state}")
+        if not found or case.expected:
+            self.remove(run.run_id)
+        return Verdict(run.run_id, str(there.state), str(here.state), found)
 
     def wait(self, run: HostRun) -> RunResult:
         """Wait for the end of a run on the host. One that cannot go on, or takes too long, is ended.
@@ -249,9 +216,8 @@ class Suite:
             self._remove(f"{self.base}/{run_id}", f"{self.base}-artifacts/{run_id}")
 
     def close(self) -> None:
-        """Remove what is under the tracker base, unless a run is left to look at."""
-        entries = [json.loads(entry.read_text()) for entry in self.ledger.glob("*.json")]
-        if all(entry.get("is_over") for entry in entries) and not self.place.keeps:
+        """Remove what is under the tracker base."""
+        if not self.place.keeps:
             self._remove(self.base, f"{self.base}-artifacts")
 
     def _refused(self, case: Case, pipeline: Pipeline) -> Verdict:
@@ -262,22 +228,9 @@ class Suite:
                 found.append(f"it is not refused {place}")
         return Verdict("", "refused", "refused", found)
 
-    def _kept(self, name: str, value: str) -> str:
-        """Return the value that the ledger has, or else this one, which it has from then on."""
-        file = self.ledger / name
-        with contextlib.suppress(FileExistsError), file.open("x", encoding="utf-8") as new:
-            new.write(value)
-        return file.read_text(encoding="utf-8")
-
     @staticmethod
     def _remove(*urls: str) -> None:
         for url in urls:
             filesystem, path = fsspec.core.url_to_fs(url)
             with contextlib.suppress(FileNotFoundError):
                 filesystem.rm(path, recursive=True)
-
-
-def _write(file: Path, content: Mapping[str, Any]) -> None:
-    new = file.with_suffix(f".{uuid.uuid4().hex}")
-    new.write_text(json.dumps(content), encoding="utf-8")
-    new.replace(file)

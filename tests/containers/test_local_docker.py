@@ -25,10 +25,8 @@ from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, OWN_IMAGE, REPOSI
 from tests.pipelines import regenerate
 from tests.watching import Heard
 from torchx_kfp import local, task_from_app
-from torchx_kfp.execution.local.executors.docker import RUN_LABEL
 from torchx_kfp.local import RunResult, Watch, remove_containers
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.recorder import Recorder
 
 #: The message about a missing command.
 NEEDS = "its image lacks a command; an image needs sh, env and mkdir, and the commands that the application calls"
@@ -61,7 +59,7 @@ def execute(engine: docker.DockerClient, tmp_path: Path) -> Callable[..., RunRes
 
 
 def containers_of(engine: docker.DockerClient, run_id: str) -> list[Any]:
-    return list(engine.api.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"}))
+    return list(engine.api.containers(all=True, filters={"label": f"torchx-kfp.run={run_id}"}))
 
 
 def log_of(result: RunResult, stage: str) -> str:
@@ -376,7 +374,9 @@ def running(folder: Path, engine: docker.DockerClient) -> list[Any]:
 def test_what_a_killed_runner_leaves_is_removed(engine):
     killed = f"killed-{uuid.uuid4()}"
     for _ in range(2):
-        engine.api.start(engine.api.create_container(BUSYBOX_IMAGE, ["sleep", "300"], labels={RUN_LABEL: killed}))
+        engine.api.start(
+            engine.api.create_container(BUSYBOX_IMAGE, ["sleep", "300"], labels={"torchx-kfp.run": killed})
+        )
     assert remove_containers(f"{killed}-not") == 0
     assert remove_containers(killed) == 2
     assert containers_of(engine, killed) == []
@@ -400,13 +400,11 @@ def test_an_image_without_a_shell(
     assert result["app"].reason == (f"ended with exit code 127: {NEEDS}")
 
 
-def test_code_travels_into_containers(execute: Callable[..., RunResult], tmp_path: Path) -> None:
+def test_code_travels_into_containers(engine: docker.DockerClient, tmp_path: Path) -> None:
     """The archive is all that a container sees of the tracker base's own folders."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "app.py").write_text("import os; print('unpacked', sorted(os.listdir()))")
     base = tmp_path / "results"
-    packed = Recorder.open(str(base)).pack_workspace(tmp_path / "code")
-    assert packed.upload()
     app = AppDef("train", [Role("train", image=HOST_IMAGE, entrypoint="python3", args=["-m", "app"])])
     shell = AppDef("shell", [Role("shell", image=BUSYBOX_IMAGE, entrypoint="true")])
 
@@ -415,11 +413,17 @@ def test_code_travels_into_containers(execute: Callable[..., RunResult], tmp_pat
         task_from_app(app, tracker_base=tracker_base, workspace=workspace)
         task_from_app(shell, tracker_base=tracker_base, workspace=workspace)
 
-    arguments = {"tracker_base": str(base), "workspace": packed.url}
-    result = execute(pipeline, arguments, mounts=MOUNTS)
-    train, shell_stage = (next(one for one in result.stages if one.task == name) for name in ("train", "shell"))
-    assert train.log_file is not None
-    assert "unpacked ['app.py']" in train.log_file.read_text()
-    assert shell_stage.log_file is not None
-    assert "a workspace needs python3 and fsspec" in shell_stage.log_file.read_text()
-    assert (train.state, shell_stage.exit_code) == ("succeeded", 125)
+    path = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    words = ["--docker", "--workspace", "code", "--tracker-base", base, *(f"--mount={mount}" for mount in MOUNTS)]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("torchx-kfp"), "run", path, *words],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    train, shell_log = (
+        (found.read_text()) for name in ("train", "shell") for found in tmp_path.rglob(f"{name}-0/log.txt")
+    )
+    assert "unpacked ['app.py']" in train
+    assert "a workspace needs python3 and fsspec" in shell_log
+    assert "shell ended with exit code 125" in done.stderr

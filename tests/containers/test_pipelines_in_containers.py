@@ -3,6 +3,9 @@
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,6 @@ from tests.containers.runner import KfpDockerRunner
 from torchx_kfp import Stages, local
 from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.recorder import Recorder
 
 #: The images to use in these tests, by those of the pipelines.
 IMAGES = {
@@ -111,8 +113,6 @@ def test_code_travels_under_kfps_runner(kfp_docker_runner: KfpDockerRunner, tmp_
         "current_run().put(files=' '.join(os.listdir()), words=sys.argv[1])\n"
     )
     base = tmp_path / "base"
-    packed = Recorder.open(str(base)).pack_workspace(tmp_path / "code")
-    packed.upload()
 
     def app(name: str) -> AppDef:
         return AppDef(name, [Role(name, image=HOST_IMAGE, entrypoint="python3", args=["-m", "app", "$$ {{x}}"])])
@@ -125,14 +125,20 @@ def test_code_travels_under_kfps_runner(kfp_docker_runner: KfpDockerRunner, tmp_
         stages.task(app("installed"), reads=published, results={"words": str}, inline=False)
 
     compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
+    words = ["run", "p.yaml", "--workspace", "code", "--tracker-base", base]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path}
+    subprocess.run([Path(sys.executable).with_name("torchx-kfp"), *words], cwd=tmp_path, env=environ, check=True)
+    tracker = FsspecResultTracker(str(base))
+    here = tracker.keys()
+    [archive] = base.glob(".torchx_kfp/workspaces/*.tar")
     kfp_docker_runner.run(
         tmp_path / "p.yaml",
-        {"tracker_base": str(base), "workspace": packed.url},
+        {"tracker_base": str(base), "workspace": str(archive)},
         writable=(base,),
         environment={"PYTHONPATH": str(REPOSITORY)},
     )
-    tracker = FsspecResultTracker(str(base))
-    run_ids = tracker.keys()
-    found = {run_id.split("/")[1]: tracker[run_id] for run_id in run_ids}
     results = {"files": "app.py", "words": "$$ {{x}}"}
-    assert found == {"plain": results, "published": results, "installed": results}
+    for run_ids in (here, set(tracker.keys()) - set(here)):
+        found = {run_id.split("/")[1]: tracker[run_id] for run_id in run_ids}
+        assert found == {"plain": results, "published": results, "installed": results}

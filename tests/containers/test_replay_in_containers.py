@@ -17,7 +17,6 @@ from tests.containers.images import BUSYBOX_IMAGE
 from tests.entrypoints.cli.ready import PROGRAM, Ready
 from tests.entrypoints.cli.terminal import Terminal
 from torchx_kfp import task_from_app
-from torchx_kfp.execution.local.executors.docker import RUN_LABEL
 from torchx_kfp.local import Watch, run
 
 #: Where it runs, and on what; then it records what somebody types.
@@ -63,7 +62,7 @@ def folder(docker_client: docker.DockerClient, tmp_path: Path) -> Path:
 
 
 def left(client: docker.DockerClient) -> list[object]:
-    return [each for each in client.containers.list(all=True) if "replay-asks" in each.labels.get(RUN_LABEL, "")]
+    return [each for each in client.containers.list(all=True) if "replay-asks" in each.labels.get("torchx-kfp.run", "")]
 
 
 def test_a_container_is_attached(docker_client: docker.DockerClient, folder: Path, ready_program: Ready) -> None:

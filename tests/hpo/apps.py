@@ -43,7 +43,7 @@ def searching(trial: Any = train, parameters: Any = SPACES, **options: Any) -> A
 
 
 def program_of(spec: Any, stage: str) -> tuple[str, str]:
-    """Return the program of a stage of a compiled search, and its argument: a constant of the task, or in the command."""
+    """Return the program of a stage of a compiled search, and its argument: a constant of its task, or a word."""
     program, words = spec["deploymentSpec"]["executors"][f"exec-{stage}"]["container"]["command"][-2:]
     task = spec["root"]["dag"]["tasks"][stage]
     return program, words or task["inputs"]["parameters"]["stage"]["runtimeValue"]["constant"].partition("|")[2]

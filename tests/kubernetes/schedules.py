@@ -214,11 +214,6 @@ class Trial:
             for one in each.server.requests
         ) + "".join(f"{each.name} has ended with {each.code}:\n{each.attempt.log}" for each in self.launchers)
 
-    @property
-    def failing(self) -> int:
-        """How many starts of replicas have failed."""
-        return len(list(self.stage.folder.glob("*/failed")))
-
 
 def prepare(kubelet: Kubelet, history: History, folder: Path, name: str, schedule: Schedule) -> Trial:
     """Return a stage whose replicas fail as the schedule says."""

@@ -51,6 +51,11 @@ def replicas(namespace: Namespace) -> list[Object]:
 def give_rights(namespace: Namespace, engine: str, account: str) -> None:
     """Create a service account that may do what ``torchx-kfp rbac`` prints for the engine, and nothing else."""
     namespace.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}})
+    grant(namespace, engine, account)
+
+
+def grant(namespace: Namespace, engine: str, account: str = PIPELINE_RUNNER) -> None:
+    """Give an account what ``torchx-kfp rbac`` prints for the engine."""
     for manifest in yaml.safe_load_all(rights_text(engines.ENGINES[engine], account, namespace.name)):
         namespace.create(manifest)
 

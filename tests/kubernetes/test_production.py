@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from torchx.specs import BindMount, Resource, RetryPolicy
 
 from components.ddp import component as ddp
@@ -17,12 +16,10 @@ from tests.facts import says
 from tests.kubernetes.faults import Fault, FaultyServer, Lines
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.manifests import secret
-from tests.kubernetes.namespaces import PIPELINE_RUNNER, Namespace
-from tests.kubernetes.stages import COLLECTIONS, Stage, replicas, waiting
+from tests.kubernetes.namespaces import Namespace
+from tests.kubernetes.stages import COLLECTIONS, Stage, grant, replicas, waiting
 from tests.kubernetes.waiting import until
 from tests.pipelines.regenerate import REPOSITORY
-from torchx_kfp import engines
-from torchx_kfp.entrypoints.cli.commands.rbac import rights_text
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Runs until the file is there, and does not end at SIGTERM.
@@ -43,11 +40,6 @@ def engine(request: pytest.FixtureRequest, namespace: Namespace, kubelet: Kubele
         request.getfixturevalue({"jobset": "jobset_controller", "volcano": "volcano"}[name])
         grant(namespace, name)
     return name
-
-
-def grant(namespace: Namespace, engine: str) -> None:
-    for manifest in yaml.safe_load_all(rights_text(engines.ENGINES[engine], PIPELINE_RUNNER, namespace.name)):
-        namespace.create(manifest)
 
 
 def through(stage: Stage, faulty: FaultyServer) -> Stage:
