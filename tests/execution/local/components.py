@@ -5,9 +5,11 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import yaml
 from kfp import compiler, dsl
 
 from tests.documents import documents
+from torchx_kfp.local import Pipeline, load_pipeline
 
 WRITE = 'printf %s "$1" > "$2"'
 
@@ -61,6 +63,26 @@ def shell_out(script: str, out: dsl.OutputPath(str)):
 def python(code: str):
     """Runs Python code."""
     return dsl.ContainerSpec(image="python", command=["python", "-c"], args=[code])
+
+
+def scripts(*texts: str, chained: bool = False) -> Any:
+    """Return a pipeline that runs these scripts, one after another if ``chained``."""
+
+    @dsl.pipeline
+    def pipeline():
+        before: list[Any] = []
+        for text in texts:
+            task = shell(script=text)
+            before = [task.after(*before)] if chained else []
+
+    return pipeline
+
+
+def load(changed: list[dict[str, Any]], folder: Path) -> Pipeline:
+    """Return the pipeline of these documents."""
+    path = folder / "p.yaml"
+    path.write_text(yaml.safe_dump_all(changed, sort_keys=False))
+    return load_pipeline(path)
 
 
 def ir(folder: Path) -> list[dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.entrypoints.cli.ready import Ready
 from torchx_kfp.local import RunResult, Watch, run
 
 
@@ -33,6 +36,12 @@ def execute_failing(tmp_path: Path) -> Callable[..., RunResult]:
         return result
 
     return function
+
+
+@pytest.fixture
+def call(ready_program: Ready, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Call the command line in the folder of the test."""
+    return lambda *words: ready_program.call(words, tmp_path, os.environ)
 
 
 def attempt(folder: Path, pipeline: Any, arguments: dict[str, Any] | None, **options: Any) -> RunResult:

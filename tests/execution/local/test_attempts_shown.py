@@ -1,7 +1,6 @@
 """Attempts of runs on this machine: no command shows what an earlier attempt at a stage has recorded."""
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.entrypoints.cli.ready import Ready
 from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.local import RunResult, Watch, resume
@@ -52,11 +50,6 @@ def chain(folder: Path, *losses: str, reads: bool = True, retry: int = 0, **fiel
             task_from_app(app("read", READ), tracker_base=base, reads=fit)
 
     return chain
-
-
-@pytest.fixture
-def call(ready_program: Ready, tmp_path: Path) -> Call:
-    return lambda *words: ready_program.call(words, tmp_path, os.environ)
 
 
 @pytest.fixture(params=["max_retries", "set_retry", "resume"])

@@ -11,8 +11,18 @@ from tests.execution.local.components import python, shell, shell_out
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.runs.events import PipelineRetried, StageRetried, StageWaiting
-from torchx_kfp.local import RunEnding, StageFinished, StageStarted, Watch, load_pipeline, resume, run
+from torchx_kfp.local import (
+    PipelineRetried,
+    RunEnding,
+    StageFinished,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+    Watch,
+    load_pipeline,
+    resume,
+    run,
+)
 
 SLEEP = "print('ready', flush=True); import time; time.sleep(300)"
 

@@ -9,13 +9,13 @@ import os
 import re
 import subprocess
 import time
-from typing import Dict, List
+from typing import List
 
 import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import produce, python, shell, text_of, write
+from tests.execution.local.components import produce, python, scripts, shell, text_of, write
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import task_from_app
@@ -60,32 +60,10 @@ def test_a_failed_stage_ends_its_dependants_and_the_others_finish(execute_failin
     assert error.value.exit_code == 1
 
 
-def test_the_message_quotes_the_last_lines_only(execute_failing):
-    @dsl.pipeline
-    def pipeline():
-        shell(script="seq 1 3000; exit 1")
-
-    result = execute_failing(pipeline)
-    assert result.stages[0].last_lines() == [str(number) for number in range(2991, 3001)]
-    assert result.stages[0].last_lines(2) == ["2999", "3000"]
-
-
-def test_a_failure_inside_of_a_nested_pipeline_and_a_loop(execute_failing):
-    @dsl.pipeline
-    def inner(code: str) -> str:
-        shell(script=code)
-        return write(x=code).outputs["out"]
-
-    @dsl.pipeline
-    def pipeline():
-        with dsl.ParallelFor(["exit 0", "exit 4", "exit 0"]) as item:
-            made = inner(code=item)
-        text_of(List[str], "text-of-list")(x=dsl.Collected(made.output))
-
-    stages = by_name(execute_failing(pipeline))
-    assert [stages[f"inner[{index}]/shell"].exit_code for index in range(3)] == [0, 4, 0]
-    assert stages["text-of-list"].state is State.NOT_RUN
-    assert stages["text-of-list"].reason == "was not run: inner[1] failed"
+def test_the_last_lines_of_a_stage(execute_failing):
+    (stage,) = execute_failing(scripts("seq 1 3000; exit 1")).stages
+    assert stage.last_lines() == [str(number) for number in range(2991, 3001)]
+    assert stage.last_lines(2) == ["2999", "3000"]
 
 
 def test_a_stage_that_was_not_run_names_stages_and_not_the_groups_that_kfp_has_named(execute_failing):
@@ -106,75 +84,58 @@ def test_a_stage_that_was_not_run_names_stages_and_not_the_groups_that_kfp_has_n
     }
 
 
-def test_a_signal_is_named(execute_failing):
-    @dsl.pipeline
-    def pipeline():
-        shell(script="kill -KILL $$")
+#: A word of a command, alone or behind ``echo`` -> the exit code and the reason of a stage that cannot be started.
+NOT_STARTED = {
+    "no-such-command": (
+        127,
+        "there is no command 'no-such-command' on this machine. Install it, put its folder into PATH, or run the stage "
+        "in its image (--docker)",
+    ),
+    "sh train.sh --lr 0.1": (
+        127,
+        "there is no command 'sh train.sh --lr 0.1' on this machine. If 'sh train.sh --lr 0.1' is an entrypoint, that "
+        "is one program: its arguments belong in args, entrypoint='sh', args=['train.sh', '--lr', '0.1']",
+    ),
+    "/no/such/file": (127, "there is no file '/no/such/file' on this machine, or its interpreter is missing"),
+    "/etc/passwd": (126, "'/etc/passwd' is not a program that can be run here"),
+    "x" * 200_000: (
+        None,
+        "its command is too long (its longest argument has 200000 bytes; the system accepts 128 KiB in one argument)",
+    ),
+    "\0": (None, "a word of its command contains a NUL character"),
+    # JSON can contain such text.
+    "\ud800": (
+        None,
+        "its command or environment contains a character that UTF-8 cannot encode ('\\ud800', a surrogate)",
+    ),
+}
 
-    stage = execute_failing(pipeline).stages[0]
-    assert (stage.exit_code, stage.reason) == (-9, "was ended by signal 9 (SIGKILL)")
 
-
-@pytest.mark.parametrize(
-    ("command", "exit_code", "reason"),
-    [
-        (
-            "no-such-command",
-            127,
-            "could not be started: there is no command 'no-such-command' on this machine. Install it, put its folder "
-            "into PATH, or run the stage in its image (--docker)",
-        ),
-        (
-            "sh train.sh --lr 0.1",
-            127,
-            "could not be started: there is no command 'sh train.sh --lr 0.1' on this machine. If 'sh train.sh --lr "
-            "0.1' is an entrypoint, that is one program: its arguments belong in args, entrypoint='sh', args=["
-            "'train.sh', '--lr', '0.1']",
-        ),
-        (
-            "/no/such/file",
-            127,
-            "could not be started: there is no file '/no/such/file' on this machine, or its interpreter is missing",
-        ),
-        ("/etc/passwd", 126, "could not be started: '/etc/passwd' is not a program that can be run here"),
-    ],
-)
-def test_a_command_that_cannot_be_started(execute_failing, command, exit_code, reason):
-    @dsl.container_component
-    def wrong():
-        return dsl.ContainerSpec(image="busybox", command=[command])
-
-    @dsl.pipeline
-    def pipeline():
-        wrong()
-
-    stage = execute_failing(pipeline).stages[0]
-    assert (stage.exit_code, stage.reason) == (exit_code, reason)
+def test_a_command_that_cannot_be_started_says_why(execute_failing):
+    loaded = load_pipeline(scripts(*map(str, range(len(NOT_STARTED)))))
+    for component, word in zip(loaded.components.values(), NOT_STARTED, strict=True):
+        command = (word,) if NOT_STARTED[word][0] else ("echo", word)
+        object.__setattr__(component, "container", dataclasses.replace(component.container, command=command, args=()))
+    found = [(stage.exit_code, stage.reason) for stage in execute_failing(loaded).stages]
+    assert found == [(code, f"could not be started: {reason}") for code, reason in NOT_STARTED.values()]
 
 
 def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path):
     @dsl.pipeline
     def pipeline(tracker_base: str):
         task_from_app(AppDef("app", [Role("app", image="image", entrypoint="no-such")]), tracker_base=tracker_base)
+        role = Role("words", image="image", entrypoint="sh -c true")
+        with pytest.warns(UserWarning, match=says("'sh -c true'", "entrypoint='sh'", "args=['-c', 'true']")) as caught:
+            task_from_app(AppDef("words", [role]), tracker_base=tracker_base)
+        assert caught[0].filename == __file__
 
-    stage = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")}).stages[0]
-    assert stage.exit_code == 127
-    assert stage.reason == (
+    result = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")})
+    assert result["app"].exit_code == 127
+    assert result["app"].reason == (
         "ended with exit code 127: this machine lacks a command that it calls. Install it, put its folder into PATH, "
         "or run the stage in its image (--docker)"
     )
-
-
-def test_an_entrypoint_with_arguments_in_a_tracked_stage(execute_failing, tmp_path):
-    @dsl.pipeline
-    def pipeline(tracker_base: str):
-        role = Role("app", image="image", entrypoint="sh -c true")
-        with pytest.warns(UserWarning, match=says("'sh -c true'", "entrypoint='sh'", "args=['-c', 'true']")) as caught:
-            task_from_app(AppDef("app", [role]), tracker_base=tracker_base)
-        assert caught[0].filename == __file__
-
-    stage = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")}).stages[0]
-    assert re.search(says("127", "'sh -c true'", "args=['-c', 'true']"), stage.reason)
+    assert re.search(says("127", "'sh -c true'", "args=['-c', 'true']"), result["words"].reason)
 
 
 @pytest.mark.parametrize("words", [["-c", "import no_such.module"], ["-m", "no_such"]])
@@ -185,36 +146,6 @@ def test_a_python_module_that_is_missing(execute_failing, words):
 
     stage = execute_failing(pipeline).stages[0]
     assert re.search(says("exit code 1", "'no_such'", "--docker", "--directory"), stage.reason)
-
-
-def test_arguments_that_no_process_can_have(execute_failing):
-    @dsl.pipeline
-    def pipeline(long: str):
-        shell(script=long)
-
-    stage = execute_failing(pipeline, {"long": "x" * 200_000}).stages[0]
-    assert stage.reason == (
-        "could not be started: its command is too long (its longest argument has 200000 bytes; the system accepts "
-        "128 KiB in one argument)"
-    )
-    stage = execute_failing(pipeline, {"long": "\0"}).stages[0]
-    assert stage.reason == "could not be started: a word of its command contains a NUL character"
-
-
-def test_a_command_that_is_no_text(execute_failing):
-    @dsl.pipeline
-    def pipeline():
-        shell(script=":")
-
-    loaded = load_pipeline(pipeline)
-    component = loaded.components["comp-shell"]
-    # JSON can contain such text.
-    container = dataclasses.replace(component.container, args=("\ud800",))
-    loaded.components["comp-shell"] = dataclasses.replace(component, container=container)
-    assert execute_failing(loaded).stages[0].reason == (
-        "could not be started: its command or environment contains a character that UTF-8 cannot encode ('\\ud800', a "
-        "surrogate)"
-    )
 
 
 def test_what_cannot_be_prepared_fails_alone(execute_failing):
@@ -280,49 +211,6 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
     assert {stage.exit_code for stage in result.stages} == {0}
 
 
-def test_loop_items_and_conditions_that_cannot_be_used(execute_failing):
-    @dsl.pipeline
-    def pipeline(items: List[Dict[str, str]]):
-        with dsl.ParallelFor(items) as item:
-            write(x=item.k)
-        made = produce(Dict[str, str], "make-dict")(text="{}")
-        with dsl.ParallelFor([1]):
-            write(x="fine").after(made)
-
-    stages = by_name(execute_failing(pipeline, {"items": [{"k": "v"}, {"j": "v"}]}))
-    assert stages["write[0]"].state is State.SUCCEEDED
-    assert stages["write[1]"].reason == "has no value for its input 'x': the loop item {'j': 'v'} has no field 'k'"
-    assert stages["write[1]"].exit_code is None
-
-
-def test_an_input_from_a_skipped_stage(execute_failing):
-    @dsl.pipeline
-    def inner(a: str) -> str:
-        with dsl.If(a == "x"):
-            one = write(x="one")
-        with dsl.Elif(a == "y"):
-            two = write(x="two")
-        with dsl.Else():
-            three = write(x="three")
-        return dsl.OneOf(one.outputs["out"], two.outputs["out"], three.outputs["out"])
-
-    @dsl.pipeline
-    def pipeline(a: str = "z"):
-        write(x=inner(a=a).output)
-
-    loaded = load_pipeline(pipeline)
-    # This is what a compiler would write that allows a OneOf without dsl.Else.
-    branches = loaded.components["comp-condition-branches-1"].dag
-    del branches.tasks["condition-4"]
-    selector = branches.outputs["pipelinechannel--condition-branches-1-oneof-1"]
-    object.__setattr__(selector, "sources", selector.sources[:2])
-    stages = by_name(execute_failing(loaded))
-    assert stages["write"].reason == (
-        "has no value for its input 'x': 'inner' did not produce its output 'Output', since the task that produces it "
-        "was skipped"
-    )
-
-
 def test_each_retry_is_an_execution_of_its_own(execute, tmp_path):
     @dsl.pipeline
     def pipeline():
@@ -343,26 +231,24 @@ def test_each_retry_is_an_execution_of_its_own(execute, tmp_path):
         assert (result.folder / f"shell-{attempt}" / "log.txt").read_text() == "try\n"
 
 
-def test_retries_come_to_an_end_and_wait_in_between(execute_failing):
+def test_retries_come_to_an_end_and_wait_longer_up_to_a_maximum(execute_failing):
     @dsl.pipeline
     def pipeline():
-        shell(script="exit 7").set_retry(2, backoff_duration="1s", backoff_factor=2.0, backoff_max_duration="1s")
+        shell(script="exit 7").set_retry(4, backoff_duration="1s", backoff_factor=1.5, backoff_max_duration="2s")
+        # Its third delay would be too large for a float.
+        python(code="1/0").set_retry(3, backoff_duration="1s", backoff_factor=1e300, backoff_max_duration="1s")
 
     events = []
     started = time.monotonic()
     result = execute_failing(pipeline, watch=Heard(on_event=events.append))
-    assert time.monotonic() - started >= 2.0
-    assert [event.delay for event in events if isinstance(event, StageRetried)] == [1.0, 1.0]
-    assert [event.attempt for event in events if isinstance(event, StageStarted)] == [1, 2, 3]
-    with pytest.raises(StageFailedError, match=says("exit code 7", "3 attempts", "1 of 1 stage")):
+    assert time.monotonic() - started >= 6.5
+    delays = {name: [event.delay for event in events if isinstance(event, StageRetried) and event.name == name]
+              for name in ("shell", "python")}  # fmt: skip
+    assert delays == {"shell": [1.0, 1.5, 2.0, 2.0], "python": [1.0, 1.0, 1.0]}
+    starts = [event.attempt for event in events if isinstance(event, StageStarted) and event.name == "shell"]
+    assert starts == [1, 2, 3, 4, 5]
+    with pytest.raises(StageFailedError, match=says("exit code 7", "5 attempts", "4 attempts", "2 of 2 stages")):
         result.raise_for_failure()
-
-
-def test_backoff_grows_up_to_its_maximum():
-    from torchx_kfp.execution.pipeline.spec import Retry
-
-    retry = Retry(count=9, backoff=3, factor=2, backoff_max=20)
-    assert [retry.delay(number) for number in (1, 2, 3, 4, 5000)] == [3, 6, 12, 20, 20]
 
 
 def alive(pid: int) -> bool:
@@ -477,18 +363,6 @@ def _has(pid: int, run_id: str) -> bool:
             return run_id.encode() in file.read() and alive(pid)
     except OSError:
         return False
-
-
-def test_a_failed_root_input_is_reported_with_the_stage(execute_failing):
-    @dsl.pipeline
-    def pipeline(text: str):
-        made = produce(List[int], "make")(text=text)
-        with dsl.ParallelFor(made.outputs["out"]) as item:
-            text_of(int, "text-of-int")(x=item)
-
-    stages = by_name(execute_failing(pipeline, {"text": "{}"}))
-    assert re.search(r"that is not a list: '\{\}'$", stages["make"].reason)
-    assert stages["text-of-int"].state is State.NOT_RUN
 
 
 @dsl.container_component
