@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import os
 import textwrap
 from typing import Dict, List
 
@@ -12,7 +13,7 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import ir, write
+from tests.execution.local.components import ir, load, scripts, write
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import (
@@ -20,10 +21,17 @@ from torchx_kfp.errors import (
     LocalRunError,
     StageFailedError,
 )
-from torchx_kfp.execution.local.run_options import ResumeKeywords, RunKeywords, RunOptions
-from torchx_kfp.execution.pipeline.load import pipeline_from_documents
-from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.local import Watch, describe_parameters, load_pipeline, parse_arguments, run
+from torchx_kfp.local import (
+    ResumeKeywords,
+    RunKeywords,
+    RunOptions,
+    Watch,
+    describe_parameters,
+    load_pipeline,
+    parse_arguments,
+    resume,
+    run,
+)
 
 
 @dsl.pipeline(name="train")
@@ -57,14 +65,7 @@ def test_wrong_arguments_are_refused_with_the_list_of_the_right_ones(tmp_path, m
     )
     assert argument_error({"s": None}).startswith("The argument 's' is not a str: None.\n")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pipeline_without_parameters():
-    @dsl.pipeline
-    def pipeline():
-        write(x="x")
-
-    assert argument_error({"n": 1}, pipeline) == (
+    assert argument_error({"n": 1}, scripts(":")) == (
         "There is no parameter 'n'.\nThe pipeline 'pipeline' has no parameters."
     )
 
@@ -91,24 +92,27 @@ def test_arguments_from_text():
     assert describe_parameters(loaded) == DESCRIBED.split("\n", 1)[1]
 
 
+def test_empty_paths_are_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = RunOptions.of({"directory": "", "kfp_workspace": ""})
+    assert options.directory == options.kfp_workspace == str(tmp_path)
+
+
 def test_values_that_a_parameter_allows(tmp_path):
     documents = ir(folder=tmp_path)
     documents[0]["root"]["inputDefinitions"]["parameters"]["x"]["literals"] = ["a", "b"]
     with pytest.raises(ArgumentError, match=says("'x'", "'c'", "'a'", "'b'", "argument", "'v'", "'pipeline'")):
-        parse_arguments(pipeline_from_documents(documents, "p.yaml"), {"x": "c"})
+        parse_arguments(load(documents, tmp_path), {"x": "c"})
+
+
+@dsl.pipeline
+def tracked(tracker_base: str):
+    write(x=tracker_base)
 
 
 def test_the_tracker_base_is_an_argument(tmp_path):
-    @dsl.pipeline
-    def tracked(tracker_base: str):
-        write(x=tracker_base)
-
     result = run(tracked, tracker_base=tmp_path / "base", output_dir=tmp_path / "runs", watch=Watch())
     assert result["write"].inputs == {"x": str(tmp_path / "base")}
-    with pytest.raises(ArgumentError, match=says("given twice", "'a'", "'b'")):
-        run(tracked, {"tracker_base": "a"}, tracker_base="b")
-    with pytest.raises(ArgumentError, match="tracker_base"):
-        run(parameters, {"s": ""}, tracker_base="b")
 
 
 def test_the_inputs_of_a_stage_are_those_of_its_pipeline(tmp_path):
@@ -121,36 +125,45 @@ def test_the_inputs_of_a_stage_are_those_of_its_pipeline(tmp_path):
     assert result["train"].inputs == {"rate_float": 0.5, "tracker_base": str(tmp_path / "base")}
 
 
-def test_options_of_a_run(tmp_path):
-    with pytest.raises(ArgumentError, match=says("parallelism", "1 or more", "is 0")):
-        run(parameters, {"s": ""}, parallelism=0)
-    with pytest.raises(TypeError, match=r"'paralelism'.*'parallelism'"):
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"parallelism": 0}, ["parallelism must be an int, 1 or more, but is 0."]),
+        ({"parallelism": "3"}, ["parallelism must be an int, 1 or more, but is '3'."]),
+        ({"parallelism": 1.5}, ["parallelism must be an int, 1 or more, but is 1.5."]),
+        ({"parallelism": True}, ["parallelism must be an int, 1 or more, but is True."]),
+        ({"max_items": 0}, ["max_items", "1 or more", "is 0"]),
+        ({"condition_time": 0}, ["condition_time", "seconds", "more than 0", "is 0"]),
+        ({"grace": True}, ["grace must be a number of seconds, 0 or more, but is True."]),
+        ({"grace": -1}, ["grace must be a number of seconds, 0 or more, but is -1."]),
+        ({"grace": float("inf")}, ["grace must be a number of seconds, 0 or more, but is inf."]),
+        *(({"timeout": value}, ["timeout", "seconds", "more than 0", value]) for value in (0, -1, "5", float("nan"))),
+        ({"docker": "shell"}, ["docker must be True, or a list of stages' names, but is 'shell'"]),
+        ({"docker": True, "mounts": "/data"}, ["mounts must be a list"]),
+        ({"mounts": ["."]}, ["Mounts are for stages in containers"]),
+        ({"output_dir": 5}, ["output_dir must be the path of a folder, but is 5."]),
+        ({"output_dir": "a\0b"}, ["a\\x00b", "cannot be created", "embedded null", "Name another"]),
+        ({"output_dir": __file__}, ["folder", "directory", "output_dir", "--output-dir"]),
+        ({"directory": "nowhere"}, ["'nowhere'", "directory", "folder"]),
+        ({"tracker_base": "b"}, ["tracker_base"]),
+        ({"tracker_base": "b", "pipeline": tracked, "arguments": {"tracker_base": "a"}}, ["given twice", "'a'", "'b'"]),
+        ({"arguments": [("s", "")]}, ["dict", "{'lr': 0.1}", "[('s', '')]"]),
+        ({"arguments": {1: 2}}, ["There is no parameter 1.\n"]),
+        ({"from_stages": ["write"]}, ["from_stages", "resume"]),
+        ({"resume": 7}, ["resume must be a run", "7"]),
+    ],
+    ids=lambda value: ", ".join(map(repr, value)) if isinstance(value, list) else None,
+)
+def test_a_wrong_option_is_refused_with_its_value(options, facts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=says(*facts)):
+        run(**{"pipeline": parameters, "arguments": {"s": ""}, **options})
+    assert list(tmp_path.iterdir()) == [], "nothing was begun"
+
+
+def test_an_unknown_option_is_a_type_error_that_names_the_right_one():
+    with pytest.raises(TypeError, match=says("'paralelism'", "'parallelism'")):
         run(parameters, {"s": ""}, paralelism=3)
-    for options, message in (
-        ({"docker": "shell"}, r"^docker must be True, or a list of stages' names, but is 'shell'"),
-        ({"docker": True, "mounts": "/data"}, r"^mounts must be a list"),
-        ({"mounts": [str(tmp_path)]}, r"^Mounts are for stages in containers"),
-        ({"parallelism": "3"}, r"^parallelism must be an int, 1 or more, but is '3'\.$"),
-        ({"parallelism": 1.5}, r"^parallelism must be an int, 1 or more, but is 1\.5\.$"),
-        ({"output_dir": 5}, r"^output_dir must be the path of a folder, but is 5\.$"),
-        (
-            {"output_dir": "a\0b"},
-            r"^The run's folder '.*a\\x00b.*' cannot be created: .*embedded null .*\. Name another",
-        ),
-        ({"parallelism": True}, r"^parallelism must be an int, 1 or more, but is True\.$"),
-        ({"grace": True}, r"^grace must be a number of seconds, 0 or more, but is True\.$"),
-        ({"grace": -1}, r"^grace must be a number of seconds, 0 or more, but is -1\.$"),
-        ({"grace": float("inf")}, r"^grace must be a number of seconds, 0 or more, but is inf\.$"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            run(parameters, {"s": ""}, **options)
-    with pytest.raises(ArgumentError, match=says("dict", "{'lr': 0.1}", "[('s', '')]")):
-        run(parameters, [("s", "")])
-    with pytest.raises(ArgumentError, match=r"^There is no parameter 1\.\n"):
-        run(parameters, {1: 2})
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match=says("folder", "directory", "output_dir", "--output-dir")):
-        run(parameters, {"s": ""}, output_dir=tmp_path / "file")
     assert issubclass(StageFailedError, LocalRunError)
 
 
@@ -162,31 +175,20 @@ def test_every_keyword_is_an_option_with_a_default():
     assert set(ResumeKeywords.__annotations__) < keywords
 
 
-def test_empty_paths_are_the_current_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = RunOptions.of({"directory": "", "kfp_workspace": ""})
-    assert options.directory == options.kfp_workspace == str(tmp_path)
-
-
-def test_options_survive_the_run_json(tmp_path):
-    options = RunOptions.of({"docker": ["train"], "mounts": [f"{tmp_path}:/data:ro"], "timeout": 5}, ["/data"])
-
-    def stored(content):
-        (tmp_path / "run.json").write_text(json.dumps({"run_id": "r-1", "options": content}))
-        return read_run(tmp_path)
-
-    record = stored(options.as_json())
-    assert RunOptions.of_record(record) == options
-    assert RunOptions.of_record(record).resumed({"timeout": None, "parallelism": 7}) == dataclasses.replace(
-        options, parallelism=7
-    )
-    content = options.as_json()
+def test_a_run_is_resumed_with_the_options_in_its_folder(tmp_path):
+    """Runs of versions before an option was added can be resumed, if the option may change on resume."""
+    options = {"directory": tmp_path, "kfp_workspace": "", "timeout": 50, "parallelism": 3}
+    failed = run(scripts("pwd; test -e mended"), output_dir=tmp_path / "runs", watch=Watch(), **options)
+    file = failed.folder / "run.json"
+    record = json.loads(file.read_text())
+    kept = record["options"]
+    assert [kept[name] for name in ("timeout", "parallelism", "directory")] == [50, 3, str(tmp_path)]
+    assert kept["workspace"] == os.getcwd(), "an empty path is the current directory"
     for name in ("docker", "mounts", "directory", "workspace", "python_path", "named"):
-        without = {key: value for key, value in content.items() if key != name}
-        with pytest.raises(ArgumentError, match=says("r-1", repr(name), "Start")):
-            RunOptions.of_record(stored(without))
-    # Earlier runs can be resumed although a later version has added an option that may change on resume.
-    for name in ResumeKeywords.__annotations__:
-        without = {key: value for key, value in content.items() if key != name}
-        default = getattr(RunOptions(), name)
-        assert RunOptions.of_record(stored(without)) == dataclasses.replace(options, **{name: default})
+        file.write_text(json.dumps({**record, "options": {key: kept[key] for key in kept if key != name}}))
+        with pytest.raises(ArgumentError, match=says(failed.run_id, repr(name), "Start")):
+            resume(failed.folder, watch=Watch())
+    without = {key: value for key, value in kept.items() if key not in ResumeKeywords.__annotations__}
+    file.write_text(json.dumps({**record, "options": without}))
+    (tmp_path / "mended").touch()
+    assert resume(failed.folder, watch=Watch(), parallelism=7)["shell"].last_lines() == [str(tmp_path)]

@@ -15,11 +15,8 @@ from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import MissingCredentialsError, TrackerBaseError, TrackerError
-from torchx_kfp.execution.local.executors.executor import Containers
-from torchx_kfp.execution.local.executors.mounts import Mount
-from torchx_kfp.execution.local.preflight import check_bases, known_bases
-from torchx_kfp.local import Watch, load_pipeline, resume, run
+from torchx_kfp.errors import MissingCredentialsError, TrackerError
+from torchx_kfp.local import Watch, resume, run
 
 
 def task(name: str, base: Any, program: str = "true") -> Any:
@@ -36,38 +33,51 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def attempt(base: str) -> Any:
-    return run(one, {"tracker_base": base}, output_dir="runs", watch=Watch())
+def attempt(base: str, pipeline: Any = one, **arguments: str) -> Any:
+    return run(pipeline, {"tracker_base": base, **arguments}, output_dir="runs", watch=Watch())
 
 
-def test_which_bases_are_known() -> None:
-    @dsl.pipeline
-    def inner(place: str, other: str = "s3://default"):
-        task("a", place)
-        with dsl.ParallelFor(["s3://item"]) as item:
-            task("b", item)
-            task("c", f"{other}/below")
+def with_base(kind: str) -> Any:
+    """Return a pipeline whose base that takes no files is ``file/x``, of this kind."""
 
     @dsl.pipeline
-    def pipeline(base: str, flag: str = "yes"):
-        task("d", base)
-        task("e", "s3://constant")
-        inner(place=base)
+    def inner(place: str, other: str = "file/x" if kind == "default" else "base"):
+        with dsl.ParallelFor(["file/x" if kind == "item" else "base"]) as item:
+            task("a", item)
+            task("b", f"{other}/below")
+        task("c", place)
+
+    @dsl.pipeline
+    def outer(tracker_base: str, flag: str = "no"):
+        task("d", tracker_base)
         with dsl.If(flag == "yes"):
-            task("f", f"{base}/f")
+            task("e", "file/x" if kind == "constant" else f"{tracker_base}/f")
+        inner(place="file/x" if kind == "nested" else tracker_base)
 
-    known = set(known_bases(load_pipeline(pipeline), {"base": "s3://given", "flag": "no"}))
-    assert known == {"s3://given", "s3://constant", "s3://default/below", "s3://given/f"}
+    return outer
 
 
-@pytest.mark.parametrize("base", ["/proc/x", "file", "file/below"])
-def test_no_place_for_files(base: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("base", "kind", "named"),
+    [
+        ("/proc/x", "given", "/proc/x"),  # it does not accept directories
+        ("file", "given", "file"),
+        ("file/below", "given", "file/below"),
+        ("base", "constant", "file/x"),
+        ("base", "default", "file/x/below"),
+        ("base", "nested", "file/x"),
+    ],
+)
+def test_a_base_that_takes_no_files_ends_the_run_before_it_begins(base: str, kind: str, named: str) -> None:
+    Path("file").touch()
+    with pytest.raises(TrackerError, match=says(f"tracker base '{named}", "Cannot write", "/.torchx_kfp/probe")):
+        attempt(base, with_base(kind))
+    assert not os.path.exists("runs")
+
+
+def test_a_base_that_is_an_item_of_a_loop_is_not_known_before(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    # /proc does not accept directories; a file is not a directory.
-    facts = says(f"tracker base '{base}'", "Cannot write", "/.torchx_kfp/probe")
-    with pytest.raises(TrackerError if base == "/proc/x" else TrackerBaseError, match=facts):
-        attempt(base)
-    assert sorted(os.listdir()) == ["file"], "no run was begun"
+    assert attempt("base", with_base("item")).state == "succeeded", "it has recorded nothing"
 
 
 def test_nothing_is_left_of_the_look(tmp_path: Path) -> None:
@@ -99,15 +109,6 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     (tmp_path / "base").touch()
     with pytest.raises(TrackerError, match=says("'base'", "result", "tracker base", "torchx_kfp", "Name")):
         resume(failed.folder, watch=Watch())
-
-
-def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path: Path) -> None:
-    pipeline = load_pipeline(one)
-    arguments = {"tracker_base": "/proc/x/below"}
-    check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=(Mount(str(tmp_path), "/proc/x"),)))
-    other = (Mount(str(tmp_path), "/proc/xy"), Mount("/proc", "/proc"))
-    with pytest.raises(TrackerError, match="No result"):
-        check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=other))
 
 
 @pytest.mark.s3
@@ -158,9 +159,8 @@ class TestS3:
 
         for pipeline in (with_variables, with_secret):
             assert run(pipeline, {"tracker_base": s3_base}, output_dir="runs", watch=Watch()).state == "succeeded"
-        check_bases(load_pipeline(one), {"tracker_base": s3_base}, "/", Containers(frozenset({"train"})))
 
-    def test_requests(self, s3_server: S3Server, s3_base: str) -> None:
-        pipeline = load_pipeline(one)
-        made = s3_server.requests(lambda: check_bases(pipeline, {"tracker_base": s3_base}, "/"))
-        assert [request.partition(" ")[0] for request in made] == ["PUT", "GET", "DELETE"]
+    def test_the_look_takes_three_requests(self, s3_server: S3Server, s3_base: str) -> None:
+        made = s3_server.requests(lambda: attempt(s3_base))
+        probes = [request.partition(" ")[0] for request in made if "probe" in request]
+        assert probes == ["PUT", "GET", "DELETE"], made

@@ -11,9 +11,7 @@ import pytest
 from kfp import dsl
 
 from tests.execution.local.components import shell, write
-from tests.facts import says
 from tests.watching import Heard
-from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import StageFinished, StageStarted, State, Watch, run
 
 
@@ -127,7 +125,3 @@ def test_the_items_of_all_loops_are_limited(execute, execute_failing):
     told = "loops over 3 items, but all loops of a run together may have 7"
     assert any(told in reason for reason in reasons), reasons
     assert any("--max-items" in reason for reason in reasons)
-    with pytest.raises(ArgumentError, match=says("max_items", "1 or more", "is 0")):
-        execute(pipeline, {"points": []}, max_items=0)
-    with pytest.raises(ArgumentError, match=says("condition_time", "seconds", "more than 0", "is 0")):
-        execute(pipeline, {"points": []}, condition_time=0)

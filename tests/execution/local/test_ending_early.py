@@ -8,9 +8,7 @@ import pytest
 from kfp import dsl, kubernetes
 
 from tests.execution.local.components import python, shell, shell_out
-from tests.facts import says
 from tests.watching import Heard
-from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import (
     PipelineRetried,
     RunEnding,
@@ -322,9 +320,3 @@ def test_a_run_that_was_ended_goes_on(execute_failing, tmp_path):
     assert states(failed) == {"shell": "failed", "python": "canceled"}
     (tmp_path / "mended").touch()
     assert states(resume(failed.folder, watch=Watch())) == {"shell": "succeeded", "python": "succeeded"}
-
-
-@pytest.mark.parametrize("value", [0, -1, "5", float("nan")])
-def test_a_time_limit_that_makes_no_sense(value):
-    with pytest.raises(ArgumentError, match=says("timeout", "seconds", "more than 0", value)):
-        run(three, timeout=value)
