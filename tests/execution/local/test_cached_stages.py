@@ -1,15 +1,12 @@
 """KFP's cache: a stage that has succeeded in an earlier run does not run again."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kfp import dsl, kubernetes
-from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import shell, shell_out
-from torchx_kfp import task_from_app
+from tests.execution.local.components import scripts, shell, shell_out
 from torchx_kfp.local import RunResult, State, Watch, run
 
 
@@ -59,13 +56,18 @@ def test_what_the_key_covers(states, tmp_path, monkeypatch):
         @dsl.pipeline
         def pipeline():
             task = component()
+            kubernetes.use_secret_as_env(task, "keys", {"token": "TOKEN"})
             for name, value in (env or {}).items():
                 task.set_env_variable(name, value)
 
         return states(pipeline, **options)
 
+    monkeypatch.setenv("TOKEN", "one")
     assert changed() == ["succeeded"]
     assert changed() == ["cached"]
+    assert changed(secrets={"keys": {"token": "three"}}) == ["succeeded"]
+    monkeypatch.setenv("TOKEN", "two")
+    assert changed() == ["succeeded"]
     assert changed(script="echo 2") == ["succeeded"]
     assert changed(env={"A": "1"}) == ["succeeded"]
     assert changed(env={"A": "2"}) == ["succeeded"]
@@ -130,20 +132,6 @@ def test_changed_code_runs_again(states, tmp_path, monkeypatch, command, file):
     assert states(pipeline) == ["succeeded"]
 
 
-def test_what_else_decides_what_a_stage_does(states, tmp_path, monkeypatch):
-    @dsl.pipeline
-    def pipeline():
-        task = shell(script='echo "$TOKEN"')
-        kubernetes.use_secret_as_env(task, "keys", {"token": "TOKEN"})
-
-    monkeypatch.setenv("TOKEN", "one")
-    assert states(pipeline) == ["succeeded"]
-    assert states(pipeline) == ["cached"]
-    monkeypatch.setenv("TOKEN", "two")
-    assert states(pipeline) == ["succeeded"]
-    assert states(pipeline, secrets={"keys": {"token": "three"}}) == ["succeeded"]
-
-
 def test_a_stage_that_uses_the_workspace_or_cleans_up_is_run(states, tmp_path):
     if not hasattr(dsl, "WorkspaceConfig"):
         pytest.skip("this kfp has no workspaces")
@@ -157,23 +145,6 @@ def test_a_stage_that_uses_the_workspace_or_cleans_up_is_run(states, tmp_path):
     assert states(pipeline, kfp_workspace=tmp_path / "shared") == ["succeeded"] * 2
 
 
-def test_an_artifact_that_a_stage_has_changed_is_made_again(states):
-    @dsl.container_component
-    def make(data: dsl.Output[dsl.Artifact]):
-        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'mkdir "$0"; echo 1 > "$0/file"'], args=[data.path])
-
-    @dsl.container_component
-    def change(data: dsl.Input[dsl.Artifact]):
-        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'echo 2 >> "$0/file"'], args=[data.path])
-
-    @dsl.pipeline
-    def pipeline():
-        change(data=make().outputs["data"])
-
-    assert states(pipeline) == ["succeeded"] * 2
-    assert states(pipeline) == ["succeeded"] * 2
-
-
 def test_what_is_not_cached(states, tmp_path):
     @dsl.pipeline
     def pipeline():
@@ -185,16 +156,6 @@ def test_what_is_not_cached(states, tmp_path):
     (tmp_path / "mended").touch()
     assert states(pipeline) == ["succeeded"] * 2
     assert states(pipeline) == ["succeeded", "cached"]
-
-
-def test_stages_of_one_run_that_are_alike_are_each_run(states, tmp_path):
-    @dsl.pipeline
-    def pipeline():
-        first = shell(script=f"echo x >> {tmp_path}/notes")
-        shell(script=f"echo x >> {tmp_path}/notes").after(first)
-
-    assert states(pipeline) == ["succeeded"] * 2
-    assert states(pipeline) == ["cached"] * 2
 
 
 def test_a_key_of_the_authors_own(states):
@@ -215,59 +176,41 @@ def test_a_key_of_the_authors_own(states):
     assert states(pipeline_with("b", "data-2")) == ["succeeded"]
 
 
-def test_artifacts_that_are_gone_are_made_again(states, tmp_path):
-    @dsl.container_component
-    def make(model: dsl.Output[dsl.Model]):
-        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'echo m > "$0"'], args=[model.path])
+@dsl.container_component
+def make(data: dsl.Output[dsl.Artifact]):
+    return dsl.ContainerSpec(image="x", command=["sh", "-c", 'mkdir "$0"; echo 1 > "$0/file"'], args=[data.path])
 
-    @dsl.container_component
-    def use(model: dsl.Input[dsl.Model]):
-        return dsl.ContainerSpec(image="x", command=["cat"], args=[model.path])
 
+@dsl.container_component
+def use(data: dsl.Input[dsl.Artifact], script: str = ":"):
+    return dsl.ContainerSpec(image="x", command=["sh", "-c", script, data.path])
+
+
+def test_an_artifact_that_is_gone_or_that_another_stage_has_changed_is_made_again(states):
     @dsl.pipeline
-    def pipeline():
-        use(model=make().outputs["model"])
+    def pipeline(script: str):
+        use(data=make().outputs["data"], script=script)
 
-    first = attempt(pipeline)
-    assert states(pipeline) == ["cached"] * 2
-    made = first.stages[0].artifacts["model"]
-    Path(made.path).unlink()
-    assert states(pipeline) == ["succeeded"] * 2
+    made = attempt(pipeline, {"script": ":"})["make"].artifacts["data"]
+    assert states(pipeline, {"script": ":"}) == ["cached"] * 2
+    Path(made.path, "file").unlink()
+    for _ in range(2):
+        assert states(pipeline, {"script": 'echo 2 >> "$0/file"'}) == ["succeeded"] * 2
 
 
 def test_an_imported_file_that_has_changed(states, tmp_path):
-    @dsl.container_component
-    def use(model: dsl.Input[dsl.Model]):
-        return dsl.ContainerSpec(image="x", command=["cat"], args=[model.path])
-
     @dsl.pipeline
     def pipeline():
-        use(model=dsl.importer(artifact_uri=str(tmp_path / "model"), artifact_class=dsl.Model).output)
+        use(data=dsl.importer(artifact_uri=str(tmp_path / "data"), artifact_class=dsl.Artifact).output)
 
-    (tmp_path / "model").write_text("1")
+    (tmp_path / "data").write_text("1")
     assert states(pipeline) == ["succeeded"] * 2
     assert states(pipeline) == ["succeeded", "cached"]
-    (tmp_path / "model").write_text("22")
+    (tmp_path / "data").write_text("22")
     assert states(pipeline) == ["succeeded"] * 2
 
 
-def test_a_tracked_stage_hands_on_the_run_id_of_before(states, tmp_path):
-    program = "from torchx_kfp.tracking import current_run; current_run().put(accuracy=0.5)"
-
-    @dsl.pipeline
-    def pipeline(tracker_base: str):
-        roles = [Role("train", image="x", entrypoint="python", args=["-c", program])]
-        trained = task_from_app(AppDef("train", roles=roles), tracker_base=tracker_base)
-        reader = "from torchx_kfp.tracking import current_run; print(current_run().parent.results())"
-        roles = [Role("use", image="x", entrypoint="python", args=["-c", reader])]
-        task_from_app(AppDef("use", roles=roles), tracker_base=tracker_base, reads=trained).set_caching_options(False)
-
-    arguments = {"tracker_base": str(tmp_path / "tracker")}
-    first, second = attempt(pipeline, arguments), attempt(pipeline, arguments)
-    assert [str(stage.state) for stage in second.stages] == ["cached", "succeeded"]
-    assert second.stages[0].run_id == first.stages[0].run_id
-    assert second.stages[0].results == {"accuracy": 0.5}
-    assert second.stages[1].last_lines() == ["{'accuracy': 0.5}"]
-    # Without the results, the stage that reads them would fail.
-    os.remove(tmp_path / "tracker" / str(first.stages[0].run_id))
-    assert states(pipeline, arguments) == ["succeeded"] * 2
+def test_stages_of_one_run_that_are_alike_are_each_run(states):
+    alike = scripts(*["echo x >> notes"] * 2, chained=True)
+    assert states(alike) == ["succeeded"] * 2
+    assert states(alike) == ["cached"] * 2
