@@ -3,7 +3,6 @@
 # The oldest supported kfp knows only typing's names of generic types.
 # ruff: noqa: UP006, UP035
 
-import threading
 import time
 from typing import List
 
@@ -12,7 +11,7 @@ from kfp import dsl
 
 from tests.execution.local.components import shell, write
 from tests.watching import Heard
-from torchx_kfp.local import StageFinished, StageStarted, State, Watch, run
+from torchx_kfp.local import StageFinished, StageStarted
 
 
 def test_independent_stages_run_at_the_same_time(execute, tmp_path):
@@ -76,27 +75,6 @@ def test_a_task_starts_as_soon_as_its_own_inputs_are_there(execute, tmp_path):
     assert ended == ["write", "write-2", "shell"]
     # Results are in the pipeline's order, whichever stage ended first.
     assert [stage.name for stage in result.stages] == ["shell", "write", "write-2"]
-
-
-def test_the_order_that_after_asks_for(execute):
-    @dsl.pipeline
-    def pipeline():
-        slow = shell(script="sleep 0.2")
-        write(x="x").after(slow)
-
-    assert [stage.name for stage in execute(pipeline).stages] == ["shell", "write"]
-
-
-def test_a_run_in_another_thread(tmp_path):
-    @dsl.pipeline
-    def pipeline():
-        write(x="x")
-
-    results = []
-    thread = threading.Thread(target=lambda: results.append(run(pipeline, output_dir=tmp_path, watch=Watch())))
-    thread.start()
-    thread.join()
-    assert results[0].state is State.SUCCEEDED
 
 
 def test_three_hundred_stages(execute):

@@ -17,15 +17,9 @@ from tests.execution.local.test_failures import alive
 from tests.execution.local.test_signals import HANGS, read_pids, wait_for
 from tests.facts import says
 from tests.watching import Heard
-from torchx_kfp import task_from_app
-from torchx_kfp.authoring import application
-from torchx_kfp.authoring.engines import Job, Volcano
+from torchx_kfp import engines, task_from_app
 from torchx_kfp.errors import UnsupportedPipelineError
-from torchx_kfp.execution.local.executors.executor import choose_containers
-from torchx_kfp.execution.model.checks import of_replicas
-from torchx_kfp.execution.model.findings import Kind
-from torchx_kfp.execution.report import read_model, render
-from torchx_kfp.local import StageReplicas, check_supported, load_pipeline, run
+from torchx_kfp.local import StageReplicas, Watch, check_supported, load_pipeline, run
 
 RUNNER = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=1)"
 
@@ -92,7 +86,6 @@ def test_the_number_of_replicas_is_an_upstream_result(execute, tmp_path):
     counts = [event for event in events if isinstance(event, StageReplicas)]
     assert (counts[0].name, counts[0].running, counts[0].total) == ("train", 3, 3)
     assert [stage.replicas for stage in result.stages] == [None, 3, None]
-    assert "<dt>replicas</dt><dd>3</dd>" in render(read_model(result.folder), tmp_path)
     again = execute(pipeline, {"base": str(tmp_path / "results")}, cache=True)
     assert [(stage.state, stage.replicas) for stage in again.stages] == [
         ("cached", None),
@@ -101,27 +94,28 @@ def test_the_number_of_replicas_is_an_upstream_result(execute, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("n", "found"), [(1, True), (2, False), (3, False), (4, True)])
-def test_a_check_of_numbers_of_replicas(n, found):
-    @dsl.pipeline
-    def pipeline(n: int, other: int = 9):
-        task_from_app(shell(3, "true", min_replicas=2), name="train", engine="job", replicas=n)
-        with dsl.If(other < 3):
-            task_from_app(shell(3, "true"), name="perhaps", engine="job", replicas=other)
+@dsl.pipeline
+def counted(n: int, other: int = 9):
+    task_from_app(shell(3, "true", min_replicas=2), name="train", engine="job", replicas=n)
+    with dsl.If(other < 3):
+        task_from_app(shell(3, "true"), name="perhaps", engine="job", replicas=other)
 
-    findings = list(of_replicas(load_pipeline(pipeline), {"n": n, "other": 9}))
-    assert len(findings) == found
-    for finding in findings:
-        assert finding.kind is Kind.MAY_FAIL
-        assert re.search(says("'train'", f"{n} replicas", "'trainer'", "2 to 3", "'n'"), str(finding))
+
+@pytest.mark.parametrize(("n", "is_found"), [(1, True), (2, False), (3, False), (4, True)])
+def test_a_check_knows_how_many_replicas_a_stage_may_have(call, tmp_path, n, is_found):
+    compiler.Compiler().compile(counted, str(tmp_path / "counted.yaml"))
+    done = call("check", "counted.yaml", "-p", f"n={n}")
+    assert ("may fail" in done.stdout, "perhaps" in done.stdout) == (is_found, False)
+    if is_found:
+        assert re.search(says("'train'", f"{n} replicas", "'trainer'", "2 to 3", "'n'"), done.stdout)
 
 
 def test_a_failure_quotes_the_replica_that_failed_first(execute_failing):
-    code = "import os, sys, time; os.environ['TORCHX_REPLICA_ID'] == '2' or time.sleep(300); print('oh'); sys.exit(3)"
+    script = "[ $TORCHX_REPLICA_ID = 2 ] || sleep 300; echo oh; exit 3"
 
     @dsl.pipeline
     def pipeline():
-        task_from_app(python(4, code), name="fails", engine="job")
+        task_from_app(shell(4, script), name="fails", engine="job")
         task_from_app(AppDef("app", roles=[role("trainer", 2, "no-such-program")]), name="program", engine="job")
         task_from_app(AppDef("app", roles=[role("trainer", 2, "python", "no-such.py")]), name="script", engine="job")
 
@@ -251,22 +245,19 @@ def test_variables_of_a_pod_do_not_reach_stages(execute, monkeypatch):
     assert "trainer/0 | TORCHX_RANK0_HOST=localhost\n" in many
 
 
-def test_settings_of_replicas_that_are_not_applied(monkeypatch):
-    # TorchX 0.7.0 cannot name fields of a pod.
-    monkeypatch.setattr(application, "_FIELD_PATH", "field:")
+def test_settings_of_replicas_that_are_not_applied():
     resource = Resource(cpu=2, gpu=1, memMB=1000, capabilities={"node.kubernetes.io/instance-type": "big"})
     data = BindMount("/data", "/mnt/data", read_only=True)
     told = []
 
     @dsl.pipeline
     def pipeline():
-        env = {"IP": "field:status.podIP", "PLAIN": "1"}
-        app = shell(1, "true", resource=resource, mounts=[data], env=env)
-        task_from_app(app, engine=Job(priority_class="high", logs="first", queue="gpus"))
+        app = shell(1, "true", resource=resource, mounts=[data], env={"PLAIN": "1"})
+        task_from_app(app, engine=engines.Job(priority_class="high", logs="first", queue="gpus"))
 
     @dsl.pipeline
     def another():
-        task_from_app(shell(1, "true"), engine=Volcano(ttl=1000, queue="gpus"))
+        task_from_app(shell(1, "true"), engine=engines.Volcano(ttl=1000, queue="gpus"))
 
     @dsl.pipeline
     def plain():
@@ -282,16 +273,9 @@ def test_settings_of_replicas_that_are_not_applied(monkeypatch):
             "the engine's logs",
             "the engine's queue",
             "the mounts of replicas (/mnt/data)",
-            "the variable IP (from the pod's status.podIP)",
         ),
         ("the engine's queue", "the engine's ttl"),
     ]
-
-
-def in_containers(pipeline):
-    loaded = load_pipeline(pipeline)
-    check_supported(loaded)
-    check_supported(loaded, choose_containers(loaded, True))
 
 
 @pytest.mark.parametrize("last", ["1", "{tag}"])
@@ -303,24 +287,14 @@ def test_one_container_cannot_have_several_images(last):
         task_from_app(AppDef("app", roles=roles), name="same", engine="jobset", tracker_base="/tmp/results")
         roles = [*roles, role("c", 2, "true", image=f"two:{end}")]
         task_from_app(AppDef("app", roles=roles), name="different", engine="jobset")
+        launched = {name: shell(2, "true", image=image) for name, image in (("its-own", f"i:{end}"), ("shared", "p:3"))}
+        for name, app in launched.items():
+            task_from_app(app, name=name, engine=engines.Job(launcher_image="p:3"))
 
-    with pytest.raises(
-        UnsupportedPipelineError, match=says("'different'", "'a'", "'one:", "'c'", f"'two:{last}'", "--docker")
-    ) as caught:
-        in_containers(pipeline)
-    assert "'same'" not in str(caught.value)
-    assert "launcher" not in str(caught.value)
-
-
-def test_one_container_cannot_have_the_image_of_its_launcher():
-    @dsl.pipeline
-    def pipeline(tag: str = "1"):
-        app = shell(2, "true", image=f"image:{tag}")
-        task_from_app(app, name="different", engine=Job(launcher_image="python:3.12"))
-        task_from_app(shell(2, "true", image="python:3.12"), name="same", engine=Job(launcher_image="python:3.12"))
-
-    with pytest.raises(
-        UnsupportedPipelineError, match=says("'different'", "launcher", "'python:3.12'", "'image:{tag}'")
-    ) as caught:
-        in_containers(pipeline)
-    assert "'same'" not in str(caught.value)
+    check_supported(load_pipeline(pipeline))
+    with pytest.raises(UnsupportedPipelineError) as caught:
+        run(pipeline, docker=True, watch=Watch())
+    first, roles, launcher = str(caught.value).splitlines()
+    assert "'pipeline' cannot run on this machine" in first
+    assert re.search(says("'different'", "'a'", "'one:", "'c'", f"'two:{last}'", "--docker"), roles)
+    assert re.search(says("'its-own'", "launcher", "'p:3'", f"'i:{last}'"), launcher)
