@@ -5,23 +5,25 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 from kfp import dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import shell
+from tests.execution.local.components import scripts, shell
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import Stages, task_from_app
-from torchx_kfp.contract import protocol
-from torchx_kfp.execution.local.endpoints import own_endpoints
-from torchx_kfp.execution.local.executors.process import RUN_MARK, run_mark, stage_environment
 from torchx_kfp.local import load_pipeline
 
+#: Variables that tell a stage who it is: those of a stage around a run are not those of its stages.
+OF_A_STAGE = {"TORCHX_TRACKERS", *(f"TORCHX_{name}" for name in ("TRACKER_BASE", "JOB_ID", "PARENT_RUN_ID", "PARENT_RUN_IDS"))}
+    "TORCHX_TRACKERS",
+    "TORCHX_TRACKER_BASE",
+    "TORCHX_JOB_ID",
+    "TORCHX_PARENT_RUN_ID",
+    "TORCHX_PARENT_RUN_IDS",
+}
 CODE = "import json, os, sys; json.dump([dict(os.environ), sys.executable, os.getcwd()], open(sys.argv[1], 'w'))"
 
 
@@ -43,7 +45,7 @@ def read(result, name):
 
 
 def test_the_environment_of_a_stage(execute, monkeypatch):
-    for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME):
+    for name in (*OF_A_STAGE, "KFP_RUN_ID", "KFP_POD_NAME"):
         monkeypatch.setenv(name, "from-outside")
     monkeypatch.setenv("MINE", "kept")
     monkeypatch.setenv("REPLACED", "outside")
@@ -60,14 +62,12 @@ def test_the_environment_of_a_stage(execute, monkeypatch):
     result = execute(pipeline)
     variables, executable, cwd = read(result, "environ")
     assert (executable, cwd) == (sys.executable, os.getcwd())
-    assert not set(protocol.VARIABLES) & set(variables)
-    assert variables[protocol.PIPELINE_RUN] == result.run_id
+    assert not OF_A_STAGE & set(variables)
+    assert variables["KFP_RUN_ID"] == result.run_id
     assert variables["FIXED"] == "{{workflow.name}} $(HOME)"
     assert (variables["MINE"], variables["REPLACED"]) == ("kept", "inside")
     assert variables["RUN"] == result.run_id
-    mark = run_mark(result.folder)
-    assert variables[RUN_MARK] == f"{mark}:{mark}/environ-0"
-    assert variables["POD"] == variables[protocol.POD_NAME] == "environ-0"
+    assert variables["POD"] == variables["KFP_POD_NAME"] == "environ-0"
     assert variables["NODE"] == socket.gethostname()
     assert len(variables["UID_"]) == 36
     assert variables["PYTHONUNBUFFERED"] == "1"
@@ -114,33 +114,6 @@ def test_the_users_s3_server_counts_in_place_of_that_of_the_cluster(execute, tmp
     assert any(
         re.search(says(f"AWS_ENDPOINT_URL={there}", "your own AWS_ENDPOINT_URL_S3"), text) for text in not_applied
     )
-    assert own_endpoints({"AWS_ENDPOINT_URL": here}, in_container=True) == {}
-    assert own_endpoints({"AWS_ENDPOINT_URL": there}, in_container=True) == {"AWS_ENDPOINT_URL": there}
-
-
-def test_python_is_the_running_interpreter_without_such_names_in_its_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "it's mine"
-    folder.mkdir()
-    link = folder / "python3.99"
-    link.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    link.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(link))
-    path = stage_environment(tmp_path, "run")["PATH"].split(os.pathsep)[0]
-    assert path == str(tmp_path / "bin")
-    for name in ("python", "python3"):
-        command = [os.path.join(path, name), "-c", "import sys, yaml; print(sys.argv[1:])", "a b", ""]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout == "['a b', '']\n"
-
-
-def test_a_run_inside_of_a_stage_keeps_the_outer_mark(tmp_path):
-    assert stage_environment(tmp_path, "inner", {RUN_MARK: "outer"})[RUN_MARK] == "outer:inner"
-
-
-def test_trackers_of_a_stage_around_a_run_are_its_own(tmp_path):
-    around = protocol.encode(protocol.StageContext("/x", "a/b/c", trackers={"mlflow": "http://x"}))
-    found = stage_environment(tmp_path, "run", {**around, "TORCHX_TRACKER_OTHER_CONFIG": "kept"})
-    assert {name for name in found if name.startswith("TORCHX_TRACKER")} == {"TORCHX_TRACKER_OTHER_CONFIG"}
 
 
 def test_settings_of_kubernetes_are_named_once(execute):
@@ -169,35 +142,8 @@ def test_settings_of_kubernetes_are_named_once(execute):
     )
 
 
-def test_only_what_the_author_has_set_is_named(execute, tmp_path):
-    @dsl.pipeline
-    def pipeline(tracker_base: str):
-        app = AppDef("app", [Role("role", image="image", entrypoint="true")])
-        task_from_app(app, tracker_base=tracker_base)
-
-    events = []
-    execute(pipeline, {"tracker_base": str(tmp_path / "results")}, watch=Heard(on_event=events.append))
-    assert events[0].not_applied == ()
-
-
-def test_every_setting_of_the_installed_kfp_kubernetes_is_known():
-    from kfp.kubernetes import kubernetes_executor_config_pb2
-    from kfp.pipeline_spec import pipeline_spec_pb2
-
-    from torchx_kfp.execution.local.kubernetes import KNOWN, KNOWN_OF_PIPELINES
-
-    names = {field.json_name for field in kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR.fields}
-    assert names <= KNOWN
-    names = {field.json_name for field in pipeline_spec_pb2.PipelineConfig.DESCRIPTOR.fields}
-    assert names <= KNOWN_OF_PIPELINES
-
-
 def test_settings_of_the_pipeline_itself_are_named(execute):
-    @dsl.pipeline
-    def pipeline():
-        shell(script=":")
-
-    loaded = load_pipeline(pipeline)
+    loaded = load_pipeline(scripts(":"))
     settings = {"activeDeadlineSeconds": 1000, "resourceTtlOnSuccess": 1, "resourceTtlOnFailure": 2, "mutexName": "m"}
     events = []
     execute(dataclasses.replace(loaded, platform=settings), watch=Heard(on_event=events.append))
@@ -205,31 +151,3 @@ def test_settings_of_the_pipeline_itself_are_named(execute):
         "the pipeline's mutex",
         "the time for which a finished run is kept",
     )
-
-
-def test_volumes_and_secrets_that_are_there(execute, tmp_path, monkeypatch):
-    (tmp_path / "data").mkdir()
-    Path(tmp_path, "data", "file").write_text("found")
-    monkeypatch.setenv("PASSWORD", "secret")
-
-    @dsl.pipeline
-    def pipeline():
-        task = shell(script=f'test "$(cat {tmp_path}/data/file)$PASSWORD" = foundsecret')
-        kubernetes.mount_pvc(task, "claim", f"{tmp_path}/data")
-        kubernetes.use_secret_as_env(task, "sec", {"key": "PASSWORD"})
-
-    execute(pipeline)
-
-
-@pytest.mark.parametrize("name", ["python", "python3"])
-def test_both_names_of_python_lead_to_this_environment(execute, name):
-    @dsl.container_component
-    def version(out: dsl.OutputPath(str)):
-        code = "import sys, kfp; open(sys.argv[1], 'w').write(sys.prefix)"
-        return dsl.ContainerSpec(image="python", command=["env", name, "-W", "ignore", "-c", code, out])
-
-    @dsl.pipeline
-    def pipeline() -> str:
-        return version().outputs["out"]
-
-    assert execute(pipeline).outputs == {"Output": sys.prefix}

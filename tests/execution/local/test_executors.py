@@ -1,0 +1,126 @@
+"""What containers get: the stages that are chosen, mounts, bases and limits."""
+
+import os
+
+import pytest
+from kfp import dsl, kubernetes
+
+from tests.execution.local.test_bases import one
+from tests.execution.local.test_containers import no_command, outer
+from tests.facts import says
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.execution.local.executors.executor import Containers, choose_containers
+from torchx_kfp.execution.local.executors.mounts import (
+    Mount,
+    combine,
+    local_path,
+    named_places,
+    parse_mount,
+    tracker_bases,
+)
+from torchx_kfp.execution.local.preflight import check_bases, find_not_applied
+from torchx_kfp.execution.pipeline.placeholders import Facts, Limits, parse_quantity, read_limits
+from torchx_kfp.local import load_pipeline
+from torchx_kfp.tracking.recorder import Recorder
+
+
+def test_stages_are_chosen_by_name():
+    nested = load_pipeline(outer)
+    assert choose_containers(nested, False).names == set()
+    assert choose_containers(nested, True).names == {"shell", "inner/write", "inner/shell"}
+    assert choose_containers(nested, ["shell"]).names == {"shell", "inner/shell"}
+    some = choose_containers(nested, ("inner/shell",))
+    assert ("inner/shell[1,0]" in some, "shell" in some) == (True, False)
+
+
+def test_mounts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    here = str(tmp_path)
+    assert parse_mount(here) == Mount(here, here)
+    assert parse_mount(".:ro") == Mount(here, here, read_only=True)
+    assert parse_mount("~:/data/:rw") == Mount(here, "/data")
+
+
+def test_one_mount_for_each_path():
+    run_, base = Mount("/runs/1", "/runs/1"), Mount("/runs/1/tracker", "/runs/1/tracker")
+    assert combine([base, run_]) == (run_,)
+    shut = Mount("/runs/1/tracker", "/runs/1/tracker", read_only=True)
+    assert combine([run_, shut]) == (run_, shut)
+    assert combine([Mount("/a", "/data"), Mount("/b", "/data")]) == (Mount("/b", "/data"),)
+    assert combine([shut, base, Mount("/runs/10", "/runs/10")]) == (base, Mount("/runs/10", "/runs/10"))
+    inside = Mount("/elsewhere", "/runs/1/volumes")
+    assert combine([run_, inside]) == (run_, inside)
+
+
+def test_tracker_bases_of_this_machine(tmp_path):
+    command = ["env", f"TORCHX_TRACKER_BASE={tmp_path}/a", "sh"]
+    inputs = {"tracker_base": f"file://{tmp_path}/b%20c", "pipelinechannel--tracker_base": "s3://bucket", "x": "/etc"}
+    named = named_places([f"{tmp_path}/a/", f"file://{tmp_path}/b%20c", "relative", 1, ""])
+    assert named == [f"{tmp_path}/a", f"{tmp_path}/b%20c"]
+    assert tracker_bases(command, inputs, named, ()) == named
+    # The tracker takes a URL of a file as it is, too.
+    assert os.path.isdir(tmp_path / "b%20c")
+    assert str(Recorder.open(f"file://{tmp_path}/b%20c").folder) == named[1]
+    # If a mount already shows it, it need not be mounted.
+    here = str(tmp_path)
+    assert tracker_bases(command, inputs, (), [Mount(here, here)]) == []
+    for mounts in ((), [Mount(here, here, read_only=True)], [Mount(f"{here}/b", here)]):
+        with pytest.raises(ValueError, match=says(f"'{here}/a'", f"--tracker-base {here}/a", f"--mount {here}/a")):
+            tracker_bases(command, inputs, (), mounts)
+    with pytest.raises(ValueError, match=says("records results at 'local:///etc'", "containers")):
+        tracker_bases([], {"tracker_base": "local:///etc"}, (), ())
+    with pytest.raises(
+        ValueError, match=says("records results at 'results'", "another folder in a container", "absolute path", "Give")
+    ):
+        local_path("results")
+
+
+QUANTITIES = {"500m": 0.5, "2": 2, "1.5Gi": 1.5 * 2**30, "64M": 64e6, "1k": 1e3, "1e3": 1e3, "2E": 2e18, "1Ei": 2**60}
+
+
+def test_quantities_of_kubernetes_are_numbers():
+    assert {text: parse_quantity(text) for text in QUANTITIES} == QUANTITIES
+    for text in ("", "many", "1.2.3", "-1", "1K", "5 GB", "mi"):
+        with pytest.raises(ValueError, match=says("is not a quantity", "500m", "1.5Gi")):
+            parse_quantity(text)
+
+
+def test_limits_of_all_forms():
+    assert read_limits({"cpuLimit": 1.5, "memoryLimit": 0.5}, Facts()) == Limits(1.5, 500_000_000)
+    both = {"cpuLimit": 1.0, "resourceCpuLimit": "{{$.inputs.parameters['c']}}", "resourceMemoryLimit": "1Gi"}
+    assert read_limits(both, Facts(parameters={"c": "250m"})) == Limits(0.25, 2**30)
+    accelerator = {"accelerator": {"type": "nvidia.com/gpu", "count": "2", "resourceCount": "1"}}
+    assert read_limits(accelerator, Facts()) == Limits(accelerators=1, accelerator_type="nvidia.com/gpu")
+    assert read_limits({"cpuRequest": 2.0, "resourceMemoryRequest": "1G"}, Facts()) == Limits()
+
+
+def test_what_processes_cannot_have_containers_can(tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        task = no_command().set_cpu_limit("1").set_accelerator_limit(1).set_accelerator_type("nvidia.com/gpu")
+        kubernetes.empty_dir_mount(task, "scratch", "/no/such/folder")
+        kubernetes.mount_pvc(task, "claim", "/no/such/data")
+        kubernetes.set_image_pull_policy(task, "Always")
+
+    loaded = load_pipeline(pipeline)
+    chosen = choose_containers(loaded, True)
+    mount = "the volume claim 'claim' (give --mount FOLDER:/no/such/data)"
+    assert find_not_applied(loaded, containers=chosen) == ("accelerator limits", mount)
+    mounted = choose_containers(loaded, True, [parse_mount(f"{tmp_path}:/no/such/data")])
+    assert find_not_applied(loaded, containers=mounted) == ("accelerator limits",)
+    assert find_not_applied(loaded, containers=Containers(chosen.names, mounted.mounts, has_gpus=True)) == ()
+    assert find_not_applied(loaded) == (
+        "an empty directory 'scratch' (make the directory /no/such/folder, or use --docker)",
+        "cpu, memory and accelerator limits",
+        "image pull policies",
+        "the volume claim 'claim' (make the directory /no/such/data, or use --docker)",
+    )
+
+
+def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path):
+    pipeline, arguments = load_pipeline(one), {"tracker_base": "/proc/x/below"}
+    check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=(Mount(str(tmp_path), "/proc/x"),)))
+    other = (Mount(str(tmp_path), "/proc/xy"), Mount("/proc", "/proc"))
+    with pytest.raises(TrackerError, match="No result"):
+        check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=other))
