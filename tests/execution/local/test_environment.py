@@ -17,13 +17,7 @@ from torchx_kfp import Stages, task_from_app
 from torchx_kfp.local import load_pipeline
 
 #: Variables that tell a stage who it is: those of a stage around a run are not those of its stages.
-OF_A_STAGE = {"TORCHX_TRACKERS", *(f"TORCHX_{name}" for name in ("TRACKER_BASE", "JOB_ID", "PARENT_RUN_ID", "PARENT_RUN_IDS"))}
-    "TORCHX_TRACKERS",
-    "TORCHX_TRACKER_BASE",
-    "TORCHX_JOB_ID",
-    "TORCHX_PARENT_RUN_ID",
-    "TORCHX_PARENT_RUN_IDS",
-}
+OF_A_STAGE = {f"TORCHX_{name}" for name in ("TRACKERS", "TRACKER_BASE", "JOB_ID", "PARENT_RUN_ID", "PARENT_RUN_IDS")}
 CODE = "import json, os, sys; json.dump([dict(os.environ), sys.executable, os.getcwd()], open(sys.argv[1], 'w'))"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from tests.execution.local.components import shell, write
+from tests.execution.local.components import scripts, shell, write
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
@@ -94,11 +94,7 @@ def test_a_run_that_goes_on(execute, tmp_path):
         record = read_run(find_run(tmp_path / "runs", "latest"))
         seen.append((type(event).__name__, record.state, record.run.active, len(record.events)))
 
-    @dsl.pipeline
-    def small():
-        shell(script=":")
-
-    execute(small, watch=Heard(on_event=look))
+    execute(scripts(":"), watch=Heard(on_event=look))
     assert seen == [
         ("RunStarted", "running", [], 1),
         ("StageWaiting", "running", [], 2),
@@ -110,11 +106,7 @@ def test_a_run_that_goes_on(execute, tmp_path):
 
 
 def test_a_runner_that_is_killed(tmp_path):
-    @dsl.pipeline(name="killed")
-    def killed():
-        first = shell(script="echo done")
-        shell(script=f"echo $$ > {tmp_path}/pid; exec sleep 300").after(first)
-
+    killed = scripts("echo done", f"echo $$ > {tmp_path}/pid; exec sleep 300", chained=True)
     path, runs = tmp_path / "p.yaml", tmp_path / "runs"
     compiler.Compiler().compile(killed, str(path))
     runner = subprocess.Popen([sys.executable, "-c", RUN, str(path), str(runs)])
@@ -124,7 +116,7 @@ def test_a_runner_that_is_killed(tmp_path):
             assert runner.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        folder = find_run(runs, "killed-")
+        folder = find_run(runs, "pipeline-")
         alive = read_run(folder)
         assert (alive.state, list(alive.run.active), list(alive.run.ends)) == ("running", ["shell-2"], ["shell"])
         assert is_runner(read_pid(folder), folder)
@@ -161,7 +153,7 @@ def test_a_runner_that_is_killed(tmp_path):
 
     with Journal.reopen(folder, pytest.fail) as journal:
         assert read_pid(folder) == os.getpid()
-        journal.write(RunStarted("killed", record.run_id, folder, resumed=True))
+        journal.write(RunStarted("pipeline", record.run_id, folder, resumed=True))
         assert read_run(folder).state == "running"
         journal.write(stage("shell-2"))
         journal.write(RunFinished(record.run_id, State.SUCCEEDED, 1.0))
@@ -226,15 +218,18 @@ def test_a_file_that_is_not_a_record_is_not_read_on(tmp_path):
     assert read_run(path.parent).corrupt[-1] == f"So are 3 more lines of {path}."
 
 
-def test_a_full_disk_does_not_end_the_run(tmp_path):
-    path = tmp_path / "p.yaml"
+def with_small_files(folder, room):
+    """Run the pipeline where no file may be larger than this; a negative number is room besides the pipeline."""
+    path = folder / "p.yaml"
     compiler.Compiler().compile(recorded, str(path))
-    # Files may be a little larger than the pipeline, so that there is room for only half of some event.
-    limit = path.stat().st_size + 500
+    limit = room if room > 0 else path.stat().st_size - room
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); {RUN}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path), str(tmp_path / "runs")], capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, "-c", code, path, folder / "runs"], capture_output=True, text=True)
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path):
+    # There is room for only half of some event.
+    done = with_small_files(tmp_path, -500)
     assert done.returncode == 0, done.stderr
     (folder,) = find_runs(tmp_path / "runs")
     assert done.stderr == (
@@ -242,19 +237,12 @@ def test_a_full_disk_does_not_end_the_run(tmp_path):
         "-f). The run goes on, but it may look unfinished later, and stages without a record run again if it is "
         "resumed.\n"
     )
-    events = (folder / "events.jsonl").read_bytes()
-    assert 0 < len(events) < limit
-    assert events.endswith(b"}\n")
+    assert (folder / "events.jsonl").read_bytes().endswith(b"}\n")
     assert read_run(folder).corrupt == ()
 
 
 def test_a_disk_that_is_full_as_a_run_begins(tmp_path):
-    path = tmp_path / "p.yaml"
-    compiler.Compiler().compile(recorded, str(path))
-    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); {RUN}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path), str(tmp_path / "runs")], capture_output=True, text=True
-    )
+    done = with_small_files(tmp_path, 1000)
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
     assert re.search(says("cannot be recorded", "the file is larger than a limit allows", "--output-dir"), said)
@@ -344,41 +332,30 @@ def test_runs_are_found_the_newest_first(runs):
     assert [folder.name for folder in find_runs(runs)] == NAMES[::-1]
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("digits-20260101-120000-aaaaaa", NAMES[0]),
-        ("digits", "digits"),
-        ("digits-20260102", NAMES[1]),
-        ("bbbbbb", NAMES[1]),
-        ("h", NAMES[3]),
-        ("latest", NAMES[3]),
-    ],
-)
-def test_a_run_is_found_by_what_is_unique(runs, name, found):
-    assert find_run(runs, name) == runs / found
+def test_a_run_is_found_by_what_is_unique(runs):
+    for name, found in {
+        NAMES[0]: NAMES[0],
+        "digits": "digits",
+        "digits-20260102": NAMES[1],
+        "bbbbbb": NAMES[1],
+        "h": NAMES[3],
+        "latest": NAMES[3],
+    }.items():
+        assert find_run(runs, name) == runs / found
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "facts"),
     [
-        ("digits-", "'digits-' matches 2 runs in {!r}: digits-20260102-120000-bbbbbb, digits-20260101-120000-aaaaaa. "),
-        (
-            "helo",
-            "There is no run 'helo' in {!r}. Did you mean 'hello-20260101-120000-cccccc'? Its runs, the "
-            "newest first: hello-20260101-120000-cccccc, digits, digits-20260102-120000-bbbbbb, ",
-        ),
-        ("zzz", "There is no run 'zzz' in {!r}. Its runs, the newest first: hello-"),
-        ("", "There is no run '' in {!r}. Its runs"),
-        (".cache", "There is no run '.cache' in {!r}. Its runs"),
-        ("notes.txt", "There is no run 'notes.txt' in "),
-        ("../digits", "There is no run '../digits' in "),
+        ("digits-", ["'digits-' matches 2 runs in", f": {NAMES[1]}, {NAMES[0]}. "]),
+        ("helo", ["There is no run 'helo' in", f"Did you mean '{NAMES[3]}'?", ", ".join(NAMES[:0:-1])]),
+        ("zzz", ["There is no run 'zzz' in", f"Its runs, the newest first: {NAMES[3]}"]),
+        *((name, [f"There is no run '{name}' in"]) for name in ("", ".cache", "notes.txt", "../digits")),
     ],
 )
-def test_a_run_that_is_not_there(runs, name, message):
-    with pytest.raises(ArgumentError) as error:
+def test_a_run_that_is_not_there(runs, name, facts):
+    with pytest.raises(ArgumentError, match=says(*facts, repr(str(runs)))):
         find_run(runs, name)
-    assert str(error.value).startswith(message.format(str(runs)))
 
 
 def test_a_folder_without_runs(tmp_path):
