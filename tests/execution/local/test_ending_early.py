@@ -6,9 +6,11 @@ import signal
 
 import pytest
 from kfp import dsl, kubernetes
+from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import python, shell, shell_out
+from tests.execution.local.components import python, scripts, shell, shell_out
 from tests.watching import Heard
+from torchx_kfp import task_from_app
 from torchx_kfp.local import (
     PipelineRetried,
     RunEnding,
@@ -33,36 +35,40 @@ def reasons(result):
     return {stage.name: stage.reason for stage in result.stages}
 
 
-def test_the_time_limit_of_a_stage(execute_failing):
+def test_the_time_limit_of_a_stage_counts_for_each_attempt(execute_failing):
+    """A stage that heeds no signal is killed after the grace."""
+    heedless = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+    once = "import os, time\nif not os.path.exists('tried'): open('tried', 'w'); time.sleep(300)"
+
     @dsl.pipeline
     def pipeline():
         kubernetes.set_timeout(python(code=SLEEP), 1)
+        kubernetes.set_timeout(python(code=heedless), 1)
+        kubernetes.set_timeout(python(code=once).set_retry(1, backoff_duration="0s"), 2)
         kubernetes.set_timeout(shell(script=":"), 100)
 
-    result = execute_failing(pipeline)
-    assert states(result) == {"python": "failed", "shell": "succeeded"}
-    assert reasons(result)["python"] == "was ended: its time limit of 1 s is over"
+    result = execute_failing(pipeline, grace=0.5)
+    over = "was ended: its time limit of 1 s is over"
+    assert {stage.name: (str(stage.state), stage.reason) for stage in result.stages} == {
+        "python": ("failed", over),
+        "python-2": ("failed", over),
+        "python-3": ("succeeded", ""),
+        "shell": ("succeeded", ""),
+    }
+    assert (result["python-2"].exit_code, result["python-3"].attempts) == (-9, 2)
 
 
-def test_a_stage_that_heeds_no_signal_is_killed_after_the_grace(execute_failing):
-    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+def test_what_an_application_leaves_behind_is_asked_to_end(execute_failing):
+    child = "trap 'echo child asked; exit' TERM; sleep 300 & wait"
+    script = f"trap 'echo asked; exit 3' TERM; sh -c \"{child}\" & wait"
 
     @dsl.pipeline
     def pipeline():
-        kubernetes.set_timeout(python(code=code), 1)
+        role = Role("trainer", "image:1", entrypoint="sh", args=["-c", script], max_retries=1)
+        kubernetes.set_timeout(task_from_app(AppDef("train", [role])), 1)
 
-    result = execute_failing(pipeline, grace=0.5)
-    assert (result.stages[0].exit_code, result.stages[0].reason) == (-9, "was ended: its time limit of 1 s is over")
-
-
-def test_the_time_limit_counts_for_each_attempt(execute):
-    @dsl.pipeline
-    def pipeline(folder: str):
-        task = python(code="import os, sys, time\nif not os.path.exists('tried'): open('tried', 'w'); time.sleep(300)")
-        kubernetes.set_timeout(task.set_retry(1, backoff_duration="0s"), 2)
-
-    result = execute(pipeline, {"folder": "."})
-    assert result.stages[0].attempts == 2
+    stage = execute_failing(pipeline, grace=5)["train"]
+    assert (stage.exit_code, stage.last_lines()) == (3, ["asked", "child asked"])
 
 
 @pytest.fixture(autouse=True)
@@ -96,21 +102,7 @@ def test_the_time_limit_of_a_run(execute_failing, own):
     assert [event.reason for event in events if isinstance(event, RunEnding)] == ["The time limit of 2 s is over"]
 
 
-def test_a_signal_leaves_no_stage_out(tmp_path):
-    events = []
-
-    def hear(event):
-        events.append(event)
-        if sum(isinstance(event, StageStarted) for event in events) == 2 and not isinstance(event, RunEnding):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(three, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1)
-    ended = {event.result.name: str(event.result.state) for event in events if isinstance(event, StageFinished)}
-    assert ended == {"python": "canceled", "shell": "not run", "shell-2[0]": "canceled", "shell-2[1]": "not run"}
-
-
-def test_a_nested_pipeline_that_had_begun_is_not_listed_twice(tmp_path):
+def test_a_signal_leaves_no_stage_out_and_lists_none_twice(tmp_path):
     @dsl.pipeline
     def inner():
         after = python(code=SLEEP)
@@ -121,26 +113,29 @@ def test_a_nested_pipeline_that_had_begun_is_not_listed_twice(tmp_path):
     def outer():
         inner()
         with dsl.ParallelFor(["a", "b"]):
-            python(code=SLEEP)
+            last = python(code=SLEEP)
+        with dsl.ParallelFor([1, 2], parallelism=1):
+            shell(script="sleep 300")
+        shell(script=":").after(last)
 
-    ended = []
+    events = []
 
     def hear(event):
-        if isinstance(event, StageFinished):
-            ended.append((event.result.name, str(event.result.state)))
-        if isinstance(event, StageStarted):
-            hear.started += 1
-            if hear.started == 3:
-                os.kill(os.getpid(), signal.SIGINT)
+        events.append(event)
+        if isinstance(event, StageStarted) and sum(isinstance(event, StageStarted) for event in events) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    hear.started = 0
     with pytest.raises(KeyboardInterrupt):
-        run(outer, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1)
+        run(outer, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1, parallelism=4)
+    ended = [(event.result.name, str(event.result.state)) for event in events if isinstance(event, StageFinished)]
     assert sorted(ended) == [
         ("inner/python", "canceled"),
         ("inner/shell", "not run"),
         ("python[0]", "canceled"),
         ("python[1]", "canceled"),
+        ("shell-2", "not run"),
+        ("shell[0]", "canceled"),
+        ("shell[1]", "not run"),
     ]
 
 
@@ -178,16 +173,8 @@ def test_the_first_failure_ends_the_run(execute_failing, tmp_path):
 
 
 def test_what_waits_for_its_turn_does_not_start_after_a_failure(execute_failing):
-    @dsl.pipeline
-    def pipeline():
-        for _ in range(3):
-            shell(script="exit 3")
-
-    assert sorted(states(execute_failing(pipeline, fail_fast=True, parallelism=1)).values()) == [
-        "failed",
-        "not run",
-        "not run",
-    ]
+    result = execute_failing(scripts(*["exit 3"] * 3), fail_fast=True, parallelism=1)
+    assert sorted(states(result).values()) == ["failed", "not run", "not run"]
 
 
 def test_what_may_be_tried_again_has_not_failed_yet(execute, tmp_path):

@@ -3,12 +3,11 @@
 import base64
 
 import pytest
-from kfp import dsl, kubernetes
+from kfp import compiler, dsl, kubernetes
 
 from tests.execution.local.components import shell, shell_out
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.local.given_keys import parse_given, read_keys
 from torchx_kfp.local import Watch, run
 
 
@@ -123,7 +122,23 @@ def test_volume_claims_have_their_names(execute):
     assert {stage.state for stage in result.stages} == {"succeeded"}
 
 
-def test_where_keys_come_from(tmp_path):
+@pytest.fixture
+def given(call, tmp_path):
+    """Call ``torchx-kfp run`` with these options, for a pipeline that takes three secrets and a config map."""
+
+    @dsl.pipeline
+    def pipeline():
+        task = shell(script='printf "%s\\n" "$A" "$B" "$C" "$D" "$E" "$F" "$G" "$H"')
+        kubernetes.use_secret_as_env(task, "folder", {"user": "A"})
+        kubernetes.use_secret_as_env(task, "lines", {"user": "B", "token": "C", "quoted": "D", "equals": "E"})
+        kubernetes.use_secret_as_env(task, "manifest", {"user": "F", "token": "G"})
+        kubernetes.use_config_map_as_env(task, "map", {"user": "H"})
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
+    return lambda *words: call("run", "p.yaml", "--output-dir", "runs", *words)
+
+
+def test_keys_come_from_folders_files_of_lines_and_manifests(given, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "user").write_text("me\n")
     (tmp_path / "folder" / "..data").mkdir()
@@ -131,10 +146,11 @@ def test_where_keys_come_from(tmp_path):
     encoded = base64.b64encode(b"me").decode()
     (tmp_path / "secret.yaml").write_text(f"kind: Secret\ndata: {{user: {encoded}}}\nstringData: {{token: x}}\n")
     (tmp_path / "map.json").write_text('{"kind": "ConfigMap", "data": {"user": "me"}}')
-    assert read_keys(tmp_path / "folder") == {"user": "me\n"}
-    assert read_keys(tmp_path / "lines.env") == {"user": "me", "token": " x", "quoted": "a b", "equals": "a=b"}
-    assert read_keys(tmp_path / "secret.yaml") == {"user": "me", "token": "x"}
-    assert parse_given([f"a={tmp_path}/map.json"], "--config-map") == {"a": {"user": "me"}}
+    words = ("folder=folder", "lines=lines.env", "manifest=secret.yaml")
+    done = given(*(part for word in words for part in ("--secret", word)), "--config-map", "map=map.json")
+    assert done.returncode == 0, done.stderr
+    [log] = tmp_path.glob("runs/*/*/log.txt")
+    assert log.read_text() == "me\n\nme\n x\na b\na=b\nme\nx\nme\n"
 
 
 @pytest.mark.parametrize(
@@ -153,14 +169,14 @@ def test_where_keys_come_from(tmp_path):
         (["a=binary"], "--secret: 'binary' cannot be read: it is not text."),
     ],
 )
-def test_what_cannot_be_given(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_given(given, tmp_path, words, message):
     (tmp_path / "lines").write_text("a=b")
     (tmp_path / "wrong").write_text("my password")
     (tmp_path / "wrong.yaml").write_text("kind: Pod")
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "binary").write_bytes(b"\xff")
-    with pytest.raises(ArgumentError) as error:
-        parse_given(words, "--secret")
-    assert message in str(error.value)
-    assert "password" not in str(error.value)
+    done = given(*(part for word in words for part in ("--secret", word)))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "password" not in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -9,9 +9,8 @@ import pytest
 from kfp import dsl
 
 from tests.execution.local.components import python, shell
+from tests.watching import Heard
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.execution.local.log_pump import Log
-from torchx_kfp.execution.runs.watch import Terminal
 from torchx_kfp.local import Lines
 
 
@@ -32,17 +31,20 @@ def lines(stream):
     return [line for line in stream.getvalue().splitlines() if " | " in line]
 
 
-def test_lines_have_the_stages_name_and_the_file_has_the_bytes(execute):
+def test_lines_have_the_stages_name_and_the_file_has_the_bytes(execute_failing):
+    stream = Stream()
+
     @dsl.pipeline
     def pipeline():
-        shell(script="echo out; echo err >&2; echo; printf no-end")
+        shell(script="echo out; echo err >&2; echo; printf no-end; exit 5").set_retry(1, backoff_duration="0s")
 
-    stream = Stream()
-    result = execute(pipeline, watch=Lines(stream))
-    assert lines(stream) == ["shell | out", "shell | err", "shell | ", "shell | no-end"]
+    result = execute_failing(pipeline, watch=Lines(stream))
+    assert lines(stream) == ["shell | out", "shell | err", "shell | ", "shell | no-end"] * 2
     assert stream.getvalue().splitlines()[0] == f"Run {result.run_id}: logs and outputs are in {result.folder}"
-    assert result.stages[0].log_file == result.folder / "shell-0" / "log.txt"
-    assert result.stages[0].log_file.read_bytes() == b"out\nerr\n\nno-end"
+    assert "shell ended with exit code 5 (attempt 1); trying again.\n" in stream.getvalue()
+    assert result.stages[0].log_file == result.folder / "shell-1" / "log.txt"
+    for attempt in ("shell-0", "shell-1"):
+        assert (result.folder / attempt / "log.txt").read_bytes() == b"out\nerr\n\nno-end"
 
 
 def test_lines_of_parallel_stages_never_mix(execute):
@@ -150,7 +152,7 @@ def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_pipe_that_does_not_block_gets_everything(encoding):
     # This is more than a pipe can hold while there is no reader.
-    lines = [f"{number} {'é' * 500}" for number in range(400)]
+    sent = [f"{number} {'é' * 500}" for number in range(400)]
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     received = []
@@ -163,61 +165,39 @@ def test_a_pipe_that_does_not_block_gets_everything(encoding):
     reader = threading.Thread(target=read)
     reader.start()
     with open(write_end, "w", encoding=encoding) as stream:
-        terminal = Terminal(stream)
-        terminal.write_lines(lines)
-        terminal.write_lines(["end"])
+        watch = Lines(stream)
+        watch.on_lines("s", sent)
+        watch.on_lines("s", ["end"])
     reader.join()
-    assert received[0].decode() == "\n".join([*lines, "end", ""]).encode(encoding, "backslashreplace").decode()
+    expected = "".join(f"s | {line}\n" for line in [*sent, "end"])
+    assert received[0] == expected.encode(encoding, "backslashreplace")
 
 
 def test_a_pipe_that_is_closed_is_left_alone():
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     with open(write_end, "w") as stream:
-        terminal = Terminal(stream)
+        watch = Lines(stream)
         closing = threading.Timer(0.2, os.close, [read_end])
         closing.start()
-        terminal.write_lines(["x" * 1_000_000])
-        terminal.write_lines(["y"])
+        watch.on_lines("s", ["x" * 1_000_000])
+        watch.on_lines("s", ["y"])
         closing.join()
 
 
-def test_retries_are_told(execute_failing):
-    @dsl.pipeline
-    def pipeline():
-        shell(script="exit 5").set_retry(1, backoff_duration="0s")
-
-    stream = Stream()
-    execute_failing(pipeline, watch=Lines(stream))
-    assert "shell ended with exit code 5 (attempt 1); trying again.\n" in stream.getvalue()
-
-
-def test_output_is_seen_while_the_stage_runs(execute, tmp_path):
-    # The stage ends after its own line has been shown.
-    seen = tmp_path / "seen"
-    code = f"import os, time\nprint('hello')\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.02)"
+def test_the_pieces_of_a_long_line_do_not_depend_on_how_it_came(execute):
+    code = r"""
+import os
+text = b"x" * 200_000 + b"\n" + b"y" * 65_536 + b"\n\n"
+for start in range(0, len(text), %d):
+    os.write(1, text[start : start + %d])
+"""
 
     @dsl.pipeline
     def pipeline():
-        python(code=code)
+        for size in (1 << 10, 60_000, 1 << 16, 1 << 20):
+            python(code=code % (size, size))
 
-    class Watching(Stream):
-        def write(self, text):
-            if "hello" in text:
-                seen.touch()
-            return super().write(text)
-
-    execute(pipeline, watch=Lines(Watching()))
-
-
-def test_the_pieces_of_a_long_line_do_not_depend_on_how_it_came(tmp_path):
-    text = b"x" * 200_000 + b"\n" + b"y" * 65_536 + b"\n\n"
-    shown = []
-    for size in (1 << 10, 60_000, 1 << 16, 1 << 20):
-        read, write = os.pipe()
-        os.close(write)
-        log = Log(read, tmp_path / str(size), "stage")
-        pieces = [line for start in range(0, len(text), size) for line in log.feed(text[start : start + size])]
-        shown.append(pieces + log.finish())
-    assert [len(line) for line in shown[0]] == [65_536, 65_536, 65_536, 3_392, 65_536, 0]
-    assert all(lines == shown[0] for lines in shown)
+    heard = {}
+    execute(pipeline, watch=Heard(on_line=lambda stage, line: heard.setdefault(stage, []).append(len(line))))
+    assert list(heard.values()) == [[65_536, 65_536, 65_536, 3_392, 65_536, 0]] * 4

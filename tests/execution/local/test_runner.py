@@ -1,14 +1,12 @@
 """The ways into a local run, and what it tells a listener. What pipelines can express is in ``tests/cases``."""
 
 import re
-import time
 
 import pytest
 from kfp import compiler, dsl
 
-from tests.execution.local.components import python, shell, text_of, write
-from tests.watching import Heard
-from torchx_kfp.local import StageStarted, State, Watch, run
+from tests.execution.local.components import shell, text_of, write
+from torchx_kfp.local import State, Watch, run
 
 
 def test_a_file_and_a_function_run_alike(execute, tmp_path):
@@ -41,38 +39,6 @@ def test_a_json_file_has_the_same_numbers(execute, tmp_path):
     result = execute(path)
     assert result.outputs == {"Output": "0.00001"}
     assert [str(stage.state) for stage in result.stages] == ["succeeded", "succeeded"]
-
-
-def test_events_tell_what_happens(execute):
-    @dsl.pipeline
-    def pipeline():
-        write(x="x")
-
-    events = []
-    result = execute(pipeline, watch=Heard(on_event=events.append))
-    started, waiting, stage_started, stage_finished, finished = events
-    assert (started.pipeline, started.run_id, started.folder) == ("pipeline", result.run_id, result.folder)
-    assert (started.not_applied, started.resumed) == ((), False)
-    assert (waiting.name, waiting.task) == ("write", "write")
-    assert (stage_started.name, stage_started.pod_name, stage_started.attempt) == ("write", "write-0", 1)
-    assert (stage_started.log_file, stage_started.inputs) == (result.stages[0].log_file, {"x": "x"})
-    assert stage_finished.result == result.stages[0]
-    assert (finished.run_id, finished.state, finished.duration) == (result.run_id, State.SUCCEEDED, result.duration)
-
-
-def test_an_error_in_a_listener_ends_the_run(execute, tmp_path):
-    @dsl.pipeline
-    def pipeline():
-        python(code="import time; time.sleep(60)")
-
-    def listener(event):
-        if isinstance(event, StageStarted):
-            raise RuntimeError("listener")
-
-    started = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"^listener$"):
-        execute(pipeline, watch=Heard(on_event=listener))
-    assert time.monotonic() - started < 30
 
 
 def test_a_watch_that_does_nothing_shows_nothing(tmp_path, capfd):
