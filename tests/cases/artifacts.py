@@ -188,7 +188,14 @@ def that_was_not_written():
 
 
 @component
-def evaluate(curve: dsl.Output[dsl.ClassificationMetrics], page: dsl.Output[dsl.HTML], note: dsl.Output[dsl.Markdown]):
+def evaluate(
+    curve: dsl.Output[dsl.ClassificationMetrics],
+    page: dsl.Output[dsl.HTML],
+    note: dsl.Output[dsl.Markdown],
+    scores: dsl.Output[dsl.Metrics],
+):
+    scores.log_metric("accuracy", 0.5)
+    scores.log_metric("epochs", 3)
     curve.log_roc_curve([0.0, 1.0], [0.0, 1.0], [1.0, 0.5])
     curve.log_confusion_matrix(["a", "b"], [[1, 2], [3, 4]])
     for out, text in ((page, "<p>hi</p>"), (note, "# hi")):
@@ -199,12 +206,14 @@ def evaluate(curve: dsl.Output[dsl.ClassificationMetrics], page: dsl.Output[dsl.
 class Evaluation(NamedTuple):
     page: dsl.HTML
     note: dsl.Markdown
+    curve: dsl.ClassificationMetrics
+    scores: dsl.Metrics
 
 
 @case(artifacts={"page": "<p>hi</p>", "note": "# hi"}, stages={"evaluate": {}})
 def of_the_user_interface() -> Evaluation:
     made = evaluate()
-    return Evaluation(made.outputs["page"], made.outputs["note"])
+    return Evaluation(made.outputs["page"], made.outputs["note"], made.outputs["curve"], made.outputs["scores"])
 
 
 @dsl.container_component
