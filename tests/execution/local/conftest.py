@@ -44,6 +44,13 @@ def call(ready_program: Ready, tmp_path: Path) -> Callable[..., subprocess.Compl
     return lambda *words: ready_program.call(words, tmp_path, os.environ)
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the environments of Python components, which is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "torchx-kfp" / "venvs"
+
+
 def attempt(folder: Path, pipeline: Any, arguments: dict[str, Any] | None, **options: Any) -> RunResult:
     options.setdefault("watch", Watch())
     options.setdefault("cache", False)

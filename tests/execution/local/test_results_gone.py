@@ -2,7 +2,9 @@
 
 import json
 import re
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from tests.s3 import S3Server
 from torchx_kfp import task_from_app
 from torchx_kfp.local import RunResult, Watch, resume, run
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.cleanup import Cleanup
+
+Collect = Callable[[str], None]
 
 RECORD = "from torchx_kfp.tracking import current_run; current_run().put(value=1)"
-READ = "from torchx_kfp.tracking import current_run; print(current_run().parent.results())"
+#: Records something, since gc keeps a run whose stages have begun and recorded nothing.
+READ = "from torchx_kfp.tracking import current_run as run; print(run().parent.results()); run().put(read=True)"
 
 
 def task(name: str, program: str, **options: Any) -> Any:
@@ -55,13 +59,19 @@ def states(result: RunResult) -> dict[str, str]:
     return {stage.name: str(stage.state) for stage in result.stages}
 
 
-def collect(base: str) -> None:
-    """Remove everything under the base, like ``torchx-kfp gc`` does when it is old enough."""
-    cleanup = Cleanup(FsspecResultTracker(base).store, 2e10, 2e10)
-    assert [*cleanup.remove()] != []
+@pytest.fixture
+def collect(call: Callable[..., subprocess.CompletedProcess[str]]) -> Collect:
+    """Remove everything under a base, as a user does."""
+
+    def remove(base: str) -> None:
+        time.sleep(1.1)
+        done = call("gc", base, "--older-than", "1s", "--yes")
+        assert done.returncode == 0, done.stderr
+
+    return remove
 
 
-def test_a_stage_whose_results_are_gone_runs_again(base: str) -> None:
+def test_a_stage_whose_results_are_gone_runs_again(base: str, collect: Collect) -> None:
     assert states(attempt(pipeline_with(), base)) == {"record-0": "succeeded", "read": "succeeded"}
     assert states(attempt(pipeline_with(), base))["record-0"] == "cached"
     collect(base)
@@ -72,7 +82,7 @@ def test_a_stage_whose_results_are_gone_runs_again(base: str) -> None:
     assert FsspecResultTracker(base)[str(record.run_id)] == {"value": 1}
 
 
-def test_what_a_changed_stage_reads_is_made_anew(tmp_path: Path) -> None:
+def test_what_a_changed_stage_reads_is_made_anew(tmp_path: Path, collect: Collect) -> None:
     base = str(tmp_path / "base")
     attempt(pipeline_with(), base)
     collect(base)
@@ -81,7 +91,7 @@ def test_what_a_changed_stage_reads_is_made_anew(tmp_path: Path) -> None:
     assert states(changed) == {"record-0": "succeeded", "read": "succeeded"}
 
 
-def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(tmp_path: Path) -> None:
+def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(tmp_path: Path, collect: Collect) -> None:
     base = str(tmp_path / "base")
     fails = f"import os, sys; {READ}; sys.exit(not os.path.exists('mended'))"
     failed = attempt(pipeline_with(last=fails), base)
@@ -154,6 +164,7 @@ FETCH = """
 from torchx_kfp.tracking import current_run
 with current_run().parent.artifact("data").open() as file:
     assert file.read() == b"1"
+current_run().put(read=True)
 """
 
 
@@ -165,7 +176,7 @@ def stores(tracker_base: str) -> None:
 
 @pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=pytest.mark.s3)])
 def test_a_stage_whose_stored_file_is_gone_runs_again(
-    store: str, tmp_path: Path, request: pytest.FixtureRequest
+    store: str, tmp_path: Path, request: pytest.FixtureRequest, collect: Collect
 ) -> None:
     base = str(tmp_path / "base") if store == "disk" else request.getfixturevalue("s3_base")
     first = attempt(stores, base)
@@ -182,7 +193,7 @@ def test_a_stage_whose_stored_file_is_gone_runs_again(
     for file in kept.files(".torchx_kfp/files"):
         kept.remove(file.key)
     assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
-    assert list(Cleanup(kept, *[time.time() + 10] * 2).remove())
+    collect(base)
     assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
 
 

@@ -15,13 +15,13 @@ import pytest
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import python, shell
+from tests.execution.local.components import python, scripts, shell
 from tests.execution.local.test_failures import alive
 from tests.facts import says
+from tests.watching import Heard
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import LocalRunError
-from torchx_kfp.execution.runs.watch import ending_signals
-from torchx_kfp.local import Watch, run
+from torchx_kfp.local import StageStarted, Watch, run
 
 #: Seconds after which a runner counts as hanging. It takes one, or ten on a machine with ten processes for each CPU.
 HANGS = 200
@@ -144,12 +144,8 @@ time.sleep(300)
     # The shell around it ends at once, but the application must still have time to end.
     wrapped = f"{shlex.quote(sys.executable)} -c '{code.replace(chr(39), chr(34))}' & wait"
 
-    @dsl.pipeline
-    def pipeline():
-        shell(script=wrapped)
-
     # The grace period is longer than the test may take, which does not wait for its end.
-    runner = start(pipeline, 1, grace=1000.0)
+    runner = start(scripts(wrapped), 1, grace=1000.0)
     runner.send_signal(signal.SIGINT)
     runner.communicate(timeout=HANGS)
     assert (tmp_path / "saved").exists()
@@ -209,27 +205,28 @@ def test_a_run_inside_of_a_stage_ends_with_it(start, tmp_path):
     assert not alive(*read_pids(tmp_path))
 
 
-def test_handlers_are_put_back_and_ignored_signals_stay_ignored():
+def test_handlers_are_put_back_and_ignored_signals_stay_ignored(execute, tmp_path):
+    seen = []
+
+    def hear(event):
+        seen.append(signal.getsignal(signal.SIGTERM))
+        if isinstance(event, StageStarted):
+            os.kill(os.getpid(), signal.SIGHUP)
+            (tmp_path / "go").touch()
+
     before = signal.getsignal(signal.SIGTERM)
-    received = []
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ending_signals(received.append):
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
+        execute(scripts(f"until [ -e {tmp_path}/go ]; do sleep 0.02; done"), watch=Heard(on_event=hear))
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, previous)
-    assert received == [signal.SIGTERM]
+    assert seen[0] is not before
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_process_that_ignores_the_ends_of_its_children(execute_failing, tmp_path):
-    @dsl.pipeline
-    def pipeline():
-        shell(script="exit 3")
-
-    failures = []
+    pipeline, failures = scripts("exit 3"), []
 
     def in_a_thread():
         with pytest.raises(LocalRunError, match=says("signal.signal", "signal.SIGCHLD")):
@@ -248,18 +245,13 @@ def test_a_process_that_ignores_the_ends_of_its_children(execute_failing, tmp_pa
     assert failures == ["refused"]
 
 
-def test_another_thread_leaves_signals_alone():
-    before = signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def inside():
-        with ending_signals(lambda number: None):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=inside)
+def test_a_run_in_another_thread_leaves_signals_alone(execute):
+    before, seen = signal.getsignal(signal.SIGTERM), []
+    watch = Heard(on_event=lambda _: seen.append(signal.getsignal(signal.SIGTERM)))
+    thread = threading.Thread(target=lambda: seen.append(execute(scripts(":"), watch=watch).state))
     thread.start()
     thread.join()
-    assert seen == [before]
+    assert seen == [*[before] * 5, "succeeded"]
 
 
 #: A condition whose evaluation never ends, and a file that takes long to load.

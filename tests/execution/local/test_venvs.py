@@ -8,15 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl
-
-from tests.facts import says
-from torchx_kfp.execution.local.packages import InstallError, are_satisfied, cache_folder, provide_environment
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:
@@ -30,13 +26,6 @@ def make_wheel(folder: Path, name: str, version: str) -> Path:
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     return path
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """The folder of environments, which is empty."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return cache_folder()
 
 
 def environments(cache):
@@ -105,26 +94,6 @@ def test_what_is_here_already_needs_no_environment(execute, cache):
     assert not cache.exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "satisfied"),
-    [
-        (["pytest"], True),
-        (["PyTest>=1", "--index-url", "http://nowhere"], True),
-        (["pytest<1"], False),
-        (["torchx-kfp[pandas]"], True),
-        (["kfp[nothing-of-the-kind]"], True),
-        (["pytest", "--upgrade"], False),
-        (["pytest @ file:///pytest.whl"], False),
-        (["./pytest"], False),
-        (["no-such-package"], False),
-        (['no-such-package; python_version < "3"'], True),
-    ],
-)
-@pytest.mark.lowest
-def test_what_is_satisfied(words, satisfied):
-    assert are_satisfied(words) is satisfied
-
-
 def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
     use = using(f"tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl", pip_index_urls=["https://user:secret@host"])
 
@@ -154,49 +123,6 @@ def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
     (stage,) = execute_failing(pipeline).stages
     assert stage.reason.startswith(f"could not be given an environment for its packages in {tmp_path}/file/torchx-kfp/")
     assert stage.reason.endswith("Set XDG_CACHE_HOME to a folder that can be written")
-
-
-def test_a_wheel_or_a_folder_that_has_changed_is_installed_again(tmp_path, cache):
-    commands = []
-
-    def provide(*words):
-        return provide_environment([words], {}, lambda command, _: commands.append(command) or 0, lambda: False)
-
-    wheel = make_wheel(tmp_path / "dist", "tiny", "1.5")
-    (tmp_path / "project" / "src").mkdir(parents=True)
-    cases = ([f"tiny @ file://{wheel}"], ["--find-links", str(wheel.parent), "tiny"], [f"{tmp_path}/project[x]"])
-    for hours, words in enumerate(cases, 1):
-        first = provide(*words)
-        assert provide(*words) == first
-        for path in (wheel, tmp_path / "project" / "src"):
-            later = time.time() + 3600 * hours
-            os.utime(path, (later, later))
-        assert provide(*words) != first
-        assert [command[-1] for command in commands] == [words[-1]] * 2
-        commands.clear()
-
-
-def test_indexes_may_name_variables(tmp_path, cache):
-    commands = []
-    environ = {"TOKEN": "t0"}
-    words = ["--index-url", "https://$USER:${TOKEN}@host/simple", "no-such-$TOKEN"]
-    folder = provide_environment([words], environ, lambda command, _: commands.append(command) or 0, lambda: False)
-    assert commands[0][-3:] == ("--index-url", "https://$USER:t0@host/simple", "no-such-$TOKEN")
-    assert folder == environments(cache)[0].resolve()
-
-
-def test_a_stage_that_waits_for_another_can_be_ended(cache):
-    words = ["no-such-package"]
-
-    def install(command, environ):
-        # Meanwhile, another stage needs the same packages, and is ended.
-        checks = iter([False, False, True])
-        with pytest.raises(InstallError, match="was not started: the run was ended"):
-            provide_environment([words], {}, lambda *_: 0, lambda: next(checks))
-        return 1
-
-    with pytest.raises(InstallError, match=says("(no-such-package)", "pip", "exit code 1")):
-        provide_environment([words], {}, install, lambda: False)
 
 
 class _Server(http.server.ThreadingHTTPServer):
