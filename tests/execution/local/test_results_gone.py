@@ -159,6 +159,7 @@ STORE = """
 from torchx_kfp.tracking import current_run
 open("data.txt", "w").write("1")
 current_run().add_artifact("data", "data.txt", store=True)
+current_run().put(made=True)
 """
 FETCH = """
 from torchx_kfp.tracking import current_run

@@ -1,125 +1,174 @@
-"""Conditions as KFP compiles them, evaluated like on its backend."""
+"""Conditions as KFP compiles them, and fields of loop items, evaluated like on its backend."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.execution.local.components import load
 from tests.facts import says
-from torchx_kfp.execution.pipeline.conditions import holds, is_field_selector, select_field
+from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.local import RunResult, Watch, run
 
 pytestmark = pytest.mark.lowest
 
 A = "inputs.parameter_values['a']"
+B = "inputs.parameter_values['b']"
+TYPES = {str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", bool: "BOOLEAN"}
 
 
-@pytest.mark.parametrize(
-    ("expression", "value", "expected"),
-    [
-        (f"{A} == 'heads'", "heads", True),
-        (f"{A} == 'heads'", "tails", False),
-        (f"{A} == ''", "", True),
-        (f"{A} == 'he\"ads'", 'he"ads', True),
-        (f"{A} == 'häé😀'", "häé😀", True),
-        (f"{A} == 'a\\\\b'", "a\\b", True),
-        (f"{A} < 'b'", "a", True),
-        (f"int({A}) > 2", 3, True),
-        (f"int({A}) > 2", 2, False),
-        (f"int({A}) > -3", -2, True),
-        (f"{A} == 3", 3, True),
-        (f"{A} != 3", 3, False),
-        (f"{A} == 1", 1.0, True),
-        (f"{A} > 1", 1.5, True),
-        (f"{A} >= 2", 1.5, False),
-        (f"{A} < 1e-05", 1e-6, True),
-        (f"{A} <= -0.5", -0.5, True),
-        (f"int({A}) < 2.5", 2, True),
-        (f"double(int({A})) == 2.0", 2, True),
-        (f"{A} == true", True, True),
-        (f"{A} == true", False, False),
-        (f"!({A} == true)", False, True),
-        # Values of different types are unequal; comparing them is not an error.
-        (f"{A} == '1'", 1, False),
-        (f"{A} != true", 1, True),
-        (f"{A} == 1", True, False),
-        (f"!({A} == 'x') && int('3') > 2", "y", True),
-        (f"{A} == 'x' || {A} == 'y'", "y", True),
-        # The second operand cannot be evaluated, but it need not be.
-        (f"{A} == 'x' && inputs.parameter_values['b'] == 'y'", "y", False),
-    ],
-)
-def test_condition(expression, value, expected):
-    assert holds(expression, {"a": value}) is expected
+def attempt(folder: Path, tasks: list[dict[str, Any]], **options: Any) -> RunResult:
+    """Run a pipeline of stages whose input ``a`` has any type."""
+    components: dict[str, Any] = {
+        f"comp-{kind}": {"executorLabel": "exec", "inputDefinitions": {"parameters": {"a": {"parameterType": kind}}}}
+        for kind in TYPES.values()
+    }
+    for at, task in enumerate(tasks):
+        if inside := task.pop("component", None):
+            components[f"comp-{at}"], task["componentRef"] = inside, {"name": f"comp-{at}"}
+    named = {f"t{at}": {**task, "taskInfo": {"name": f"t{at}"}} for at, task in enumerate(tasks)}
+    document = {
+        "pipelineInfo": {"name": "conditions"},
+        "schemaVersion": "2.1.0",
+        "sdkVersion": "kfp-2.14.0",
+        "components": components,
+        "deploymentSpec": {"executors": {"exec": {"container": {"image": "busybox", "command": ["true"]}}}},
+        "root": {
+            "dag": {"tasks": {f"t{at}": {**task, "taskInfo": {"name": f"t{at}"}} for at, task in enumerate(tasks)}}
+        },
+    }
+    return run(load([document], folder), output_dir=folder / "runs", watch=Watch(), cache=False, **options)
 
 
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        (f"{A} == 'it's'", r"^is not an expression of the Common Expression Language$"),
-        (f"{A} == 'a", r"^is not an expression of the Common Expression Language$"),
-        (f"{A} == 'a\nb'", r"^is not an expression of the Common Expression Language$"),
-        ("\\", r"^is not an expression of the Common Expression Language$"),
-        (f"{A} ==", r"^is not an expression of the Common Expression Language$"),
-        ("inputs.parameter_values['b'] == 'x'", says("cannot be evaluated", "the task has no input b")),
-        ("inputs.parameter_values['b'] != 'x'", says("cannot be evaluated", "the task has no input b")),
-        ("inputs.parameter_values['b'] < 'x'", says("cannot be evaluated", "the task has no input b")),
-        (f"{A} < true", r"^cannot be evaluated: found no matching overload"),
-        (f"int({A})", r"^cannot be evaluated: "),
-        ("1 + 1", says("not true or false", "IntType(2)")),
-    ],
-)
-def test_a_condition_that_cannot_hold_says_why(expression, message):
-    with pytest.raises(ValueError, match=message):
-        holds(expression, {"a": "x"})
+def conditional(expression: str, value: Any = "x") -> dict[str, Any]:
+    """Return a stage with this condition on its input."""
+    return {
+        "componentRef": {"name": f"comp-{TYPES[type(value)]}"},
+        "inputs": {"parameters": {"a": {"runtimeValue": {"constant": value}}}},
+        "triggerPolicy": {"condition": expression},
+    }
+
+
+CONDITIONS = [
+    (f"{A} == 'heads'", "heads", True),
+    (f"{A} == 'heads'", "tails", False),
+    (f"{A} == ''", "", True),
+    (f"{A} == 'he\"ads'", 'he"ads', True),
+    (f"{A} == 'häé😀'", "häé😀", True),
+    (f"{A} == 'a\\\\b'", "a\\b", True),
+    (f"{A} < 'b'", "a", True),
+    (f"int({A}) > 2", 3, True),
+    (f"int({A}) > 2", 2, False),
+    (f"int({A}) > -3", -2, True),
+    (f"{A} == 3", 3, True),
+    (f"{A} != 3", 3, False),
+    (f"{A} == 1", 1.0, True),
+    (f"{A} > 1", 1.5, True),
+    (f"{A} >= 2", 1.5, False),
+    (f"{A} < 1e-05", 1e-6, True),
+    (f"{A} <= -0.5", -0.5, True),
+    (f"int({A}) < 2.5", 2, True),
+    (f"double(int({A})) == 2.0", 2, True),
+    (f"{A} == true", True, True),
+    (f"{A} == true", False, False),
+    (f"!({A} == true)", False, True),
+    # Values of different types are unequal; comparing them is not an error.
+    (f"{A} == '1'", 1, False),
+    (f"{A} != true", 1, True),
+    (f"{A} == 1", True, False),
+    (f"!({A} == 'x') && int('3') > 2", "y", True),
+    (f"{A} == 'x' || {A} == 'y'", "y", True),
+    # The second operand cannot be evaluated, but it need not be.
+    (f"{A} == 'x' && {B} == 'y'", "y", False),
+]
+
+
+def test_conditions_hold_as_on_the_backend(tmp_path: Path) -> None:
+    result = attempt(tmp_path, [conditional(expression, value) for expression, value, _ in CONDITIONS])
+    found = [(*row[:2], stage.state == "succeeded") for row, stage in zip(CONDITIONS, result.stages, strict=True)]
+    assert found == CONDITIONS
+    assert {str(stage.state) for stage in result.stages} == {"succeeded", "skipped"}
+
+
+@pytest.mark.parametrize("expression", [f"{A} == 'it's'", f"{A} == 'a", f"{A} == 'a\nb'", "\\", f"{A} =="])
+def test_what_is_not_an_expression_is_refused(expression: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedPipelineError, match="is not an expression of the Common Expression Language"):
+        attempt(tmp_path, [conditional(expression)])
+
+
+#: An expression -> a part of the reason why it does not hold.
+REASONS = {
+    f"{B} == 'x'": "cannot be evaluated: the task has no input b",
+    f"{B} != 'x'": "cannot be evaluated: the task has no input b",
+    f"{B} < 'x'": "cannot be evaluated: the task has no input b",
+    f"{A} < true": "cannot be evaluated: found no matching overload",
+    f"int({A})": "cannot be evaluated: ",
+    "1 + 1": "is not true or false but IntType(2)",
+}
+
+
+def test_a_condition_that_cannot_hold_says_why(tmp_path: Path) -> None:
+    result = attempt(tmp_path, [conditional(expression) for expression in REASONS])
+    for reason, stage in zip(REASONS.values(), result.stages, strict=True):
+        assert (stage.state, reason in stage.reason) == ("failed", True), stage.reason
 
 
 _FOREVER = f"[{','.join(['1'] * 40)}]"
 for _ in range(6):
     _FOREVER = f"[{','.join(['1'] * 40)}].map(x, {_FOREVER})"
+DEEP = "is nested too deeply|cannot be evaluated|takes longer"
 
 
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("(" * 5000 + "true" + ")" * 5000, "^(is nested too deeply|cannot be evaluated|takes longer)"),
-        ("!" * 9001 + "true", "^(is nested too deeply|cannot be evaluated|takes longer)"),
-        ("[" * 3000 + "]" * 3000 + " == 1", "^(is nested too deeply|cannot be evaluated|takes longer)"),
-        ("true" + " && true" * 3000, "^is longer than 20,000 characters$"),
+        ("(" * 5000 + "true" + ")" * 5000, DEEP),
+        ("!" * 9001 + "true", DEEP),
+        ("[" * 3000 + "]" * 3000 + " == 1", DEEP),
+        ("true" + " && true" * 3000, "is longer than 20,000 characters"),
         pytest.param(f"{_FOREVER} == 1", says("takes longer than", "--condition-time"), marks=pytest.mark.usual),
     ],
     ids=["parentheses", "negations", "lists", "long", "loops"],
 )
-def test_a_condition_that_would_take_for_ever(expression, message):
-    with pytest.raises(ValueError, match=message):
-        holds(expression, {"a": "x"}, seconds=2)
+def test_a_condition_that_would_take_for_ever(expression: str, message: str, tmp_path: Path) -> None:
+    try:
+        said = attempt(tmp_path, [conditional(expression)], condition_time=2).stages[0].reason
+    except UnsupportedPipelineError as error:
+        said = str(error)
+    assert re.search(message, said)
     # The next one is still evaluated.
-    assert holds("1 < 2", {})
+    assert attempt(tmp_path, [conditional("1 < 2")]).stages[0].state == "succeeded"
 
 
-@pytest.mark.usual
-def test_nobody_waits_for_a_condition_of_a_run_that_was_ended():
-    wanted = iter([True] * 5)
-    with pytest.raises(ValueError, match="the run was ended"):
-        holds(f"{_FOREVER} == 1", {}, seconds=600, is_wanted=lambda: next(wanted, False))
+#: The item of a loop, the field that a stage takes, and what it gets, or why it fails.
+FIELDS = [
+    ({"a": [1]}, '["a"]', [1]),
+    ('{"a": {"b": 2}}', '["a"]["b"]', 2),
+    ({'q"': 1}, '["q\\""]', 1),
+    ({"a": 1}, '["b"]', "the loop item {'a': 1} has no field 'b'"),
+    ([1], '["b"]', "the loop item [1] is not a dict, so it has no field 'b'"),
+    ("x", '["b"]', "the loop item 'x' is not JSON, so it has no fields"),
+]
 
 
-def test_fields_of_loop_items():
-    assert select_field({"a": [1]}, 'parseJson(string_value)["a"]') == [1]
-    assert select_field('{"a": {"b": 2}}', 'parseJson(string_value)["a"]["b"]') == 2
-    assert select_field({'q"': 1}, 'parseJson(string_value)["q\\""]') == 1
-    assert not is_field_selector("string_value")
-
-
-@pytest.mark.parametrize(
-    ("value", "selector", "message"),
-    [
-        ({"a": 1}, 'parseJson(string_value)["b"]', "the loop item {'a': 1} has no field 'b'"),
-        ([1], 'parseJson(string_value)["b"]', "the loop item [1] is not a dict, so it has no field 'b'"),
-        ("x", 'parseJson(string_value)["b"]', "the loop item 'x' is not JSON, so it has no fields"),
-        ({"a": 1}, "size(string_value)", "the expression 'size(string_value)' is not a field of a loop item"),
-    ],
-)
-def test_a_missing_field_says_so(value, selector, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        select_field(value, selector)
+def test_fields_of_loop_items(tmp_path: Path) -> None:
+    loops = []
+    for at, (value, field, _) in enumerate(FIELDS):
+        selected = {"componentInputParameter": "item", "parameterExpressionSelector": f"parseJson(string_value){field}"}
+        stage = {"componentRef": {"name": "comp-STRING"}, "inputs": {"parameters": {"a": selected}}}
+        kind = {dict: "STRUCT", list: "LIST", str: "STRING"}[type(value)]
+        loops.append(
+            {
+                "component": {
+                    "dag": {"tasks": {f"s{at}": {**stage, "taskInfo": {"name": f"s{at}"}}}},
+                    "inputDefinitions": {"parameters": {"item": {"parameterType": kind}}},
+                },
+                "parameterIterator": {"itemInput": "item", "items": {"raw": json.dumps([value])}},
+            }
+        )
+    stages = attempt(tmp_path, loops).stages
+    assert [stage.inputs.get("a") or stage.reason.partition(": ")[2] for stage in stages] == [it for *_, it in FIELDS]
