@@ -37,9 +37,7 @@ def attempt(folder: Path, tasks: list[dict[str, Any]], **options: Any) -> RunRes
         "sdkVersion": "kfp-2.14.0",
         "components": components,
         "deploymentSpec": {"executors": {"exec": {"container": {"image": "busybox", "command": ["true"]}}}},
-        "root": {
-            "dag": {"tasks": {f"t{at}": {**task, "taskInfo": {"name": f"t{at}"}} for at, task in enumerate(tasks)}}
-        },
+        "root": {"dag": {"tasks": named}},
     }
     return run(load([document], folder), output_dir=folder / "runs", watch=Watch(), cache=False, **options)
 
