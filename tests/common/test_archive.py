@@ -120,6 +120,19 @@ def test_an_ignore_file_decides_before_git(tmp_path: Path) -> None:
             list_workspace(tmp_path)
 
 
+@pytest.mark.parametrize("what", ["folders", "links"])
+def test_more_than_can_be_followed_is_refused(tmp_path: Path, what: str) -> None:
+    """A tree or a chain of links that is deeper than Python's stack."""
+    folder = tmp_path
+    for _ in range(1500 if what == "folders" else 0):
+        folder /= "d"
+        folder.mkdir()
+    for number in range(2000 if what == "links" else 0):
+        (tmp_path / str(number)).symlink_to(str(number + 1))
+    with pytest.raises(WorkspaceError, match=says(what, ".torchxignore")):
+        list_workspace(tmp_path)
+
+
 def test_files_that_look_like_credentials_are_named(tmp_path: Path) -> None:
     make(tmp_path, {"train.py": "", ".env": "KEY=1", "deploy/id_rsa": "", "deploy/tls.pem": ""})
     with pytest.raises(WorkspaceError, match=says(".env", "deploy/id_rsa", "deploy/tls.pem", ".torchxignore", "!.env")):

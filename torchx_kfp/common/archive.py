@@ -77,6 +77,11 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
         entries = [_entry(root, name) for name in sorted(names)]
     except OSError as error:
         raise WorkspaceError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
+    except RecursionError:
+        raise WorkspaceError(
+            f"The workspace {shown(root)} has folders in folders, or links to links, that are too many to follow. "
+            f"Exclude them in {IGNORE_FILE}."
+        ) from None
     looks_secret = credentials_matcher()
     secrets = [name for it in entries if looks_secret(name := it.name) and not _is_named(name, included, looks_secret)]
     if secrets:
@@ -167,7 +172,7 @@ def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], list[Cal
             _refuse_repository(root)
             return _walk(root, lambda name: name.startswith(without)), []
         return (name for name in tracked if not name.startswith(without)), []
-    except (OSError, ValueError) as error:
+    except Exception as error:  # each implementation of patterns has its own errors
         raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
 
     return _walk(root, lambda name: name.startswith(without) or ignored(name)), included

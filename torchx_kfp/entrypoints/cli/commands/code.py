@@ -70,7 +70,7 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     try:
         unpack(archive, os.path.realpath(folder))
         is_whole = True
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WorkspaceError(f"The workspace {url} cannot be unpacked: {error}.") from None
     except OSError as error:
         raise ArgumentError(f"The code cannot be written to {folder!r}: {explain(error)}.") from None
