@@ -12,6 +12,7 @@ from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.local.executors.executor import Containers, choose_containers
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
+    artifact_mounts,
     combine,
     local_path,
     named_places,
@@ -19,7 +20,9 @@ from torchx_kfp.execution.local.executors.mounts import (
     tracker_bases,
 )
 from torchx_kfp.execution.local.preflight import check_bases, find_not_applied
+from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import Facts, Limits, parse_quantity, read_limits
+from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -51,6 +54,32 @@ def test_one_mount_for_each_path():
     assert combine([shut, base, Mount("/runs/10", "/runs/10")]) == (base, Mount("/runs/10", "/runs/10"))
     inside = Mount("/elsewhere", "/runs/1/volumes")
     assert combine([run_, inside]) == (run_, inside)
+
+
+def test_artifacts_come_from_folders_of_runs_or_are_named(tmp_path):
+    """The record of a run, the cache, a host and an importer could name any file of this machine."""
+    runs, secret = str(tmp_path / "runs"), tmp_path / "secret"
+    secret.write_text("SECRET")
+    odd = tmp_path / "runs/run/x:"
+    odd.mkdir(parents=True)
+    (tmp_path / "runs/run/run.json").write_text("{}")
+    (odd / "data").write_text("1")
+    (odd / "link").symlink_to(secret)
+    for number in range(2000):
+        (odd / f"{number}").symlink_to(f"{number + 1}")
+
+    def mounted(path, mounts=(), **facts):
+        inputs = {"data": Artifact("data", ArtifactType("system.Dataset"), str(path), **facts)}
+        return [mount.source for mount in artifact_mounts(inputs, (), mounts, str(tmp_path / "workspace"), runs)]
+
+    assert mounted(odd / "data") == [str(odd / "data")]
+    for path in (secret, odd / "link", odd / "0", odd / "../../../secret", f"file://{secret}", tmp_path / "runs"):
+        for facts in ({}, {"imported": True}):
+            with pytest.raises(ValueError, match=says("--mount", ":ro")):
+                mounted(path, **facts)
+    with pytest.raises(ValueError, match=says(f"--mount {secret}:ro")):
+        mounted("s3://bucket/data", custom_path=str(secret))
+    assert mounted(secret, [Mount(str(secret), str(secret), read_only=True)]) == []
 
 
 def test_tracker_bases_of_this_machine(tmp_path):

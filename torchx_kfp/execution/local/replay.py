@@ -23,7 +23,7 @@ from torchx_kfp.execution.local.attempt import AttemptThread, RunContext
 from torchx_kfp.execution.local.executors.attached import AttachedContainers, AttachedProcesses
 from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import Containers, verify_private
-from torchx_kfp.execution.local.executors.mounts import Mount, holds, named_places, source_of
+from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
@@ -33,14 +33,14 @@ from torchx_kfp.execution.local.replay_script import script_of
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context, make_folder
 from torchx_kfp.execution.local.transfer import UnavailableError
-from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
+from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import make_run_name, without_indices
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.history import RunReader, find_run
 from torchx_kfp.execution.runs.invocation import Invocation, InvocationSource
-from torchx_kfp.execution.runs.journal import REQUEST_FILE, Journal
+from torchx_kfp.execution.runs.journal import Journal
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import missing, why_not_read
 from torchx_kfp.execution.runs.vocabulary import State
@@ -239,7 +239,8 @@ def _containers(invocation: Invocation, options: ReplayOptions) -> Containers:
         checked = (*checked, Mount(code, code, read_only=True))
     named = record.bases_among(named_places(record.arguments.values()))
     named += named_places([options.change.tracker_base])
-    return Containers(frozenset({without_indices(invocation.stage)}), checked, frozenset(named))
+    runs = "" if record.folder is None else str(record.folder.absolute().parent)
+    return Containers(frozenset({without_indices(invocation.stage)}), checked, frozenset(named), runs)
 
 
 def _context(
@@ -276,10 +277,6 @@ def _share(docker: DockerExecutor | None, folder: Path) -> None:
 
 def _plan(invocation: Invocation, context: RunContext, options: ReplayOptions) -> ReplayPlan:
     change = options.change
-    # What is only imported from a place is checked when the container is planned.
-    taken = [item for value in invocation.inputs.values() for item in artifacts_in(value) if item.is_here]
-    made = [os.path.abspath(item.path) for item in taken if item.custom_path or not item.imported]
-    _refuse_others(invocation, context, *made)
     try:
         plan = plan_replay(_with_workspace(invocation, context), context, change)
     except ValueError as error:
@@ -305,34 +302,28 @@ def _with_workspace(invocation: Invocation, context: RunContext) -> Invocation:
     if not any(path in text for path in (WORKSPACE, source) for text in texts):
         return invocation
     if os.path.isdir(source):
-        _refuse_others(invocation, context, source)
-        shutil.copytree(source, own, symlinks=True)
+        _refuse_other(invocation, context, source)
+        try:
+            shutil.copytree(source, own, symlinks=True)
+        except (OSError, RecursionError) as error:
+            raise ArgumentError(f"The workspace {source!r} of the run cannot be copied: {error}.") from None
     inputs = {name: _moved(value, source, own) for name, value in invocation.inputs.items()}
     return dataclasses.replace(invocation, inputs=inputs)
 
 
-def _refuse_others(invocation: Invocation, context: RunContext, *paths: str) -> None:
-    """Raise ArgumentError if a container would get files that are not in the run's folders, and nobody has named.
+def _refuse_other(invocation: Invocation, context: RunContext, path: str) -> None:
+    """Raise ArgumentError if a container would get a workspace that is in no run's folder, and nobody has named.
 
     A folder may be somebody else's: it could name any file of this machine.
     """
-    record = invocation.record
-    if invocation.stage not in context.containers or record.folder is None:
+    containers = context.containers
+    if invocation.stage not in containers or is_of_a_run(path, containers.runs):
         return
-    for path in paths:
-        is_own = _is_of_a_run(record.folder.parent, path) or holds(str(context.folder), path)
-        if not is_own and all(source_of(path, mount) != path for mount in context.containers.mounts):
-            raise ArgumentError(
-                f"{invocation.stage!r} cannot be replayed in a container: it takes {path!r}, which is in no "
-                f"run's folder in {str(record.folder.parent)!r}. Give it to the container: --mount {path}:ro"
-            )
-
-
-def _is_of_a_run(runs: Path, path: str) -> bool:
-    """Tell whether a path is inside of a run's folder. A run that was unpacked may have anything next to it."""
-    folder = os.path.realpath(runs)
-    name = os.path.relpath(os.path.realpath(path), folder).split(os.sep)[0]
-    return name != os.pardir and os.path.isfile(os.path.join(folder, name, REQUEST_FILE))
+    if all(source_of(path, mount) != path for mount in containers.mounts):
+        raise ArgumentError(
+            f"{invocation.stage!r} cannot be replayed in a container: it takes {path!r}, which is in no run's folder "
+            f"in {containers.runs!r}. Give it to the container: --mount {path}:ro"
+        )
 
 
 def _moved(value: Any, old: str, new: str) -> Any:

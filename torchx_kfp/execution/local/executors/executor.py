@@ -217,6 +217,8 @@ class Containers:
     mounts: tuple[Mount, ...] = ()
     #: Paths of this machine, and URLs, that the user has named: a pipeline cannot open any others.
     named: frozenset[str] = frozenset()
+    #: The folder with the runs that have made what stages take; empty for that of the run itself.
+    runs: str = ""
     #: Whether the engine can give GPUs to containers.
     has_gpus: bool = False
 
@@ -248,7 +250,7 @@ class Containers:
         has_workspace = os.path.isdir(workspace)
         mounts = [
             *([Mount(workspace, workspace)] if has_workspace else ()),
-            *artifact_mounts(facts.parameters, self.named, self.mounts, workspace),
+            *artifact_mounts(facts.parameters, self.named, self.mounts, workspace, self.runs or runs),
             *([Mount(inputs, inputs, read_only=True)] if has_inputs else ()),
             *copied_mounts(plan.copies),
             *(Mount(base, base) for base in bases),

@@ -14,6 +14,7 @@ from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import decode
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_object_store
+from torchx_kfp.execution.runs.journal import REQUEST_FILE
 
 _MODES = {"ro": True, "rw": False}
 # kfp.dsl.types.artifact_types
@@ -158,20 +159,39 @@ def tracker_bases(
     return found
 
 
+def is_of_a_run(path: str, runs: str) -> bool:
+    """Tell whether a path leads into a folder of a run. A run that was unpacked may have anything next to it."""
+    try:
+        folder = os.path.realpath(runs)
+        name = os.path.relpath(os.path.realpath(path), folder).split(os.sep)[0]
+    except RecursionError:  # a chain of links
+        return False
+    return name != os.pardir and os.path.isfile(os.path.join(folder, name, REQUEST_FILE))
+
+
 def artifact_mounts(
-    inputs: Mapping[str, Any], named: Collection[str], mounts: Sequence[Mount], workspace: str
+    inputs: Mapping[str, Any], named: Collection[str], mounts: Sequence[Mount], workspace: str, runs: str
 ) -> list[Mount]:
     """Return mounts for the artifacts that the stage reads, unless another mount or the workspace shows them.
 
     A path below a folder that stages write to is never mounted by itself: a stage may have replaced it with a link.
 
+    Args:
+        inputs: the stage's inputs.
+        named: paths and URLs that the user has named.
+        mounts: the mounts that the user has asked for.
+        workspace: the run's workspace.
+        runs: the folder with the folders of runs, which have what stages have made.
+
     Raises:
-        ValueError: an importer names a file of this machine that the user has not named: it could be any file.
+        ValueError: an importer, the record of a run or the cache names a file of this machine that the user has not
+            named: it could be any file.
     """
     found = []
     for artifact in (item for value in inputs.values() for item in artifacts_in(value)):
-        uri = os.path.normpath(artifact.uri.removeprefix("file://"))
-        if artifact.imported and ":/" not in uri and uri not in named and not _is_shown(uri, mounts):
+        place = artifact.uri.removeprefix("file://")
+        uri = os.path.normpath(place)
+        if artifact.imported and "://" not in place and uri not in named and not _is_shown(uri, mounts):
             raise ValueError(
                 f"takes an artifact from {artifact.uri}, a place on this machine that only the pipeline names. Name it "
                 f"for the run, too: --mount {uri}:ro"
@@ -179,6 +199,11 @@ def artifact_mounts(
         path = os.path.normpath(artifact.path)
         is_shown = _is_shown(path, [Mount(workspace, workspace), *mounts])
         if artifact.is_here and os.path.isabs(artifact.path) and os.path.lexists(path) and not is_shown:
+            if not artifact.imported and not is_of_a_run(path, runs):
+                raise ValueError(
+                    f"takes {path!r}, which is in no run's folder in {runs!r}. Give it to the container: --mount "
+                    f"{path}:ro"
+                )
             found.append(Mount(path, path, read_only=True))
     return found
 
