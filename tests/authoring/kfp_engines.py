@@ -63,11 +63,15 @@ def kubelet(word: str, environ: Mapping[str, str]) -> str:
 
 
 def launcher(
-    word: str, inputs: Mapping[str, str], outputs: Mapping[str, str], artifacts: Mapping[str, str] | None = None
+    word: str,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    artifacts: Mapping[str, str] | None = None,
+    root: str = "",
 ) -> str:
     """Return a word after KFP has filled in its placeholders."""
     if word == "{{$}}":
-        return executor_input(inputs, outputs, artifacts or {})
+        return executor_input(inputs, outputs, artifacts or {}, root)
     for name, path in (artifacts or {}).items():
         word = word.replace(f"{{{{$.outputs.artifacts['{name}'].path}}}}", path)
     if re.match(r'\s*\{\s*"(Concat|IfPresent)"', word):
@@ -79,7 +83,9 @@ def launcher(
     return word
 
 
-def executor_input(inputs: Mapping[str, str], outputs: Mapping[str, str], artifacts: Mapping[str, str]) -> str:
+def executor_input(
+    inputs: Mapping[str, str], outputs: Mapping[str, str], artifacts: Mapping[str, str], root: str
+) -> str:
     """Return KFP's ExecutorInput for a task with these inputs, and these files for its outputs."""
     folder = os.path.dirname(next(iter((*outputs.values(), *artifacts.values()))))
     return json.dumps(
@@ -87,7 +93,10 @@ def executor_input(inputs: Mapping[str, str], outputs: Mapping[str, str], artifa
             "inputs": {"parameterValues": dict(inputs)},
             "outputs": {
                 "parameters": {name: {"outputFile": path} for name, path in outputs.items()},
-                "artifacts": {name: {"artifacts": [{"uri": path}]} for name, path in artifacts.items()},
+                "artifacts": {
+                    name: {"artifacts": [{"name": name, "uri": f"{root}/{name}" if root else path, "metadata": {}}]}
+                    for name, path in artifacts.items()
+                },
                 "outputFile": f"{folder}/executor_output.json",
             },
         }
@@ -100,7 +109,7 @@ class Container:
 
     ``constants`` are inputs that the pipeline fixes. Their text is in the task, which is an argument of KFP's driver,
     and then in the executor input, which is an argument of its launcher. So it passes through Argo and the kubelet
-    twice.
+    twice. ``root`` is where the engine stores artifacts.
     """
 
     command: Sequence[str]
@@ -109,6 +118,7 @@ class Container:
     artifacts: Mapping[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
+    root: str = ""
 
     def argv(self) -> list[str]:
         """Return the command as the process gets it."""
@@ -118,7 +128,7 @@ class Container:
             name: kubelet(argo(kubelet(argo(text), environ)), environ) for name, text in self.constants.items()
         }
         inputs = {**constants, **self.inputs}
-        return [words[0], *(launcher(word, inputs, self.outputs, self.artifacts) for word in words[1:])]
+        return [words[0], *(launcher(word, inputs, self.outputs, self.artifacts, self.root) for word in words[1:])]
 
     def run(self, shells: Path | None = None, **options: object) -> subprocess.CompletedProcess[bytes]:
         """Run the process; ``shells`` is a folder with the ``sh`` to use."""

@@ -1,14 +1,15 @@
 """The carried launcher as a process on this machine, where each replica is a process of its own."""
 
-from __future__ import annotations
+# No annotations from __future__: KFP reads the annotations of pipeline functions.
 
-import json
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchx.specs import AppDef, RetryPolicy, Role
 
+from tests.authoring.apps import compile_pipeline
+from tests.authoring.kfp_engines import container_of
 from tests.contract.carried.behaviours import BEHAVIOURS, ROWS, CompiledStage, outputs, run_here
 from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
 from tools import carry
-from torchx_kfp.contract.carried.programs import LAUNCHER
+from torchx_kfp import engines, task_from_app
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Seconds after which a program counts as hanging.
@@ -39,21 +43,28 @@ def start_one(thread):
     start_thread(thread)
 threading.Thread.start = start_one
 """
+#: What runs the carried program, and a program that comes before it.
 PROGRAMS = {
-    "carried": [sys.executable, "-c", LAUNCHER],
-    "oldest": [oldest_python() or "", "-c", LAUNCHER],
-    "impatient": [sys.executable, "-c", IMPATIENT + LAUNCHER],
-    "few-threads": [sys.executable, "-c", FEW_THREADS + LAUNCHER],
+    "carried": (sys.executable, ""),
+    "oldest": (oldest_python() or "", ""),
+    "impatient": (sys.executable, IMPATIENT),
+    "few-threads": (sys.executable, FEW_THREADS),
 }
+#: A ``python3`` whose argument after -c is the carried program.
+PYTHON = """#!/bin/sh
+program=$2
+shift 2
+exec {interpreter} -c "$(cat {path}/before)
+$program" "$@"
+"""
 both_pythons = pytest.mark.parametrize("program", ["carried", pytest.param("oldest", marks=needs_oldest)])
 
 
 def test_the_module_is_the_text_that_commands_carry(tmp_path: Path) -> None:
     """So the tests run that text alone."""
     stage = CompiledStage(BEHAVIOURS["every word arrives byte for byte"].app(tmp_path), tmp_path, engine="job")
-    assert LAUNCHER in stage.container(tmp_path).command
-    program = {LAUNCHER: carry.join("launcher")}.popitem()
-    code, log = run_here(stage, tmp_path / "module", program)
+    command = stage.container(tmp_path).command
+    code, log = run_here(stage, tmp_path / "module", (command[command.index("{{$}}") - 2], carry.join("launcher")))
     BEHAVIOURS["every word arrives byte for byte"].check(code, log, {})
 
 
@@ -68,12 +79,12 @@ def test_a_stage_does_the_same_here_as_on_a_cluster(name: str, engine: str, tmp_
         assert FsspecResultTracker(str(tmp_path / "results"))[found["run_id"]] == row.records
 
 
-Role = dict[str, Any]
-
-
-def role(name: str, replicas: int, *command: str, **fields: Any) -> Role:
-    """Return a role in which a None stands for the replica's index. A variable that is None is the launcher's own."""
-    return {"name": name, "most": replicas, "command": command, "env": {}, "ports": [], **fields}
+def role(name: str, replicas: int, *command: str, restarts: int = 0, **fields: Any) -> Role:
+    """Return a role; ``restarts`` is how often each replica is started again."""
+    if restarts:
+        fields |= {"max_retries": restarts, "retry_policy": RetryPolicy.REPLICA}
+    fields |= {"image": "any", "entrypoint": command[0], "args": list(command[1:]), "num_replicas": replicas}
+    return Role(name, **fields)
 
 
 def shell(name: str, replicas: int, script: str, **fields: Any) -> Role:
@@ -85,65 +96,79 @@ def python(name: str, replicas: int, code: str, **fields: Any) -> Role:
 
 
 def command(
-    *roles: Role, program: str = "carried", success: list[str] | None = None, given: Any = None, **options: Any
-) -> list[str]:
-    """Return the launcher's command line for roles; a role's ``count`` is text that is known only at run time."""
-    words: list[str] = []
-    described = []
+    folder: Path,
+    *roles: Role,
+    program: str = "carried",
+    engine: str = "",
+    count: str | None = None,
+    success: Sequence[str] = (),
+    tracked: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a stage, whose output is in the folder.
 
-    def place(text: str | None) -> list[int | None]:
-        parts: list[int | None] = []
-        for number, part in enumerate((text or "").split("${replica_id}")):
-            parts += [None] if number else []
-            words.append(part)
-            parts.append(len(words) - 1)
-        return parts
+    Args:
+        folder: a folder.
+        roles: its roles.
+        program: one of ``PROGRAMS``.
+        engine: the engine; by default, one that can run the roles.
+        count: the number of replicas, which is known only at run time.
+        success: the roles whose success is the stage's.
+        tracked: whether it is tracked.
+        variables: further variables.
+    """
 
-    for one in roles:
-        described.append(
-            {
-                **one,
-                "command": [place(word) for word in one["command"]],
-                "env": [[name, None if value is None else place(value)] for name, value in one["env"].items()],
-                **({"count": place(one["count"])[0]} if "count" in one else {}),
-            }
-        )
-    spec = {"roles": described, "success": success or [one["name"] for one in roles], "restarts": 0, **options}
-    return [*PROGRAMS[program], json.dumps(spec), json.dumps(given or {}), *words]
+    def pipeline(tracker_base: str, n: int) -> None:
+        options: dict[str, Any] = {"engine": engine or ("jobset" if roles[1:] else "job")}
+        options |= {"engine": engines.JobSet(succeeds_with=success)} if success else {}
+        options |= {"tracker_base": tracker_base} if tracked else {}
+        options |= {} if count is None else {"replicas": n}
+        task_from_app(AppDef("train", list(roles)), **options)
 
-
-def environ(**variables: str) -> dict[str, str]:
+    inputs = {"tracker_base": str(folder / "results"), **({} if count is None else {"n_int": count})}
+    outputs = {"run_id": str(folder / "out" / "run_id")}
+    container = container_of(compile_pipeline(pipeline), "train", inputs=inputs, outputs=outputs)
+    interpreter, before = PROGRAMS[program]
+    path = Path(tempfile.mkdtemp())
+    (path / "before").write_text(before)
+    (path / "python3").write_text(PYTHON.format(path=path, interpreter=interpreter))
+    (path / "python3").chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHX_", "KFP_"))}
-    return {**kept, **variables}
+    return container.argv(), {**kept, "PATH": f"{path}:{os.environ['PATH']}", **(variables or {})}
 
 
-def launch(
-    *roles: Role, variables: dict[str, str] | None = None, cwd: Path | None = None, **options: Any
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        command(*roles, **options),
-        env=environ(**(variables or {})),
-        cwd=cwd,
-        capture_output=True,
-        timeout=HANGS,
-        check=False,
-    )
+Start = Callable[..., "subprocess.Popen[bytes]"]
+Launch = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    started = []
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a stage, with options of ``command`` and of ``Popen``."""
+    processes = []
 
-    def function(*roles: Role, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(
-            subprocess.Popen(command(*roles, **options), env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
-        return started[-1]
+    def function(*roles: Role, prefix: Sequence[str] = (), **options: Any) -> subprocess.Popen[bytes]:
+        given = {name: options.pop(name) for name in ("stdout", "stderr", "cwd") if name in options}
+        words, environ = command(tmp_path, *roles, **options)
+        process = subprocess.Popen([*prefix, *words], env=environ, **{"stdout": -1, "stderr": -1, **given})
+        processes.append(process)
+        return process
 
     yield function
-    for process in started:
-        process.kill()
-        process.communicate()
+    for process in processes:
+        with process:
+            process.kill()
+
+
+@pytest.fixture
+def launch(start: Start) -> Launch:
+    """Run a stage to its end."""
+
+    def function(*roles: Role, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        process = start(*roles, **options)
+        out, err = process.communicate(timeout=HANGS)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return function
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -165,13 +190,13 @@ def said(process: subprocess.CompletedProcess[bytes]) -> list[str]:
 
 
 @both_pythons
-def test_each_replica_gets_its_variables_and_words(program: str) -> None:
+def test_each_replica_gets_its_variables_and_words(program: str, launch: Launch) -> None:
     script = 'echo "$0 $1 $ME $TORCHX_REPLICA_ID/$TORCHX_NUM_REPLICAS $TORCHX_RANK0_HOST $SHARED $OWN"'
     process = launch(
-        role("a", 2, "sh", "-c", script, "x${replica_id}y", "$(HOME) $$5", env={"ME": "${replica_id}!", "OWN": None}),
+        role("a", 2, "sh", "-c", script, "x${replica_id}y", "$(HOME) $$5", env={"ME": "${replica_id}!", "OWN": "o"}),
         role("b", 1, "sh", "-c", script, "z", "", env={"ME": "b"}),
         program=program,
-        variables={"SHARED": "s", "OWN": "o", "TORCHX_REPLICA_ID": "7"},
+        variables={"SHARED": "s", "TORCHX_REPLICA_ID": "7"},
     )
     assert (process.returncode, said(process)) == (0, [])
     assert lines(process.stdout, "a/0") == ["x0y $(HOME) $$5 0! 0/2 localhost s o"]
@@ -182,7 +207,7 @@ def test_each_replica_gets_its_variables_and_words(program: str) -> None:
 
 
 @both_pythons
-def test_the_first_failure_ends_the_others(program: str, tmp_path: Path) -> None:
+def test_the_first_failure_ends_the_others(program: str, tmp_path: Path, launch: Launch) -> None:
     code = f"""
     import os, pathlib, signal, sys, time
     def end(*_):
@@ -218,7 +243,7 @@ raise SystemExit(1)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_the_last_lines_are_those_of_the_application_and_not_of_torchrun(replicas: int) -> None:
+def test_the_last_lines_are_those_of_the_application_and_not_of_torchrun(replicas: int, launch: Launch) -> None:
     others = [shell("other", 1, "exec sleep 300")] * (replicas - 1)
     process = launch(python("train", 1, TORCHRUN), *others)
     last = "train/0 failed first, with" if replicas > 1 else "train/0 failed, with"
@@ -229,16 +254,16 @@ def test_the_last_lines_are_those_of_the_application_and_not_of_torchrun(replica
     ]
 
 
-def test_a_port_on_which_another_program_listens() -> None:
+def test_a_port_on_which_another_program_listens(launch: Launch) -> None:
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
-        process = launch(shell("train", 1, "true", ports=[port]))
+        process = launch(shell("train", 1, "true", port_map={"p": port}))
     assert process.returncode == 0
     (message,) = said(process)
     assert re.search(says("another program on this machine", f"port {port}"), message)
 
 
-def test_replicas_that_do_not_heed_sigterm_are_killed() -> None:
+def test_replicas_that_do_not_heed_sigterm_are_killed(launch: Launch) -> None:
     script = "trap '' TERM; [ $TORCHX_REPLICA_ID = 0 ] && { sleep 0.3; exit 5; }; echo $$; while :; do sleep 1; done"
     process = launch(shell("train", 3, script), program="impatient")
     assert process.returncode == 5
@@ -247,7 +272,7 @@ def test_replicas_that_do_not_heed_sigterm_are_killed() -> None:
         assert not alive(int(pid))
 
 
-def test_stopped_replicas_are_ended(start: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_stopped_replicas_are_ended(start: Start, launch: Launch) -> None:
     script = "[ $TORCHX_REPLICA_ID = 0 ] && { sleep 0.3; exit 5; }; kill -STOP $$"
     assert launch(shell("train", 2, script), program="impatient").returncode == 5
 
@@ -269,9 +294,7 @@ print({signal.Signals(number).name: n for number, n in count.items() if n})
 
 @both_pythons
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_reaches_each_replica_once(
-    program: str, number: int, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_a_signal_reaches_each_replica_once(program: str, number: int, start: Start, tmp_path: Path) -> None:
     ready = str(tmp_path / "ready")
     process = start(role("train", 3, sys.executable, "-uc", COUNTING, ready), program=program)
     wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
@@ -286,9 +309,7 @@ def test_a_signal_reaches_each_replica_once(
     assert stderr.decode() == "torchx-kfp: 3 of 3 replicas run\n"
 
 
-def test_no_signal_is_lost_while_replicas_are_started(
-    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_no_signal_is_lost_while_replicas_are_started(start: Start, tmp_path: Path) -> None:
     """The first replica is already running when the launcher gets the signal, the last ones may not be."""
     script = f"echo $$ >>{tmp_path}/pids; exec sleep 300"
     process = start(shell("train", 40, script))
@@ -336,11 +357,20 @@ ENDS: Mapping[str, End] = {
     "SIGKILL": End([shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -9 $$; {WAITS}")], 137, ["train/0 failed"]),
     "SIGSEGV": End([shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -11 $$; {WAITS}")], 139),
     "all replicas are started again": End(
-        [shell("train", 2, FAILS)], 6, [AGAIN.format(1, 2), AGAIN.format(2, 2)], {"0": 3, "1": 3}, restarts=2
+        [shell("train", 2, FAILS, max_retries=2)],
+        6,
+        [AGAIN.format(1, 2), AGAIN.format(2, 2)],
+        {"0": 3, "1": 3},
+        engine="jobset",
     ),
-    "a restart that succeeds": End([shell("train", 2, "mkdir x$TORCHX_REPLICA_ID || exit 0; exit 7")], restarts=2),
+    "a restart that succeeds": End(
+        [shell("train", 2, "mkdir x$TORCHX_REPLICA_ID || exit 0; exit 7", max_retries=2)], engine="jobset"
+    ),
     "single replicas are started again, as often as their role says": End(
-        [shell("train", 2, f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; exit 6", restarts=2), shell("b", 1, WAITS)],
+        [
+            shell("train", 2, f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; exit 6", restarts=2),
+            shell("b", 1, WAITS, restarts=2),
+        ],
         6,
         [f"train/1 failed with exit code 6; {what}" for what in (ONE.format(1), ONE.format(2), "ending the others")],
         {"0": 1, "1": 3},
@@ -349,19 +379,19 @@ ENDS: Mapping[str, End] = {
         [TRAINER, shell("ps", 2, SERVER)], says=["the stage has succeeded; ending the other"], lines=BYE, **DECIDES
     ),
     "a role fails whose success does not matter": End([TRAINER, shell("ps", 1, "exit 8")], 8, **DECIDES),
-    "a number of replicas": End([shell("train", 5, NUMBER, count=" 2.0 ")], lines={"train/1": ["of 2"], "train/2": []}),
+    "a number of replicas": End([shell("train", 5, NUMBER)], count=" 2.0 ", lines={"train/1": ["of 2"], "train/2": []}),
     "fewer than the role needs": End(
-        [shell("train", 5, NUMBER, least=2, count="1")], 1, ["2 to 5", "min_replicas", "j='1:5x"], lines=NONE
+        [shell("train", 5, NUMBER, min_replicas=2)], 1, ["2 to 5", "min_replicas", "j='1:5x"], lines=NONE, count="1"
     ),
     **{
-        f"{count!r} replicas": End([shell("train", 5, NUMBER, count=count)], 1, [repr(count), *RANGE], lines=NONE)
+        f"{count!r} replicas": End([shell("train", 5, NUMBER)], 1, [repr(count), *RANGE], lines=NONE, count=count)
         for count in ("0", "6", "1.5", "nan", "-inf", "1e400", "many", "")
     },
 }
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_stage_of_processes_ends(name: str, tmp_path: Path) -> None:
+def test_a_stage_of_processes_ends(name: str, tmp_path: Path, launch: Launch) -> None:
     end = ENDS[name]
     process = launch(*end.roles, cwd=tmp_path, **end.options)
     assert process.returncode == end.code, process.stderr
@@ -371,20 +401,19 @@ def test_a_stage_of_processes_ends(name: str, tmp_path: Path) -> None:
     assert {label: lines(process.stdout, label) for label in end.lines} == end.lines
 
 
-def test_another_attempt_has_a_run_id_of_its_own(tmp_path: Path) -> None:
+def test_another_attempt_has_a_run_id_of_its_own(tmp_path: Path, launch: Launch) -> None:
     script = f'echo "$TORCHX_JOB_ID"; mkdir {tmp_path}/"${{TORCHX_JOB_ID##*/}}"; ls {tmp_path} | grep -q _3 || exit 6'
-    given = {"outputs": {"parameters": {"run_id": {"outputFile": str(tmp_path / "run_id")}}}}
-    variables = {"TORCHX_JOB_ID": "run/train/pod_01234567"}
-    process = launch(shell("train", 1, script), retries=2, given=given, variables=variables)
+    variables = {"KFP_RUN_ID": "run", "KFP_POD_NAME": "pod", "KFP_POD_UID": "01234567-89ab"}
+    process = launch(shell("train", 1, script, max_retries=2), tracked=True, variables=variables)
     assert process.returncode == 0
     run_ids = [f"run/train/pod_01234567{attempt}" for attempt in ("", "_2", "_3")]
     assert process.stdout.decode().splitlines() == [f"train/0 | {run_id}" for run_id in run_ids]
-    assert (tmp_path / "run_id").read_text() == run_ids[-1]
+    assert (tmp_path / "out" / "run_id").read_text() == run_ids[-1]
     attempts = [line for line in said(process) if "attempt" in line]
     assert attempts == [f"attempt {number} of 3: the application ended with exit code 6" for number in (2, 3)]
 
 
-def test_output_of_all_kinds() -> None:
+def test_output_of_all_kinds(launch: Launch) -> None:
     code = r"""
     import os, sys
     index = int(os.environ["TORCHX_REPLICA_ID"])
@@ -415,7 +444,7 @@ def test_output_of_all_kinds() -> None:
         assert found[b"train/%d" % index] == [b"line %d of %d" % (number, index) for number in range(3000)]
 
 
-def test_processes_that_a_replica_leaves_are_killed(tmp_path: Path) -> None:
+def test_processes_that_a_replica_leaves_are_killed(tmp_path: Path, launch: Launch) -> None:
     began = time.monotonic()
     process = launch(shell("train", 2, f"sleep 300 & echo $! >>{tmp_path}/pids"))
     assert process.returncode == 0
@@ -424,10 +453,10 @@ def test_processes_that_a_replica_leaves_are_killed(tmp_path: Path) -> None:
     wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
 
 
-def test_a_process_in_another_session_does_not_keep_the_stage_from_ending(tmp_path: Path) -> None:
+def test_a_process_in_another_session_does_not_keep_the_stage_from_ending(tmp_path: Path, start: Start) -> None:
     """It holds the output open. The runner, and the program that publishes results, end it."""
     script = f"setsid sh -c 'echo $$ >>{tmp_path}/pids; exec sleep 300' & sleep 0.3; echo end"
-    process = subprocess.Popen(command(shell("train", 8, script)), env=environ(), stdout=subprocess.DEVNULL)
+    process = start(shell("train", 8, script), stdout=subprocess.DEVNULL)
     try:
         assert process.wait(timeout=HANGS) == 0
     finally:
@@ -435,12 +464,10 @@ def test_a_process_in_another_session_does_not_keep_the_stage_from_ending(tmp_pa
             os.kill(int(pid), signal.SIGKILL)
 
 
-def test_a_stage_whose_log_nobody_reads_ends(tmp_path: Path) -> None:
+def test_a_stage_whose_log_nobody_reads_ends(tmp_path: Path, start: Start) -> None:
     """As with any program that writes to a closed pipe; otherwise its replicas would wait forever."""
     script = f"echo $$ >>{tmp_path}/pids; while :; do echo more; sleep 0.05; done"
-    process = subprocess.Popen(
-        command(shell("train", 2, script)), env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    process = start(shell("train", 2, script), stderr=subprocess.STDOUT)
     assert process.stdout is not None
     process.stdout.readline()
     wait_for(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
@@ -449,11 +476,10 @@ def test_a_stage_whose_log_nobody_reads_ends(tmp_path: Path) -> None:
     assert not any(map(alive, map(int, (tmp_path / "pids").read_text().split())))
 
 
-def test_more_replicas_than_the_machine_can_start(tmp_path: Path) -> None:
-    words = command(shell("train", 100, f"echo $$ >>{tmp_path}/pids; exec sleep 300"))
+def test_more_replicas_than_the_machine_can_start(tmp_path: Path, launch: Launch) -> None:
     (tmp_path / "pids").touch()
-    limited = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", *words]
-    process = subprocess.run(limited, env=environ(), capture_output=True, timeout=HANGS, check=False)
+    limit = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh"]
+    process = launch(shell("train", 100, f"echo $$ >>{tmp_path}/pids; exec sleep 300"), prefix=limit)
     assert (process.returncode, process.stdout) == (1, b"")
     (message,) = said(process)
     assert re.search(says(" of 100 replicas", "Too many open files", "replicas=N"), message)
@@ -461,7 +487,7 @@ def test_more_replicas_than_the_machine_can_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [3, 2], ids=["at first", "again"])
-def test_threads_that_the_machine_cannot_start(tmp_path: Path, replicas: int) -> None:
+def test_threads_that_the_machine_cannot_start(tmp_path: Path, replicas: int, launch: Launch) -> None:
     """Replicas that nobody would read and follow are ended."""
     fails = "[ $TORCHX_REPLICA_ID != 1 ] || exit 3; " if replicas == 2 else ""
     script = f"echo $$ >>{tmp_path}/pids; {fails}exec sleep 300"
@@ -473,19 +499,19 @@ def test_threads_that_the_machine_cannot_start(tmp_path: Path, replicas: int) ->
     wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
 
 
-def test_stages_with_the_same_port_take_turns(tmp_path: Path) -> None:
-    # No other test, and no other run of this test, waits for these ports.
-    ports = [40_000_000 + os.getpid(), 80_000_000 + os.getpid()]
+def free_ports(number: int) -> list[int]:
+    """Return ports for which no other test, and no other run of this test, waits."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(number)]
+        return [server.getsockname()[1] for server in servers]
+
+
+def test_stages_with_the_same_port_take_turns(tmp_path: Path, start: Start) -> None:
+    ports = free_ports(2)
     script = f"mkdir {tmp_path}/held || exit 9; sleep 0.5; rmdir {tmp_path}/held"
-    processes = [
-        subprocess.Popen(
-            command(shell("train", 1, script, ports=order), shell("other", 1, "true", ports=ports[:1])),
-            env=environ(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        for order in (ports, ports[::-1], ports[:1])
-    ]
+    orders = [{"p": ports[0], "q": ports[1]}, {"p": ports[1], "q": ports[0]}, {"p": ports[0]}]
+    other = shell("other", 1, "true", port_map={"p": ports[0]})
+    processes = [start(shell("train", 1, script, port_map=order), other) for order in orders]
     told = [process.communicate(timeout=HANGS)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     waiting = f"waiting for another stage on this machine that uses port {ports[0]}\n".encode()
@@ -493,13 +519,13 @@ def test_stages_with_the_same_port_take_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_stage_that_ends_frees_its_port(number: int, start: Callable[..., subprocess.Popen[bytes]]) -> None:
-    port = 120_000_000 + os.getpid()
-    first = start(shell("train", 1, "exec sleep 5", ports=[port]))
+def test_a_stage_that_ends_frees_its_port(number: int, start: Start) -> None:
+    (port,) = free_ports(1)
+    first = start(shell("train", 1, "exec sleep 5", port_map={"p": port}))
     assert first.stderr is not None
     first.stderr.readline()
-    waiting = start(shell("train", 1, "exec sleep 300", ports=[port]))
-    second = start(shell("train", 1, "echo mine", ports=[port]))
+    waiting = start(shell("train", 1, "exec sleep 300", port_map={"p": port}))
+    second = start(shell("train", 1, "echo mine", port_map={"p": port}))
     for process in (waiting, second):
         assert process.stderr is not None
         assert b"waiting" in process.stderr.readline()

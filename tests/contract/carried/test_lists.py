@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from kfp.dsl import for_loop, pipeline_channel
 
-from tests.contract.carried.test_publisher import Stage
+from tests.contract.carried.published import RUN_ID, Stage
 from tests.facts import says
 from torchx_kfp.contract.carried import publisher
 from torchx_kfp.errors import ResultRefusedError
@@ -82,8 +82,8 @@ def test_kfp_gets_what_was_recorded(publish: Publish, value: Any) -> None:
 
 
 def test_the_last_metadata_counts_and_results_come_first(publish: Publish, tmp_path: Path) -> None:
-    stage = Stage(tmp_path, results={"a": ["list", "a"], "b_c": ["dict", "b/c"]})
-    run = current_run(stage.environ)
+    stage = Stage(tmp_path, results={"a": list, "b/c": dict})
+    run = current_run({"TORCHX_TRACKER_BASE": stage.base, "TORCHX_JOB_ID": RUN_ID})
     run.add_metadata({"a": [1], "b/c": {"x": 1}})
     run.add_metadata(a=[2])
     assert stage.run("true").returncode == 0

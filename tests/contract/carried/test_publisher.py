@@ -1,6 +1,6 @@
 """The program around an application, as commands carry it, run as a process."""
 
-from __future__ import annotations
+# No annotations from __future__: KFP reads the annotations of pipeline functions.
 
 import json
 import os
@@ -11,107 +11,18 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
-from kfp.pipeline_spec import pipeline_spec_pb2
+from kfp import dsl
 
-from tools import carry
-from torchx_kfp.authoring.application import publisher_program
-from torchx_kfp.contract.command import Outputs
-from torchx_kfp.tracking import FsspecResultTracker, current_run
+from tests.authoring.apps import compile_pipeline
+from tests.contract.carried.published import RUN_ID, Stage
+from torchx_kfp import publish_results
+from torchx_kfp.tracking import FsspecResultTracker
 
-#: A run id of this process only: processes that a stage leaves running are found by it, even if the tests run twice.
-RUN_ID = f"run/train/{uuid.uuid4()}"
 LARGEST = sys.float_info.max
-
-
-class Stage:
-    """A stage: its tracker base, its outputs, and its process."""
-
-    def __init__(self, folder: Path, **declared: dict[str, list[str]]) -> None:
-        self.folder = folder
-        self.python = [sys.executable]
-        self.base = str(folder / "results")
-        #: The place in which the engine keeps artifacts: a backend's object store, or a local folder.
-        self.root = "s3://bucket/root"
-        self.results = declared.get("results", {})
-        artifacts = {"metrics": ["system.Metrics", "metrics"], **declared.get("artifacts", {})}
-        shown = ("system.HTML", "system.Markdown")
-        self.artifacts = {output: [title, name, int(title in shown)] for output, (title, name) in artifacts.items()}
-        #: Further parts of the specification.
-        self.spec: dict[str, Any] = {}
-        self.environ = {**os.environ, "TORCHX_TRACKER_BASE": self.base, "TORCHX_JOB_ID": RUN_ID}
-        # The stage's script writes it before the program starts.
-        (folder / "out").mkdir(exist_ok=True)
-        (folder / "out" / "run_id").write_text(RUN_ID)
-
-    def command(self, *application: str) -> list[str]:
-        spec = {"results": self.results, "artifacts": self.artifacts, **self.spec}
-        kinds = {output: title for output, (title, *_) in self.artifacts.items()}
-        executor_input = {
-            "inputs": {},
-            "outputs": {
-                "parameters": {
-                    output: {"outputFile": str(self.folder / "out" / output)} for output in (*self.results, "run_id")
-                },
-                "artifacts": {
-                    output: {
-                        "artifacts": [
-                            {
-                                "name": output,
-                                "type": {"schemaTitle": title, "schemaVersion": "0.0.1"},
-                                "uri": f"{self.root}/{output}",
-                                "metadata": {},
-                            }
-                        ]
-                    }
-                    for output, title in kinds.items()
-                },
-                "outputFile": str(self.folder / "out" / "executor_output.json"),
-            },
-        }
-        paths = [str(self.folder / "out" / output) for output in self.artifacts]
-        # The one that a stage with these outputs carries.
-        carried = publisher_program(Outputs(self.results, self.artifacts, self.spec.get("may_fail")), inline=True)
-        return [*self.python, "-c", carried, json.dumps(spec), json.dumps(executor_input), *paths, *application]
-
-    def run(self, *application: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*application),
-            env={**self.environ, **environ},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def start(self, *application: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(*application), env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def record(self, text: str) -> None:
-        path = Path(self.base, RUN_ID)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def register(self, name: str, path: str, **metadata: Any) -> None:
-        current_run(self.environ).add_artifact(name, path, **metadata)
-
-    def outputs(self) -> dict[str, str]:
-        return {output: (self.folder / "out" / output).read_text() for output in self.results}
-
-    def report(self) -> dict[str, Any]:
-        """Return the report, which a launcher must be able to read as KFP's message."""
-        text = (self.folder / "out" / "executor_output.json").read_text()
-        json_format.Parse(text, pipeline_spec_pb2.ExecutorOutput(), ignore_unknown_fields=False)
-        document = json.loads(text)
-        assert set(document) == {"artifacts"}
-        return {output: artifacts["artifacts"][0] for output, artifacts in document["artifacts"].items()}
 
 
 def put(*code: str) -> list[str]:
@@ -124,13 +35,13 @@ def test_results_become_outputs_and_metrics(tmp_path: Path) -> None:
     stage = Stage(
         tmp_path,
         results={
-            "accuracy": ["float", "accuracy"],
-            "epochs": ["int", "epochs"],
-            "good": ["bool", "good"],
-            "uri": ["str", "uri"],
-            "l2norm_mean": ["float", "l2norm/mean"],
-            "whole": ["float", "whole"],
-            "empty": ["str", "empty"],
+            "accuracy": float,
+            "epochs": int,
+            "good": bool,
+            "uri": str,
+            "l2norm/mean": float,
+            "whole": float,
+            "empty": str,
         },
     )
     application = put(
@@ -151,7 +62,6 @@ def test_results_become_outputs_and_metrics(tmp_path: Path) -> None:
     assert stage.report() == {
         "metrics": {
             "name": "metrics",
-            "type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"},
             "uri": "s3://bucket/root/metrics",
             "metadata": {"accuracy": 0.93, "epochs": 3, "whole": 2, "other": 0.5, "l2norm/mean": "1e-07"},
         }
@@ -168,7 +78,7 @@ def test_what_is_beyond_doubles_loses_no_run(tmp_path: Path) -> None:
     huge = "1" + "0" * 400
     recorded = {"NaN": (LARGEST, "nan"), "Infinity": (LARGEST, "inf"), "-Infinity": (-LARGEST, "-inf")}
     recorded[huge] = LARGEST, huge
-    stage = Stage(tmp_path, results={f"x{place}": ["float", f"x{place}"] for place in range(4)})
+    stage = Stage(tmp_path, results={f"x{place}": float for place in range(4)})
     text = ", ".join(f'"x{place}": {number}' for place, number in enumerate(recorded))
     stage.record(f'{{{text}, "accuracy": 0.5}}')
     done = stage.run("true")
@@ -185,7 +95,7 @@ def test_what_is_beyond_doubles_loses_no_run(tmp_path: Path) -> None:
 def test_only_ints_that_would_arrive_changed_are_refused(tmp_path: Path) -> None:
     refused = {f"seed{place}": value for place, value in enumerate([2**53 + 1, 2**60, -(2**63), 10**400])}
     kept = {f"kept{place}": value for place, value in enumerate([2**53, -(2**53), 0])}
-    stage = Stage(tmp_path, results={name: ["int", name] for name in [*refused, *kept]})
+    stage = Stage(tmp_path, results=dict.fromkeys([*refused, *kept], int))
     stage.record(json.dumps({**refused, **kept}))
     done = stage.run("true")
     assert done.returncode == 1
@@ -208,31 +118,27 @@ def test_an_int_that_is_not_declared_is_left_out_of_the_metrics(tmp_path: Path) 
 
 
 RESULT = "torchx-kfp: train declares the result "
-FAILURES: dict[str, tuple[dict[str, dict[str, list[str]]], str | None, list[str]]] = {
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (float, int, bool, str)}
+FAILURES: dict[str, tuple[dict[str, Any], str | None, list[str]]] = {
     **{
         f"{recorded} is no {kind}": (
-            {"results": {"x": [kind, "x"], "good": ["bool", "good"]}},
+            {"results": {"x": KINDS[kind], "good": bool}},
             f'{{"x": {recorded}, "good": true}}',
             [f"{RESULT}'x' as {kind} but recorded {json.loads(recorded)!r}"],
         )
         for kind, recorded in (
-            ("float", '"high"'),
-            ("float", "true"),
-            ("int", "1.0"),
-            ("int", "false"),
-            ("bool", "1"),
-            ("str", "1"),
-            ("float", "null"),
+            *(("float", '"high"'), ("float", "true"), ("int", "1.0"), ("int", "false"), ("bool", "1")),
+            *(("str", "1"), ("float", "null")),
         )
     },
     "another result": (
-        {"results": {"x": ["float", "x"], "good": ["bool", "good"]}},
+        {"results": {"x": float, "good": bool}},
         '{"good": true}',
         [f"{RESULT}'x' as float but recorded good"],
     ),
-    "nothing recorded": ({"results": {"x": ["float", "x"]}}, None, [f"{RESULT}'x' as float but recorded nothing"]),
+    "nothing recorded": ({"results": {"x": float}}, None, [f"{RESULT}'x' as float but recorded nothing"]),
     "a slip in a name": (
-        {"results": {"acuracy": ["float", "acuracy"]}, "artifacts": {"modle": ["system.Model", "modle"]}},
+        {"results": {"acuracy": float}, "artifacts": {"modle": dsl.Model}},
         '{"accuracy": 0.5, "loss": 0.1}',
         [
             f"{RESULT}'acuracy' as float but recorded accuracy, loss. Did you mean 'accuracy'?",
@@ -240,7 +146,7 @@ FAILURES: dict[str, tuple[dict[str, dict[str, list[str]]], str | None, list[str]
         ],
     ),
     "a file that is not there": (
-        {"artifacts": {"page": ["system.HTML", "page"]}},
+        {"artifacts": {"page": dsl.HTML}},
         None,
         ["torchx-kfp: cannot publish ", "FileNotFoundError", "/nowhere/page"],
     ),
@@ -266,12 +172,12 @@ def test_what_is_recorded_otherwise_fails_the_stage(case: str, tmp_path: Path) -
         assert done.stderr.splitlines() == facts
     assert all(fact in done.stderr for fact in facts), done.stderr
     assert "Traceback" not in done.stderr
-    if "good" in stage.results:
+    if "good" in stage.declared["results"]:
         assert (tmp_path / "out" / "good").read_text() == "true", "the others are there"
 
 
 def test_a_failed_application_has_the_last_word(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, results={"accuracy": ["float", "accuracy"]})
+    stage = Stage(tmp_path, results={"accuracy": float})
     done = stage.run(*put("current_run().put(accuracy=0.5)", "raise SystemExit(7)"))
     assert (done.returncode, done.stderr) == (7, "")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["run_id"], "nothing is published"
@@ -287,14 +193,11 @@ def test_what_cannot_be_started(tmp_path: Path, word: str, code: int, text: str)
     assert text in done.stderr
 
 
-def test_arguments_and_environment_pass_through(tmp_path: Path) -> None:
-    words = ["", "a b", "$HOME", "'\"", "-c", "--", "ü\n"]
-    code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+def test_the_environment_passes_through(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    done = stage.run(sys.executable, "-c", code, *words)
-    arguments, environ = json.loads(done.stdout)
-    assert arguments == words
-    expected = {name: value for name, value in stage.environ.items() if name not in ("PWD", "_", "OLDPWD")}
+    done = stage.run(sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+    environ = json.loads(done.stdout)
+    expected = {name: value for name, value in stage.environ.items() if name not in ("PWD", "_", "OLDPWD", "SHLVL")}
     assert {name: environ.get(name) for name in expected} == expected
 
 
@@ -302,9 +205,8 @@ def test_modules_of_the_application_are_not_pythons(tmp_path: Path) -> None:
     """The working directory of an image may contain a signal.py of the application."""
     for name in ("signal", "zlib", "base64", "json", "fsspec"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
-    stage = Stage(tmp_path)
-    done = subprocess.run(stage.command("true"), env=stage.environ, cwd=tmp_path, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = Stage(tmp_path).run("true", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Signals and processes
@@ -331,13 +233,7 @@ sys.exit(40 + count)
 @pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
 def test_signals_reach_the_application_once(tmp_path: Path, name: str, group: bool) -> None:
     """Docker signals a container's first process; Argo's executor signals its whole process group."""
-    stage = Stage(tmp_path)
-    command = stage.command(sys.executable, "-c", HANDLER.format(names=[name]))
-    process = subprocess.Popen(
-        command, env=stage.environ, stdout=subprocess.PIPE, text=True, start_new_session=True, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = Stage(tmp_path).start(sys.executable, "-c", HANDLER.format(names=[name]), start_new_session=True)
     (os.killpg if group else os.kill)(process.pid, getattr(signal, name))
     out, error = process.communicate(timeout=30)
     assert (process.returncode, out, error) == (41, f"got {name}\n", "")
@@ -386,8 +282,6 @@ while True: time.sleep(0.01)
 )
 def test_sigterm_ends_the_application(application: list[str], code: int, output: str, tmp_path: Path) -> None:
     process = Stage(tmp_path).start(*application)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
     process.terminate()
     found, error = process.communicate(timeout=20)
     assert (process.returncode, found, error) == (code, output, "")
@@ -395,8 +289,10 @@ def test_sigterm_ends_the_application(application: list[str], code: int, output:
 
 def test_an_early_signal_ends_the_stage(tmp_path: Path) -> None:
     """It may come before the program has begun to pass signals on, or just as the application starts."""
-    for delay in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08):
-        process = Stage(tmp_path).start("sleep", "30")
+    stage = Stage(tmp_path)
+    command = stage.container("sleep", "30").argv()
+    for delay in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12):
+        process = subprocess.Popen(command, env=stage.environ)
         time.sleep(delay)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=10)
@@ -428,19 +324,15 @@ def test_what_the_application_leaves_running_is_ended(tmp_path: Path, left: str)
 
 
 def test_output_is_not_held_back(tmp_path: Path) -> None:
-    process = Stage(tmp_path).start("sh", "-c", "echo first; echo second >&2; exec sleep 30")
-    assert process.stdout is not None
+    process = Stage(tmp_path).start("sh", "-c", "echo ready; echo second >&2; exec sleep 30")
     assert process.stderr is not None
-    assert process.stdout.readline() == "first\n"
     assert process.stderr.readline() == "second\n"
     process.terminate()
     process.communicate(timeout=10)
 
 
 def test_standard_input_is_the_applications(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
-    done = subprocess.run(stage.command("cat"), env=stage.environ, input=b"text", capture_output=True, check=True)
-    assert done.stdout == b"text"
+    assert Stage(tmp_path).run("cat", input="text").stdout == "text"
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
@@ -456,7 +348,9 @@ def test_it_can_be_the_init_of_a_container(tmp_path: Path) -> None:
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no rights for a process namespace")
-    process = subprocess.Popen([*inside, *stage.command(*application)], env=stage.environ, stdout=-1, text=True)
+    process = subprocess.Popen(
+        [*inside, *stage.container(*application).argv()], env=stage.environ, stdout=-1, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     assert process.stdout.readline() == "0\n", "zombies"
@@ -474,9 +368,9 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(
         tmp_path,
         artifacts={
-            "model": ["system.Model", "model"],
-            "confusion": ["system.HTML", "confusion"],
-            "notes": ["system.Markdown", "train/notes"],
+            "model": dsl.Model,
+            "confusion": dsl.HTML,
+            "train/notes": dsl.Markdown,
         },
     )
 
@@ -498,22 +392,21 @@ def test_artifacts(stage: Stage, tmp_path: Path) -> None:
         "loss": "NaN",
         "location": "s3://models/1",
     }
-    assert report["model"]["type"]["schemaTitle"] == "system.Model"
     assert json.loads((tmp_path / "out" / "model").read_text()) == {
         "path": "s3://models/1",
         "metadata": {"framework": "sklearn", "classes": [0, 1], "loss": "NaN"},
     }
     assert (tmp_path / "out" / "confusion").read_text() == "<table>", "by content"
     assert report["confusion"]["uri"] == "s3://bucket/root/confusion"
-    assert (tmp_path / "out" / "notes").read_text() == "# Notes"
-    assert report["notes"]["metadata"] == {"author": "me"}
+    assert (tmp_path / "out" / "train_notes").read_text() == "# Notes"
+    assert report["train_notes"]["metadata"] == {"author": "me"}
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/root", "/local_outputs"])
 def test_what_is_elsewhere_stays_there_on_any_engine(tmp_path: Path, root: str) -> None:
     urls = ["s3://m/gs", "s3a://m/1", "gs://m/1", "hf://m/1", "https://m/1", "x::s3://m/1"]
     names = {f"model{place}": url for place, url in enumerate(urls)}
-    stage = Stage(tmp_path, artifacts={name: ["system.Model", name] for name in names})
+    stage = Stage(tmp_path, artifacts=dict.fromkeys(names, dsl.Model))
     for name, url in names.items():
         stage.register(name, url, epochs=3, location="mine")
     stage.root = root
@@ -534,7 +427,7 @@ def test_numbers_that_six_decimals_would_change_are_text(tmp_path: Path) -> None
     shown |= {"y0": (0.0001234, "0.0001234"), "y1": (-3.3e-7, "-3.3e-07"), "y2": (5e-324, "5e-324")}
     values = {name: value for name, (value, _) in shown.items()}
     expected = {name: text for name, (_, text) in shown.items()}
-    stage = Stage(tmp_path, results={name: ["float", name] for name in shown}, artifacts={"m": ["system.Model", "m"]})
+    stage = Stage(tmp_path, results=dict.fromkeys(shown, float), artifacts={"m": dsl.Model})
     stage.record(json.dumps(values))
     stage.register("m", "s3://models/1", **values, nested=[*values.values()])
     assert stage.run("true").returncode == 0
@@ -545,7 +438,7 @@ def test_numbers_that_six_decimals_would_change_are_text(tmp_path: Path) -> None
 
 
 def test_a_local_file_or_folder_is_kept_by_kfp(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, artifacts={"file": ["system.Model", "file"], "folder": ["system.Model", "folder"]})
+    stage = Stage(tmp_path, artifacts={"file": dsl.Model, "folder": dsl.Model})
     (tmp_path / "model[1]" / "deep").mkdir(parents=True)
     (tmp_path / "model[1]" / "deep" / "weights").write_bytes(b"\0\1")
     (tmp_path / "model[1]" / "config").write_text("{}")
@@ -559,7 +452,7 @@ def test_a_local_file_or_folder_is_kept_by_kfp(tmp_path: Path) -> None:
 
 
 def test_metadata_alone(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, artifacts={"confusion": ["system.ClassificationMetrics", "confusion"]})
+    stage = Stage(tmp_path, artifacts={"confusion": dsl.ClassificationMetrics})
     matrix = {"annotationSpecs": [{"displayName": "a"}], "rows": [{"row": [1]}]}
     stage.register("confusion", "", confusionMatrix=matrix)
     assert stage.run("true").returncode == 0
@@ -573,7 +466,7 @@ def test_the_last_registration_counts(stage: Stage, tmp_path: Path) -> None:
             stage.register(name, f"file://{tmp_path}/{number}.html")
     assert stage.run("true").returncode == 0
     assert (tmp_path / "out" / "model").read_text() == "2"
-    assert (tmp_path / "out" / "notes").read_text() == "2"
+    assert (tmp_path / "out" / "train_notes").read_text() == "2"
 
 
 def test_artifacts_of_torchx(stage: Stage, tmp_path: Path) -> None:
@@ -585,11 +478,10 @@ def test_artifacts_of_torchx(stage: Stage, tmp_path: Path) -> None:
         "run.add_artifact('confusion', sys.argv[1]); run.add_artifact('train/notes', sys.argv[1])\n"
     )
     (tmp_path / "page").write_text("page")
-    trackers = {"TORCHX_TRACKERS": "torchx_kfp", "TORCHX_TRACKER_TORCHX_KFP_CONFIG": stage.base}
-    done = stage.run(sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "page"), **trackers)
+    done = stage.run(sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "page"))
     assert (done.returncode, done.stderr) == (0, "")
     assert stage.report()["model"]["metadata"] == {"epochs": 3, "location": "s3://models/1"}
-    assert stage.report()["notes"]["metadata"] == {}
+    assert stage.report()["train_notes"]["metadata"] == {}
     assert (tmp_path / "out" / "confusion").read_text() == "page"
 
 
@@ -618,7 +510,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], path: Path | str, kin
 @pytest.mark.parametrize("place", ["results", "statement", "path", "url", "folder", "link", "x", "model", "report"])
 def test_a_fifo_is_refused_wherever_a_file_is_read_or_written(place: str, tmp_path: Path) -> None:
     """The application may have created it."""
-    stage = Stage(tmp_path, results={"x": ["float", "x"]}, artifacts={"model": ["system.Model", "model"]})
+    stage = Stage(tmp_path, results={"x": float}, artifacts={"model": dsl.Model})
     model = tmp_path / "models" / "model"
     made = {
         "results": Path(stage.base, RUN_ID),
@@ -636,7 +528,7 @@ def test_a_fifo_is_refused_wherever_a_file_is_read_or_written(place: str, tmp_pa
 
 
 def test_an_artifact_that_is_a_device_or_a_socket_is_refused(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, artifacts={"page": ["system.HTML", "page"]})
+    stage = Stage(tmp_path, artifacts={"page": dsl.HTML})
     name_artifact(stage, "page", "/dev/zero")
     assert_refused(stage.run("true"), "/dev/zero", "device")
     with socket.socket(socket.AF_UNIX) as bound:
@@ -656,26 +548,32 @@ def name_artifact(stage: Stage, name: str, path: str) -> None:
 # Images
 
 
-def test_without_an_application_another_run_is_published(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, results={"accuracy": ["float", "accuracy"]})
+def test_the_records_of_another_run_are_published(tmp_path: Path) -> None:
+    def pipeline(tracker_base: str) -> None:
+        publish_results(RUN_ID, {"accuracy": float}, image="i", tracker_base=tracker_base, name="show")
+
+    stage = Stage(tmp_path)
     stage.record('{"accuracy": 1}')
-    assert stage.run().returncode == 0
+    assert stage.finish(stage.of(compile_pipeline(pipeline), "show")).returncode == 0
     assert stage.outputs() == {"accuracy": "1.0"}
     assert stage.report()["metrics"]["metadata"] == {"accuracy": 1}
 
 
 def test_an_image_without_fsspec_is_told_before_the_application_starts(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    stage.python = [sys.executable, "-S"]  # without site-packages
-    done = stage.run("echo", "started", PYTHONPATH=str(carry.REPOSITORY))
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without site-packages
+    python.chmod(0o755)
+    stage.environ = {**stage.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = stage.run("echo", "started")
     assert (done.returncode, done.stdout) == (125, "")
-    assert done.stderr == "torchx-kfp: fsspec is missing\n"
+    assert done.stderr.splitlines()[0] == "torchx-kfp: fsspec is missing"
 
 
 @pytest.mark.lowest
 def test_stores_over_http(tmp_path: Path, s3_base: str) -> None:
-    stage = Stage(tmp_path, results={"accuracy": ["float", "accuracy"]}, artifacts={"n": ["system.HTML", "n"]})
-    stage.base = stage.environ["TORCHX_TRACKER_BASE"] = s3_base
+    stage = Stage(tmp_path, results={"accuracy": float}, artifacts={"n": dsl.HTML}, may_fail=True)
+    stage.base = s3_base
     FsspecResultTracker(s3_base)[RUN_ID] = {"accuracy": 0.25}
     page = f"{s3_base}-pages/page.html"
     import fsspec
@@ -683,7 +581,6 @@ def test_stores_over_http(tmp_path: Path, s3_base: str) -> None:
     with fsspec.open(page, "wb") as file:
         file.write(b"<p>")
     stage.register("n", page)
-    stage.spec = {"may_fail": []}
     done = stage.run("sh", "-c", "exit 4")
     said = "torchx-kfp: exit code 4, but the stage may fail\n"
     assert (done.returncode, done.stderr) == (0, said)
