@@ -19,6 +19,7 @@ from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp.common import archive as module
 from torchx_kfp.common.archive import list_workspace, pack_workspace
 from torchx_kfp.common.credentials import credentials_matcher
+from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.contract.carried import workspace
 from torchx_kfp.contract.carried.programs import WORKSPACE
 from torchx_kfp.contract.protocol import workspace_key
@@ -131,6 +132,8 @@ def test_more_than_can_be_followed_is_refused(tmp_path: Path, what: str) -> None
         (tmp_path / str(number)).symlink_to(str(number + 1))
     with pytest.raises(WorkspaceError, match=says(what, ".torchxignore")):
         list_workspace(tmp_path)
+    remove_tree(tmp_path)  # pytest could not
+    tmp_path.mkdir()
 
 
 def test_files_that_look_like_credentials_are_named(tmp_path: Path) -> None:
@@ -156,11 +159,16 @@ Credentials.csv aws_credentials.json x-firebase-adminsdk-1.json accessKeys.csv t
 a.pem TLS.KEY a.p8 a.p12 a.pfx a.jks a.keystore a.kdbx a.ppk a.keytab a.ovpn id_rsa id_rsa.bak id_ed25519 ID_ECDSA
 id_work deploy_rsa master.key terraform.tfstate terraform.tfstate.backup prod.tfvars secrets.yaml secrets.toml
 .streamlit/secrets.toml .secrets secret.json secrets.py credentials kubeconfig kubeconfig.prod sftp-config.json
+app-secret.yaml k8s.secrets.yml creds.json gcp-creds.json aws_credentials new_credentials.csv gcp.json
+sa-key.json key.json
+github_token .hf_token slack-token.txt tokens.json openai_api_key openai_key.txt local.settings.json .node_repl_history
+private-key.txt key.asc ssh_host_rsa_key .gitconfig pip.ini .renviron jupyter_server_config.json .cloudflared/a.json
 """
 HARMLESS = """
 train.py .env.example .gitignore environment.yml env.py keys.py tokenizer.json tokens.py id_map.py id_rsa.pub
 data/id_cards/train.csv credentials.py secret_santa.py token/a.py config.json settings.xml .config/app.toml
 aws/config.py api_keys.py password_reset.py key.txt model.keras Dockerfile monkey.txt secretary/main.py
+data/tokens.txt ca.crt creds.py private_key.py access_token.py monkey.json history.csv
 """
 
 

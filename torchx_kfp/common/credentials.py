@@ -15,10 +15,13 @@ _NAMES = (
     # keys and the stores of them
     *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.pk8", "*.pkcs12", "*.ppk", "*.jks", "*.jceks", "*.keystore"),
     *("*.bcfks", "*.kdb", "*.kdbx", "*.keychain", "*.agilekeychain", "*.kwallet", "*.psafe3", "*.keytab", "*.bek"),
+    *("ssh_host_*_key", "private_key*", "private-key*", "privkey*", "!private_key*.py", "*.asc", "*.rdp", "*.cscfg"),
     *("*.ovpn", "*.tblk", "*.agekey", "*.gpgkey", "krb5cc_*", "secring.*", "otr.private_key", "master.key"),
     *("id_*", "!id_*.*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519"),
     # words
     *("secret", "secrets", "*.secret", "*.secrets", "secret.*", "secrets.*", ".secret*", "secret_token.*"),
+    *("*[-_.]secret.y*ml", "*[-_.]secrets.y*ml", "*[-_.]secret.json", "*[-_.]secrets.json", "*[-_.]secrets.toml"),
+    *("creds", "creds.*", "*[-_]creds.json", "!creds.py", "*[-_]credentials", "*credentials*.csv"),
     *("credential", "credentials", "credentials.*", ".credentials*", "*credentials*.json", "!credentials.py"),
     *("password", "passwords", "password.*", "passwords.*", "*.passwd", "passwd", "shadow", "!password*.py"),
     *(".htpasswd", "htpasswd", "proftpdpasswd", ".pgpass", "pgpass", ".my.cnf", ".mylogin.cnf", "master_password*"),
@@ -26,19 +29,25 @@ _NAMES = (
     *("client_secret*.json", "service_account*.json", "service-account*.json", "serviceaccount*.json"),
     *("*service-account*.json", "*service_account*.json", "*firebase-adminsdk*.json", "gha-creds-*.json", "gcp-key*"),
     *("application_default_credentials.json", "accesskeys.csv", "*_accesskeys.csv", "rootkey.csv", ".boto", ".s3cfg"),
+    *("gcp.json", "gcloud*.json", "sa.json", "sa-key*.json", "sa_key*.json", "key.json", "keyfile.json"),
+    *("local.settings.json", "azureauth.json", "azureprofile.json", "passwd-s3fs", ".lakectl.yaml", "admin.conf"),
     *("s3cfg", "rclone.conf", ".passwd-s3fs", ".databrickscfg", ".snowsql", "*.publishsettings", ".tugboat"),
     *("terraform.tfstate*", "*.tfstate", "*.tfstate.*", "*.tfvars", ".terraformrc", "terraform.rc", ".vault-token"),
     *("*.vault", ".vault_pass*", "vault_pass*", "heroku.json", "kubeconfig", "kubeconfig.*", "*.kubeconfig"),
     # packages, repositories and hubs
     *(".npmrc", ".yarnrc.yml", ".pypirc", "pip.conf", ".condarc", ".netrc", "_netrc", ".git-credentials", ".dockercfg"),
-    *(".dockerconfigjson", "kaggle.json", "wandb_api_key*", ".comet.config", ".gitrobrc", "auth.json", "token.json"),
-    *("token.pickle", "token", ".token", "*.token", "hf_token*", "huggingface_token*", "api_key", "api_key.*"),
+    *(".dockerconfigjson", "kaggle.json", ".comet.config", ".gitrobrc", "auth.json", "token.json"),
+    *("token.pickle", "token", ".token", "*.token", "hf_token*", "huggingface_token*", "api_key.*"),
+    *("*[-_]token", "*[-_]token.txt", "token.txt", "tokens.json", "oauth.json", "*[-_]key.txt", "*api_key", "*api-key"),
+    *("api-key.*", "apikeys.*", "wandb_api_key*", ".wandb_api_key", "clearml.conf", ".clearml.conf", ".gitconfig"),
+    *("jupyter_server_config.json", "jupyter_notebook_config.json", ".renviron", "pip.ini", ".yarnrc", "ngrok.yml"),
     *("api_keys", "api_keys.*", "apikey", "apikey.*", "!api_key*.py", "!apikey.py"),
     # other programs
     *("sftp-config.json", "sftp.json", ".ftpconfig", ".remote-sync.json", "filezilla.xml", "recentservers.xml"),
     *("sitemanager.xml", "webservers.xml", ".dbeaver-data-sources.xml", "logins.json", ".muttrc", ".esmtprc"),
-    *(".msmtprc", "wp-config.php", "ventrilo_srv.ini", ".bash_history", ".zsh_history", ".sh_history"),
-    *(".python_history", ".psql_history", ".mysql_history", ".irb_history", "!*.pub"),
+    *(".msmtprc", "wp-config.php", "ventrilo_srv.ini", ".fetchmailrc", ".erlang.cookie", "knife.rb", "robomongo.json"),
+    *(".pg_service.conf", "pgpass.conf", "cookies.txt", "cookies.sqlite", "key3.db", "key4.db", "wallet.dat"),
+    *("settings-security.xml", ".*_history", "fish_history", "!*.pub"),
 )
 #: Folders and files in them, likewise.
 _PATHS = (
@@ -46,6 +55,8 @@ _PATHS = (
     *(".docker/config.json", ".config/gh/", ".config/hub", ".config/pip/pip.conf", ".pip/", ".huggingface/", ".kube/"),
     *("huggingface/token", "huggingface/stored_tokens", ".kaggle/", ".ngc/", ".mc/config.json", ".snowflake/"),
     *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".composer/auth.json", ".modal.toml"),
+    *(".cloudflared/", ".ngrok2/", ".dagshub/", ".dvc/config.local", ".config/dvc/", ".config/op/", ".config/doctl/"),
+    *(".config/stripe/", ".config/glab-cli/", ".config/sops/", ".dbt/profiles.yml", ".snowsql/", ".jupyter/", ".chef/"),
     *(".gradle/gradle.properties", ".m2/settings.xml", ".subversion/auth/", ".password-store/", ".terraform.d/"),
 )
 
