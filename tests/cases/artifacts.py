@@ -8,11 +8,6 @@ from tests.cases import CONTAINERS, case
 from tests.cases.parts import component, echo, make, read
 
 
-@case(outputs={"Output": "abc"}, stages={"read": {"Output": "abc"}})
-def one_to_another() -> str:
-    return read(data=make(text="abc").outputs["out"]).output
-
-
 @case(artifacts={"Output": "abc"})
 def as_output() -> dsl.Dataset:
     return make(text="abc").outputs["out"]

@@ -5,26 +5,9 @@ from typing import List
 from kfp import dsl
 
 from tests.cases import CONTAINERS, case
-from tests.cases.parts import add, coin, component, double, echo, fail, join, make, read, total, write
+from tests.cases.parts import add, component, double, echo, fail, join, make, read, total, write
 
 NO_ONE_OF = "it has no dsl.OneOf of artifacts"
-
-
-@case(arguments={"x": 2}, stages={"echo": {"Output": "two"}, "echo-2": "skipped"})
-def one_if(x: int):
-    with dsl.If(x == 2):
-        echo(text="two")
-    with dsl.If(x != 2):
-        echo(text="other")
-
-
-@case(stages={"echo": {"Output": "it is heads"}, "echo-2": "skipped"})
-def on_an_output():
-    side = coin()
-    with dsl.If(side.output == "heads"):
-        echo(text=f"it is {side.output}")
-    with dsl.Else():
-        echo(text="tails")
 
 
 @case(
@@ -187,16 +170,6 @@ def a_failing_branch_that_is_not_taken(x: int = 1):
     with dsl.If(x == 2):
         fail(message="never")
     echo(text="after")
-
-
-@case(
-    stages={"coin": {"Output": "heads"}, "echo": {"Output": "deep"}},
-)
-def on_an_output_of_a_branch():
-    with dsl.If(coin().output == "heads"):
-        side = coin(side="tails")
-        with dsl.If(side.output == "tails"):
-            echo(text="deep")
 
 
 @component

@@ -10,21 +10,6 @@ from tests.cases import CONTAINERS, case
 from tests.cases.parts import echo, shell, write
 
 
-@dsl.container_component
-def no_input(out: dsl.OutputPath(str)):
-    return dsl.ContainerSpec(image="busybox", command=["sh"], args=["-c", 'printf none > "$0"', out])
-
-
-@case(outputs={"Output": "none"}, local=CONTAINERS)
-def without_input() -> str:
-    return no_input().outputs["out"]
-
-
-@case(outputs={"Output": "a b"}, stages={"write": {"out": "a"}}, local=CONTAINERS)
-def one_after_another() -> str:
-    return write(text=f"{write(text='a').outputs['out']} b").outputs["out"]
-
-
 @case(outputs={"Output": "HI"}, local=CONTAINERS)
 def with_python_components() -> str:
     made = shell(script='printf hi | tr a-z A-Z > "$0"')

@@ -35,12 +35,6 @@ def say_status(status: dsl.PipelineTaskFinalStatus, text: str = "") -> str:
     return f"{text} {status.state} {status.pipeline_task_name} {bool(message)}".strip()
 
 
-@case(stages={"echo": {"out": "exit"}, "echo-2": {"out": "body"}}, local=CONTAINERS)
-def after_success():
-    with dsl.ExitHandler(echo(text="exit")):
-        echo(text="body")
-
-
 @case(
     state="failed",
     stages={"echo": {"out": "exit"}, "fail": "failed", "echo-2": "not run"},

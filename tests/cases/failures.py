@@ -25,6 +25,7 @@ def fail_on(x: int, bad: int) -> int:
 @case(
     state="failed",
     stages={"fail-on[0]": {"Output": 0}, "fail-on[1]": "failed", "fail-on[2]": {"Output": 2}, "total": "not run"},
+    reasons={"total": ("was not run: fail-on[1] failed",)},
 )
 def one_iteration():
     with dsl.ParallelFor([0, 1, 2]) as x:
@@ -94,7 +95,12 @@ def exit_codes_and_output() -> str:
     return shell_after(script='printf %s "$1" > "$0"', text=first.outputs["out"]).outputs["out"]
 
 
-@case(state="failed", stages={"shell": "failed", "shell-2": {"out": "x"}}, local=CONTAINERS)
+@case(
+    state="failed",
+    stages={"shell": "failed", "shell-2": {"out": "x"}},
+    reasons={"shell": ("was ended by signal 9 (SIGKILL)",)},
+    local=CONTAINERS,
+)
 def signals():
     shell(script="kill -9 $$")
     shell(script='printf x > "$0"')

@@ -55,12 +55,6 @@ def uri_in_a_command(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'printf %s "$0" > "$1"', data.uri, out])
 
 
-@case(missing="a bucket of Google's", outputs={"Output": "gs://bucket/data"}, local=CONTAINERS)
-def a_url_in_a_command() -> str:
-    imported = dsl.importer(artifact_uri="gs://bucket/data", artifact_class=dsl.Dataset)
-    return uri_in_a_command(data=imported.output).outputs["out"]
-
-
 @case(
     missing="a bucket of Google's",
     stages={"write[0]": {"out": "gs://bucket/a"}, "describe[1]": {"Output": "gs://bucket/b [] Dataset"}},
@@ -110,8 +104,3 @@ def artifact_from_a_parameter(uri: str) -> str:
 def artifacts_in_a_loop():
     with dsl.ParallelFor(["gs://bucket/a", "gs://bucket/b"]) as uri:
         describe(data=artifact_from_uri(uri, dsl.Dataset))
-
-
-@case(missing="credentials for a bucket", artifacts={"Output": "imported\n"})
-def artifact_of_a_constant() -> dsl.Dataset:
-    return artifact_from_uri(str(HERE), dsl.Dataset)

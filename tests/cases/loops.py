@@ -20,12 +20,6 @@ from tests.cases.parts import (
 )
 
 
-@case(stages={"double[0]": {"Output": 2}, "double[1]": {"Output": 4}})
-def over_constants():
-    with dsl.ParallelFor([1, 2]) as x:
-        double(x=x)
-
-
 @case(arguments={"words": ["a", "b"]}, outputs={"Output": "a+b"}, local_since=(2, 17))
 def over_a_parameter(words: List[str]) -> str:
     with dsl.ParallelFor(words) as word:
@@ -161,13 +155,6 @@ def one_behind_another(xs: List[int]) -> int:
     return total(numbers=dsl.Collected(second.output)).output
 
 
-@case(outputs={"Output": 20}, stages={"double[4]": {"Output": 8}}, local_since=(2, 17))
-def one_at_a_time() -> int:
-    with dsl.ParallelFor([0, 1, 2, 3, 4], parallelism=1) as x:
-        doubled = double(x=x)
-    return total(numbers=dsl.Collected(doubled.output)).output
-
-
 @case(local=CONTAINERS, stages={"shell[2]": {"out": "alone"}})
 def one_at_a_time_is_alone():
     with dsl.ParallelFor(["a", "b", "c"], parallelism=1):
@@ -237,18 +224,6 @@ def behind_a_loop():
     with dsl.ParallelFor([1, 2]) as x:
         doubled = double(x=x)
     echo(text="after").after(doubled)
-
-
-@case(outputs={"Output": 1}, stages={"add[0]": {"Output": 1}}, local_since=(2, 17))
-def field_of_an_output() -> int:
-    with dsl.ParallelFor(settings().output) as setting:
-        sum_ = add(a=setting.rate, b=0)
-    return total(numbers=dsl.Collected(sum_.output)).output
-
-
-@component
-def settings() -> List[Dict[str, int]]:
-    return [{"rate": 1}]
 
 
 @case(outputs={"Output": "10"}, local=CONTAINERS)

@@ -84,11 +84,6 @@ def optional_inputs() -> str:
     return defaults.output
 
 
-@case(outputs={"Output": "(None, 'default', None, False)"}, local=OPTIONAL)
-def optional_defaults() -> str:
-    return optional().output
-
-
 @case(outputs={"Output": "(None, 'given', None, False)"}, arguments={"text": "given"}, local=OPTIONAL)
 def optional_pipeline_inputs(text: Optional[str] = None, number: Optional[int] = None) -> str:
     return optional(text=text, number=number).output

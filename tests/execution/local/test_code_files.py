@@ -1,12 +1,10 @@
 """The files that a command runs, as far as its words show. ``test_cached_stages`` tests the effect of changing them."""
 
-import ast
 import os
 from pathlib import Path
 
 import pytest
 
-from torchx_kfp.execution.local import code_files
 from torchx_kfp.execution.local.code_files import CodeFiles
 
 #: An import in each kind of block that a statement may have.
@@ -118,31 +116,3 @@ def test_a_change_between_two_stages_of_a_run_is_seen(tmp_path: Path) -> None:
     (tmp_path / "third.py").touch()
     (tmp_path / "second.py").write_text("import third")
     assert names(code, "python", "train.py") == ["second.py", "third.py", "train.py"]
-
-
-def test_files_are_parsed_once_in_a_run_and_packages_listed_once_a_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "beside").mkdir()
-    for number in range(30):
-        # Each of them may import another package for all that is known before they are parsed.
-        text = f"import os, package.module0, missing\ntext = 'import other{number}'"
-        (tmp_path / "package" / f"module{number}.py").write_text(text)
-        (tmp_path / f"other{number}.py").touch()
-    for number in range(20):
-        (tmp_path / "beside" / f"module{number}.py").write_text("import os, package.module0, missing")
-    parsed, walked = [], []
-    parse, walk = ast.parse, code_files.walk
-    code = CodeFiles(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(ast, "parse", lambda *given: parsed.append(given) or parse(*given))
-        patch.setattr(code_files, "walk", lambda *given: walked.append(given) or walk(*given))
-        words = ("python", "-c", "import package, beside")
-        found = [names(code, *words, str(rate)) for rate in range(5)]
-    assert [len(files) for files in found] == [50] * 5
-    programs = [given[0] for given in parsed]
-    # What imports nothing that is not known already, or in the standard library, is not parsed.
-    assert len([text for text in programs if "import other" in text]) == 30
-    assert not [text for text in programs if text.startswith("import os") and "import other" not in text]
-    assert len(walked) == 5 * 2

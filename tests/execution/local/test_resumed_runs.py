@@ -150,24 +150,6 @@ def test_a_chain_outlives_the_folders_of_its_first_runs(runs: Runs) -> None:
     assert [stage.cached_from for stage in last.stages] == [first.run_id, second.run_id, ""]
 
 
-def test_changes_are_named_and_kept(runs: Runs) -> None:
-    runs.fail("i")
-    failed = runs.run(everything())
-    runs.mend()
-    plan = plan_run(everything({"a": "A"}), {"folder": str(runs.folder), "text": "u"}, resume=failed)
-    steps = {step.name: step for step in plan.steps}
-    assert steps["stage"].kept_from == failed.run_id
-    assert steps["stage"].changes == ("input tag: a -> A", "input text: t -> u")
-    assert steps["inner"].changes == ("inner/stage: input text: t -> u",)
-    assert "changed, kept anyway: input tag: a -> A" in str(plan)
-    long = plan_run(everything({"a": "x" * 200 + "\nA"}), {"folder": str(runs.folder)}, resume=failed)
-    (change,) = next(step for step in long.steps if step.name == "stage").changes
-    assert re.fullmatch(r"input tag: a -> x{60}\.\.\.x{58}\\nA \(\w{8}\)", change)
-    assert "--from stage" in str(plan)
-    resumed = runs.run(everything({"a": "A"}), {"text": "u"}, resume=failed)
-    assert resumed["stage"].outputs == {"out": "a(t)"}
-
-
 def test_what_is_not_there_any_more_runs_again(runs: Runs) -> None:
     runs.fail("i")
     failed = runs.run(everything())

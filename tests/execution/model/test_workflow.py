@@ -103,19 +103,6 @@ def test_the_recorded_limit_of_a_level() -> None:
     )
 
 
-def test_labels_cost_as_much_as_a_stage() -> None:
-    labelled, plain = (measure(chain(100, **options)).workflow for options in ({"labels": True}, {}))
-    assert 1_300 < (labelled - plain) / 100 < 1_600
-
-
-def test_values_of_stages_cost_twice_their_length() -> None:
-    def app(number: int, length: int) -> Any:
-        return make_app(f"train-{number}", args=["--text", f"{number:0{length}}"])
-
-    short, long = (measure(chain(100, functools.partial(app, length=length))).workflow for length in (10, 110))
-    assert 190 < (long - short) / 100 < 230
-
-
 def test_loops_branches_and_nested_pipelines() -> None:
     @dsl.pipeline(name="inner")
     def inner(tracker_base: str) -> None:
