@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.execution.pipeline.test_load import damage
+from tests.execution.pipeline.test_damaged import damage
 
 #: The content of a file outside of the folder, which no command may show.
 SECRET = "SECRET-OF-THE-USER"

@@ -1,33 +1,16 @@
 """Files that are compiled pipelines, and files that are not, which are rejected with these messages."""
 
-import contextlib
-import copy
-import os
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-import yaml
 from kfp import compiler, dsl, kubernetes
 from torchx.components import utils
 
-from tests.execution.host.answers_of_kfp import polls
-from tests.execution.local.components import ir, write
+from tests.execution.local.components import ir, load, write
 from tests.facts import says
-from torchx_kfp.errors import PipelineFileError, TorchxKfpError
-from torchx_kfp.execution.host.observer import Observer
-from torchx_kfp.execution.host.submission import check_submission
-from torchx_kfp.execution.local.preflight import check_supported, find_not_applied
-from torchx_kfp.execution.model.workflow import describe, measure
-from torchx_kfp.execution.pipeline.load import pipeline_from_documents
-from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.runs.events import encode
-from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.local import load_pipeline
-
-#: The number of damaged pipelines: more of them find more errors.
-SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +94,9 @@ def test_damaged_pipelines(tmp_path, change, message):
     spec = documents[0]
     exec(change, {"spec": spec, "task": spec["root"]["dag"]["tasks"]["for-loop-2"]})  # noqa: S102 - the changes above
     with pytest.raises(PipelineFileError) as error:
-        pipeline_from_documents(documents, "p.yaml")
-    assert str(error.value) == (
-        f"The file 'p.yaml' is a damaged KFP v2 pipeline ({message}). Compile it again instead of editing it."
+        load(documents, tmp_path)
+    assert str(error.value).endswith(
+        f"p.yaml' is a damaged KFP v2 pipeline ({message}). Compile it again instead of editing it."
     )
 
 
@@ -175,32 +158,27 @@ def bomb(levels: int) -> str:
     return "\n".join(lines)
 
 
+#: libyaml 0.2.6 has its own limit, for levels of flow style.
+NESTED = "not a compiled pipeline: .* nested more than 100 levels|is not valid YAML: .*\n.*maximum nesting depth"
+INVALID = "is not valid YAML"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 100_000, says("not a compiled pipeline", "nested more than 100 levels")),
-        ("a: " + "[" * 101 + "]" * 101, says("not a compiled pipeline", "nested more than 100 levels")),
-        ("{" * 100_000, says("not a compiled pipeline", "nested more than 100 levels")),
-        ('{"a":' * 100_000 + "1" + "}" * 100_000, says("not a compiled pipeline", "nested more than 100 levels")),
-        ('{"a":' + "[" * 200 + "]" * 200 + "}", says("not a compiled pipeline", "nested more than 100 levels")),
-        (
-            "\n".join(" " * n + "a:" for n in range(1000)),
-            says("not a compiled pipeline", "nested more than 100 levels"),
-        ),
-        ("- " * 5000 + "a", says("not a compiled pipeline", "nested more than 100 levels")),
+        ("[" * 100_000, NESTED),
+        ("a: " + "[" * 101 + "]" * 101, NESTED),
+        ("{" * 100_000, NESTED),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, NESTED),
+        ('{"a":' + "[" * 200 + "]" * 200 + "}", NESTED),
+        ("\n".join(" " * n + "a:" for n in range(1000)), NESTED),
+        ("- " * 5000 + "a", NESTED),
         (bomb(64), says("1,000,000", "aliases", "values")),
         ("a: &a [*a]", says("not a compiled pipeline", "alias")),
         ("a: &a {<<: *a}", says("not a compiled pipeline", "alias")),
-        ("a: *b", "is not valid YAML"),
-        ("a: 2026-99-99", "is not valid YAML"),
-        ("? [a]\n: b", "is not valid YAML"),
-        ("? {a: b}\n: c", "is not valid YAML"),
-        ("a: !!python/object/apply:os.system [true]", "is not valid YAML"),
-        ("a: !!timestamp x", "is not valid YAML"),
-        ("a: !!int x", "is not valid YAML"),
-        ("a: !!set [x]", "is not valid YAML"),
-        ("a: \x00", "is not valid YAML"),
-        ("a: !!binary é", "is not valid YAML"),
+        *((text, INVALID) for text in ("a: *b", "a: 2026-99-99", "? [a]\n: b", "? {a: b}\n: c", "a: \x00")),
+        *((f"a: !!{text}", INVALID) for text in ("python/object/apply:os.system [true]", "timestamp x", "int x")),
+        *((f"a: !!{text}", INVALID) for text in ("set [x]", "binary é")),
     ],
 )
 def test_files_that_would_take_the_machine(tmp_path, text, message):
@@ -228,73 +206,8 @@ def test_pipelines_in_pipelines_are_counted(tmp_path):
         root = {"dag": {"tasks": {"top": {"componentRef": {"name": f"comp-{levels - 1}"}}}}}
         return {**compiled, "components": {**compiled["components"], **components}, "root": root}
 
-    with pytest.raises(PipelineFileError, match=says("100,000", "tasks", "'p.yaml'", "Compile")):
-        pipeline_from_documents([nested(40, 2)], "p.yaml")
-    with pytest.raises(PipelineFileError, match=says("50", "levels", "'p.yaml'", "Compile")):
-        pipeline_from_documents([nested(60, 1)], "p.yaml")
-    assert pipeline_from_documents([nested(10, 2)], "p.yaml").name == "pipeline"
-
-
-#: Values that do not belong where they are put.
-VALUES: list[Any] = [
-    *[None, True, 0, -1, 10**400, 1e308, 1e400, float("nan"), [], {}, [[]], {"a": {}}, {1: 2}, [None], [{}]],
-    *["", "x", "a/../b", "\0", "\ud800", "{{$}}", "{{$.inputs.parameters['x']}}", "0" * 5000, "[" * 2000, "[x"],
-]
-KEYS: list[Any] = [7, "", "x", None, "..", "root"]
-
-
-def damage(documents: list[Any], random: Random) -> None:
-    """Remove, rename, repeat, exchange or replace parts of the documents."""
-    places: list[tuple[Any, Any]] = []
-    stack: list[Any] = [documents]
-    while stack:
-        value = stack.pop()
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
-            places.append((value, key))
-            if isinstance(value[key], (dict, list)):
-                stack.append(value[key])
-    for _ in range(random.choice([1, 1, 1, 2, 3]) if places else 0):
-        value, key = random.choice(places)
-        other, there = random.choice(places)
-        with contextlib.suppress(KeyError, IndexError):
-            what = random.randrange(5)
-            if what == 0:
-                del value[key]
-            elif what == 1 and isinstance(value, dict):
-                value[random.choice(KEYS)] = value.pop(key)
-            elif what == 2 and isinstance(value, list):
-                value.append(copy.deepcopy(value[key]))
-            elif what == 3:
-                value[key] = copy.deepcopy(other[there])
-            else:
-                value[key] = copy.deepcopy(random.choice(VALUES))
-
-
-def whole(answer: dict[str, Any]) -> None:
-    """Follow a run whose host gives this answer."""
-    observer, state = Observer(), RunState()
-    for event in observer.observe(answer):
-        encode(event)
-        state.on_event(event)
-    assert observer.pipeline or "cannot be read" in observer.problem
-
-
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_damaged_pipelines_are_refused_with_a_message(seed):
-    """Whatever the damage, a pipeline is loaded and checked, or rejected with an error of this project."""
-    random = Random(seed)
-    answer = polls("succeeded")[-1]
-    goldens = sorted(Path(__file__).parents[2].glob("pipelines/goldens/*.yaml"))
-    for _ in range(20):
-        documents = list(yaml.load_all(random.choice(goldens).read_text(), Loader=yaml.CSafeLoader))
-        damage(documents, random)
-        spec = copy.deepcopy(answer["pipeline_spec"])
-        damage([spec], random)
-        whole({**answer, "pipeline_spec": spec})
-        with contextlib.suppress(TorchxKfpError):
-            pipeline = pipeline_from_documents(documents, "p.yaml")
-            outline(pipeline)
-            describe(measure(pipeline.text))
-            find_not_applied(pipeline)
-            check_submission(pipeline, complete_arguments(pipeline, {}))
-            check_supported(pipeline)
+    with pytest.raises(PipelineFileError, match=says("100,000", "tasks", "p.yaml'", "Compile")):
+        load([nested(40, 2)], tmp_path)
+    with pytest.raises(PipelineFileError, match=says("50", "levels", "p.yaml'", "Compile")):
+        load([nested(60, 1)], tmp_path)
+    assert load([nested(10, 2)], tmp_path).name == "pipeline"
