@@ -14,6 +14,11 @@ from hypothesis import strategies as st
 from tests.facts import says
 from torchx_kfp.execution.pipeline.values import check, from_output, from_word, to_json, to_text
 
+#: Parts of messages, and a large number as they show it.
+FINITE = "but KFP passes numbers only as finite doubles"
+LARGE = "1" + "0" * 119 + "... (401 characters)"
+SURROGATE = "contains the character '\\ud800', half of a surrogate pair, which UTF-8 cannot encode"
+
 
 def nested(depth):
     return functools.reduce(lambda inner, _: [inner], range(depth), [])
@@ -102,21 +107,13 @@ def test_output_text_becomes_a_value(text, type_, value):
         ("9223372036854775808", "NUMBER_INTEGER", "is not a 64-bit int: '9223372036854775808'"),
         ("1" + "0" * 5000, "NUMBER_INTEGER", "is not a 64-bit int: '1" + "0" * 118 + "... (5,003 characters)"),
         ("1" * 5000, "NUMBER_DOUBLE", "is not a float: '" + "1" * 119 + "... (5,002 characters)"),
-        ("[NaN]", "LIST", "contains the number nan, but KFP passes numbers only as finite doubles"),
-        ("[1e400]", "LIST", "contains the number inf, but KFP passes numbers only as finite doubles"),
-        (
-            '{"a": [1' + "0" * 400 + "]}",
-            "STRUCT",
-            "contains the number 1" + "0" * 119 + "... (401 characters), but KFP passes numbers only as finite doubles",
-        ),
+        ("[NaN]", "LIST", f"contains the number nan, {FINITE}"),
+        ("[1e400]", "LIST", f"contains the number inf, {FINITE}"),
+        ('{"a": [1' + "0" * 400 + "]}", "STRUCT", f"contains the number {LARGE}, {FINITE}"),
         ("[" + "1" * 5000 + "]", "LIST", "is not a list: '[" + "1" * 118 + "... (5,004 characters)"),
         ("[" * 101 + "]" * 101, "LIST", "is nested more than 100 levels deep, which KFP cannot pass on"),
         ("[" * 200_000, "LIST", "is nested more than 100 levels deep, which KFP cannot pass on"),
-        (
-            '[{"\\ud800": 1}]',
-            "LIST",
-            "contains the character '\\ud800', half of a surrogate pair, which UTF-8 cannot encode: '\\ud800'",
-        ),
+        ('[{"\\ud800": 1}]', "LIST", f"{SURROGATE}: '\\ud800'"),
         ("[1", "STRUCT", "is not a dict: '[1'"),
         ("x" * 200, "LIST", "is not a list: '" + "x" * 119 + "... (202 characters)"),
     ],
@@ -144,23 +141,11 @@ def test_words_of_a_command_line_are_read_by_type():
         (1, "BOOLEAN", "is not a bool: 1"),
         ("[]", "LIST", "is not a list: '[]'"),
         ([], "STRUCT", "is not a dict: []"),
-        (math.inf, "NUMBER_DOUBLE", "is inf, but KFP passes numbers only as finite doubles"),
-        (
-            10**400,
-            "NUMBER_DOUBLE",
-            "is 1" + "0" * 119 + "... (401 characters), but KFP passes numbers only as finite doubles",
-        ),
-        (
-            [10**400],
-            "LIST",
-            "contains the number 1" + "0" * 119 + "... (401 characters), but KFP passes numbers only as finite doubles",
-        ),
-        ({"a": math.nan}, "STRUCT", "contains the number nan, but KFP passes numbers only as finite doubles"),
-        (
-            "a\ud800",
-            "STRING",
-            "contains the character '\\ud800', half of a surrogate pair, which UTF-8 cannot encode: 'a\\ud800'",
-        ),
+        (math.inf, "NUMBER_DOUBLE", f"is inf, {FINITE}"),
+        (10**400, "NUMBER_DOUBLE", f"is {LARGE}, {FINITE}"),
+        ([10**400], "LIST", f"contains the number {LARGE}, {FINITE}"),
+        ({"a": math.nan}, "STRUCT", f"contains the number nan, {FINITE}"),
+        ("a\ud800", "STRING", f"{SURROGATE}: 'a\\ud800'"),
         ([{1}], "LIST", "cannot be written as JSON: Object of type set is not JSON serializable"),
     ],
 )

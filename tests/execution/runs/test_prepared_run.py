@@ -19,7 +19,6 @@ from torchx_kfp import Stages, component_from_app, host, local
 from torchx_kfp.authoring.fields import read_workspace_folders
 from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
 from torchx_kfp.execution.local.runner import start
-from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.runs.earlier_run import read_earlier
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.prepared_run import prepare
@@ -48,13 +47,6 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def recorded(base: str | os.PathLike[str]) -> list[Any]:
     recorder = Recorder.open(os.fspath(base))
     return [recorder.metadata(run_id) for run_id in recorder.run_ids()]
-
-
-def test_tags_are_kept_where_stages_record(tmp_path: Path) -> None:
-    prepared = prepare(load_pipeline(one), {}, tags={"team": "vision"}, directory=str(tmp_path))
-    (tmp_path / "results").mkdir()
-    prepared.record("run-1", pytest.fail)
-    assert Recorder.open(str(tmp_path / "results")).facts_of(["run-1"])["run-1"]["tags"] == {"team": "vision"}
 
 
 @pytest.mark.parametrize("arguments", [{}, {"tracker_base": "../there"}], ids=["default", "relative"])

@@ -9,7 +9,7 @@ from kfp import dsl
 from tests.execution.local.components import shell
 from tests.execution.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from tests.watching import Heard
-from torchx_kfp.execution.runs.events import LoopStarted, RunFinished, RunStarted, StageFinished, encode
+from torchx_kfp.execution.runs.events import LoopStarted, RunStarted, StageFinished, encode
 from torchx_kfp.execution.runs.events import StageRetried as Retried
 from torchx_kfp.execution.runs.events import StageStarted as Started
 from torchx_kfp.execution.runs.events import StageWaiting as Waiting
@@ -103,15 +103,6 @@ def test_a_nested_pipeline_that_is_tried_again_is_no_stage(execute_failing) -> N
     assert [stage.attempts for stage in run.result().stages] == [2]
 
 
-def test_a_resumed_run_is_not_over(run: RunState) -> None:
-    run.on_event(finished("first", State.FAILED))
-    run.on_event(RunFinished("run-1", State.FAILED, 8.0))
-    run.on_event(RunStarted("pipeline", "run-1", Path("/runs/run-1"), resumed=True, time=100.0))
-    assert run.finished is None
-    run.on_event(finished("first"))
-    assert run.counts() == {State.WAITING: 3, State.SUCCEEDED: 1}
-
-
 def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
     loop = LoopStarted("for-loop-1", 5, ("inner/b",), time=11.0)
     run.on_event(loop)
@@ -123,17 +114,6 @@ def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
     # A nested pipeline that is retried has the same stages.
     run.on_event(loop)
     assert sum(run.counts([task]).values()) == 5
-
-
-def test_readers_look_up_a_stage_in_constant_time(run: RunState) -> None:
-    run.on_event(Started("first", "first-0", 1, time=11.0))
-    ends, attempts = run.ends, run.attempts
-    assert (run.ends, run.attempts) == ({}, {"first": attempts["first"]})
-    assert run.ends is ends, "it is not made again for each stage"
-    assert run.attempts is attempts
-    run.on_event(finished("first"))
-    assert list(run.ends) == ["first"]
-    assert ends == {}, "a reader keeps what it has read"
 
 
 def test_a_log_whose_folder_no_disk_can_have_is_none(tmp_path: Path) -> None:
