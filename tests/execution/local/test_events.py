@@ -3,7 +3,9 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,15 +18,10 @@ from torchx_kfp.execution.runs import events
 from torchx_kfp.execution.runs.events import VERSION, decode, encode
 from torchx_kfp.local import (
     Artifact,
-    LoopStarted,
-    RunFinished,
+    Event,
     RunStarted,
     StageFinished,
-    StagePending,
-    StageReplicas,
     StageResult,
-    StageRetried,
-    StageStarted,
     StageWaiting,
     State,
 )
@@ -53,48 +50,35 @@ RESULTS = st.none() | st.dictionaries(
     max_size=3,
 )
 ARTIFACT = st.builds(Artifact, TEXT, st.builds(ArtifactType, TEXT, TEXT), TEXT, PARAMETERS)
-ARTIFACTS = st.dictionaries(TEXT, ARTIFACT | st.lists(ARTIFACT, max_size=2).map(ArtifactList), max_size=2)
-STATES = st.sampled_from(State)
-
-EVENTS = st.one_of(
-    st.builds(RunStarted, TEXT, TEXT, PATHS, st.lists(TEXT, max_size=2).map(tuple), PARAMETERS, st.booleans(), TIMES),
-    st.builds(LoopStarted, TEXT, st.integers(0, MOST), st.lists(TEXT, max_size=2).map(tuple), TIMES),
-    st.builds(StageWaiting, TEXT, TEXT, TIMES),
-    st.builds(StagePending, TEXT, TEXT, TEXT, TIMES),
-    st.builds(StageStarted, TEXT, TEXT, st.integers(1, MOST), TEXT, st.none() | PATHS, PARAMETERS, ARTIFACTS, TIMES),
-    st.builds(StageReplicas, TEXT, st.integers(0, MOST), st.integers(1, MOST), TIMES),
-    st.builds(StageRetried, TEXT, st.integers(1, MOST), TEXT, TIMES, TIMES),
-    st.builds(
-        StageFinished,
-        st.builds(
-            StageResult,
-            name=TEXT,
-            task=TEXT,
-            state=STATES,
-            exit_code=st.none() | st.integers(-64, 255),
-            reason=TEXT,
-            duration=TIMES,
-            attempts=st.integers(0, 9),
-            pod_name=TEXT,
-            log_file=st.none() | PATHS,
-            outputs=PARAMETERS,
-            artifacts=ARTIFACTS,
-            run_id=st.none() | TEXT,
-            tracker_base=st.none() | TEXT,
-            results=RESULTS,
-            inputs=PARAMETERS,
-            started_at=st.none() | TIMES,
-            key=TEXT,
-            cached_from=TEXT,
-            replicas=st.none() | st.integers(1, MOST),
-            files=st.lists(TEXT, max_size=2).map(tuple),
-            undelivered=st.dictionaries(TEXT, TEXT, max_size=2),
-        ),
-        st.booleans(),
-        TIMES,
+NUMBERS = st.integers(1, MOST)
+#: The type of a field -> its values. A new field or event whose type is here needs nothing else.
+FIELDS: dict[Any, Any] = {
+    str: TEXT,
+    int: NUMBERS,
+    float: TIMES,
+    bool: st.booleans(),
+    State: st.sampled_from(State),
+    str | None: st.none() | TEXT,
+    int | None: st.none() | NUMBERS,
+    float | None: st.none() | TIMES,
+    Path | None: st.none() | PATHS,
+    tuple[str, ...]: st.lists(TEXT, max_size=2).map(tuple),
+    Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=2),
+    Mapping[str, Any]: PARAMETERS,
+    Mapping[str, Any] | None: RESULTS,
+    Mapping[str, Artifact | list[Artifact]]: st.dictionaries(
+        TEXT, ARTIFACT | st.lists(ARTIFACT, max_size=2).map(ArtifactList), max_size=2
     ),
-    st.builds(RunFinished, TEXT, STATES, TIMES, PARAMETERS, ARTIFACTS, TEXT, TIMES),
-)
+}
+
+
+def values_of(kind: Any) -> Any:
+    """Return instances of a dataclass."""
+    return st.builds(kind, **{name: FIELDS[hint] for name, hint in get_type_hints(kind).items()})
+
+
+FIELDS[StageResult] = values_of(StageResult)
+EVENTS = st.one_of(map(values_of, get_args(Event)))
 
 
 # The time that generating takes says more about the machine than about the code.

@@ -273,10 +273,7 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_what_a_stage_leaves_behind_is_ended_and_holds_nothing_up(execute, tmp_path, start):
-    @dsl.pipeline
-    def pipeline():
-        shell(script=f"{start} echo $! > {tmp_path}/pid; sleep 0.2; echo done")
-
+    pipeline = scripts(f"{start} echo $! > {tmp_path}/pid; sleep 0.2; echo done")
     result = execute(pipeline)  # if it waited for one of them, the test would take too long
     assert result.stages[0].log_file.read_text() == "done\n"
     pid = int((tmp_path / "pid").read_text())
@@ -311,10 +308,7 @@ def test_a_process_that_has_left_everything_behind(execute, tmp_path, is_killed)
     leave = f"setsid env -i sh -c 'echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 300'"
     script = f"(cd /; {leave} > /dev/null 2>&1 < /dev/null &) ; until [ -s {pid_file} ]; do sleep 0.02; done"
 
-    @dsl.pipeline
-    def pipeline():
-        shell(script=f"{script}{'; kill -KILL $$' if is_killed else ''}")
-
+    pipeline = scripts(f"{script}{'; kill -KILL $$' if is_killed else ''}")
     if is_killed:
         with pytest.raises(StageFailedError):
             execute(pipeline)

@@ -8,7 +8,7 @@ import time
 import pytest
 from kfp import dsl
 
-from tests.execution.local.components import python, shell
+from tests.execution.local.components import python, scripts, shell
 from tests.watching import Heard
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local import Lines
@@ -115,10 +115,7 @@ sys.exit(1)
 
 
 def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
-    @dsl.pipeline
-    def pipeline():
-        shell(script="echo é; sleep 0.1; echo after")
-
+    pipeline = scripts("echo é; sleep 0.1; echo after")
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     execute(pipeline, watch=Lines(stream))

@@ -5,7 +5,7 @@ import re
 import pytest
 from kfp import compiler, dsl
 
-from tests.execution.local.components import shell, text_of, write
+from tests.execution.local.components import scripts, text_of, write
 from torchx_kfp.local import State, Watch, run
 
 
@@ -42,10 +42,7 @@ def test_a_json_file_has_the_same_numbers(execute, tmp_path):
 
 
 def test_a_watch_that_does_nothing_shows_nothing(tmp_path, capfd):
-    @dsl.pipeline
-    def pipeline():
-        shell(script="echo hello")
-
+    pipeline = scripts("echo hello")
     result = run(pipeline, output_dir=tmp_path, watch=Watch())
     assert capfd.readouterr() == ("", "")
     assert result.stages[0].log_file.read_text() == "hello\n"

@@ -26,9 +26,7 @@ from torchx_kfp.local import (
 def test_a_listener_for_lines_that_raises_does_not_hold_up_the_stages(tmp_path):
     calls = []
 
-    @dsl.pipeline
-    def pipeline():
-        shell(script=f"echo a; echo b; sleep 0.1; echo c; touch {tmp_path}/done")
+    pipeline = scripts(f"echo a; echo b; sleep 0.1; echo c; touch {tmp_path}/done")
 
     def hear(stage, line):
         calls.append(line)
