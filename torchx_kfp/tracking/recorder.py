@@ -29,11 +29,14 @@ from torchx_kfp.tracking.searches import SEARCH, Search, Trial
 from torchx_kfp.tracking.statements import (
     FOLDERS,
     METADATA,
+    REPLAY,
+    REPLAY_OF,
     UNDELIVERED,
     Artifact,
     Corrupt,
     add_metadata,
     read_artifacts,
+    replays_among,
     run_id_of,
     stated_runs,
 )
@@ -43,6 +46,8 @@ from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
 
 __all__ = [
+    "REPLAY",
+    "REPLAY_OF",
     "Artifact",
     "Code",
     "Curve",
@@ -159,6 +164,10 @@ class Recorder(FsspecResultTracker):
             run: the pipeline run to which they belong, by default any.
         """
         return stated_runs(self.store, "" if run is None else f"{run}/")
+
+    def replays_among(self, keys: Iterable[str]) -> set[str]:
+        """Return the run ids of replays; see ``statements.replays_among``."""
+        return replays_among(self.store, keys)
 
     def artifacts(self, run_id: str) -> dict[str, Artifact]:
         """Return the artifacts that a run has registered, by name."""

@@ -32,6 +32,10 @@ _logger = logging.getLogger(__name__)
 S = TypeVar("S")
 T = TypeVar("T")
 
+#: Begins the run ids of replays.
+REPLAY = "replay-"
+#: The metadata of a replay that names the stage's run.
+REPLAY_OF = "replays"
 #: The folder of the files of artifacts (``artifact_files``).
 FILES = "files"
 #: The folders of all kinds, and that of files.
@@ -198,6 +202,12 @@ def stated_runs(store: Store, begin: str = "") -> list[str]:
     name = folder_name(begin)
     found = store.each(lambda folder: store.names(f"{PRIVATE}/{folder}", name), FOLDERS)
     return sorted({unquote(name.rstrip("/")) for names in found for name in names})
+
+
+def replays_among(store: Store, keys: Iterable[str]) -> set[str]:
+    """Return the run ids of replays: `torchx-kfp replay` calls them ``replay-...`` and records what they replay."""
+    candidates = [key for key in keys if key.startswith(REPLAY)]
+    return {key for key, metadata in METADATA.read_many(store, candidates).items() if REPLAY_OF in metadata}
 
 
 def run_id_of(key: str) -> str:

@@ -16,6 +16,7 @@ from torchx_kfp.common.text import SuggestingDict, listed, shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
+from torchx_kfp.tracking.statements import replays_among
 from torchx_kfp.tracking.steps import STEPS, History
 from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text
 
@@ -169,7 +170,7 @@ class FsspecResultTracker(ResultTracker):
         """
         return ((key, results) for key, results in self._fetch(self.keys(prefix), corrupt) if results)
 
-    def to_frame(self, prefix: Key | None = None) -> pandas.DataFrame:
+    def to_frame(self, prefix: Key | None = None, *, replays: bool = False) -> pandas.DataFrame:
         """Return results as a pandas DataFrame with a row for each key and a column for each name.
 
         The index is the key, ``run_id``. The parts of run ids of stages are the columns ``run``, ``stage`` and
@@ -177,11 +178,14 @@ class FsspecResultTracker(ResultTracker):
 
         Args:
             prefix: only this key and those below it, such as ``<pipeline run>``.
+            replays: whether replays of stages have rows, too; those below ``prefix`` always have.
 
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        return results_frame(self.items(prefix))
+        found = dict(self.items(prefix))
+        left_out = replays_among(self._store, found) if prefix is None and not replays else set()
+        return results_frame((key, its) for key, its in found.items() if key not in left_out)
 
     def history(self, key: Key) -> History:
         """Return the metrics that a run has logged with ``current_run().log()``, one curve for each name."""

@@ -24,6 +24,7 @@ from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.replay import ReplayOptions, find_invocation, print_script
 from torchx_kfp.local import Watch, replay, run
+from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.recorder import Recorder
 
 #: The application of the tracked stages. Today's code decides about its end.
@@ -188,6 +189,16 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert re.search(says(str(tmp_path), "loss 0.31 (was 0.29)", "many 1 (as before)"), done.stderr), done.stderr
     [run_id] = Recorder.open(str(here.base)).keys(replay_id(done))
     assert Recorder.open(str(here.base)).metadata(run_id) == {"replays": here.result["train[1]"].run_id}
+
+    # Replays do not count among the results of all runs, nor as the latest run, unless they are named.
+    listed = call("results", str(here.base))
+    assert (name in listed.stdout, name in listed.stderr, here.run.name in listed.stdout) == (False, True, True)
+    tracker = FsspecResultTracker(here.base)
+    assert not [key for key in tracker.to_frame().index if key.startswith("replay-")]
+    assert run_id in tracker.to_frame(replays=True).index
+    assert list(tracker.to_frame(run_id).index) == [run_id]
+    assert f"Run {here.run.name}\n" in call("results", str(here.base), "latest", "--output-dir", "none").stdout
+    assert f"Run {name}\n" in call("results", str(here.base), name).stdout
 
 
 @pytest.mark.parametrize("words", [["coded"], ["many"], ["many", "--replica", "trainer/1"]])

@@ -313,7 +313,8 @@ def _newest(recorder: Recorder, here: RunsHere) -> str | None:
 
     times = recorder.last_written()
     # The times of S3 are whole seconds; the names of runs often have the time, too.
-    newest = max(times, key=lambda run: (times[run], run), default=None)
+    ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)
+    newest = next((run for run in ordered if not recorder.replays_among(recorder.run_ids(run))), None)
     for name, folder in list(here.folders.items())[:_LOOKED_AT]:
         if newest is not None and created(folder) <= times[newest]:
             break

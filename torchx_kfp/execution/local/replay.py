@@ -45,7 +45,7 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import missing, why_not_read
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, Watch, awaitable_processes
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import REPLAY, REPLAY_OF, Recorder
 
 #: The folder of replays in an output folder.
 REPLAYS = "replays"
@@ -193,7 +193,7 @@ def run_replay(
 ) -> ReplayResult:
     """Replay a stage: see ``replay``."""
     say = say or (lambda sentence: Terminal(sys.stderr).write_lines([sentence]))
-    run_id = make_run_name(f"replay-{invocation.pipeline.name}")
+    run_id = make_run_name(f"{REPLAY}{invocation.pipeline.name}")
     containers = _containers(invocation, options)
     with connected(containers, run_id) as docker:
         context = _context(invocation, options, containers, docker, run_id)
@@ -207,7 +207,7 @@ def run_replay(
 
 def print_script(invocation: Invocation, options: ReplayOptions) -> str:
     """Return a shell script that replays the stage, without the values of secrets; nothing is started."""
-    run_id = make_run_name(f"replay-{invocation.pipeline.name}")
+    run_id = make_run_name(f"{REPLAY}{invocation.pipeline.name}")
     containers = _containers(invocation, options)
     with connected(containers, run_id) as docker:
         context = _context(invocation, options, containers, docker, run_id)
@@ -344,7 +344,7 @@ def _name_original(plan: ReplayPlan) -> None:
     if plan.run_id and base:
         result = plan.invocation.result
         original = (result.run_id if result is not None else None) or plan.invocation.name
-        Recorder.open(base, plan.attempt.directory).add_metadata(plan.run_id, {"replays": original})
+        Recorder.open(base, plan.attempt.directory).add_metadata(plan.run_id, {REPLAY_OF: original})
 
 
 def _run(plan: ReplayPlan, context: RunContext, docker: DockerExecutor | None) -> ReplayResult:

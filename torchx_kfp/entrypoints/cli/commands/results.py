@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import counted, did_you_mean, listed
+from torchx_kfp.common.text import counted, did_you_mean, listed, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import (
     is_number,
@@ -163,6 +163,8 @@ def results_command(
 
 
 def _chosen(recorder: Recorder, located: Located) -> Chosen:
+    from torchx_kfp.tracking.store import pipeline_run
+
     run, output_dir = located.run, located.output_dir
     # Keys below the name are listed first: a base may have many other runs.
     keys: list[str] = []
@@ -183,6 +185,11 @@ def _chosen(recorder: Recorder, located: Located) -> Chosen:
             f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
         )
     if run is None:
+        replays = recorder.replays_among(known)
+        if replays:
+            names = listed(sorted({pipeline_run(key) for key in replays}))
+            print_message(f"Left out: {counted(len(replays), 'replay')}, which you can name: {printable(names)}.")
+        known = [key for key in known if key not in replays]
         return Chosen("", tuple(last_attempts(recorder, known, located.base, further=others)))
     return choose(located, known, recorder, others)
 
