@@ -389,3 +389,15 @@ def test_a_script_that_is_elsewhere(execute_failing, execute, tmp_path, monkeypa
     tracked = execute_failing(runs_a_tracked_script, {"tracker_base": str(tmp_path / "results")})
     assert tracked["evaluate"].reason == failed["script"].reason
     execute(runs_a_script, directory=there)
+
+
+def test_a_file_that_hides_a_module_of_python_is_named(execute_failing, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "math.py").write_text("x = 1")
+    (tmp_path / "train.py").write_text("import random")
+    failed = execute_failing(runs_a_script)
+    assert re.search(says("exit code 1", str(tmp_path / "math.py"), "hides", "another name"), failed["script"].reason)
+    # A module of the user's own may lack a name, too.
+    (tmp_path / "math.py").rename(tmp_path / "helper.py")
+    (tmp_path / "train.py").write_text("from helper import y")
+    assert execute_failing(runs_a_script)["script"].reason == "ended with exit code 1"

@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +52,13 @@ _PLAIN = re.compile(r"[\w./@%+=:,-]+( [\w./@%+=:,-]+)+")
 _PYTHON = re.compile(r"python[\d.]*")
 # Python's options without a value.
 _OPTION = re.compile(r"-[bBdEiIOPqsSuvx]+")
+#: The last line of a program that has imported another module than it meant.
+_LACKS_NAME = re.compile(
+    r"(?:ImportError: cannot import name .*? from (?:partially initialized module )?|AttributeError: .*?module )"
+    r"'(?P<name>\w+)'.*?(?:\((?P<file>/[^()]*\.py)\))?$"
+)
+#: Modules that every stage imports, or one of their own.
+_IMPORTED_BY_ALL = {*sys.stdlib_module_names, "fsspec", "torchx", "torchx_kfp"}
 # A bit that is set in the limits of stages, and of no other processes; in microseconds.
 _LIMIT = 1 << 58
 
@@ -133,6 +141,16 @@ class StageProcess:
                     _send(pid, number)
 
 
+def _hiding_file(directory: Path, last_line: str) -> Path | None:
+    """Return the user's file that Python has imported in place of a module of others, if the last line says so."""
+    found = _LACKS_NAME.match(last_line)
+    if found is None or found["name"] not in _IMPORTED_BY_ALL:
+        return None
+    file = Path(found["file"] or directory / f"{found['name']}.py")
+    is_own = file.name == f"{found['name']}.py" and not file.is_relative_to(sysconfig.get_path("stdlib"))
+    return file if is_own and file.is_file() else None
+
+
 def describe_process(command: Sequence[str], directory: Path, code: int, last_line: str) -> str:
     """Describe how a process ended.
 
@@ -150,6 +168,8 @@ def describe_process(command: Sequence[str], directory: Path, code: int, last_li
             f"{describe_exit(code)}: there is no Python module {module!r} here. Install it, start the run where it "
             "is (--directory), or run the stage in its image (--docker)"
         )
+    if hiding := _hiding_file(directory, last_line):
+        return f"{describe_exit(code)}: {hiding} hides the Python module of this name. Give the file another name"
     script = _missing_script(command, directory, torchrun=code != _USAGE)
     if script is None:
         return describe_exit(code)
