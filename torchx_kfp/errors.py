@@ -36,6 +36,7 @@
         ├── PipelineFileError         the file is not a compiled pipeline
         ├── ArgumentError             the arguments do not fit the pipeline
         │   ├── UnknownRunError           no run has this name, or several match it
+        │   │   └── AmbiguousRunError     several runs match a name
         │   └── UnknownTagError           no run among several has a tag of this name
         ├── ContainerEngineError      no container engine answers
         ├── StageFailedError          a stage of the run failed
@@ -230,6 +231,10 @@ class ArgumentError(LocalRunError, ValueError):
 
 class UnknownRunError(ArgumentError, LookupError):
     """No run has this name, or several match it."""
+
+
+class AmbiguousRunError(UnknownRunError):
+    """Several runs match a name."""
 
 
 class UnknownTagError(ArgumentError):

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -467,6 +468,33 @@ def test_a_log_that_cannot_be_read(kfp_host: KfpHost, program: Program) -> None:
         assert "nothing" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [("logs", "good"), ("watch", "failed")])
+def test_a_full_temporary_folder_is_named(there: There, words: tuple[str, str], tmp_path: Path) -> None:
+    """A limit for the size of files stands for it."""
+    command, run = words
+    done = subprocess.run(
+        [
+            "sh",
+            "-c",
+            'ulimit -f 0; exec "$@"',
+            "sh",
+            sys.executable,
+            "-m",
+            "torchx_kfp",
+            command,
+            there.runs[run],
+            *there.words,
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search(says("Logs cannot be kept", "ulimit", "TMPDIR"), done.stderr)
+
+
 # Which run
 
 
@@ -474,7 +502,9 @@ def test_names_of_a_run(there: There, program: Program) -> None:
     run_id = there.runs["canceled"]
     link = f"{there.host.url}/#/runs/details/{run_id}"
     for name in (run_id, run_id[:8], "a long run", "latest", link):
-        assert program("logs", name, "script", *there.words).stdout == "begun\n", name
+        done = program("logs", name, "script", *there.words)
+        assert done.stdout == "begun\n", name
+        assert (f"The run is {run_id}." in done.stderr) is (name == "latest")
 
 
 @pytest.mark.parametrize("command", ["watch", "logs", "cancel", "report", "results", "show"])
@@ -486,6 +516,10 @@ def test_an_unknown_run(there: There, program: Program, command: str) -> None:
     two = program(command, "a good run", *words)
     assert (two.returncode, two.stdout) == (2, "")
     assert re.search(says("'a good run'", "2 runs", there.runs["good"], there.runs["cached"]), two.stderr)
+    # This machine has no runs: nothing is said about it, also if the host is only set up.
+    for name in ("a lang run", "a good run"):
+        done = program(command, name, TORCHX_KFP_HOST=there.host.url)
+        assert (done.returncode, "local_outputs" in done.stderr) == (2, False), done.stderr
 
 
 def test_a_run_on_this_machine_comes_first(there: There, program: Program) -> None:

@@ -112,3 +112,10 @@ def test_a_name_that_a_run_of_the_host_has(kfp_host: KfpHost, program: Program) 
     assert "first" not in program(*words, TORCHX_KFP_HOST=kfp_host.url).stderr
     done = program(*words, TORCHX_KFP_HOST=kfp_host.url)
     assert (done.returncode, "1 run of the host already has the name 'first'" in done.stderr) == (0, True), done.stderr
+    for name, facts in {
+        "a \U0001f600": ("may fail", "U+1F600", "database"),
+        "latest": ("newest run", "--name"),
+    }.items():
+        done = program("submit", "hello.py", "--name", name, "--quiet", TORCHX_KFP_HOST=kfp_host.url)
+        assert done.returncode == 0, done.stderr
+        assert re.search(says(*facts), done.stderr), done.stderr

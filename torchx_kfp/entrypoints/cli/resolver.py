@@ -18,7 +18,7 @@ from torchx_kfp.common.text import UUID, did_you_mean_path, listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags
-from torchx_kfp.errors import ArgumentError, HostError, TrackerBaseError, UnknownRunError
+from torchx_kfp.errors import AmbiguousRunError, ArgumentError, HostError, TrackerBaseError, UnknownRunError
 from torchx_kfp.execution.host.settings import FLAGS, flag, read_settings
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -149,12 +149,31 @@ def find_source(
             source = _on_host(run, flags, results, base, raw_logs=raw_logs)
             source.read()  # whether it exists: a whole id is not looked up
         except (UnknownRunError, HostError) as other:
-            if isinstance(other, HostError) and _is_host_known():
+            is_about_host = isinstance(other, (HostError, AmbiguousRunError)) or not _has_runs(output_dir)
+            if is_about_host and _is_host_known():
                 raise  # this machine has nothing to do with it
             raise type(other)(f"{error} And on the host: {other}") from None
         return source
     newest = _newer_on_host(folder, flags) if run == LATEST else None
     return RunReader(folder) if newest is None else _on_host(newest, flags, results, base, raw_logs=raw_logs)
+
+
+def _has_runs(output_dir: str) -> bool:
+    """Tell whether there are runs on this machine."""
+    from torchx_kfp.execution.runs.history import find_runs
+
+    try:
+        return bool(find_runs(output_dir))
+    except ArgumentError:
+        return False
+
+
+def say_latest(word: str, record: RunRecord) -> None:
+    """Say on stderr which run ``latest`` means, for commands that do not show it."""
+    from torchx_kfp.execution.pipeline.walk import LATEST
+
+    if word.partition("/")[0] == LATEST:
+        print_message(f"The run is {record.run_id}.")
 
 
 def find_stage_source(
@@ -244,6 +263,8 @@ def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> 
     run, part = (word, "") if is_whole else (word.partition("/")[0], word.partition("/")[2])
     try:
         return find_source(run, output_dir, flags, results="run ids", base=base).read(), part
+    except AmbiguousRunError:
+        raise
     except UnknownRunError as error:
         if part:
             try:  # a name on a host may have a slash

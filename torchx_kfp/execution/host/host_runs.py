@@ -18,6 +18,7 @@ from urllib.parse import quote
 from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import (
+    AmbiguousRunError,
     ArgumentError,
     HostAnswerLostError,
     HostError,
@@ -217,7 +218,7 @@ class Host:
                 + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
             )
         if len(found) > 1:
-            raise UnknownRunError(
+            raise AmbiguousRunError(
                 f"{name!r} means {len(found):,} runs on {self.connection.name}: "
                 f"{listed(_described(run) for run in found)}. Give the run id."
             )

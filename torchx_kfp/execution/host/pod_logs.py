@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import re
 import secrets
 import shlex
@@ -29,6 +30,7 @@ from torchx_kfp.errors import (
     HostRefusedError,
     HostSettingsError,
     HostUnreachableError,
+    explain,
 )
 from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.host.connection import V1ALPHA1, Connection
@@ -194,6 +196,14 @@ class PodLog:
         return f"The log of the pod {self._pod} cannot be read, because {why}. Try: {ways}. ({error})"
 
 
+def _temporary_folder() -> str:
+    """Return the folder for temporary files, also if nothing can be written there."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return os.environ.get("TMPDIR") or "/tmp"
+
+
 class StageLogs:
     """The log files of a run's stages, in a folder that is removed at the end of the process."""
 
@@ -218,12 +228,13 @@ class StageLogs:
         self._connection, self._run_id, self._say, self._is_raw = connection, run_id, say, raw
         self._archived = archived
         #: The folder is made with the first log.
-        self._folder = Path(tempfile.gettempdir(), f"torchx-kfp-{secrets.token_hex(8)}")
+        self._folder = Path(_temporary_folder(), f"torchx-kfp-{secrets.token_hex(8)}")
         self._has_folder = False
         #: Several logs are fetched at once.
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._logs: dict[Path, PodLog] = {}
+        self._unwritten: dict[Path, bytes] = {}
         #: The logs that are read to their ends, and those that cannot be read.
         self._complete: set[Path] = set()
         self._of_kfp: set[Path] = set()
@@ -277,16 +288,36 @@ class StageLogs:
             else:
                 return True  # the container of a pod that has just begun is still being created
             return False
+        # Lines that could not be kept are written the next time.
+        new = self._unwritten.pop(path, b"") + new
+        try:
+            self._append(path, new)
+        except OSError as error:
+            self._unwritten[path] = new
+            self.say_once(
+                "folder",
+                f"Logs cannot be kept in {self._folder.parent}: {explain(error)}. Name another folder: TMPDIR=...",
+            )
+            return False
+        if is_over:
+            self._complete.add(path)
+        return True
+
+    def _append(self, path: Path, new: bytes) -> None:
+        """Add all of the bytes to a log file, or none of them."""
         with self._lock:
             if not self._has_folder:
                 self._folder.mkdir(mode=0o700)
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
                 self._has_folder = True
-        with path.open("ab") as file:
-            file.write(new)
-        if is_over:
-            self._complete.add(path)
-        return True
+        with path.open("ab", buffering=0) as file:
+            size, rest = file.tell(), memoryview(new)
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(size)
+                raise
 
     def launcher_error(self, path: Path) -> str:
         """Return ``PodLog.launcher_error`` of a log that was fetched."""

@@ -28,7 +28,7 @@ from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
-from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
+from torchx_kfp.execution.pipeline.walk import LATEST, KnownStage, known_bases, walk
 from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
@@ -214,6 +214,7 @@ def start_run(
     prepared.upload(say)
     # What is kept is not in the pipeline that the host stores.
     reference = None if prepared.plan else reference
+    _warn_of_name(submission, warn)
     if submission.name and (others := host.named(submission.name)):
         warn(
             f"{counted(len(others), 'run')} of the host already {'has' if len(others) == 1 else 'have'} the name "
@@ -236,9 +237,17 @@ def start_schedule(
 ) -> Schedule:
     """Make a schedule of prepared runs on a host: see ``start_run`` and ``Schedules.create``."""
     prepared.upload(say)
+    _warn_of_name(submission, warn)
     made = Schedules(host).create(prepared.pipeline, prepared.arguments, timing, submission, reference=reference)
     prepared.record(made.schedule_id, warn, is_schedule=True)
     return made
+
+
+def _warn_of_name(submission: Submission, warn: Callable[[str], object]) -> None:
+    for finding in checks.of_name(submission.name):
+        warn(f"Warning: {finding.kind.value}: {finding}")
+    if submission.name == LATEST:
+        warn(f"Commands take {LATEST!r} for the newest run: for this one, they need its id, or another --name.")
 
 
 def _warn(sentence: str) -> None:

@@ -14,7 +14,7 @@ from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest, workspace_key
 from torchx_kfp.entrypoints.cli.display.printing import print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_stage_source, named_bases
+from torchx_kfp.entrypoints.cli.resolver import find_stage_source, named_bases, say_latest
 from torchx_kfp.entrypoints.cli.run_inputs import print_files
 from torchx_kfp.errors import ArgumentError, TrackerBaseError, WorkspaceError, explain
 
@@ -43,6 +43,7 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
 
     source, stage = find_stage_source(run, None, output_dir, flags)
     record = source.read()
+    say_latest(run, record)
     url = _url(source, record, stage)
     digest = workspace_digest(url)
     if digest is None:

@@ -16,7 +16,7 @@ import click
 from torchx_kfp.common.text import clean_line, did_you_mean, listed
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_source
+from torchx_kfp.entrypoints.cli.resolver import find_source, say_latest
 from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError, UnknownRunError, explain
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -71,6 +71,7 @@ def logs_command(
     _end_orderly()
     source = find_source(run, output_dir, flags, results="none", raw_logs=raw)
     record = source.read()
+    say_latest(run, record)
     for sentence in record.corrupt:
         print_message(sentence)
     choice = _Choice(record, stage, attempt, partial(_origin, output_dir=output_dir, flags=flags, raw=raw))
