@@ -1,6 +1,7 @@
 """What containers get: the stages that are chosen, mounts, bases and limits."""
 
 import os
+import re
 
 import pytest
 from kfp import dsl, kubernetes
@@ -145,6 +146,26 @@ def test_what_processes_cannot_have_containers_can(tmp_path):
         "image pull policies",
         "the volume claim 'claim' (make the directory /no/such/data, or use --docker)",
     )
+
+
+def test_an_s3_server_of_this_machine_is_not_that_of_a_container():
+    there, other, here = (f"http://{name}:9000" for name in ("seaweedfs.kubeflow", "store", "localhost"))
+
+    @dsl.pipeline
+    def pipeline():
+        no_command().set_env_variable("AWS_ENDPOINT_URL", there)
+
+    loaded = load_pipeline(pipeline)
+
+    def said(own, **options):
+        return find_not_applied(loaded, environ={"AWS_ENDPOINT_URL": own}, **options)
+
+    inside = {"containers": choose_containers(loaded, True)}
+    assert said(there) == said(there, **inside) == ()
+    used = f"AWS_ENDPOINT_URL={there} (your own AWS_ENDPOINT_URL is used)"
+    assert said(here) == said(other) == said(other, **inside) == (used,)
+    [instead] = said(here, **inside)
+    assert re.search(says(f"your own AWS_ENDPOINT_URL={here}", "in a container", there), instead)
 
 
 def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path):

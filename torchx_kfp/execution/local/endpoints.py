@@ -19,19 +19,26 @@ def own_endpoints(environ: Mapping[str, str], *, in_container: bool) -> dict[str
     return {} if in_container and any(map(_is_loopback, found.values())) else found
 
 
-def described(variables: Iterable[tuple[str, str]], endpoints: Mapping[str, str]) -> str:
-    """Describe what takes the place of a stage's addresses; empty if nothing does.
+def described(variables: Iterable[tuple[str, str]], environ: Mapping[str, str], *, in_container: bool) -> str:
+    """Describe which of two addresses does not count: a stage's, or that of this machine; empty if there is one only.
 
     Args:
         variables: the variables that the stage sets.
-        endpoints: those of this machine: see ``own_endpoints``.
+        environ: those of this machine.
+        in_container: whether the stage runs in a container.
     """
     others = {name.removeprefix(ASIDE): value for name, value in variables}
     others = {name: value for name, value in others.items() if S3_ENDPOINT.fullmatch(name)}
-    if not endpoints or not others or endpoints == others:
+    own = own_endpoints(environ, in_container=False)
+    if not own or not others or own == others:
         return ""
-    named = ", ".join(f"{name}={value}" for name, value in others.items())
-    return f"{named} (your own {', '.join(endpoints)} is used)"
+    if own_endpoints(environ, in_container=in_container):
+        return f"{_listed(others)} (your own {', '.join(own)} is used)"
+    return f"your own {_listed(own)} (in a container, that would be the container; {_listed(others)} is used)"
+
+
+def _listed(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def _is_loopback(url: str) -> bool:

@@ -89,8 +89,7 @@ def find_not_applied(
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
         if any(own_endpoints(environ, in_container=False)):
             for stage in known_stages(pipeline, arguments):
-                endpoints = own_endpoints(environ, in_container=stage.place.name in containers)
-                kinds.add(described(stage.variables, endpoints))
+                kinds.add(described(stage.variables, environ, in_container=stage.place.name in containers))
             kinds.discard("")
         for scoped, inputs in known_scopes(pipeline, arguments):
             component, in_container = scoped.component, scoped.name in containers

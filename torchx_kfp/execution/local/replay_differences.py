@@ -11,7 +11,7 @@ from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.attempt import RunContext
-from torchx_kfp.execution.local.endpoints import described, own_endpoints
+from torchx_kfp.execution.local.endpoints import described
 from torchx_kfp.execution.local.executors.executor import AttemptPlan, choose_containers
 from torchx_kfp.execution.local.given_keys import missing_variables
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
@@ -61,7 +61,7 @@ def differences(invocation: Invocation, attempt: AttemptPlan, context: RunContex
         yield f"Missing: {what}"
     container = component.container
     set_there = [*(container.env if container is not None else ()), *facts.variables.items()]
-    if other := described(set_there, own_endpoints(os.environ, in_container=in_container)):
+    if other := described(set_there, os.environ, in_container=in_container):
         yield f"Not applied: {other}"
     ignored = []
     if in_container or not was_process:
