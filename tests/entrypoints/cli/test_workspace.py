@@ -297,6 +297,10 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
         done = call("submit", *words, "--watch")
         again = call("submit", *words)
         forgotten = call("submit", *words[:-2], "--watch")
+        replicas = call("submit", "pipe.py:replicas", *words[1:], "--watch", "-q")
+        replayed = call("replay", f"{replicas.stdout.split()[0]}/train", "--host", host.url)
+    assert replayed.returncode == 0, replayed.stderr
+    assert "The code is that" not in replayed.stderr, "it comes with the stage"
     assert "No module named app" in forgotten.stderr
     assert "The run was submitted without --workspace" in forgotten.stderr
     assert done.returncode == 0, done.stderr
