@@ -35,6 +35,7 @@ def test_each_kind_of_task(runs: Runs) -> None:
     runs.mend()
     plan = plan_run(everything(), {"folder": str(runs.folder)}, resume=failed)
     assert str(plan).splitlines()[0] == f"Resumes {failed.run_id}: 8 kept, 5 to run."
+    assert str(plan).endswith("Run without the cache: tell.")
     components.load_component_from_text(plan.pipeline.text)
     (runs.folder / "plan.yaml").write_text(plan.pipeline.text)
     assert load_pipeline(runs.folder / "plan.yaml") == plan.pipeline
