@@ -321,8 +321,9 @@ def test_nothing_listens(s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
         FsspecResultTracker(s3_base, patience=0.5).get("run")
     assert "aiohttp" not in "".join(traceback.format_exception(caught.value)), "frames of drivers"
 
-    def test_a_put_that_was_interrupted_does_not_come_later(proxy: Proxy, s3_base: str) -> None:
-        code = """
+
+def test_a_put_that_was_interrupted_does_not_come_later(proxy: Proxy, s3_base: str) -> None:
+    code = """
 import signal, sys, threading, time
 from torchx_kfp.tracking import FsspecResultTracker
 tracker = FsspecResultTracker(sys.argv[1])
@@ -337,35 +338,36 @@ except KeyboardInterrupt:
 time.sleep(2)
 print(tracker["run"]["x"], flush=True)
 """
-        with subprocess.Popen(
-            [sys.executable, "-c", code, s3_base], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout
-            assert process.stdout.readline() == "ready\n"
-            proxy.faults.append(1.5)
-            assert process.communicate("\n")[0] == "new\nnew\n"
-        assert process.returncode == 0
+    with subprocess.Popen(
+        [sys.executable, "-c", code, s3_base], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        proxy.faults.append(1.5)
+        assert process.communicate("\n")[0] == "new\nnew\n"
+    assert process.returncode == 0
 
-    def test_ctrl_c_while_the_store_is_away(s3_base: str) -> None:
-        code = """
+
+def test_ctrl_c_while_the_store_is_away(s3_base: str) -> None:
+    code = """
 import sys
 from torchx_kfp.tracking import FsspecResultTracker
 tracker = FsspecResultTracker(sys.argv[1])
 print("ready", flush=True)
 tracker.get_many([f"run/{number}" for number in range(200)])
 """
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, s3_base],
-            env={**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(4)
-        process.send_signal(signal.SIGINT)
-        errors = process.communicate(timeout=60)[1]
-        assert "KeyboardInterrupt" in errors
-        assert 0 < errors.count("trying again") < 30, "not one for each of two hundred keys"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, s3_base],
+        env={**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert "KeyboardInterrupt" in errors
+    assert 0 < errors.count("trying again") < 30, "not one for each of two hundred keys"
