@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from tests.facts import says
 from tests.tracking.stages import stage
 from torchx_kfp.errors import KeyRefusedError
-from torchx_kfp.tracking import FanIn, FsspecResultTracker, Run
+from torchx_kfp.tracking import FanIn, Run
 
 COUNT = 300
 KEYS = [f"p1/train/{number:03}" for number in range(COUNT)]
@@ -53,25 +51,6 @@ def test_one_that_cannot_be_read_is_an_error_of_its_own(trials: FanIn, tmp_path:
             assert run.results() == {"number": number}
             read += 1
     assert read == COUNT - 1
-    tracker = FsspecResultTracker(tmp_path)
-    found = tracker.store.each(tracker.get, KEYS)
-    assert [next(found)["number"] for _ in range(10)] == list(range(10)), "those before it are there"
-    with pytest.raises(KeyRefusedError):
-        next(found)
-
-
-def test_a_forked_process_reads_runs_of_its_parent(trials: FanIn) -> None:
-    runs = list(trials)
-    assert runs[0].results() == {"number": 0}
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            signal.alarm(30)
-            code = 0 if runs[-1].results() == {"number": COUNT - 1} else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_pickles(trials: FanIn) -> None:

@@ -172,16 +172,6 @@ def test_requests(s3_server: S3Server, s3_base: str, tmp_path: Path) -> None:
     assert [request.partition(" ")[0] for request in made] == ["PUT"], "once for all ranks"
 
 
-def test_processes_of_one_stage_at_once(tmp_path: Path) -> None:
-    """Even without torchrun, they write the same file."""
-    variables = {**os.environ, **environ(tmp_path, train="p1/prepare/1")}
-    code = "from torchx_kfp.tracking import current_run; current_run().add_metadata(x=1)"
-    processes = [subprocess.Popen([sys.executable, "-c", code], env=variables) for _ in range(8)]
-    assert [process.wait() for process in processes] == [0] * 8
-    assert [path.name for path in tmp_path.glob(".torchx_kfp/sources/*/*")] == ["0-reads"]
-    assert sources_of(tmp_path, "p1/train/1") == [Source("p1/prepare/1", alias="train")]
-
-
 @pytest.mark.parametrize(
     ("variables", "first"),
     [

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -332,20 +331,3 @@ run.log(1, loss=0.5)
         _, complaints = child.communicate()
         assert child.returncode == 0
         assert f"The last metrics of the run '{RUN}' are not stored under the tracker base" in complaints
-
-    def test_a_thread_that_forks_leaves_no_lock(self, tmp_path: Path) -> None:
-        run = stage(tmp_path)
-        run.log(1, loss=0.5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if not child:
-            code = 1
-            try:
-                run.log(2, loss=0.25)
-                run.flush()
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-        assert values(run.history(), "loss") == [(1, 0.5), (2, 0.25)]

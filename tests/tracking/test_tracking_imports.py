@@ -11,8 +11,6 @@ import fsspec
 import pytest
 
 import torchx_kfp
-from tests.tracking.stages import environ
-from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.lowest
 
@@ -94,22 +92,3 @@ print(*sorted({name.split(".")[0] for name in sys.modules} & set(sys.argv[1:])))
     words = [sys.executable, "-c", code, *heavy]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_works_without_kfp_and_torchx(image: Path, tmp_path: Path) -> None:
-    FsspecResultTracker(tmp_path)["p1/train/e1"] = {"loss": 0.5}
-    code = """
-for name in ("kfp", "torchx", "yaml", "click"):
-    try:
-        __import__(name)
-    except ImportError:
-        pass
-    else:
-        raise SystemExit(f"{name} can be imported")
-from torchx_kfp.tracking import FsspecResultTracker, current_run
-run = current_run()
-run.put(loss=run.parent.results()["loss"] / 2, id=run.id)
-assert FsspecResultTracker("memory://x")["none"] == {}
-"""
-    run(image, code, environ(tmp_path, "p1/eval/e1", {"train": "p1/train/e1"}))
-    assert FsspecResultTracker(tmp_path)["p1/eval/e1"] == {"loss": 0.25, "id": "p1/eval/e1"}
