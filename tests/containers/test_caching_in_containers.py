@@ -71,31 +71,19 @@ def run(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> Callable[..., lis
 EVERYTHING = ["first 1 - {}", "second 2 - {'first': '1'}", "third 1 - {}"]
 
 
-def test_a_second_run_takes_what_the_first_recorded(run: Callable[..., list[str]]) -> None:
-    assert run() == EVERYTHING
-    assert run() == []
-
-
-def test_a_changed_argument_runs_again_and_what_reads_it(run: Callable[..., list[str]]) -> None:
-    run()
-    assert run("5") == ["first 5 - {}", "second 2 - {'first': '5'}", "third 5 - {}"]
-    assert run() == [], "the earlier results are still there"
-
-
-def test_a_changed_variable_and_a_changed_image_run_again(
+def test_only_stages_run_again_that_are_changed_or_read_others(
     run: Callable[..., list[str]], kfp_docker_runner: KfpDockerRunner
 ) -> None:
-    run()
+    assert run() == EVERYTHING
+    assert run() == []
+    assert run("5") == ["first 5 - {}", "second 2 - {'first': '5'}", "third 5 - {}"], "a changed argument"
+    assert run() == [], "the earlier results are still there"
     # A stage that reads the run reads another one; a stage that takes the value takes the same.
-    assert run(env={"EXTRA": "x"}) == ["first 1 x {}", "second 2 - {'first': '1'}"]
+    assert run(env={"EXTRA": "x"}) == ["first 1 x {}", "second 2 - {'first': '1'}"], "a changed variable"
     other = f"{HOST_IMAGE.partition(':')[0]}:other"
     kfp_docker_runner.client.images.get(HOST_IMAGE).tag(other)
     try:
-        assert run(image=other) == EVERYTHING[:2]
+        assert run(image=other) == EVERYTHING[:2], "a changed image"
     finally:
         kfp_docker_runner.client.images.remove(other)
-
-
-def test_a_stage_that_is_not_cached_runs_each_time(run: Callable[..., list[str]]) -> None:
-    assert run(cache=False) == EVERYTHING
-    assert run(cache=False) == EVERYTHING[:2], "its value is the same, its run is another"
+    assert run(cache=False) == run(cache=False) == EVERYTHING[:2], "its value is the same, its run is another"

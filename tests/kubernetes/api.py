@@ -67,16 +67,12 @@ class Stream:
 
 
 class Api:
-    """Sends requests as a user: one with a client certificate, or with a token (in a file that is read each time)."""
+    """Sends requests as the user of a client certificate."""
 
-    def __init__(self, url: str, authority: Path, pair: tuple[Path, Path] | None = None, token: Path | None = None):
-        self.url = url
-        self.authority = authority
+    def __init__(self, url: str, authority: Path, pair: tuple[Path, Path]) -> None:
         self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
-        self._token = token
         self._context = ssl.create_default_context(cafile=str(authority))
-        if pair:
-            self._context.load_cert_chain(*pair)
+        self._context.load_cert_chain(*pair)
         self._resources: dict[str, dict[str, Object]] = {}
         #: Connections that wait for their next request: a handshake costs more than most requests.
         self._idle: deque[http.client.HTTPSConnection] = deque()
@@ -165,8 +161,6 @@ class Api:
             self._host, self._port, timeout=60, context=self._context
         )
         headers = {"Content-Type": type} if body is not None else {}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token.read_text()}"
         words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in query.items()}
         try:
             connection.request(

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -77,7 +76,6 @@ class FaultyServer:
         self._keep = keep
         self._context = ssl.create_default_context(cafile=str(cluster.authority.file))
         self._upstream = urlsplit(cluster.url)
-        self.authority: Path = cluster.authority.file
         self.requests: list[Request] = []
         self.before: Callable[[Request], object] = lambda _: None
         self.after: Callable[[Request], object] = lambda _: None
@@ -112,10 +110,6 @@ class FaultyServer:
         Of several schedules for a request, the last one that is not used up counts.
         """
         self._rules.insert(0, (re.compile(requests), deque(faults)))
-
-    def count(self, requests: str) -> int:
-        """Return how many requests there were in whose method and path the pattern is found."""
-        return sum(bool(re.search(requests, str(each))) for each in self.requests)
 
     def _begin(self, handler: Handler) -> Request:
         with self._lock:

@@ -45,10 +45,6 @@ def secret(name: str, **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
 
 
-def config_map(name: str, **data: str) -> Object:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
-
-
 def jobset(name: str, *roles: tuple[str, Object, int], **spec: object) -> Object:
     """Return a JobSet with roles of some replicas."""
     replicated = [

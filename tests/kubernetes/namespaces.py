@@ -20,36 +20,6 @@ ROLE = Path(__file__).parent / "pipeline-runner-role.yaml"
 
 
 @dataclass(frozen=True)
-class ServiceAccountFolder:
-    """The files in a pod's ``/var/run/secrets/kubernetes.io/serviceaccount``, and its environment."""
-
-    path: Path
-    url: str
-    _admin: Api
-    _tokens: str
-
-    @property
-    def environ(self) -> dict[str, str]:
-        """The address of the API server, as a pod gets it."""
-        parts = urlsplit(self.url)
-        return {"KUBERNETES_SERVICE_HOST": str(parts.hostname), "KUBERNETES_SERVICE_PORT": str(parts.port)}
-
-    @property
-    def api(self) -> Api:
-        """A client of the service account."""
-        return Api(self.url, self.path / "ca.crt", token=self.path / "token")
-
-    def rotate(self) -> str:
-        """Put a new token into the folder, and return it."""
-        token = str(self._admin.post(self._tokens, _token_request())["status"]["token"])
-        # Like the kubelet: never a token that is half written.
-        partial = self.path / "..token"
-        partial.write_text(token)
-        partial.rename(self.path / "token")
-        return token
-
-
-@dataclass(frozen=True)
 class Namespace:
     """A namespace in which ``pipeline-runner`` has KFP's Role, and clients."""
 
@@ -71,28 +41,24 @@ class Namespace:
         """Create an object in the namespace, as the administrator."""
         return dict(self.api.create(manifest, self.name))
 
-    def validate(self, manifest: Object, api: Api | None = None) -> Object:
+    def validate(self, manifest: Object) -> Object:
         """Return the object that the API server would make of a manifest; `ApiError` says why it refuses."""
-        return dict((api or self.api).create(manifest, self.name, dryRun="All", fieldValidation="Strict"))
+        return dict(self.api.create(manifest, self.name, dryRun="All", fieldValidation="Strict"))
 
-    def service_account_folder(
-        self, folder: Path, account: str = PIPELINE_RUNNER, url: str = "", authority: Path | None = None
-    ) -> ServiceAccountFolder:
-        """Write the token, certificate and namespace of a service account to a folder, as a pod gets them.
-
-        The URL and the certificate are those of the API server, unless others are given, such as a proxy's.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "ca.crt").write_bytes((authority or self.cluster.authority.file).read_bytes())
+    def write_account(self, folder: Path) -> dict[str, str]:
+        """Write what a pod gets of its account to a folder, and return the address of the API server as variables."""
+        folder.mkdir(parents=True)
+        (folder / "ca.crt").write_bytes(self.cluster.authority.file.read_bytes())
         (folder / "namespace").write_text(self.name)
-        tokens = self.path("serviceaccounts", f"{account}/token")
-        written = ServiceAccountFolder(folder, url or self.cluster.url, self.api, tokens)
-        written.rotate()
-        return written
-
-
-def _token_request() -> Object:
-    return {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 3600},
+        }
+        made = self.api.post(self.path("serviceaccounts", f"{PIPELINE_RUNNER}/token"), request)
+        (folder / "token").write_text(made["status"]["token"])
+        parts = urlsplit(self.cluster.url)
+        return {"KUBERNETES_SERVICE_HOST": str(parts.hostname), "KUBERNETES_SERVICE_PORT": str(parts.port)}
 
 
 def new_namespace(cluster: ControlPlane, name: str = "") -> Namespace:

@@ -28,10 +28,10 @@ CONFIG = {
 @pytest.fixture
 def account(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of a launcher."""
-    folder = namespace.service_account_folder(tmp_path / "account")
-    monkeypatch.setattr(cluster_api, "FOLDER", str(folder.path))
+    address = namespace.write_account(tmp_path / "account")
+    monkeypatch.setattr(cluster_api, "FOLDER", str(tmp_path / "account"))
     variables = {"KFP_ARGO_NODE": "w(0).train(0)", "KFP_RUN_ID": "run", "KFP_POD_NAME": "pod", "KFP_POD_UID": "uid"}
-    for name, value in {**folder.environ, **variables, "TORCHX_JOB_ID": "run/train/pod"}.items():
+    for name, value in {**address, **variables, "TORCHX_JOB_ID": "run/train/pod"}.items():
         monkeypatch.setenv(name, value)
 
 
