@@ -4,7 +4,6 @@
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import docker
@@ -14,7 +13,7 @@ from torchx.specs import AppDef, Role
 
 from tests.containers.images import HOST_IMAGE, REPOSITORY, host_mounts
 from tests.containers.runner import KfpDockerRunner
-from tests.containers.test_local_docker import containers_of
+from tests.containers.test_local_docker import containers_of, start
 from torchx_kfp import local, task_from_app
 from torchx_kfp.local import Watch
 
@@ -121,13 +120,7 @@ def test_replicas_in_a_container_get_the_signal(docker_client: docker.DockerClie
         role = Role("worker", HOST_IMAGE, entrypoint="sh", args=["-c", script], num_replicas=2)
         task_from_app(AppDef("wait", roles=[role]), name="wait", engine="job")
 
-    path = tmp_path / "pipeline.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    words = [word for mount in MOUNTS for word in ("--mount", mount)]
-    command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--docker", *words]
-    runner = subprocess.Popen(
-        [*command, "--output-dir", tmp_path / "runs"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
+    runner = start(pipeline, tmp_path, *(f"--mount={mount}" for mount in MOUNTS), stdout=subprocess.DEVNULL)
     assert runner.stderr is not None
     seen = 0
     while seen < 2:

@@ -58,6 +58,14 @@ def execute(engine: docker.DockerClient, tmp_path: Path) -> Callable[..., RunRes
     return function
 
 
+def start(pipeline: Any, folder: Path, *words: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """Compile a pipeline, and start ``torchx-kfp run --docker``."""
+    compiler.Compiler().compile(pipeline, str(folder / "pipeline.yaml"))
+    command = [Path(sys.executable).with_name("torchx-kfp"), "run", folder / "pipeline.yaml", "--docker"]
+    words = (*command, "--output-dir", folder / "runs", *words)
+    return subprocess.Popen(words, text=True, start_new_session=True, **{"stderr": subprocess.PIPE, **options})
+
+
 def containers_of(engine: docker.DockerClient, run_id: str) -> list[Any]:
     return list(engine.api.containers(all=True, filters={"label": f"torchx-kfp.run={run_id}"}))
 
@@ -280,12 +288,8 @@ def test_the_command_leaves_no_container(engine, tmp_path, number):
         shell(script=f"{note}; sleep 300 & wait")
         shell(script=f"sleep 300; echo {tmp_path}")
 
-    path = tmp_path / "pipeline.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    command = [Path(sys.executable).with_name("torchx-kfp"), "run", "--docker", path, "--output-dir", tmp_path / "runs"]
     (tmp_path / "seen").mkdir()
-    command += ["--mount", tmp_path / "seen"]
-    runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    runner = start(pipeline, tmp_path, "--mount", tmp_path / "seen")
     try:
         deadline = time.monotonic() + 120
         while not ((tmp_path / "seen" / "up").exists() and len(running(tmp_path, engine)) == 2):
@@ -313,10 +317,7 @@ def test_a_run_that_waits_for_an_image_can_be_ended(engine, tmp_path):
         def pipeline():
             never()
 
-        path = tmp_path / "pipeline.yaml"
-        compiler.Compiler().compile(pipeline, str(path))
-        command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--docker", "--output-dir", tmp_path]
-        runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        runner = start(pipeline, tmp_path)
         try:
             assert runner.stderr is not None
             while "Pulling the image" not in runner.stderr.readline():
@@ -341,12 +342,9 @@ def test_a_killed_run_goes_on_in_containers(engine, tmp_path):
         )
         shell(script=rest).after(first)
 
-    path = tmp_path / "pipeline.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--docker", "--output-dir", tmp_path / "runs"]
     (tmp_path / "seen").mkdir()
-    command += ["--mount", tmp_path / "seen", "--kfp-workspace", tmp_path / "shared"]
-    runner = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    words = ["--mount", tmp_path / "seen", "--kfp-workspace", tmp_path / "shared"]
+    runner = start(pipeline, tmp_path, *words, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     # The engine says that the container runs some time after that has begun.
     while not ((tmp_path / "seen" / "up").exists() and running(tmp_path, engine)):
@@ -413,17 +411,13 @@ def test_code_travels_into_containers(engine: docker.DockerClient, tmp_path: Pat
         task_from_app(app, tracker_base=tracker_base, workspace=workspace)
         task_from_app(shell, tracker_base=tracker_base, workspace=workspace)
 
-    path = tmp_path / "pipeline.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    words = ["--docker", "--workspace", "code", "--tracker-base", base, *(f"--mount={mount}" for mount in MOUNTS)]
-    done = subprocess.run(
-        [Path(sys.executable).with_name("torchx-kfp"), "run", path, *words],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words = ["--workspace", tmp_path / "code", "--tracker-base", base, *(f"--mount={mount}" for mount in MOUNTS)]
+    with start(pipeline, tmp_path, *words) as done:
+        _, stderr = done.communicate()
     assert done.returncode == 1
     train, shell_log = (
         (found.read_text()) for name in ("train", "shell") for found in tmp_path.rglob(f"{name}-0/log.txt")
     )
     assert "unpacked ['app.py']" in train
     assert "a workspace needs python3 and fsspec" in shell_log
-    assert "shell ended with exit code 125" in done.stderr
+    assert "exit code 125" in stderr

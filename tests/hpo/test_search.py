@@ -94,18 +94,6 @@ json.dump({"score": 1, "got": sys.argv[1:]}, open(path, "w"))
     assert done.stages[-1].outputs["on"] is True
 
 
-def test_all_trials_fail(tmp_path: Path) -> None:
-    done = execute(searching(lambda p: python("exit(7)", f"{p.lr}", f"{p.layers}"), trials=2), tmp_path)
-    (failed,) = (stage for stage in done.stages if stage.state == "failed")
-    assert failed.name == "search-ask-2"
-    lines = failed.last_lines()
-    assert "torchx-kfp: all 2 trials of round 1 failed:" in lines
-    trials = [str(stage.run_id) for stage in done.stages if stage.name.startswith("train[")]
-    assert {f"  {trial}: exit code 7" for trial in trials} <= {*lines}
-    hint = next(line for line in lines if "torchx-kfp logs" in line).split()
-    assert (hint[-2], hint[-1]) == (trials[0].split("/")[0], trials[0].split("/")[2])
-
-
 def test_without_may_fail_a_trial_is_a_stage_like_any_other(tmp_path: Path) -> None:
     usual, strict = (compiled(searching(**options), tmp_path) for options in ({}, {"may_fail": False}))
     assert ("may_fail" in usual, "may_fail" in strict) == (True, False)

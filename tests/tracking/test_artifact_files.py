@@ -21,21 +21,22 @@ import pytest
 from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
-from torchx_kfp.contract import protocol
-from torchx_kfp.errors import CorruptArtifactError, MissingArtifactError, ResultRefusedError, TrackerError
-from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, artifact_files, current_run, objects
+from tests.tracking.stages import application, environ, stage
+from torchx_kfp.errors import (
+    CorruptArtifactError,
+    CorruptResultError,
+    MissingArtifactError,
+    ResultRefusedError,
+    TrackerError,
+)
+from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, artifact_files, objects
 from torchx_kfp.tracking.cleanup import Cleanup
 
 RUN = "p1/train/e1"
 
 
-def stage(base: object, run_id: str = RUN, parent: str = "", patience: float = 60.0) -> Run:
-    reads = {"train": parent} if parent else {}
-    return current_run(protocol.encode(protocol.StageContext(str(base), run_id, reads)), patience=patience)
-
-
 def reader(base: object) -> Run:
-    return stage(base, "p1/use/e2", RUN).parent
+    return stage(base, "p1/use/e2", {"train": RUN}).parent
 
 
 def keys(base: object) -> list[str]:
@@ -250,39 +251,44 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "content",
+    "changed",
     [
-        {"key": "../../etc/passwd"},
-        {"key": ".torchx_kfp/files/../x/y"},
-        {"key": ".torchx_kfp/files/r/i/.."},
-        {"sha256": "../x"},
-        {"size": -1},
-        {"size": "1"},
+        *({"key": key} for key in ("../../etc/passwd", ".torchx_kfp/files/../x/y", ".torchx_kfp/files/r/i/..")),
+        *({"sha256": "../x"}, {"size": -1}, {"size": "1"}),
+    ],
+    ids=str,
+)
+def test_a_record_that_leads_elsewhere_is_corrupt(tmp_path: Path, changed: dict[str, object]) -> None:
+    (tmp_path / "model").write_text("x")
+    stage(tmp_path / "base").add_artifact("model", tmp_path / "model", store=True)
+    [entry] = tmp_path.glob("base/.torchx_kfp/artifacts/*/*")
+    record = json.loads(entry.read_text())
+    entry.write_text(json.dumps({**record, "stored": {**record["stored"], **changed}}))
+    with pytest.raises(CorruptResultError, match=says(entry)):
+        reader(tmp_path / "base").artifact("model")
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 1) for name in ("../x", "/x", "a/../../x", "", "a//b", "a\0", "\ud800")),
+        # A file with less than no bytes is neither a small nor a large one: its digest would not be checked.
+        *(("x", size) for size in (-1, float("inf"), 1.5, True, "1", None)),
     ],
 )
-def test_a_record_that_leads_elsewhere_is_corrupt(content: dict[str, object]) -> None:
-    whole = {"key": ".torchx_kfp/files/r/i/name", "size": 1, "sha256": "0" * 64, **content}
-    with pytest.raises(ValueError, match=r"not the place of stored files|are not a size and a digest"):
-        artifact_files.StoredFiles.parse(whole)
-
-
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a//b", "a\0", "\ud800"])
-def test_a_list_that_leads_elsewhere_is_corrupt(name: str) -> None:
-    content = {"files": {name: [1, "0" * 64]}, "folders": []}
-    with pytest.raises(CorruptArtifactError):
-        artifact_files._Tree.decode(json.dumps(content).encode())
-
-
-@pytest.mark.parametrize("size", [-1, float("inf"), 1.5, True, "1", None])
-def test_a_list_with_sizes_that_are_none_is_corrupt(tmp_path: Path, size: object) -> None:
-    """A file with less than no bytes is neither a small nor a large one: its digest would not be checked."""
-    store = FsspecResultTracker(str(tmp_path / "base")).store
-    content = json.dumps({"files": {"x": [size, "0" * 64]}, "folders": []}).encode()
-    store.write(".torchx_kfp/files/r/i.json", content)
-    stored = artifact_files.StoredFiles(".torchx_kfp/files/r/i/name", 0, hashlib.sha256(content).hexdigest(), 1)
-    with pytest.raises(CorruptArtifactError, match=says("malformed", repr(size))):
-        stored.on(store).download(tmp_path / "copy")
-    assert list((tmp_path / "copy").iterdir()) == []
+def test_a_list_of_files_that_are_none_is_corrupt(tmp_path: Path, name: str, size: object) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "x").write_text("x")
+    stage(tmp_path / "base").add_artifact("model", tmp_path / "model", store=True)
+    [listing] = tmp_path.glob("base/.torchx_kfp/files/*/*.json")
+    listing.write_text(json.dumps({"files": {name: [size, hashlib.sha256(b"x").hexdigest()]}, "folders": []}))
+    [entry] = tmp_path.glob("base/.torchx_kfp/artifacts/*/*")
+    record = json.loads(entry.read_text())
+    digest = hashlib.sha256(listing.read_bytes()).hexdigest()
+    entry.write_text(json.dumps({**record, "stored": {**record["stored"], "sha256": digest}}))
+    with pytest.raises(CorruptArtifactError, match=says("malformed")):
+        reader(tmp_path / "base").artifact("model").download(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists() or list((tmp_path / "copy").iterdir()) == []
 
 
 # Interruptions
@@ -352,9 +358,10 @@ def hanging(path, *words):
 artifact_files._read = hanging
 current_run().add_artifact("model", sys.argv[1], store=True)
 """
-    environ = {**os.environ, **protocol.encode(protocol.StageContext(base, RUN))}
     command = [sys.executable, "-c", code, str(folder)]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env={**os.environ, **environ(base, RUN)}, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "reached\n"
         process.send_signal(signal.SIGKILL)
@@ -381,9 +388,7 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    environ = {**os.environ, **protocol.encode(protocol.StageContext(str(tmp_path / "results"), RUN))}
-    command = [sys.executable, "-c", code, str(tmp_path / "model")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    done = application(code, environ(tmp_path / "results", RUN), str(tmp_path / "model"), check=True)
     assert done.stdout.startswith("TrackerError Cannot write"), done
     assert "File too large" in done.stdout
     assert (stage(tmp_path / "results").artifacts(), keys(tmp_path / "results")) == ({}, [])

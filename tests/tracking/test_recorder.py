@@ -9,7 +9,7 @@ import pytest
 from torchx_kfp.common.git import GitState
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, store
-from torchx_kfp.tracking.recorder import Code, Recorder, is_run_id, written_folders
+from torchx_kfp.tracking.recorder import Code, Recorder, is_run_id
 from torchx_kfp.tracking.statements import METADATA, add_metadata
 
 
@@ -77,16 +77,6 @@ def test_facts_of_whole_runs(base: str) -> None:
     with pytest.raises(CorruptResultError, match="three"):
         recorder.facts_of()
     assert recorder.facts_of(corrupt=lambda error: None).keys() == {"one", "two"}
-
-
-def test_a_container_shares_the_folders_of_its_run_only(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    recorder["one/train/1"] = {"x": 1}
-    add_metadata(recorder.store, "one/train/1", {"x": 1})
-    folders = written_folders(tmp_path, "one")
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert all(any(path.is_relative_to(folder) for folder in folders) for path in files)
-    assert tmp_path not in folders
 
 
 @pytest.mark.parametrize("text", ["", "a/b", "b/train/1", "a/train/1/2", "a/../1", "a/.torchx_kfp/1", "a//1"])
