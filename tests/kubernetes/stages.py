@@ -1,7 +1,6 @@
 """Distributed stages on the cluster: what KFP's driver and Argo make of a compiled stage is a pod, made here."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,22 +115,16 @@ class Stage:
         app: AppDef,
         *,
         tracked: bool = True,
-        inputs: Mapping[str, Any] | None = None,
         config: Object | None = None,
-        url: str = "",
         **options: Any,
     ) -> None:
         self.namespace = namespace
         self.kubelet = kubelet
         self.folder = folder
         self.base = folder / "results"
-        self.inputs = dict(inputs or {})
         self.config = config
         self.environ: dict[str, str] = {}
         self.account = PIPELINE_RUNNER
-        #: Words before the command.
-        self.prefix: tuple[str, ...] = ()
-
         self._compiled = CompiledStage(app, self.base, tracked=tracked, **options)
         self.component = self._compiled.component
         self.attempts = 0
@@ -147,16 +140,12 @@ class Stage:
         self.attempts += 1
         name = f"workflow-{self.component}-{number}"
         folder = self.folder / name
-        argv = self._compiled.container(folder, self.inputs).argv()
+        argv = self._compiled.container(folder, {}).argv()
         if self.config is not None:
             argv = [word if not word.startswith('{"inputs": {"param') else self._configured(word) for word in argv]
-        fields = {
-            **self._compiled.fields,
-            "KFP_POD_NAME": "metadata.name",
-            "KFP_POD_UID": "metadata.uid",
-        }
+        fields = {**self._compiled.fields, "KFP_POD_NAME": "metadata.name", "KFP_POD_UID": "metadata.uid"}
         env: dict[str, Any] = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
-        main = container(*(word.replace("$", "$$") for word in (*self.prefix, *argv)), env={**env, **self.environ})
+        main = container(*(word.replace("$", "$$") for word in argv), env={**env, **self.environ})
         self.namespace.create(
             {
                 "apiVersion": "v1",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchx_kfp.contract import protocol
-from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
+from torchx_kfp.tracking import Run, current_run
 
 Parents = Mapping[str, protocol.RunIds]
 
@@ -37,8 +37,3 @@ def application(
     )
     assert not check or done.returncode == 0, done.stderr
     return done
-
-
-def stored_keys(base: object, prefix: str = "") -> list[str]:
-    """Return the keys of everything below a tracker base, the tracker's own files included."""
-    return [file.key for file in FsspecResultTracker(str(base)).store.files(prefix)]

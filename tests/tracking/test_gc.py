@@ -31,7 +31,6 @@ STATEMENTS: dict[str, Any] = {
     "steps": {"metrics": {}},
     "search": {},
     "runs": {"note": "x"},
-    "workspaces": {},
 }
 FOREIGN = [
     "run~/notes.txt",
@@ -57,8 +56,17 @@ FOLDERS: dict[str, tuple[str, dict[str, str]]] = {
         - 60 sources:run~/train/2 < run~/train/1
         - 60 runs:run~
         - 60 .torchx_kfp/runs/run~/.torchx_kfp/0123456789abcdef
+        - 60 .torchx_kfp/files/run~%2Ftrain%2F1/1-a/model.pt weights
         """,
         {},
+    ),
+    "files that it has registered stay": (
+        """
+        - 60 run~/train/1
+        - 60 artifacts:run~/train/1 {"name": "model", "path": "models/model.pt", "metadata": {}}
+          60 models/model.pt weights
+        """,
+        {"models": "'models/model.pt' is not a result of a stage"},
     ),
     "its newest file counts": (
         """
@@ -340,6 +348,12 @@ def test_a_run_that_may_go_on_stays_with_what_it_reads(gc: Gc, tmp_path: Path) -
     }
 
 
+def test_code_of_the_last_day_stays_whatever_the_age(gc: Gc, tmp_path: Path) -> None:
+    """The run may not have been recorded yet."""
+    fill(tmp_path, "0.9 .torchx_kfp/workspaces/TODAY.tar\n1.1 .torchx_kfp/workspaces/OLD.tar")
+    assert [each["digest"] for each in gc(tmp_path, older="1h")["code"]] == [DIGESTS["OLD"]]
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -442,15 +456,29 @@ def test_a_second_call_finishes_the_removal(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "unlink", fail)
-            assert inside("gc", str(base), "--yes", "--older-than", "30d").returncode == (
-                130 if isinstance(error, KeyboardInterrupt) else 1
-            )
+            done = inside("gc", str(base), "--yes", "--older-than", "30d")
+        assert done.returncode == (130 if isinstance(error, KeyboardInterrupt) else 1)
+        assert done.stdout.count("not removed, or only in part: run gc again") == 2
         keys = left(base)
         assert len(keys) == 8 - after
         if any("/sources/" not in key for key in keys):
             assert sum("/sources/" in key for key in keys) == 2, "there are never results whose sources are gone"
         assert gc(base)["removed"]
         assert left(base) == []
+
+
+def test_a_question_explains_a_short_age(inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "run~/train/1")
+    age(tmp_path)
+    asked: list[str] = []
+    monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    done = inside("gc", str(tmp_path), "--older-than", "1m")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "The age is 1m 00s: m means minutes. For months, give days, such as 30d.\n" in done.stderr
+    assert "Remove 1 pipeline run, older than 1m 00s: " in asked[0]
+    assert done.stderr.endswith("Nothing was removed.\n")
+    assert left(tmp_path) == ["run~/train/1"]
 
 
 def test_what_is_written_used_or_changed_meanwhile_stays(
