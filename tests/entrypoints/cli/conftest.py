@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import os
 import pty
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,13 +67,13 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 def invoke(*words: str) -> subprocess.CompletedProcess[str]:
     """Call the command line in this process."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-        cli(list(words), prog_name="torchx-kfp")
-    texts = []
-    for file in (out, err):
-        file.seek(0)
-        texts.append(file.read())
+    with tempfile.TemporaryFile("w+", newline="") as out, tempfile.TemporaryFile("w+", newline="") as err:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            cli(list(words), prog_name="torchx-kfp")
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read())
     return subprocess.CompletedProcess(words, int(ended.value.code or 0), *texts)
 
 

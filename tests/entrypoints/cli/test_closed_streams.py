@@ -8,16 +8,14 @@ import runpy
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kfp import compiler
 
-from tests.entrypoints.cli.conftest import PIPELINE
+from tests.entrypoints.cli.conftest import PIPELINE, Call
 from tests.entrypoints.cli.ready import PROGRAM
-from torchx_kfp.entrypoints.cli import cli
-from torchx_kfp.execution.pipeline.load import compile_function
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: The exit codes of commands, by their words.
@@ -45,7 +43,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pipelines.py").write_text(PIPELINE)
     found = runpy.run_path(str(folder / "pipelines.py"))
     for name in ("two", "fails", "sleeps"):
-        (folder / f"{name}.yaml").write_text(compile_function(found[name]).text)
+        compiler.Compiler().compile(found[name], str(folder / f"{name}.yaml"))
     return folder
 
 
@@ -125,15 +123,11 @@ def test_messages_that_cannot_be_written_do_not_change_the_exit_code(project: Pa
             assert subprocess.run([PROGRAM, *words], cwd=project, stderr=full, check=False).returncode == code
 
 
-def test_a_pipe_of_the_commands_own_that_breaks_is_a_failure(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_of_the_commands_own_that_breaks_is_a_failure(inside: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the connection to a store: no reader of the output is gone, so the command has not done its work."""
 
     def fail(*_: object, **__: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr("torchx_kfp.tracking.FsspecResultTracker.keys", fail)
-    monkeypatch.setattr("sys.stdout", sys.stdout)  # click replaces both
-    monkeypatch.setattr("sys.stderr", sys.stderr)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["results", str(project / "base")])
-    assert ended.value.code == 1
+    monkeypatch.setattr(FsspecResultTracker, "keys", fail)
+    assert inside("results", "base").returncode == 1

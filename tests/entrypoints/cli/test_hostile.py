@@ -8,13 +8,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from kfp import compiler, dsl
 
+from tests.entrypoints.cli import conftest
 from tests.execution.local.components import shell, write
+from tests.execution.report.runs import write_events
 from tests.hostile import REPLACEMENTS, SECRET, make_hostile
-from torchx_kfp.entrypoints.cli import cli
-from torchx_kfp.execution.runs.events import encode
 from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult, State, Watch, run
 
 #: The number of damaged folders: more of them find more errors.
@@ -40,11 +39,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def invoke(*words: str) -> str:
-    done = CliRunner().invoke(cli, words)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise AssertionError(f"{words}: {done.exception!r}") from done.exception
-    assert SECRET not in done.output, words
-    return done.output
+    done = conftest.invoke(*words)
+    assert SECRET not in done.stdout + done.stderr, words
+    return done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -82,8 +79,7 @@ def test_events_cannot_name_other_files(cached_from: str, secret: Path, tmp_path
         for number, log in enumerate(logs)
     ]
     events = [RunStarted("p", "mine", Path("/")), *map(StageFinished, stages), RunFinished("mine", State.FAILED, 1.0)]
-    folder.mkdir()
-    (folder / "events.jsonl").write_text("".join(f"{json.dumps(encode(event))}\n" for event in events))
+    write_events(folder, events)
     (folder / "private").symlink_to(secret.parent)
     invoke("logs", str(folder))
     invoke("watch", str(folder))

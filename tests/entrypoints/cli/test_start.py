@@ -1,59 +1,52 @@
-"""The modules that the command line loads before it has anything to do: help texts must not wait for libraries."""
+"""What the command line loads before it has anything to do: help texts must not wait for libraries."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.entrypoints.cli.conftest import Call
+from tests.entrypoints.cli.ready import PROGRAM
 
-from tests.entrypoints.cli import ready
-from torchx_kfp.entrypoints.cli import cli
-
-#: Runs the program, and at the end prints the names of all modules that it has loaded.
-PROGRAM = """
-import atexit, sys
-before = {*sys.modules, "sys", "atexit"}
-atexit.register(lambda: print(*sorted(sys.modules.keys() - before), file=sys.stderr))
-from torchx_kfp.entrypoints.cli import main
-main()
+#: Runs the program for each command line, in a fork, and prints the names of all modules that it has loaded.
+PROGRAMS = """
+import json, os, runpy, sys
+before = {*sys.modules}
+for words in json.loads(sys.argv[1]):
+    if not os.fork():
+        sys.argv[1:] = words
+        sys.stdout = open(os.devnull, "w")
+        try:
+            runpy.run_module("torchx_kfp", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            print(json.dumps([words, end.code, sorted(sys.modules.keys() - before)]), file=sys.stderr, flush=True)
+        os._exit(0)
+    os.wait()
 """
-COMMANDS = cli.list_commands(None)  # it does not use the context
 
 
-def loaded(*words: str) -> set[str]:
-    """Return the modules that the program loads for this command line."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("Usage: ")
-    return set(done.stderr.split())
-
-
-@pytest.mark.parametrize("words", [[], *([command] for command in COMMANDS)], ids=" ".join)
-def test_help_loads_click_and_no_other_library(words: list[str]) -> None:
-    modules = loaded(*words, "--help")
-    libraries = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
-    assert libraries == {"click", "torchx_kfp"}, "import the modules that a command works with inside its functions"
-    own = {name for name in modules if name.startswith("torchx_kfp.") and name.count(".") > 1}
-    # These have names and settings, and import nothing else.
-    light = {
-        *{"execution.runs", "execution.runs.vocabulary", "contract.protocol", "common.text", "common.extras"},
-        *{"common.files", "common.safe_files", "execution.host", "execution.host.settings"},
-    }
-    others = {name for name in own if not name.startswith("torchx_kfp.entrypoints.")}
-    assert others <= {f"torchx_kfp.{name}" for name in light}
+def test_help_loads_click_and_no_other_library(call: Call) -> None:
+    """Import the modules that a command works with inside its function."""
+    listed = call("--help").stdout.partition("Commands:")[2].splitlines()
+    commands = [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "]
+    assert len(commands) > 20
+    lines = [["--help"], *([command, "--help"] for command in commands)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS, json.dumps(lines)], capture_output=True, text=True, check=True
+    )
+    found = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [words for words, *_ in found] == lines
     slow = {"asyncio", "concurrent.futures", "email", "http.client", "multiprocessing", "ssl", "unittest"}
-    assert not modules & slow
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_loads_none_of_the_others(command: str) -> None:
-    commands = [name for name in loaded(command, "--help") if name.startswith("torchx_kfp.entrypoints.cli.commands.")]
-    assert [name.rpartition(".")[2].partition("_")[0] for name in commands] == [command]
+    for words, code, modules in found:
+        libraries = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
+        assert (code, libraries) == (0, {"click", "torchx_kfp"}), words
+        assert not slow & {*modules}, words
 
 
 def test_files_beside_a_pipeline_do_not_hide_libraries(project: Path) -> None:
     """A file may have the name of a library that only the command line imports."""
     for library in ("rich", "celpy", "kfp_server_api", "jinja2"):
         (project / f"{library}.py").write_text("raise RuntimeError('not the library')")
-    words = [ready.PROGRAM, "run", "pipelines.py:two", "--tracker-base", "base"]
+    words = [PROGRAM, "run", "pipelines.py:two", "--tracker-base", "base"]
     done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, "not the library" in done.stderr) == (0, False), done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from tests.entrypoints.cli.conftest import Call
 from tests.fake_kfp import KfpHost
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking import FsspecResultTracker
 
 PIPELINE = """\
 import sys
@@ -81,12 +81,14 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
 
 
 def test_a_tag_counts_whatever_other_clocks_say(project: Path, inside: Call) -> None:
-    recorder = Recorder.open(str(project / "base"))
+    tracker = FsspecResultTracker(project / "base")
+    tracker["run/train/1"] = {"x": 1}
     ahead = f"{time.time_ns() + 10**15:019}-00000000"
-    recorder.store.write(f".torchx_kfp/runs/run/{ahead}", b'{"tags": {"team": "a"}}')
+    tracker.store.write(f".torchx_kfp/runs/run/{ahead}", b'{"tags": {"team": "a"}}')
     assert inside("tag", "base", "run", "team=b").stdout == "team=b\n"
     assert inside("tag", "base", "run", "team=c \n 日本").returncode == 0
-    assert recorder.tags_of(["run"])["run"] == {"team": "c \n 日本"}
+    shown = json.loads(inside("show", "base", "run/train", "--format", "json").stdout)
+    assert shown["tags"] == {"team": "c \n 日本"}
 
 
 @pytest.mark.s3

@@ -5,41 +5,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kfp import compiler, dsl
 
 from tests.authoring.engines.apps import CASES, engine_of
 from tests.authoring.engines.filled import launched
 from tests.documents import documents
 from tests.entrypoints.cli.conftest import Call
 from torchx_kfp import task_from_app
-from torchx_kfp.execution.model.distributed import workloads
-from torchx_kfp.local import load_pipeline
 
 #: Cases without channels.
 STATIC = [(name, case.engines[-1]) for name, case in CASES.items() if not {"replicas", "secrets"} & {*case.options}]
 
 
-def without_the_run(manifest: Any, name: str) -> Any:
+def without_the_run(manifest: Any) -> Any:
     """Return a manifest without what only a run knows; the hash in names is shown as what it is."""
+    name = manifest["metadata"]["name"]
     shown = json.loads(json.dumps(manifest).replace(name, f"{name.rpartition('-')[0]}-<hash>"))
-    shown["metadata"].pop("annotations")
-    shown["metadata"].pop("ownerReferences")
+    for part in ("annotations", "ownerReferences"):
+        shown["metadata"].pop(part, None)
     return shown
 
 
 @pytest.mark.parametrize(("name", "kind"), STATIC)
-def test_what_is_shown_is_what_the_launcher_creates(name: str, kind: str) -> None:
+def test_what_is_shown_is_what_the_launcher_creates(name: str, kind: str, inside: Call, project: Path) -> None:
     case = CASES[name]
     app, engine = case.make(0.1, "app:2", 2), engine_of(case, kind)
 
+    @dsl.pipeline(name="p")
     def pipeline() -> None:
         task_from_app(app, engine=engine)
 
-    (workload,) = workloads(load_pipeline(pipeline), {})
+    compiler.Compiler().compile(pipeline, str(project / "p.yaml"))
+    shown = documents(inside("check", "p.yaml", "--show-workload").stdout)
     environ = {variable: value.replace("${app_id}", "train") for variable, value in app.roles[0].env.items()}
-    made = launched(app, engine).manifest(environ=environ)
-    expected = without_the_run(made, made["metadata"]["name"])
-    text = json.dumps(expected).replace('"pipeline-runner"', '"<service-account>"')
-    assert without_the_run(workload.objects[0], workload.objects[0]["metadata"]["name"]) == json.loads(text)
+    expected = json.dumps(without_the_run(launched(app, engine).manifest(environ=environ)))
+    assert without_the_run(shown[0]) == json.loads(expected.replace('"pipeline-runner"', '"<service-account>"'))
 
 
 FILE = """
@@ -60,28 +60,22 @@ def none(tracker_base: str):
 """
 
 
-def test_the_command(call: Call, tmp_path: Path) -> None:
-    file = tmp_path / "p.py"
-    file.write_text(FILE)
-    done = call("check", f"{file}:p", "--show-workload")
+def test_channels_are_shown_by_their_names_or_as_given(call: Call, project: Path) -> None:
+    (project / "p.py").write_text(FILE)
+    done = call("check", "p.py:p", "--show-workload")
     assert (done.returncode, done.stderr) == (0, "")
     assert "# The role 'trainer' has <nodes_int> replicas, from 1 to 8. Shown are 8.\n" in done.stdout
-    job, service = (document for document in documents(done.stdout))
+    job, service = documents(done.stdout)
     assert (job["kind"], service["kind"], service["metadata"]["name"]) == ("Job", "Service", "train-<hash>")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][-4:] == ["python", "--lr", "0.1", "a$$b"]
     env = {one["name"]: one.get("value") for one in container["env"]}
     assert (env["TORCHX_TRACKER_BASE"], env["TORCHX_JOB_ID"]) == ("<tracker_base>", "<run-id>")
 
-    call("compile", f"{file}:p", "-o", str(tmp_path / "p.yaml"))
+    call("compile", "p.py:p", "-o", "p.yaml")
     words = ("-p", "nodes=2", "-p", "tracker_base=s3://b/r", "-p", "lr=0.5")
-    job = documents(call("check", str(tmp_path / "p.yaml"), "--show-workload", *words).stdout)[0]
+    job = documents(call("check", "p.yaml", "--show-workload", *words).stdout)[0]
     assert job["spec"]["completions"] == 2
     assert "0.5" in job["spec"]["template"]["spec"]["containers"][0]["command"]
-
-
-def test_a_pipeline_without_distributed_stages(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text(FILE)
-    done = call("check", f"{tmp_path / 'p.py'}:none", "--show-workload")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "engine='job'" in done.stderr
+    done = call("check", "p.py:none", "--show-workload")
+    assert (done.returncode, done.stdout, "engine='job'" in done.stderr) == (0, "", True)
