@@ -14,24 +14,19 @@ section run one after the other, ``torchx-kfp`` in a fork and others in a shell.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
 import shlex
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.entrypoints.cli.ready import Forked, Ready, ready
+from tests.entrypoints.cli.ready import Ready, ready
 from tests.transcripts import given
 
 FOLDER = Path(__file__).parent
@@ -120,7 +115,8 @@ def _run(line: str, folder: Path, program: Ready) -> str:
         shell = subprocess.run(["sh", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
         out, err, code = shell.stdout, shell.stderr, shell.returncode
     elif "WIDTH" in given:
-        out, err, code = _in_terminal(words[1:], folder, {**environ, **given}, program)
+        environ = {**environ, **given, "NO_COLOR": "1"}
+        (out, code), err = program.in_terminal(tuple(words[1:]), folder, environ, int(given["WIDTH"])), ""
     else:
         done = program.call(tuple(words[1:]), folder, {**environ, **given})
         out, err, code = done.stdout, done.stderr, done.returncode
@@ -147,26 +143,6 @@ def _compact(text: str) -> str:
     items = (f"{json.dumps(it)}: {json.dumps(content[it])}" if named else json.dumps(it) for it in content)
     opened, closed = "{}" if named else "[]"
     return f"{opened}\n" + ",\n".join(items) + f"\n{closed}\n"
-
-
-def _in_terminal(
-    words: Sequence[str], folder: Path, environ: Mapping[str, str], program: Ready
-) -> tuple[str, str, int]:
-    """Run the program in a terminal that is as wide as the variable WIDTH says, without colors."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, int(environ["WIDTH"]), 0, 0))
-    environ = {name: value for name, value in environ.items() if name != "COLUMNS"}
-    with open(os.devnull) as nothing:
-        streams = [nothing.fileno(), theirs, theirs]
-        forked = program.fork(tuple(words), folder, {**environ, "NO_COLOR": "1", "TERM": "xterm"}, streams)
-    process = Forked(*forked)
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # Linux raises this when there is no writer any more
-        while read := os.read(ours, 65536):
-            shown += read
-    os.close(ours)
-    return shown.decode().replace("\r\n", "\n"), "", process.wait()
 
 
 def agrees(expected: str, printed: str) -> bool:

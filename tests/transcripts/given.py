@@ -1,6 +1,6 @@
 """What the commands of a transcript find in their folder; each function fills it."""
 
-from __future__ import annotations
+# Annotations are not postponed: kfp reads them as types.
 
 import math
 import os
@@ -8,11 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kfp import dsl
+
 from tests.entrypoints.cli.conftest import PIPELINE
-from tests.execution.report.runs import play
+from tests.execution.local.components import shell
+from tests.execution.report.runs import play, tracked
 from tests.searches import LR, stated, tell
-from torchx_kfp.contract import protocol
-from torchx_kfp.tracking import FanIn, FsspecResultTracker, Source, current_run
+from torchx_kfp.local import Watch
+from torchx_kfp.local import run as run_here
+from torchx_kfp.tracking import FanIn, FsspecResultTracker, Source
 from torchx_kfp.tracking.lineage import SOURCES, Start, add_source, encode_sources, record_start
 from torchx_kfp.tracking.searches import SEARCH
 from torchx_kfp.tracking.statements import add_artifact, add_metadata
@@ -65,7 +69,7 @@ def other_folders(folder: Path) -> None:
 
 
 def only_metadata(folder: Path) -> None:
-    current_run(protocol.encode(protocol.StageContext(str(folder / "meta"), "a/b/c"))).add_metadata(x=1)
+    tracked(folder / "meta", "a/b/c").add_metadata(x=1)
 
 
 def files_that_are_not_results(folder: Path) -> None:
@@ -163,10 +167,10 @@ def steps(folder: Path) -> None:
         ("b/loop/1", "loss"): [math.inf, 0.5, 0.25],
     }
     for (run_id, name), found in values.items():
-        run = current_run(protocol.encode(protocol.StageContext(str(folder / "steps"), run_id)))
+        stage = tracked(folder / "steps", run_id)
         for step, value in enumerate(found):
-            run.log(step, {name: value})
-        run.flush()
+            stage.log(step, {name: value})
+        stage.flush()
 
 
 def searches(folder: Path) -> None:
@@ -189,19 +193,16 @@ def searches(folder: Path) -> None:
 
 
 def a_stage_with_everything(folder: Path) -> None:
-    base = str(folder / "base")
-    current_run(protocol.encode(protocol.StageContext(base, "a-1/train/t1"))).add_artifact(
-        "model", "s3://models/1", epochs=3
-    )
-    context = protocol.StageContext(base, "a-1/choose/c", {"trials": ("a-1/train/t1", "a-1/train/t2")})
-    run = current_run(protocol.encode(context))
-    run.put(accuracy=0.5, loss=math.nan, note="two words")
-    run.add_metadata(config={"lr": 0.1}, commit="4f2a91c")
+    base = folder / "base"
+    tracked(base, "a-1/train/t1").add_artifact("model", "s3://models/1", epochs=3)
+    stage = tracked(base, "a-1/choose/c", trials=["a-1/train/t1", "a-1/train/t2"])
+    stage.put(accuracy=0.5, loss=math.nan, note="two words")
+    stage.add_metadata(config={"lr": 0.1}, commit="4f2a91c")
     for number in range(4):
-        run.log(number * 3, {"train/f1": (number + 1) / 4})
-    run.flush()
-    run.add_artifact("plot", "s3://plots/1")
-    trials = run.parents["trials"]
+        stage.log(number * 3, {"train/f1": (number + 1) / 4})
+    stage.flush()
+    stage.add_artifact("plot", "s3://plots/1")
+    trials = stage.parents["trials"]
     assert isinstance(trials, FanIn)
     trials[0].artifact("model")
     tracker = FsspecResultTracker(base)
@@ -215,11 +216,10 @@ def stored_artifacts(folder: Path) -> None:
     (made / "checkpoint" / "a.bin").write_bytes(bytes(1500))
     (made / "model.pt").write_bytes(b"model")
     for execution in ("1", "2"):
-        run = current_run(protocol.encode(protocol.StageContext(str(folder / "base"), f"a-1/train/{execution}")))
-        run.add_artifact("checkpoint", made / "checkpoint", store=True)
-    run = current_run(protocol.encode(protocol.StageContext(str(folder / "base"), "a-1/evaluate/e")))
-    run.add_artifact("best/model", made / "model.pt", store=True, epochs=3)
-    run.add_artifact("plot", "s3://plots/1")
+        tracked(folder / "base", f"a-1/train/{execution}").add_artifact("checkpoint", made / "checkpoint", store=True)
+    stage = tracked(folder / "base", "a-1/evaluate/e")
+    stage.add_artifact("best/model", made / "model.pt", store=True, epochs=3)
+    stage.add_artifact("plot", "s3://plots/1")
 
 
 def pipelines(folder: Path) -> None:
@@ -302,3 +302,33 @@ def artifacts_of_chosen_keys(folder: Path) -> None:
     for key in ("b", "c/fit", "d/fit/1/2"):
         store = FsspecResultTracker(folder / "base").store
         add_artifact(store, key, "model", folder / "made/model.pt", None, stored=True)
+
+
+@dsl.pipeline(name="mixed")
+def mixed(go: bool = False):
+    """A pipeline with stages that are retried, in a loop, failed, not run, or skipped."""
+    first = shell(script="printf 'one\\ntwo \\377\\033[2J\\nend'")
+    with dsl.ParallelFor([1, 2]) as number:
+        shell(script=f"echo number {number}").after(first)
+    again = shell(script="echo try $KFP_POD_NAME; case $KFP_POD_NAME in *-1) ;; *) exit 1; esac").after(first)
+    again.set_retry(1, backoff_duration="0s")
+    failed = shell(script="exit 3")
+    shell(script="echo never").after(failed)
+    with dsl.If(go == True):  # noqa: E712 (KFP's condition)
+        shell(script="echo never")
+
+
+def a_mixed_run(folder: Path) -> None:
+    run_here(mixed, output_dir=folder / "local_outputs", watch=Watch(), parallelism=1)
+
+
+def files_of_torchx(folder: Path) -> None:
+    """Store metadata and an artifact with TorchX's own tracker."""
+    import fsspec
+    from torchx.tracker.backend.fsspec import FsspecTracker
+
+    (folder / "torchx").mkdir()
+    (folder / "empty").mkdir()
+    theirs = FsspecTracker(fsspec.filesystem("file"), str(folder / "torchx"))
+    theirs.add_metadata("local_cwd://torchx/app-1", epochs=3)
+    theirs.add_artifact("local_cwd://torchx/app-1", "model", "s3://models/1")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pty
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.cli.ready import PROGRAM, Forked, Ready
+from tests.entrypoints.cli.ready import PROGRAM, Ready
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.execution.host.run import DEFAULT_POLICY
 
@@ -145,25 +141,7 @@ def terminal(project: Path, ready_program: Ready) -> Callable[..., str]:
     """The output of the command line in a terminal of this width, without carriage returns."""
 
     def run(width: int, *words: str, **environ: str) -> str:
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-        variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-        with open(os.devnull) as nothing:
-            streams = [nothing.fileno(), theirs, theirs]
-            forked = ready_program.fork(words, project, {**variables, "TERM": "xterm", **environ}, streams)
-        process = Forked(*forked)
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                read = os.read(ours, 65536)
-            except OSError:  # Linux raises this when there is no writer any more
-                break
-            if not read:
-                break
-            shown += read
-        os.close(ours)
-        process.wait()
-        return shown.decode().replace("\r\n", "\n")
+        variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        return ready_program.in_terminal(words, project, {**variables, **environ}, width)[0]
 
     return run

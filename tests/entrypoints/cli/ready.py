@@ -14,10 +14,12 @@ import importlib
 import json
 import os
 import pkgutil
+import pty
 import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -184,6 +186,24 @@ class Ready:
             process = Forked(*self.fork(words, folder, environ, [nothing.fileno(), write, err.fileno()]))
         os.close(write)
         return Started(open(read, encoding="utf-8"), err, process)
+
+    def in_terminal(
+        self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str], width: int
+    ) -> tuple[str, int]:
+        """Run the program in a terminal of this width; return its output, without carriage returns, and its code."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+        variables = {name: value for name, value in environ.items() if name != "COLUMNS"}
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), theirs, theirs]
+            process = Forked(*self.fork(words, folder, {**variables, "TERM": "xterm"}, streams))
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux raises this when there is no writer any more
+            while read := os.read(ours, 65536):
+                shown += read
+        os.close(ours)
+        return shown.decode().replace("\r\n", "\n"), process.wait()
 
     def fork(
         self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str], streams: list[int]

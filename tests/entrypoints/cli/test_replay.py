@@ -13,19 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
+from tests.documents import documents
+from tests.entrypoints.cli.conftest import Call
 from tests.entrypoints.cli.ready import PROGRAM, Ready
 from tests.entrypoints.cli.terminal import Terminal
 from tests.facts import says
 from torchx_kfp import Stages, hpo
-from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.local.replay import ReplayOptions, find_invocation, print_script
 from torchx_kfp.local import Watch, replay, run
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.recorder import Recorder
 
 #: The application of the tracked stages. Today's code decides about its end.
 APP = """\
@@ -40,7 +40,6 @@ today.end()
 """
 BROKEN = "import sys\nLOSS = 0.29\ndef end(): sys.exit(7)\n"
 TRIAL = "import sys; from torchx_kfp.tracking import current_run; current_run().put(y=float(sys.argv[1]))"
-SAY = 'echo "says $0 $TOKEN"; printf %s "$0" >"$1"'
 CODED = "import os; print('coded then', os.getcwd(), flush=True)"
 BOTH = "from torchx_kfp.tracking import current_run; print('ran'); current_run().put(loss=0.29)"
 MENDED = "LOSS = 0.31\ndef end(): pass\n"
@@ -73,9 +72,7 @@ def share(path: str) -> str:
 
 @dsl.container_component
 def plain(word: str, out: dsl.OutputPath(str)):
-    return dsl.ContainerSpec(
-        image="app:1", command=["sh", "-c", 'echo "says $0 $TOKEN"; printf %s "$0" >"$1"', word, out]
-    )
+    return dsl.ContainerSpec("app:1", ["sh", "-c", 'echo "says $0 $TOKEN"; printf %s "$0" >"$1"', word, out])
 
 
 @dsl.pipeline(name="kinds", pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
@@ -143,17 +140,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
 
 
 @pytest.fixture
-def call(here: Here, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[object]:
-    """The command line in this process; afterwards, nothing of the run has changed."""
-
-    def run_it(*words: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(here.folder)
-        with pytest.raises(SystemExit) as ended:
-            cli(list(words), prog_name="torchx-kfp")
-        shown = capfd.readouterr()
-        return subprocess.CompletedProcess(words, int(ended.value.code or 0), shown.out, shown.err)
-
-    yield run_it
+def call(here: Here, ready_program: Ready) -> Iterator[Call]:
+    """The command line; afterwards, nothing of the run has changed."""
+    yield lambda *words: ready_program.call(words, here.folder, os.environ)
     assert here.digest() == here.before
 
 
@@ -161,6 +150,15 @@ def replay_id(done: subprocess.CompletedProcess[str]) -> str:
     found = re.search(r"replayed as (\S+):", done.stderr)
     assert found, done.stderr
     return found[1]
+
+
+def recorded(here: Here, name: str) -> list[str]:
+    """Return the stages that have recorded results under this name of a run."""
+    return [*filter(lambda key: key.startswith(f"{name}/"), FsspecResultTracker(here.base).keys())]
+
+
+def metadata(call: Call, here: Here, run_id: str) -> object:
+    return json.loads(call("show", str(here.base), run_id, "--format", "json").stdout)["metadata"]
 
 
 def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_path):
@@ -172,11 +170,11 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert "exit_code 7 (as before)" in done.stderr
     assert "It is tried only once." in done.stderr
     name = replay_id(done)
-    [run_id] = Recorder.open(str(here.base)).keys(name)
+    [run_id] = recorded(here, name)
     original = here.result["first"].run_id
     assert run_id != original
     assert run_id.startswith(f"{name}/first/")
-    assert Recorder.open(str(here.base)).metadata(run_id) == {"replays": original}
+    assert metadata(call, here, run_id) == {"replays": original}
     own = here.folder / "local_outputs" / "replays" / name
     assert json.loads((own / "run.json").read_text())["options"] == {"replays": f"{here.run.name}/first"}
 
@@ -187,8 +185,8 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ran ['b'] None {'before': 0.29}\n"
     assert re.search(says(str(tmp_path), "loss 0.31 (was 0.29)", "many 1 (as before)"), done.stderr), done.stderr
-    [run_id] = Recorder.open(str(here.base)).keys(replay_id(done))
-    assert Recorder.open(str(here.base)).metadata(run_id) == {"replays": here.result["train[1]"].run_id}
+    [run_id] = recorded(here, replay_id(done))
+    assert metadata(call, here, run_id) == {"replays": here.result["train[1]"].run_id}
 
     # Replays do not count among the results of all runs, nor as the latest run, unless they are named.
     listed = call("results", str(here.base))
@@ -261,7 +259,8 @@ def test_one_trial_of_a_search(call, here):
     assert f"y {trials[1].results['y']} (as before)" in done.stderr
 
 
-def test_wrong_words_name_the_way_out(call, here, tmp_path):
+def test_wrong_words_name_the_way_out(call, here, tmp_path, monkeypatch):
+    monkeypatch.chdir(here.folder)
     for words, facts in (
         (["latest"], ("No stage", "failed", f"{here.run.name}/train[0]")),
         (["latest/train"], ("train[0], train[1]",)),
@@ -304,18 +303,24 @@ def test_a_script_does_the_same_without_secrets(call, here, tmp_path):
     assert len(found) >= 2
 
 
-def test_a_script_runs_only_the_stage(here, tmp_path):
+def test_a_script_runs_only_the_stage(tmp_path, ready_program):
     """Names and texts of a pipeline are data in it."""
-    invocation = find_invocation("latest", "plain", here.folder / "local_outputs")
-    component = invocation.component
+
+    @dsl.pipeline(name="odd")
+    def odd():
+        plain(word="a")
+
+    folder = run(odd, output_dir=tmp_path / "local_outputs", watch=Watch()).folder
     harm = "\ntouch harm\n"
-    env = ((f"A;{harm}", "1"), ("B.C", "$(touch harm)"))
-    container = replace(component.container, image=f"x{harm}", command=("env",), args=(), env=env)
-    odd = replace(component, container=container, platform={})
-    script = print_script(replace(invocation, component=odd), ReplayOptions(output_dir=tmp_path))
-    ran = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    spec, *others = documents((folder / "pipeline.yaml").read_text())
+    container = spec["deploymentSpec"]["executors"]["exec-plain"]["container"]
+    container |= {"image": f"x{harm}", "command": ["env"], "args": []}
+    container["env"] = [{"name": f"A;{harm}", "value": "1"}, {"name": "B.C", "value": "$(touch harm)"}]
+    (folder / "pipeline.yaml").write_text(yaml.safe_dump_all([spec, *others]))
+    script = ready_program.call(("replay", "latest/plain", "--print"), tmp_path, os.environ)
+    ran = subprocess.run(["sh", "-c", script.stdout], cwd=tmp_path, capture_output=True, text=True)
     assert "\nB.C=$(touch harm)\n" in ran.stdout, (script, ran.stderr)
-    assert not [*tmp_path.glob("harm"), *here.folder.glob("harm")]
+    assert not list(tmp_path.rglob("harm"))
 
 
 def _secret(folder: Path) -> Path:

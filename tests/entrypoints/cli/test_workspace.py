@@ -14,7 +14,6 @@ import pytest
 
 from tests.entrypoints.cli.conftest import Call
 from tests.fake_kfp import KfpHost
-from torchx_kfp.common.text import size_text
 
 PIPELINE = """\
 import sys
@@ -165,10 +164,10 @@ def test_a_dry_run_shows_what_would_go(project: Path, call: Call) -> None:
     assert not (project / "local_outputs").exists()
     found = json.loads(call("run", *words, "--json").stdout)["workspaces"]["code"]
     assert found["files"]["größe 2.txt"] == 1234
-    assert f"4 files, 1.6 kB, {size_text(found['size'])} as an archive: {found['digest']}" in done.stderr
+    assert re.search(rf"4 files, 1\.6 kB, [\d.]+ kB as an archive: {found['digest']}", done.stderr)
     # It is what goes.
     sent = call("run", *words[:-1])
-    assert f"Workspace code: 4 files, {size_text(found['size'])}, stored." in sent.stderr
+    assert re.search(r"Workspace code: 4 files, [\d.]+ kB, stored\.", sent.stderr)
     assert (project / f"base/.torchx_kfp/workspaces/{found['digest']}.tar").stat().st_size == found["size"]
 
 

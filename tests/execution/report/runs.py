@@ -36,6 +36,10 @@ def record(pipeline: Any, arguments: dict[str, Any], runs: Path, **options: Any)
 def write_events(folder: Path, events: Iterable[Event]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text("{}")
+    append_events(folder, events)
+
+
+def append_events(folder: Path, events: Iterable[Event]) -> None:
     with (folder / "events.jsonl").open("a") as file:
         for event in events:
             file.write(json.dumps(encode(event)) + "\n")
@@ -112,7 +116,7 @@ def numbers(element: Element, *names: str) -> Iterator[float]:
     return (float(element.get(name, "")) for name in names)
 
 
-def tracked(base: Path, run_id: str, **parents: str) -> Run:
+def tracked(base: Path, run_id: str, **parents: str | list[str]) -> Run:
     """Return a stage that records under a tracker base."""
     environ = {"TORCHX_TRACKER_BASE": str(base), "TORCHX_JOB_ID": run_id}
     return current_run({**environ, "TORCHX_PARENT_RUN_IDS": json.dumps(parents)} if parents else environ)
