@@ -14,23 +14,6 @@ from tests.watching import Heard
 from torchx_kfp.local import StageFinished, StageStarted
 
 
-def test_independent_stages_run_at_the_same_time(execute, tmp_path):
-    # Each one waits until all three are running.
-    script = f"cd {tmp_path}; touch $0.here; until [ $(ls *.here | wc -l) = 3 ]; do sleep 0.02; done"
-
-    @dsl.container_component
-    def meet(name: str):
-        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script], args=[name])
-
-    @dsl.pipeline
-    def pipeline():
-        meet(name="a")
-        meet(name="b")
-        meet(name="c")
-
-    execute(pipeline, parallelism=3)
-
-
 def _overlap(events):
     """Return the largest number of stages that ran at the same time."""
     running = most = 0

@@ -1,6 +1,5 @@
 """The environment in which a stage runs."""
 
-import dataclasses
 import json
 import os
 import re
@@ -10,11 +9,9 @@ import sys
 from kfp import dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import scripts, shell
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import Stages, task_from_app
-from torchx_kfp.local import load_pipeline
 
 #: Variables that tell a stage who it is: those of a stage around a run are not those of its stages.
 OF_A_STAGE = {f"TORCHX_{name}" for name in ("TRACKERS", "TRACKER_BASE", "JOB_ID", "PARENT_RUN_ID", "PARENT_RUN_IDS")}
@@ -107,41 +104,4 @@ def test_the_users_s3_server_counts_in_place_of_that_of_the_cluster(execute, tmp
     assert {line for log in logs.values() for line in log} == {f"|{here}||x|y"}, logs
     assert any(
         re.search(says(f"AWS_ENDPOINT_URL={there}", "your own AWS_ENDPOINT_URL_S3"), text) for text in not_applied
-    )
-
-
-def test_settings_of_kubernetes_are_named_once(execute):
-    @dsl.pipeline
-    def pipeline():
-        for _ in range(2):
-            task = shell(script=":").set_cpu_limit("1").set_accelerator_limit(1).set_accelerator_type("nvidia.com/gpu")
-            kubernetes.add_pod_label(task, "a", "b")
-            kubernetes.add_node_selector(task, "a", "b")
-            kubernetes.add_toleration(task, "a", "Equal", "b")
-            kubernetes.set_image_pull_policy(task, "Always")
-            kubernetes.set_image_pull_secrets(task, ["x"])
-            kubernetes.set_timeout(task, 1000)
-            kubernetes.use_field_path_as_env(task, "NS", "metadata.namespace")
-
-    events = []
-    execute(pipeline, watch=Heard(on_event=events.append))
-    assert events[0].not_applied == (
-        "cpu, memory and accelerator limits",
-        "image pull policies",
-        "image pull secrets",
-        "node selectors",
-        "pod labels and annotations",
-        "the variable NS (from the pod's metadata.namespace)",
-        "tolerations",
-    )
-
-
-def test_settings_of_the_pipeline_itself_are_named(execute):
-    loaded = load_pipeline(scripts(":"))
-    settings = {"activeDeadlineSeconds": 1000, "resourceTtlOnSuccess": 1, "resourceTtlOnFailure": 2, "mutexName": "m"}
-    events = []
-    execute(dataclasses.replace(loaded, platform=settings), watch=Heard(on_event=events.append))
-    assert events[0].not_applied == (
-        "the pipeline's mutex",
-        "the time for which a finished run is kept",
     )

@@ -1,6 +1,7 @@
 """A pipeline's Kubernetes settings: those that are applied, and those that are reported as not applied."""
 
 import base64
+import dataclasses
 
 import pytest
 from kfp import compiler, dsl, kubernetes
@@ -8,12 +9,21 @@ from kfp import compiler, dsl, kubernetes
 from tests.execution.local.components import shell, shell_out
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import Watch, run
+from torchx_kfp.local import Watch, load_pipeline, run
 
 
-def test_what_the_application_may_miss_is_said(execute):
+def test_settings_that_are_not_applied_and_what_the_application_may_miss_are_said_once(execute):
     @dsl.pipeline
     def pipeline():
+        for _ in range(2):
+            task = shell(script=":").set_cpu_limit("1").set_accelerator_limit(1).set_accelerator_type("nvidia.com/gpu")
+            kubernetes.add_pod_label(task, "a", "b")
+            kubernetes.add_node_selector(task, "a", "b")
+            kubernetes.add_toleration(task, "a", "Equal", "b")
+            kubernetes.set_image_pull_policy(task, "Always")
+            kubernetes.set_image_pull_secrets(task, ["x"])
+            kubernetes.set_timeout(task, 1000)
+            kubernetes.use_field_path_as_env(task, "NS", "metadata.namespace")
         task = shell(script=":")
         kubernetes.mount_pvc(task, "claim", "/no/pvc")
         kubernetes.use_secret_as_volume(task, "sec", "/no/secret")
@@ -24,16 +34,27 @@ def test_what_the_application_may_miss_is_said(execute):
         kubernetes.use_config_map_as_env(task, "conf", {"u": "NO_CONFIG"})
         kubernetes.use_secret_as_volume(task, "optional", "/no/optional", optional=True)
 
+    settings = {"activeDeadlineSeconds": 1000, "resourceTtlOnSuccess": 1, "resourceTtlOnFailure": 2, "mutexName": "m"}
+    loaded = dataclasses.replace(load_pipeline(pipeline), platform=settings)
     events = []
-    execute(pipeline, watch=Heard(on_event=events.append))
+    execute(loaded, watch=Heard(on_event=events.append))
     assert events[0].not_applied == (
         "a temporary volume 'temp' (make the directory /no/temp, or use --docker)",
         "an empty directory 'scratch' (make the directory /no/scratch, or use --docker)",
+        "cpu, memory and accelerator limits",
+        "image pull policies",
+        "image pull secrets",
+        "node selectors",
+        "pod labels and annotations",
         "the config map 'conf' (make the directory /no/config, or use --docker)",
         "the config map 'conf' (set NO_CONFIG, or give --config-map conf=FILE with the key u)",
+        "the pipeline's mutex",
         "the secret 'sec' (make the directory /no/secret, or use --docker)",
         "the secret 'sec' (set NO_USER and NO_PASSWORD, or give --secret sec=FILE with the keys u and p)",
+        "the time for which a finished run is kept",
+        "the variable NS (from the pod's metadata.namespace)",
         "the volume claim 'claim' (make the directory /no/pvc, or use --docker)",
+        "tolerations",
     )
 
 

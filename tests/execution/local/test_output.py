@@ -67,34 +67,14 @@ for i in range(200):
     assert {line.split(" | ")[0] for line in lines(stream)} == {f"python[{index}]" for index in range(4)}
 
 
-def test_garbage_long_lines_and_progress_bars(execute):
+def test_garbage_long_lines_and_progress_bars(execute_failing):
     code = r"""
-import os
+import os, sys
 os.write(1, b"\xff\x00\x1b[2J bell\x07 \x1b[31mred\x1b[0m tab\t.\n")
 os.write(1, b"10%\r50%\r100%\r\n")
 os.write(1, b"x" * 200_000 + b"\n")
 os.write(1, bytes(range(256)) * 1000)
-"""
-
-    @dsl.pipeline
-    def pipeline():
-        python(code=code)
-
-    stream = Stream()
-    result = execute(pipeline, watch=Lines(stream))
-    shown = lines(stream)
-    assert shown[0] == "python | \ufffd\ufffd\ufffd[2J bell\ufffd \x1b[31mred\x1b[0m tab\t."
-    assert shown[1] == "python | 100%"
-    assert "".join(line.removeprefix("python | ") for line in shown[2:6]) == "x" * 200_000
-    log = result.stages[0].log_file.read_bytes()
-    assert log.endswith(bytes(range(256)) * 1000)
-    assert len(log) > 456_000
-
-
-def test_the_last_lines_are_shown_like_the_output(execute_failing):
-    code = r"""
-import os, sys
-os.write(1, b"\x1b]0;title\x07 \x1b[31mred\x1b[0m\n10%\r100%\r\n\n\x1b[2Jend")
+os.write(1, b"\n\x1b]0;title\x07 \x1b[31mred\x1b[0m\n10%\r100%\r\n\n\x1b[2Jend")
 sys.exit(1)
 """
 
@@ -102,13 +82,18 @@ sys.exit(1)
     def pipeline():
         python(code=code)
 
-    result = execute_failing(pipeline)
-    assert result.stages[0].last_lines() == [
-        "\ufffd]0;title\ufffd \x1b[31mred\x1b[0m",
-        "100%",
-        "",
-        "\ufffd[2Jend",
-    ]
+    stream = Stream()
+    result = execute_failing(pipeline, watch=Lines(stream))
+    shown = lines(stream)
+    assert shown[0] == "python | \ufffd\ufffd\ufffd[2J bell\ufffd \x1b[31mred\x1b[0m tab\t."
+    assert shown[1] == "python | 100%"
+    assert "".join(line.removeprefix("python | ") for line in shown[2:6]) == "x" * 200_000
+    log = result.stages[0].log_file.read_bytes()
+    assert bytes(range(256)) * 1000 in log
+    assert len(log) > 456_000
+    # The last lines are shown like the output.
+    last = ["\ufffd]0;title\ufffd \x1b[31mred\x1b[0m", "100%", "", "\ufffd[2Jend"]
+    assert result.stages[0].last_lines(4) == last
     with pytest.raises(StageFailedError) as error:
         result.raise_for_failure()
     assert "\x1b[2J" not in str(error.value)

@@ -19,7 +19,7 @@ from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import RunResult, StageFinished, StageStarted, State, Watch, resume, run
+from torchx_kfp.local import RunResult, StageFinished, StageStarted, Watch, resume, run
 
 
 def go_on(folder: Path, **options: Any) -> RunResult:
@@ -30,39 +30,6 @@ def go_on(folder: Path, **options: Any) -> RunResult:
 def noted(folder: Path) -> list[str]:
     """Return the notes that stages have made, in any order."""
     return sorted((folder / "notes").read_text().split())
-
-
-def test_only_what_has_not_succeeded_runs(execute_failing, tmp_path):
-    @dsl.pipeline
-    def inner(folder: str):
-        shell(script=f"echo inner >> {folder}/notes; echo 'in the nested pipeline'")
-
-    @dsl.pipeline
-    def pipeline(folder: str, items: list = ["a", "b", "c"]):  # noqa: B006 (a constant to KFP)
-        first = shell_out(script=f'echo first >> {folder}/notes; printf %s "a text" > "$0"')
-        with dsl.ParallelFor(items) as item:
-            made = shell_out(
-                script=f'echo {item} >> {folder}/notes; test {item} != b -o -e {folder}/mended && printf {item} > "$0"'
-            )
-        inner(folder=folder)
-        last = shell(script=f"echo last:{first.output} >> {folder}/notes")
-        last.after(made)
-
-    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
-    assert noted(tmp_path) == ["a", "b", "c", "first", "inner"]
-    (tmp_path / "mended").touch()
-    events = []
-    result = go_on(failed.folder, watch=Heard(on_event=events.append))
-    assert result.state is State.SUCCEEDED
-    assert result.run_id == failed.run_id
-    assert noted(tmp_path) == ["a", "b", "b", "c", "first", "inner", "last:a", "text"]
-    stages = {stage.name: stage for stage in result.stages}
-    assert stages["shell-out-2[1]"].attempts == 2
-    assert stages["shell-out-2[1]"].log_file == failed.folder / "shell-out-2-1-1" / "log.txt"
-    assert stages["shell-out"].outputs == {"out": "a text"}
-    kept = {event.result.name for event in events if getattr(event, "kept", False)}
-    assert kept == {"shell-out", "shell-out-2[0]", "shell-out-2[2]", "inner/shell"}
-    assert len(result.stages) == 6
 
 
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "cancel", "timeout", "fail_fast"])
