@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 from kfp import dsl, kubernetes
+from torchx.specs import AppDef, Role
 
 from tests.execution.local.components import scripts, shell, shell_out
+from torchx_kfp import task_from_app
 from torchx_kfp.local import RunResult, State, Watch, run
 
 
@@ -103,6 +105,7 @@ PROGRAM = {
         (["python", "train.py"], "helper.py"),
         (["python", "-m", "package.train"], "package/other.py"),
         (["python", "-m", "package.train"], "helper.py"),
+        (["of a tracked stage", "-m", "package.train"], "helper.py"),
         (["python", "-c", "import os, package.other"], "package/other.py"),
         (["sh", "-c", "cd . && python train.py > /dev/null"], "beside.py"),
         (["sh", "-c", "exec sh script.sh"], "beside.py"),
@@ -121,8 +124,12 @@ def test_changed_code_runs_again(states, tmp_path, monkeypatch, command, file):
         return dsl.ContainerSpec(image="x", command=command)
 
     @dsl.pipeline
-    def pipeline():
-        component()
+    def pipeline(tracker_base: str = str(tmp_path / "results")):
+        if command[0] == "of a tracked stage":  # the name of the module is in an input
+            app = AppDef("app", [Role("role", image="x", entrypoint="python", args=command[1:])])
+            task_from_app(app, tracker_base=tracker_base)
+        else:
+            component()
 
     assert states(pipeline) == ["succeeded"]
     (tmp_path / "unrelated.py").write_text("")

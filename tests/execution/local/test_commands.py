@@ -1,4 +1,4 @@
-"""Stages whose script starts them as on KFP: by the URI of an output, as 0.1.0 compiled them, and with ``-m``."""
+"""Stages whose script starts them as on KFP: with a run id from the URI of an output, and as 0.1.0 compiled them."""
 
 import gzip
 import json
@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from kfp import dsl
 
 from tests.authoring.apps import compile_pipeline, make_app
 from tests.authoring.kfp_engines import Container, container_of
 from torchx_kfp import task_from_app
-from torchx_kfp.local import Watch, run
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "sizes.json.gz"
 #: Has the python3 that publishes results.
@@ -56,22 +54,3 @@ def test_stages_that_version_0_1_0_compiled(form: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run_id").read_text() == "run/stage-15/pod"
     assert (tmp_path / "accuracy").read_text() == "15.5"
-
-
-def test_a_changed_module_makes_a_stage_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``-m app`` is found, although the name of the module is in an input."""
-    monkeypatch.chdir(tmp_path)
-    module = tmp_path / "changing.py"
-    app = make_app(entrypoint=sys.executable, args=["-m", "changing", "--lr", "0.1"])
-
-    @dsl.pipeline(name="pipeline")
-    def pipeline(tracker_base: str = str(tmp_path / "results")) -> None:
-        task_from_app(app, tracker_base=tracker_base)
-
-    states = []
-    for text in ("print(1)", None, "print('another')"):
-        if text is not None:
-            module.write_text(text)
-        result = run(pipeline, output_dir="runs", watch=Watch())
-        states += [str(stage.state) for stage in result.stages]
-    assert states == ["succeeded", "cached", "succeeded"]

@@ -12,7 +12,7 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import Watch, load_pipeline, run
 
 
-def test_settings_that_are_not_applied_and_what_the_application_may_miss_are_said_once(execute):
+def test_settings_that_are_not_applied_and_what_the_application_may_miss_are_said_once(execute, tmp_path):
     @dsl.pipeline
     def pipeline():
         for _ in range(2):
@@ -26,6 +26,7 @@ def test_settings_that_are_not_applied_and_what_the_application_may_miss_are_sai
             kubernetes.use_field_path_as_env(task, "NS", "metadata.namespace")
         task = shell(script=":")
         kubernetes.mount_pvc(task, "claim", "/no/pvc")
+        kubernetes.mount_pvc(task, "there", str(tmp_path))
         kubernetes.use_secret_as_volume(task, "sec", "/no/secret")
         kubernetes.use_config_map_as_volume(task, "conf", "/no/config")
         kubernetes.empty_dir_mount(task, "scratch", "/no/scratch")

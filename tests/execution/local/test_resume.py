@@ -174,7 +174,10 @@ def test_a_killed_runner(call, tmp_path):
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
     [recorded] = json.loads(call("runs", "--output-dir", "runs", "--format", "json").stdout)
-    assert recorded["state"] == "interrupted"
+    assert [recorded[name] for name in ("state", "done", "failed", "running")] == ["interrupted", 1, 0, []]
+    # This is the state if the process was killed while it wrote.
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "stage_fin')
     copy = shutil.copytree(folder, tmp_path / "copies" / folder.name)
     assert call("cancel", str(copy)).returncode == 0
     assert len(asleep(tmp_path)) == 2, "a copy of the folder is another run"

@@ -2,10 +2,9 @@
 
 import re
 
-import pytest
 from kfp import compiler, dsl
 
-from tests.execution.local.components import scripts, text_of, write
+from tests.execution.local.components import scripts, write
 from torchx_kfp.local import State, Watch, run
 
 
@@ -24,21 +23,6 @@ def test_a_file_and_a_function_run_alike(execute, tmp_path):
         assert result.state is State.SUCCEEDED
         assert result.folder == tmp_path / "runs" / result.run_id
         assert [stage.exit_code for stage in result.stages] == [0]
-
-
-@pytest.mark.filterwarnings("ignore:Compiling to JSON:DeprecationWarning")
-def test_a_json_file_has_the_same_numbers(execute, tmp_path):
-    @dsl.pipeline
-    def pipeline(x: float = 1e-05) -> str:
-        with dsl.If(x < 0.5):
-            write(x="small")
-        return text_of(float, "text-of-float")(x=x).outputs["out"]
-
-    path = tmp_path / "p.json"
-    compiler.Compiler().compile(pipeline, str(path))
-    result = execute(path)
-    assert result.outputs == {"Output": "0.00001"}
-    assert [str(stage.state) for stage in result.stages] == ["succeeded", "succeeded"]
 
 
 def test_a_watch_that_does_nothing_shows_nothing(tmp_path, capfd):

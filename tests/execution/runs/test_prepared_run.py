@@ -16,7 +16,6 @@ from torchx.specs import AppDef, Role
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages, component_from_app, host, local
-from torchx_kfp.authoring.fields import read_workspace_folders
 from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
 from torchx_kfp.execution.local.runner import start
 from torchx_kfp.execution.runs.earlier_run import read_earlier
@@ -142,8 +141,6 @@ def test_projects_are_merged_as_torchx_does(code: Path) -> None:
     (code.parent / "my +lib=" / "values.py").write_text("VALUE = 2")
     (code / "app.py").write_text(f"from lib.values import VALUE; {PROGRAM.replace('%d', 'VALUE')}")
     projects = {str(code): "", str(code.parent / "my +lib="): "lib/"}
-    role = own(projects).roles[0]
-    assert read_workspace_folders(role, "role") == {str(code): "", str(code.parent / "my +lib="): "lib"}
 
     @dsl.pipeline(name="merged")
     def merged(tracker_base: str):
@@ -157,24 +154,23 @@ def test_projects_are_merged_as_torchx_does(code: Path) -> None:
         local.run(merged, {"tracker_base": "base"}, watch=local.Watch())
 
 
+ARCHIVE = f"s3://b/.torchx_kfp/workspaces/{'0' * 64}.tar"
+
+
 @pytest.mark.parametrize(
-    ("workspace", "facts"),
+    ("workspace", "options", "facts"),
     [
-        ("s3://bucket/code", ["'s3://bucket/code'", "folder of this machine"]),
-        ("memory://code", ["memory://code"]),
-        ({".": "../up"}, ["'../up'", "relative path"]),
-        ({".": "/abs"}, ["'/abs'", "relative path"]),
-        (5, ["5", "torchx.specs.Workspace"]),
+        ("s3://bucket/code", {}, ["'s3://bucket/code'", "folder of this machine"]),
+        ("memory://code", {}, ["memory://code"]),
+        ({".": "../up"}, {}, ["'../up'", "relative path"]),
+        ({".": "/abs"}, {}, ["'/abs'", "relative path"]),
+        (5, {}, ["5", "torchx.specs.Workspace"]),
+        ("code", {"workspace": ARCHIVE}, ["code", "workspace=None"]),  # only one of both may have one
     ],
 )
-def test_workspaces_of_roles_that_are_refused(workspace: Any, facts: list[str]) -> None:
+def test_workspaces_of_roles_that_are_refused(workspace: Any, options: dict[str, Any], facts: list[str]) -> None:
     with pytest.raises(AppDefError, match=says("'app'", *facts)):
-        component_from_app(own(workspace))
-
-
-def test_a_role_and_its_stage_do_not_both_have_one() -> None:
-    with pytest.raises(AppDefError, match=says("'app'", "code", "workspace=None")):
-        component_from_app(own("code"), workspace=f"s3://b/.torchx_kfp/workspaces/{'0' * 64}.tar")
+        component_from_app(own(workspace), **options)
 
 
 def test_a_compiled_file_does_not_take_folders_of_this_machine(code: Path) -> None:
