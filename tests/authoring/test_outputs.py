@@ -225,12 +225,18 @@ def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:
     [
         ({"results": {"accuracy": float}}, "results need python3 and fsspec in the image, or publish_results"),
         ({"may_fail": True}, "may_fail needs python3 and fsspec in the image"),
+        # Not to publish results in another way: the replicas would not start, either.
+        ({"engine": "job"}, "a distributed stage needs python3 in the image, or a launcher_image"),
+        (
+            {"engine": "job", "results": {"accuracy": float}},
+            "a distributed stage needs python3 in the image, or a launcher_image",
+        ),
     ],
 )
 def test_an_image_without_python_is_told(
     options: dict[str, Any], said: str, workspace: str, shells: Path, tmp_path: Path
 ) -> None:
-    compiled = stage(**options, workspace=workspace)
+    compiled = stage(**options, **({"workspace": workspace} if workspace else {}))
     only = tmp_path / "bin"
     only.mkdir()
     for program in ("env", "mkdir", "true"):

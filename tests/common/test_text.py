@@ -29,20 +29,34 @@ from torchx_kfp.common.text import (
 from torchx_kfp.errors import UnknownNameError
 
 
-def test_lists_name_the_first_and_count_the_rest() -> None:
-    assert listed([]) == ""
-    assert listed(["a"]) == "a"
-    assert listed("abcde") == "a, b, c, d, e"
-    assert listed(map(str, range(1005)), 3) == "0, 1, 2 and 1,002 more"
-    assert listed(["two\nlines", "\x1b[2J"]) == "two\\nlines, \\x1b[2J"
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError
 
 
-def test_a_joined_list_is_part_of_a_sentence() -> None:
-    assert [joined(names) for names in ("", "a", "ab", "abc")] == ["", "'a'", "'a' and 'b'", "'a', 'b' and 'c'"]
-
-
-def test_nouns_agree_with_their_number() -> None:
-    assert [counted(number, "file") for number in (0, 1, 2, 1000)] == ["0 files", "1 file", "2 files", "1,000 files"]
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (listed([]), ""),
+        (listed(["a"]), "a"),
+        (listed("abcde"), "a, b, c, d, e"),
+        (listed(map(str, range(1005)), 3), "0, 1, 2 and 1,002 more"),
+        (listed(["two\nlines", "\x1b[2J"]), "two\\nlines, \\x1b[2J"),
+        (" | ".join(map(joined, ("", "a", "ab", "abc"))), " | 'a' | 'a' and 'b' | 'a', 'b' and 'c'"),
+        (joined(counted(number, "file") for number in (0, 1, 1000)), "'0 files', '1 file' and '1,000 files'"),
+        (" ".join(duration(seconds, whole=True) for seconds in (-1, 0.9, 9.99, 59.99)), "0s 0s 9s 59s"),
+        (shown("ab"), "'ab'"),
+        (shown("x" * 200, 10), "'xxxxxxxxx... (202 characters)"),
+        (shown(10**5000), "a very large int"),
+        (shown(Unprintable()), "a very large Unprintable"),
+        (shorten("abcdefghijklmnopqrstuvwxyz", 26), "abcdefghijklmnopqrstuvwxyz"),
+        (shorten("abcdefghijklmnopqrstuvwxyz", 11), "abcdefghij…"),
+        (shorten("abcdefghijklmnopqrstuvwxyz", 11, keep="end"), "…qrstuvwxyz"),
+        (shorten("abcdefghijklmnopqrstuvwxyz", 11, keep="ends"), "abcdef…wxyz"),
+    ],
+)
+def test_text_for_sentences(made: str, text: str) -> None:
+    assert made == text
 
 
 @pytest.mark.parametrize(
@@ -70,12 +84,6 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_clock_shows_whole_seconds() -> None:
-    assert [duration(seconds, whole=True) for seconds in (-1, 0.9, 9.99, 59.99, 60, 3661)] == [
-        "0s", "0s", "9s", "59s", "1m 00s", "1h 01m",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("45s", 45), ("1.5h", 5400), ("1h30m", 5400), ("12m 05s", 725), ("2w", 14 * 86400), ("30d", 30 * 86400)],
@@ -98,27 +106,6 @@ def test_a_duration_that_was_written_can_be_read(seconds: float) -> None:
     assert math.isclose(parse_duration(duration(seconds)), seconds, rel_tol=0.05, abs_tol=unit)
 
 
-class Unprintable:
-    def __repr__(self) -> str:
-        raise ValueError
-
-
-def test_a_value_is_shown_with_its_length_where_it_is_cut() -> None:
-    assert shown("ab") == "'ab'"
-    assert shown("x" * 200, 10) == "'xxxxxxxxx... (202 characters)"
-    assert shown(Unprintable()) == "a very large Unprintable"
-    assert shown(10**5000) == "a very large int"
-
-
-def test_text_is_cut_where_it_tells_least() -> None:
-    text = "abcdefghijklmnopqrstuvwxyz"
-    assert shorten(text, 26) == text
-    assert shorten(text, 11) == "abcdefghij…"
-    assert shorten(text, 11, keep="end") == "…qrstuvwxyz"
-    assert shorten(text, 11, keep="ends") == "abcdef…wxyz"
-    assert {shorten(text, 1, keep=keep) for keep in ("start", "end", "ends")} == {"…"}
-
-
 @given(st.text(), st.integers(1, 40), st.sampled_from(["start", "end", "ends"]))
 def test_cut_text_is_as_long_as_it_may_be(text: str, limit: int, keep: str) -> None:
     assert len(shorten(text, limit, keep=keep)) == min(len(text), limit)
@@ -133,24 +120,30 @@ def test_suggestions() -> None:
     assert did_you_mean(None, ["none", "None"]) == " Did you mean 'None'?", "a program may pass anything"
 
 
-def test_suggested_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "suffixes", "meant"),
+    [
+        ("pipelines/digit.py", [".py"], "pipelines/digits.py"),
+        ("pipelins/digits.py", [".py"], "pipelines/digits.py"),
+        ("pipelines/digits.yml", [".yaml", ".py"], "pipelines/digits.yaml"),
+        ("pipelines/digits", [".yaml", ".py"], "pipelines/digits.py"),
+        ("pipelines/zebra.py", [".py"], ""),  # only the suffix is the same
+        ("pipelines/.hiden.py", [".py"], "pipelines/.hidden.py"),
+        ("../pipelines/hidden.py", [".py"], ""),  # another folder, and a hidden file
+        ("resluts", [], "results"),
+        ("results/run/fil", [], ""),  # a file where a folder is meant
+        ("results/run", [".py"], ""),  # a folder where a file is meant
+        *((path, [".py"], "") for path in ("zebra/digits.py", "pipelines/digits.py/x", "", "/")),
+    ],
+)
+def test_suggested_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, suffixes: list[str], meant: str
+) -> None:
     for file in ("pipelines/digits.py", "pipelines/digits.yaml", "pipelines/.hidden.py", "results/run/file"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     monkeypatch.chdir(tmp_path)
-    assert did_you_mean_path("pipelines/digit.py", [".py"]) == " Did you mean 'pipelines/digits.py'?"
-    assert did_you_mean_path("pipelins/digits.py", [".py"]) == " Did you mean 'pipelines/digits.py'?"
-    assert did_you_mean_path("pipelines/digits.yml", [".yaml", ".py"]) == " Did you mean 'pipelines/digits.yaml'?"
-    assert did_you_mean_path("pipelines/digits", [".yaml", ".py"]) == " Did you mean 'pipelines/digits.py'?"
-    assert did_you_mean_path("pipelines/zebra.py", [".py"]) == "", "only the suffix is the same"
-    assert did_you_mean_path("pipelines/.hiden.py", [".py"]) == " Did you mean 'pipelines/.hidden.py'?"
-    assert did_you_mean_path("../pipelines/hidden.py", [".py"]) == "", "another folder, and a hidden file"
-    assert did_you_mean_path(tmp_path / "resluts") == f" Did you mean '{tmp_path}/results'?"
-    assert did_you_mean_path("results/run/fil") == "", "a file where a folder is meant"
-    assert did_you_mean_path("results/run", [".py"]) == "", "a folder where a file is meant"
-    assert did_you_mean_path("zebra/digits.py", [".py"]) == ""
-    assert did_you_mean_path(tmp_path / "pipelines/digits.py/x") == ""
-    assert did_you_mean_path("") == did_you_mean_path("/") == ""
+    assert did_you_mean_path(path, suffixes) == (f" Did you mean '{meant}'?" if meant else "")
 
 
 def test_names_are_ordered_by_likeness_where_they_are_many() -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchx_kfp.contract.carried import replica_roles
-from torchx_kfp.contract.specification import ReplicaCount
 
 #: What manifests have that is not a marker. ``$`` is the kubelet's, ``%`` and ``@`` are nobody's within text.
 CONSTANTS = ["$(HOME)", "$$5", "${X}", "100%", "%(name)s", "@name", "{{workflow.name}}", ""]
@@ -26,10 +25,6 @@ manifests: Any = st.recursive(
 )
 
 
-def marker(name: str) -> dict[str, str]:
-    return {"@": name}
-
-
 # fill
 
 
@@ -39,43 +34,20 @@ def test_a_manifest_without_markers_stays(manifest: Any) -> None:
     assert replica_roles.fill(manifest, {"name": "train-1"}, {}) == manifest == before
 
 
-@pytest.mark.parametrize(
-    ("node", "filled"),
-    [
-        (marker("name"), "train-1"),
-        (marker("count"), 3),
-        ({"metadata": {"name": marker("name"), "note": "@name"}}, {"metadata": {"name": "train-1", "note": "@name"}}),
-        ([marker("words")], ["a", "$$(b)"]),
-        (["sh", marker("words"), "end"], ["sh", "a", "$$(b)", "end"]),
-        ([marker("words"), marker("words")], ["a", "$$(b)", "a", "$$(b)"]),
-        ([marker("none"), "end"], ["end"]),
-        ([marker("name"), marker("count")], ["train-1", 3]),
-        # Only the items of a marker's list take its place.
-        ([["x", "y"], [marker("words")]], [["x", "y"], ["a", "$$(b)"]]),
-        ([[]], [[]]),
-        ({"list": marker("words")}, {"list": ["a", "$$(b)"]}),
-    ],
-)
-def test_markers_become_values(node: Any, filled: Any) -> None:
-    values = {"name": "train-1", "count": 3, "words": ["a", "$$(b)"], "none": []}
-    before = copy.deepcopy((node, values))
-    assert replica_roles.fill(node, values, {}) == filled
-    assert (node, values) == before
-
-
 @given(st.lists(st.lists(manifests, max_size=3), max_size=4), st.lists(manifests, max_size=3))
-def test_lists_take_their_markers_places(lists: list[list[Any]], between: list[Any]) -> None:
-    node: list[Any] = []
-    expected: list[Any] = []
-    for number, items in enumerate(lists):
-        node += [marker(str(number)), *between]
-        expected += [*items, *between]
-    assert replica_roles.fill(node, {str(number): items for number, items in enumerate(lists)}, {}) == expected
+def test_markers_become_values_and_the_items_of_lists(lists: list[list[Any]], between: list[Any]) -> None:
+    """Only the items of a marker's list take its place."""
+    values = {str(number): items for number, items in enumerate(lists)}
+    node = [{"@": "name"}, *(one for number in values for one in ({"@": number}, *between)), [{"name": {"@": "0"}}]]
+    expected = ["train-1", *(one for items in lists for one in (*items, *between)), [{"name": lists[:1] and lists[0]}]]
+    before = copy.deepcopy((node, values))
+    assert replica_roles.fill(node, {"0": [], **values, "name": "train-1"}, {}) == expected
+    assert (node, values) == before
 
 
 def test_roles_do_not_share_values() -> None:
     """Settings of the task are added to each pod, also if two have the same list."""
-    pod = {"containers": [{"env": marker("env"), "volumeMounts": []}], "volumes": []}
+    pod = {"containers": [{"env": {"@": "env"}, "volumeMounts": []}], "volumes": []}
     config = {"env": [{"name": "EXTRA", "value": "1"}]}
     values: dict[str, Any] = {"env": [{"name": "A", "value": "b"}]}
     for filled in replica_roles.fill([pod, pod], values, config):
@@ -217,16 +189,7 @@ def test_volumes_of_the_task_win(mounts: list[dict[str, str]], volumes: list[dic
         }
 
 
-# tally and last_lines
-
-
-def test_few_replicas_that_still_run_have_names() -> None:
-    assert replica_roles.tally(["a/1", "a/0"], 2, 0) == "2 of 2 replicas run"
-    assert replica_roles.tally(["b/0", "a/1"], 5, 3) == "2 of 5 replicas run (a/1, b/0), 3 succeeded"
-    assert replica_roles.tally(["a/0", "a/1", "a/2", "a/3"], 5, 1) == "4 of 5 replicas run, 1 succeeded"
-    assert replica_roles.tally([], 2, 1) == "0 of 2 replicas run, 1 succeeded"
-    for text in (replica_roles.tally(["a/0"], 2, 1), replica_roles.tally(["a/0"], 1, 0)):
-        assert ReplicaCount.parse(f"torchx-kfp: {text}") == (1, 2 if "succeeded" in text else 1)
+# last_lines
 
 
 def test_last_lines_while_a_thread_adds_more() -> None:
