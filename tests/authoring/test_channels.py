@@ -37,19 +37,13 @@ def env_image_and_entrypoint(image: str, program: str, level: int = 1) -> None:
     use("a", image=f"{image}")
 
 
-def loop_of_constants() -> None:
-    with dsl.ParallelFor([1, 2]) as item:
-        use(f"{item}", f"--n={item}", item)
-
-
 def loop_of_dicts() -> None:
     with dsl.ParallelFor([{"lr": 0.1, "kind": "a", "n": 1}]) as item:
         use(f"--lr={item.lr}", f"{item.kind}-{item.n}", item.n, f"{item}")
 
 
-def loop_of_parameter(points: List[Dict[str, float]] = []) -> None:
-    with dsl.ParallelFor(points) as item:
-        use(f"--lr={item.lr}", f"{item}", item.lr)
+def placeholders_of_kfp() -> None:
+    use(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "--id", dsl.PIPELINE_JOB_ID_PLACEHOLDER)
 
 
 def loop_of_output() -> None:
@@ -57,68 +51,8 @@ def loop_of_output() -> None:
         use(f"--lr={item.lr}", f"{item}")
 
 
-def nested_loops() -> None:
-    made = produce()
-    with (
-        dsl.ParallelFor([{"lr": 0.1, "seeds": [1, 2]}]) as item,
-        dsl.ParallelFor(item.seeds) as seed,
-        dsl.ParallelFor(["a"]) as letter,
-    ):
-        use(f"{item.lr} {seed} {letter} {made.outputs['text']} {item} {item.seeds}")
-
-
-def conditions(mode: str) -> None:
-    made = produce()
-    with dsl.ParallelFor([{"lr": 0.1, "kind": "a"}]) as item:
-        with dsl.If(mode == "train"):
-            use(f"{item.lr} {item.kind} {made.outputs['number']}", item.lr)
-        with dsl.Elif(item.kind == "a"):
-            use(f"{mode}")
-        with dsl.Else():
-            use(f"{made.outputs['mapping']}")
-
-
-@dsl.pipeline(name="inner")
-def inner(lr: float, names: List[str]) -> str:
-    with dsl.ParallelFor(names) as name:
-        use(f"{lr} {name}")
-    return produce().outputs["text"]
-
-
-def nested_pipelines(lr: float = 0.1) -> None:
-    first = inner(lr=lr, names=["a"])
-    with dsl.ParallelFor([{"lr": 0.1}]) as item:
-        inner(lr=item.lr, names=["b"])
-    use(f"{first.output} {lr}")
-
-
-def one_of(mode: str) -> None:
-    with dsl.If(mode == "a"):
-        a = produce()
-    with dsl.Else():
-        b = produce()
-    use(dsl.OneOf(a.outputs["text"], b.outputs["text"]))
-
-
-def placeholders_of_kfp() -> None:
-    use(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "--id", dsl.PIPELINE_JOB_ID_PLACEHOLDER)
-
-
-PIPELINES = [
-    parameters,
-    generic_parameters,
-    outputs,
-    env_image_and_entrypoint,
-    loop_of_constants,
-    loop_of_dicts,
-    loop_of_parameter,
-    loop_of_output,
-    nested_loops,
-    conditions,
-    nested_pipelines,
-    one_of,
-    placeholders_of_kfp,
-]
+#: ``tests.cases`` runs others: of parameters, items of loops, conditions, and nested pipelines.
+PIPELINES = [generic_parameters, outputs, env_image_and_entrypoint, loop_of_output, placeholders_of_kfp]
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda function: function.__name__)

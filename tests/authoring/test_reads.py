@@ -57,15 +57,6 @@ def test_dependencies_follow_from_what_is_read() -> None:
     assert set(spec["components"]["comp-read"]["inputDefinitions"]["parameters"]) == {"model", "stage"}
 
 
-def test_aliases_are_the_stages_names(tmp_path: Path) -> None:
-    def pipeline() -> None:
-        first = stage(make_app("My Train"))
-        second = stage(make_app("train"), name="Second one")
-        stage(SHOW, reads=[first, second])
-
-    assert list(parents(pipeline, tmp_path)) == ["My Train", "Second one"]
-
-
 @pytest.mark.parametrize(
     ("reads", "alias"),
     [

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torchx import specs
 
 from tests.entrypoints.cli.ready import Ready
-from torchx_kfp.contract import protocol
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ def run_app(
     app: specs.AppDef,
     *,
     tracker_base: str | Path | None = None,
-    parents: Mapping[str, protocol.RunIds] | None = None,
+    parents: Mapping[str, str | Sequence[str]] | None = None,
     run_id: str | None = None,
     shell: tuple[str, ...] = ("sh",),
     python: Ready | None = None,
@@ -34,8 +34,11 @@ def run_app(
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHX_")}
     if tracker_base is not None:
-        context = protocol.StageContext(str(tracker_base), run_id or f"run/{app.name}/1", parents or {})
-        environ.update(protocol.encode(context))
+        environ |= {"TORCHX_TRACKER_BASE": str(tracker_base), "TORCHX_JOB_ID": run_id or f"run/{app.name}/1"}
+        if parents:
+            first = next(iter(parents.values()))
+            environ["TORCHX_PARENT_RUN_IDS"] = json.dumps(parents)
+            environ["TORCHX_PARENT_RUN_ID"] = first if isinstance(first, str) else first[0]
     (role,) = app.roles
     if python is not None:
         assert role.entrypoint == "python"

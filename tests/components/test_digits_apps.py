@@ -104,20 +104,23 @@ def test_data_depends_on_the_seed_alone(tmp_path: Path, stage: Stage) -> None:
     assert labels("c", 1) != first
 
 
-@pytest.mark.parametrize("tracker_base", ["s3://bucket", "s3://bucket/", "/"])
-def test_no_folder_beside_the_tracker_base(tracker_base: str) -> None:
+@pytest.mark.parametrize(
+    ("tracker_base", "folder"),
+    [
+        ("s3://bucket/results/", "s3://bucket/results-artifacts"),
+        ("file:///results", "file:///results-artifacts"),
+        ("demo-results/tracker", "demo-results/tracker-artifacts"),
+        *((base, None) for base in ("s3://bucket", "s3://bucket/", "/")),
+    ],
+)
+def test_the_folder_beside_a_tracker_base(tracker_base: str, folder: str | None) -> None:
     from components.digits.prepare import folder_beside
 
+    if folder is not None:
+        assert folder_beside(tracker_base, "--artifacts") == folder
+        return
     with pytest.raises(SystemExit, match=says(tracker_base, "--artifacts")):
         folder_beside(tracker_base, "--artifacts")
-
-
-def test_folder_beside_the_tracker_base() -> None:
-    from components.digits.prepare import folder_beside
-
-    assert folder_beside("s3://bucket/results/", "--artifacts") == "s3://bucket/results-artifacts"
-    assert folder_beside("file:///results", "--artifacts") == "file:///results-artifacts"
-    assert folder_beside("demo-results/tracker", "--artifacts") == "demo-results/tracker-artifacts"
 
 
 def test_outside_of_a_stage_the_message_says_what_is_missing(python: Ready) -> None:
@@ -127,7 +130,7 @@ def test_outside_of_a_stage_the_message_says_what_is_missing(python: Ready) -> N
         assert "TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set" in done.stderr
 
 
-def test_missing_results_of_a_parent_fail_thestage(tmp_path: Path) -> None:
+def test_missing_results_of_a_parent_fail_the_stage(tmp_path: Path) -> None:
     done = run_app(apps.select(), tracker_base=tmp_path, parents={"train": ("run/train/0",)})
     assert done.returncode == 1
     assert "The run 'run/train/0' has recorded no results" in done.stderr

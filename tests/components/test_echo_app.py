@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from components.echo.component import SCRIPT, echo
+from components.echo.component import echo
 from tests.components.stages import run_app
-from torchx_kfp.contract.inputs import find_rewritten
 
 SHELLS = [("sh",), ("dash",), ("bash", "--posix"), ("bash",), ("busybox", "sh")]
 MESSAGES = [
@@ -33,12 +32,11 @@ def shell(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return request.param
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_says_and_records(message: str, shell: tuple[str, ...], tmp_path: Path) -> None:
-    done = run_app(echo(message), tracker_base=tmp_path, run_id="run/a/1", shell=shell)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{message}\n"
-    assert json.loads((tmp_path / "run/a/1").read_text()) == {"bytes": len(message.encode()) + 1}
+def test_says_and_records_any_message(shell: tuple[str, ...], tmp_path: Path) -> None:
+    for message in MESSAGES:
+        done = run_app(echo(message), tracker_base=tmp_path, run_id="run/a/1", shell=shell)
+        assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{message}\n")
+        assert json.loads((tmp_path / "run/a/1").read_text()) == {"bytes": len(message.encode()) + 1}
 
 
 def test_shows_what_the_stage_before_recorded(shell: tuple[str, ...], tmp_path: Path) -> None:
@@ -65,8 +63,3 @@ def test_refuses_a_tracker_base_that_is_a_url(shell: tuple[str, ...]) -> None:
 def test_untracked_it_only_says(shell: tuple[str, ...]) -> None:
     done = run_app(echo("hello"), shell=shell)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
-
-
-def test_the_script_needs_no_encoding() -> None:
-    """So the compiled pipeline shows it unchanged."""
-    assert find_rewritten(SCRIPT) is None

@@ -39,34 +39,21 @@ class Stage:
 
     def container(self, *application: str) -> Container:
         """Return the stage's container with this application."""
-        app = make_app("train", entrypoint=application[0], args=list(application[1:]))
-        return self.of(compile_stage(app, **self.declared), "train")
-
-    def of(self, compiled: str, name: str) -> Container:
-        """Return the container of a stage of a compiled pipeline, which has the places of this stage."""
-        declared = load(compiled)[0]["components"][f"comp-{name}"]["outputDefinitions"]
+        compiled = compile_stage(make_app(entrypoint=application[0], args=list(application[1:])), **self.declared)
+        declared = load(compiled)[0]["components"]["comp-train"]["outputDefinitions"]
         self._outputs = [output for output in declared["parameters"] if output != "run_id"]
-        places = {
-            kind: {output: str(self.folder / "out" / output) for output in declared.get(kind, {})}
+        outputs, artifacts = (
+            {output: str(self.folder / "out" / output) for output in declared.get(kind, {})}
             for kind in ("parameters", "artifacts")
-        }
-        container = container_of(
-            compiled,
-            name,
-            inputs={"tracker_base": self.base},
-            outputs=places["parameters"],
-            artifacts=places["artifacts"],
         )
+        inputs = {"tracker_base": self.base}
+        container = container_of(compiled, "train", inputs=inputs, outputs=outputs, artifacts=artifacts)
         return dataclasses.replace(container, root=self.root)
 
     def run(self, *application: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the stage."""
-        return self.finish(self.container(*application), **options)
-
-    def finish(self, container: Container, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a container of the stage."""
         given = {"env": self.environ, "capture_output": True, "text": True, "timeout": 60, "check": False, **options}
-        return subprocess.run(container.argv(), **given)
+        return subprocess.run(self.container(*application).argv(), **given)
 
     def start(self, *application: str, **options: Any) -> subprocess.Popen[str]:
         """Start the stage, and wait until its application says that it is ready."""

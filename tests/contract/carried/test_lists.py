@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -22,6 +23,7 @@ from torchx_kfp.tracking import current_run
 LARGEST = sys.float_info.max
 
 
+@functools.cache
 def attributes() -> set[str]:
     """Return the names that KFP's loop items have themselves."""
     channel = pipeline_channel.PipelineParameterChannel("trials", "List", task_name="ask")
