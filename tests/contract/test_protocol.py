@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.protocol import Execution, RawJson, StageContext, superseded
+from torchx_kfp.contract.protocol import Execution, StageContext, superseded
 from torchx_kfp.errors import NotInStageError, ProtocolError
 
 #: Text that environment variables can contain.
@@ -44,23 +44,6 @@ def test_encode_and_decode_are_a_pair(context: StageContext) -> None:
     assert all(isinstance(value, str) and "\0" not in value for value in environ.values())
 
 
-@hypothesis.given(CONTEXTS)
-@hypothesis.settings(max_examples=20)
-def test_the_environment_of_a_process_carries_it(context: StageContext) -> None:
-    code = (
-        "from torchx_kfp.contract import protocol; import ast, os, sys; c = protocol.decode(os.environ)\n"
-        "sys.stdout.buffer.write(ascii((c.tracker_base, c.run_id, dict(c.parents), dict(c.trackers))).encode())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=protocol.encode(context), capture_output=True, check=True)
-    expected = context.tracker_base, context.run_id, dict(context.parents), dict(context.trackers)
-    assert done.stdout.decode() == ascii(expected)
-
-
-@hypothesis.given(PARENTS)
-def test_parents_are_a_pair(parents: dict[str, protocol.RunIds]) -> None:
-    assert protocol.decode_parents(protocol.encode_parents(parents)) == parents
-
-
 @hypothesis.given(st.lists(HOSTILE, unique=True))
 def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None:
     text = protocol.encode_parents(dict.fromkeys(aliases, "p/s/e"))
@@ -70,11 +53,6 @@ def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None
     assert text.count("{") == 1
     assert text.count('"') == 4 * len(aliases), "around names and run ids alone"
     assert list(protocol.decode_parents(text)) == aliases
-
-
-def test_the_words_of_which_a_script_makes_it() -> None:
-    words = protocol.parent_words([("one", "$1"), ("all", RawJson("$2")), ("few", ["$3", "$4"]), ("none", [])])
-    assert words == ['"one": "', "$1", '", "all": ', "$2", ', "few": ["', "$3", '", "', "$4", '"], "none": []}']
 
 
 @hypothesis.given(PARENTS)
@@ -125,35 +103,6 @@ def test_outside_of_a_stage(environ: dict[str, str], missing: list[str]) -> None
         protocol.decode(environ)
 
 
-def test_the_environment_of_a_stage() -> None:
-    context = StageContext("s3://b/x", "p1/eval/e1", {"train": "p1/train/e1", "trials": ("p1/t/1", "p1/t/2")})
-    assert protocol.encode(context) == {
-        "TORCHX_TRACKER_BASE": "s3://b/x",
-        "TORCHX_JOB_ID": "p1/eval/e1",
-        "TORCHX_PARENT_RUN_ID": "p1/train/e1",
-        "TORCHX_PARENT_RUN_IDS": '{"train": "p1/train/e1", "trials": ["p1/t/1", "p1/t/2"]}',
-        "TORCHX_TRACKERS": "torchx_kfp",
-        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "s3://b/x",
-    }
-    further = StageContext("/x", "p1/eval/e1", trackers={"mlflow": "http://x", "my:create": None})
-    assert protocol.encode(further) == {
-        "TORCHX_TRACKER_BASE": "/x",
-        "TORCHX_JOB_ID": "p1/eval/e1",
-        "TORCHX_TRACKERS": "torchx_kfp,mlflow,my:create",
-        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "/x",
-        "TORCHX_TRACKER_MLFLOW_CONFIG": "http://x",
-    }
-    assert "TORCHX_PARENT_RUN_ID" not in protocol.encode(StageContext("/x", "p1/eval/e1"))
-    assert "TORCHX_PARENT_RUN_IDS" not in protocol.encode(StageContext("/x", "p1/eval/e1"))
-
-
-def test_the_first_run_id() -> None:
-    assert protocol.first_run_id({}) is None
-    assert protocol.first_run_id({"a": "1", "b": "2"}) == "1"
-    assert protocol.first_run_id({"a": ("3", "4"), "b": "2"}) == "3"
-    assert protocol.first_run_id({"a": (), "b": "2"}) is None
-
-
 def test_a_parent_that_torchx_alone_gave() -> None:
     environ = {"TORCHX_TRACKER_BASE": "/x", "TORCHX_JOB_ID": "a", "TORCHX_PARENT_RUN_ID": "b"}
     assert protocol.decode(environ).parents == {"parent": "b"}
@@ -176,6 +125,21 @@ def test_trackers_as_others_set_them() -> None:
     assert protocol.decode_trackers({}) == protocol.decode_trackers({"TORCHX_TRACKERS": ""}) == {}
     environ = {"TORCHX_TRACKERS": "a,torchx_kfp,b,", "TORCHX_TRACKER_A_CONFIG": "", "TORCHX_TRACKER_B_CONFIG": "x,y"}
     assert protocol.decode_trackers(environ) == {"a": None, "b": "x,y"}
+
+
+@pytest.mark.parametrize(
+    ("execution", "parsed"),
+    [
+        ("pod-7", ("pod-7", "", 1)),
+        ("pod-7_2", ("pod-7", "", 2)),
+        ("pod-7_12345678", ("pod-7", "12345678", 1)),
+        ("pod-7_12345678_13", ("pod-7", "12345678", 13)),
+        ("run/stage/train-2-0_4", ("train-2-0", "", 4)),
+        ("", ("", "", 1)),
+    ],
+)
+def test_the_parts_of_an_execution(execution: str, parsed: tuple[str, str, int]) -> None:
+    assert Execution.parse(execution) == parsed
 
 
 #: As ``pipeline.walk`` makes them.
