@@ -98,12 +98,14 @@ class StageReader:
         """Return the events of all stages so far, in the order of their times."""
         workflow, root = self._nodes.workflow, self._pipeline.root
         rounds = [
-            (body.name, (first, second), body.state.is_over)
+            (body.name, (first, second), body.state)
             for first, whole in enumerate(self._nodes.attempts(workflow) if workflow else ())
             for second, body in enumerate(self._nodes.attempts(f"{whole.name}.root"))
         ]
-        for base, round_, is_closed in rounds or [("", (0, 0), False)]:
-            self._dag(root, DagNode(StageNames(), base, round_, is_closed or self._progress.is_over))
+        # Nothing begins in an attempt whose root is omitted, because its driver has failed: one of them tells it.
+        begun = [each for each in rounds if each[2] is not State.NOT_RUN] or rounds[-1:]
+        for base, round_, state in begun or [("", (0, 0), State.RUNNING)]:
+            self._dag(root, DagNode(StageNames(), base, round_, state.is_over or self._progress.is_over))
         if not rounds:
             self._pending_group(root, StageNames(), f"{workflow}(0).root-driver", (0, 0))
         # The sort keeps the order of events with equal times.
