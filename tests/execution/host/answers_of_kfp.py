@@ -1,4 +1,4 @@
-"""Answers of KFP's API about runs, as recorded, and the states that follow from them."""
+"""Answers of KFP's API about runs, as recorded."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import copy
 import functools
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
-from torchx_kfp.execution.host.nodes import Nodes
-from torchx_kfp.execution.host.observer import Observer
-from torchx_kfp.execution.runs.events import Event
-from torchx_kfp.execution.runs.state import RunState, outline
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
 #: The names of the recorded runs of one pipeline. There are others, whose answers are known at their end only.
@@ -29,15 +23,20 @@ def _read(name: str) -> str:
     return (RECORDED / f"{name}.json").read_text(encoding="utf-8")
 
 
+def recorded(name: str) -> Any:
+    """Return a recording: a request and its answer, or several of them."""
+    return json.loads(_read(name))
+
+
 def answer(name: str) -> Any:
     """Return one answer: of a file with a request and its answer."""
-    found = json.loads(_read(name))
+    found = recorded(name)
     return found["answer"] if "answer" in found else found["text"]
 
 
 def polls(name: str) -> list[dict[str, Any]]:
     """Return v2beta1's answers about a run, whenever something in them had changed."""
-    return [poll["answer"] for poll in json.loads(_read(f"{name}-polls"))]
+    return [poll["answer"] for poll in recorded(f"{name}-polls")]
 
 
 def last(name: str) -> dict[str, Any]:
@@ -52,18 +51,24 @@ def manifest(name: str) -> dict[str, Any]:
     return found
 
 
-def nodes(name: str) -> Nodes:
-    """Return the nodes in v1beta1's last answer."""
-    return read_manifest(manifest_of(manifest(name)))
+def workflow_in(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the workflow in an answer of v1beta1."""
+    workflow: dict[str, Any] = json.loads(answer["pipeline_runtime"]["workflow_manifest"])
+    return workflow
 
 
-def course(name: str, *, pending: bool = False) -> Iterator[tuple[dict[str, Any], Nodes]]:
+def with_workflow(workflow: Mapping[str, Any], run_id: str = "") -> dict[str, Any]:
+    """Return an answer of v1beta1 with a workflow."""
+    return {"run": {"id": run_id} if run_id else {}, "pipeline_runtime": {"workflow_manifest": json.dumps(workflow)}}
+
+
+def course(name: str, *, pending: bool = False) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield what both versions of the API say of a run in each second in which something in it changed.
 
     v1beta1 was recorded at the end of runs only: a node is as it was before if it began or ended later. With
     ``pending``, pods wait in the second in which they appear.
     """
-    run, workflow = last(name), json.loads(manifest_of(manifest(name)))
+    run, workflow = last(name), workflow_in(manifest(name))
     records = workflow["status"]["nodes"]
     history = run["state_history"]
     moments = {record[key] for record in records.values() for key in ("startedAt", "finishedAt") if record.get(key)}
@@ -81,7 +86,7 @@ def course(name: str, *, pending: bool = False) -> Iterator[tuple[dict[str, Any]
         state = {"state": (so_far or [{"state": "PENDING"}])[-1]["state"], "state_history": so_far}
         yield (
             run if is_over else {**run, **state, "finished_at": "1970-01-01T00:00:00Z"},
-            read_manifest(json.dumps(now)),
+            with_workflow(now, run["run_id"]),
         )
 
 
@@ -93,23 +98,13 @@ def _unfinished(record: Mapping[str, Any], moment: str) -> dict[str, Any]:
 
 def pods(name: str) -> dict[str, str]:
     """Return the pods of the stages of a run that has them, as MLMD has recorded them."""
-    return {stage: facts.get("pod", "") for stage, facts in json.loads(_read(f"{name}-stages")).items()}
+    return {stage: facts.get("pod", "") for stage, facts in recorded(f"{name}-stages").items()}
 
 
-def fold(observer: Observer, events: Iterable[Event]) -> RunState:
-    """Return the state of the run after these events."""
-    state = RunState(outline(observer.pipeline) if observer.pipeline is not None else None)
-    for event in events:
-        state.on_event(event)
-    return state
-
-
-def observed(run: Mapping[str, Any], nodes: Nodes | None = None) -> RunState:
-    """Return the state that an observer finds who sees only one answer."""
-    observer = Observer()
-    return fold(observer, observer.observe(run, nodes))
-
-
-def states(state: RunState) -> dict[str, str]:
-    """Return the states of all stages, by their names, in order."""
-    return {stage.name: str(stage.state) for stage in state.stages}
+def log_of(name: str, pod: str) -> str | None:
+    """Return the recorded log of a pod of a run, if there is one."""
+    stages = {of: stage for stage, of in (pods(name).items() if name in ("succeeded", "failed") else ())}
+    for key in (stages.get(pod, "").replace("/", "."), pod.rpartition("-")[2]):
+        if key and list(RECORDED.glob(f"{name}-log-{key.replace('[', '[[]')}.json*")):
+            return str(answer(f"{name}-log-{key}"))
+    return None

@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.execution.host.answers_of_kfp import RUNS, manifest, nodes
-from tests.execution.host.workflows import workflow
+from tests.execution.host.answers_of_kfp import RUNS, manifest
+from tests.execution.host.event_logs import workflow
 from tests.facts import says
 from torchx_kfp.execution.host import manifest as manifest_module
-from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
-from torchx_kfp.execution.host.nodes import Node, Nodes
 from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -36,34 +34,6 @@ def _packed(nodes: bytes, name: str = "failed") -> str:
     return json.dumps(found, separators=(",", ":"))
 
 
-def _all(found: Nodes, name: str) -> dict[str, Node | None]:
-    return {record["name"]: found.get(record["name"]) for record in _workflow(name)["status"]["nodes"].values()}
-
-
-def test_a_manifest_has_pods_exit_codes_messages_and_what_drivers_decided() -> None:
-    found = nodes("failed")
-    root = f"{found.workflow}(0).root(0)"
-    pod = found.get(f"{root}.inner(0).sleeper(0).executor(0)")
-    name = "recorded-jncvj-metadata-0-8-system-container-impl-2769273973"
-    assert pod == Node(
-        name=f"{root}.inner(0).sleeper(0).executor(0)",
-        state=State.FAILED,
-        start=seconds("2026-11-22T03:02:40Z"),
-        end=seconds("2026-11-22T03:02:50Z"),
-        message="main: Error (exit code 1)",
-        exit_code=1,
-        pod=name,
-        log=ArchivedLog(
-            "seaweedfs.kubeflow.svc.cluster.local:9000",
-            "mlpipeline",
-            f"private-artifacts/kubeflow/recorded-jncvj/2026/11/22/{name}/main.log",
-        ),
-    )
-    driver = found.get(f"{root}.for-loop-2(0).iteration-driver(0)")
-    assert driver is not None
-    assert driver.decisions["iteration-count"] == "2"
-
-
 @pytest.mark.parametrize("name", [*RUNS, "size-hand", "stuck", "retried"])
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 def test_each_node_of_a_manifest_is_found(name: str, separators: tuple[str, str]) -> None:
@@ -76,7 +46,7 @@ def test_each_node_of_a_manifest_is_found(name: str, separators: tuple[str, str]
 
 
 def test_a_node_that_has_not_changed_is_not_read_again() -> None:
-    before = nodes("retried-failed")
+    before = read_manifest(manifest_of(manifest("retried-failed")))
     first, second = (f"retried-mpf7w(0).root(0).{name}(0).executor(0)" for name in ("first", "second"))
     old = before.get(first), before.get(second)
     after = read_manifest(manifest_of(manifest("retried")), before)
@@ -85,29 +55,6 @@ def test_a_node_that_has_not_changed_is_not_read_again() -> None:
     assert old[1] is not None
     assert new is not None
     assert (old[1].state, new.state) == (State.FAILED, State.SUCCEEDED)
-
-
-def test_the_last_attempt_is_last() -> None:
-    records = {"a": "", "b": "", **{f"a({number})": "" for number in range(11)}}
-    made = iter(range(20))
-    found = Nodes("W", records, lambda record: Node(str(next(made)), State.FAILED))
-    assert [node.name for node in found.attempts("a")] == [str(number) for number in range(11)]
-    assert [node.name for node in found.attempts("b")] == ["11"]
-    assert found.attempts("c") == []
-
-
-def test_argo_compresses_the_nodes_of_large_workflows() -> None:
-    packed = _packed(gzip.compress(json.dumps(_workflow("failed")["status"]["nodes"]).encode()))
-    found, plain = read_manifest(packed), nodes("failed")
-    assert _all(found, "failed") == _all(plain, "failed")
-    assert None not in _all(found, "failed").values()
-
-
-def test_a_run_whose_nodes_are_compressed_as_recorded() -> None:
-    assert "compressedNodes" in _workflow("size-image")["status"]
-    found = nodes("size-image")
-    pods = [found.get(f"{found.workflow}(0).root(0).stage-{index}(0).executor(0)") for index in range(30)]
-    assert [pod.state for pod in pods if pod is not None] == [State.SUCCEEDED] * 30
 
 
 @pytest.mark.parametrize(
@@ -146,14 +93,6 @@ def test_in_old_workflows_pods_have_the_ids_of_nodes() -> None:
     assert new is not None
     assert old is not None
     assert (new.pod, old.pod) == (f"W-x-{identity.removeprefix('W-')}", identity)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [{}, {"pipeline_runtime": None}, {"pipeline_runtime": 7}, {"pipeline_runtime": {"workflow_manifest": []}}],
-)
-def test_an_answer_without_a_manifest_has_no_nodes(content: dict[str, Any]) -> None:
-    assert read_manifest(manifest_of(content)).workflow == ""
 
 
 def test_phases_and_times_that_mean_nothing() -> None:

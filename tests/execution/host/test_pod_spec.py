@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from tests.execution.host.answers_of_kfp import last, nodes
+from tests.execution.host.answers_of_kfp import last, manifest
+from tests.execution.host.event_logs import answers, replaying
 from tests.fake_kfp.pod_spec import pod_spec_patch
 from torchx_kfp.contract.command import decode
-from torchx_kfp.execution.host.manifest import pod_spec_of
+from torchx_kfp.execution.host.manifest import manifest_of, pod_spec_of, read_manifest
 from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
@@ -35,7 +36,7 @@ EXECUTOR_INPUT = "{{$}}"
 @pytest.mark.parametrize("name", STAGES)
 def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> None:
     """A component with the recorded inputs gives the recorded command and image, and so does the host of the tests."""
-    recorded = nodes(name)
+    recorded = read_manifest(manifest_of(manifest(name)))
     observer = Observer()
     observer.observe(last(name), recorded)
     assert observer.pipeline is not None
@@ -52,66 +53,52 @@ def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> N
         made = PodSpec.parse(pod_spec_patch(component, inputs))
         kept = {"inputs": spec.executor_input["inputs"]}
         assert made == dataclasses.replace(spec, executor_input=kept)
+        given = {"inputs": {"artifacts": {"../../harm": {"artifacts": [{"uri": "s3://bucket/file"}]}}}}
+        assert PodSpec("app:1", ("true",), given).inputs(component) == {}, "the stage has no such input"
 
 
 def test_an_artifact_that_is_handed_on_has_a_type_and_its_own_metadata() -> None:
     """A driver tells neither the type, nor which metadata is KFP's."""
-    observer = Observer()
-    observer.observe(last("imported"), nodes("imported"))
-    assert observer.pipeline is not None
-    spec = pod_spec_of(nodes("imported"), observer.drivers["use-2"])
-    assert spec is not None
-    given = spec.inputs(place_of(observer.pipeline, "use-2", {})[0].component)
-    assert given["model"].type.title == "system.Model"
+    with replaying("imported") as replayed:
+        replayed.see(*answers("imported")[-1])
+        given = replayed.run.invocation("use-2")
+    model = given.inputs["model"]
+    assert model.type.title == "system.Model"
     # The producer knows it better than a stage that takes any artifact.
-    given["model"] = dataclasses.replace(given["model"], type=ArtifactType("system.Artifact"))
-    made = values_given(observer.pipeline, {"use-2": given})[("kept-double-model", "artifact")]
+    inputs = {**given.inputs, "model": dataclasses.replace(model, type=ArtifactType("system.Artifact"))}
+    made = values_given(given.pipeline, {"use-2": inputs})[("kept-double-model", "artifact")]
     assert (made.type.title, made.metadata) == ("system.Model", {"x": 3})
 
 
 def test_the_parents_of_a_recorded_stage_are_known() -> None:
-    recorded = nodes("retried")
-    observer = Observer()
-    observer.observe(last("retried"), recorded)
-    spec = pod_spec_of(recorded, observer.drivers["third"])
-    assert spec is not None
-    facts = decode(spec.words)
+    with replaying("retried") as replayed:
+        replayed.see(*answers("retried")[-1])
+        container = replayed.run.invocation("third").component.container
+    assert container is not None
+    facts = decode(container.words)
     assert facts.tracker_base == "/results/record3"
     assert list(facts.reads) == ["second"]
     assert str(facts.reads["second"]).startswith(f"{last('retried')['run_id']}/second/retried-")
 
 
 @pytest.mark.parametrize(
-    "patch", ["{", "[]", '{"containers": []}', '{"containers": [{"command": ["a"]}]}',
-              '{"containers": [{"command": ["--executor_input", "[]", "--"]}]}']
-)  # fmt: skip
-def test_a_patch_of_another_form_is_refused(patch: str) -> None:
-    with pytest.raises(ValueError, match="pod-spec-patch has another form"):
-        PodSpec.parse(patch)
-
-
-@pytest.mark.parametrize(
-    ("image", "words", "given"),
+    "patch",
     [
-        ("app:1", [], {}),
-        ("--privileged", ["true"], {}),
-        ("app\x1b[31m", ["true"], {}),
-        ("app:1", ["\ud800"], {}),
-        ("app:1", [["true"]], {}),
-        ("app:1", ["true"], []),
+        *("{", "[]", '{"containers": []}', '{"containers": [{"command": ["a"]}]}'),
+        '{"containers": [{"command": ["--executor_input", "[]", "--"]}]}',
+        *(
+            json.dumps({"containers": [{"image": image, "command": ["--executor_input", given, "--", *words]}]})
+            for image, words, given in [
+                ("app:1", [], "{}"),
+                ("--privileged", ["true"], "{}"),
+                ("app\x1b[31m", ["true"], "{}"),
+                ("app:1", ["\ud800"], "{}"),
+                ("app:1", [["true"]], "{}"),
+                ("app:1", ["true"], "[]"),
+            ]
+        ),
     ],
 )
-def test_what_no_driver_says_is_refused(image: str, words: list[object], given: object) -> None:
-    command = ["--executor_input", json.dumps(given), "--", *words]
+def test_a_patch_that_no_driver_makes_is_refused(patch: str) -> None:
     with pytest.raises(ValueError, match="another form"):
-        PodSpec.parse(json.dumps({"containers": [{"image": image, "command": command}]}))
-
-
-def test_inputs_that_the_stage_does_not_have_are_left_out() -> None:
-    recorded = nodes("succeeded")
-    observer = Observer()
-    observer.observe(last("succeeded"), recorded)
-    assert observer.pipeline is not None
-    component = place_of(observer.pipeline, "first", {})[0].component
-    given = {"inputs": {"artifacts": {"../../harm": {"artifacts": [{"uri": "s3://bucket/file"}]}}}}
-    assert PodSpec("app:1", ("true",), given).inputs(component) == {}
+        PodSpec.parse(patch)

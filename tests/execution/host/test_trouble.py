@@ -1,0 +1,174 @@
+"""A host in trouble while a run is read: what is asked again, for how long, and what that loses. And the waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.execution.host.answers_of_kfp import answer as recorded_answer
+from tests.execution.host.answers_of_kfp import last, manifest, polls
+from tests.execution.host.pipelines import small
+from tests.execution.host.scripted import Reply, Request, scripted
+from tests.facts import says
+from tests.fake_kfp import KfpHost
+from tests.fake_kfp.faults import Fault
+from torchx_kfp.errors import HostCredentialsError, HostError
+from torchx_kfp.execution.host.connection import Connection, Patience
+from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.execution.host.run import DEFAULT_POLICY, HostRun, PollPolicy, PollTimer
+from torchx_kfp.execution.host.settings import Settings
+from torchx_kfp.host import Host
+from torchx_kfp.local import State, load_pipeline
+
+QUICK = PollPolicy(shortest=0.02, longest=0.1, share=1.0, patience=0.5)
+PATIENT = dataclasses.replace(QUICK, patience=60)
+FAILS = "import sys; print('broken'); sys.exit(7)"
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def start(kfp_host: KfpHost, said: list[str]) -> Callable[..., HostRun]:
+    def start(code: str = "import time; time.sleep(1)", policy: PollPolicy = QUICK, **settings: Any) -> HostRun:
+        patience = Patience(connect=5, read=20, wait=0.001, longest_wait=0.01)
+        connection = Connection(Settings(host=kfp_host.url, **settings), patience)
+        run_id = Host(connection).submit(load_pipeline(small), {"code": code})
+        return HostRun(connection, run_id, policy=policy, say=said.append)
+
+    return start
+
+
+@pytest.mark.parametrize("fault", [{"status": 500}, {"status": 503}, {"status": 429}, {"cut": 0.5}, {"cut": 0.0}])
+def test_a_connection_that_is_lost_while_a_run_is_watched(
+    kfp_host: KfpHost, start: Callable[..., HostRun], said: list[str], fault: dict[str, Any]
+) -> None:
+    follower = start().follow()
+    next(follower)
+    kfp_host.add(Fault(times=9, **fault))
+    *_, last = follower
+    assert last.state is State.SUCCEEDED
+    lost, found = said
+    assert kfp_host.url in lost
+    assert "trying again" in lost
+    assert found == f"{kfp_host.url} answers again."
+
+
+@pytest.mark.parametrize("code", [503, 401])
+def test_a_v1beta1_that_fails_for_a_moment_loses_nothing(
+    kfp_host: KfpHost, start: Callable[..., HostRun], code: int
+) -> None:
+    run = start(FAILS)
+    fault = kfp_host.fail(code, times=1000, path="v1beta1")
+    record = run.read()
+    assert kfp_host.url in record.corrupt[0]
+    fault.times = 0
+    *_, last = run.follow()
+    assert last.run.result()["work"].exit_code == 7
+    assert last.corrupt == ()
+
+
+@pytest.mark.parametrize("between", ["first", ""])
+def test_a_token_that_changes_while_a_run_is_watched(
+    kfp_host: KfpHost, start: Callable[..., HostRun], said: list[str], tmp_path: Path, between: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("first")
+    kfp_host.token = "first"
+    follower = start(policy=PATIENT, token_file=str(file)).follow()
+    next(follower)
+    # The file follows a moment later; it may be empty until then.
+    kfp_host.token = "second"
+    file.write_text(between)
+    timer = threading.Timer(0.5, file.write_text, ["second"])
+    timer.start()
+    *_, last = follower
+    timer.join()
+    assert last.state is State.SUCCEEDED
+    lost, found = said
+    assert ("401" if between else "is empty") in lost
+    assert str(file) not in found
+
+
+@pytest.mark.parametrize("is_token", [True, False])
+def test_a_host_that_goes_on_failing_ends_a_watch(
+    kfp_host: KfpHost, start: Callable[..., HostRun], said: list[str], is_token: bool
+) -> None:
+    kfp_host.token = "first"
+    follower = start("import time; time.sleep(300)", existing_token="first").follow()
+    next(follower)
+    if is_token:
+        kfp_host.token = "second"
+    else:
+        kfp_host.fail(500, times=1e9, body='{"code": 13, "message": "no database"}')
+    error, facts = (HostCredentialsError, ("401", "existing_token")) if is_token else (HostError, ("no database",))
+    with pytest.raises(error, match=says(*facts)):
+        list(follower)
+    assert len(said) == 1
+
+
+def test_an_engine_whose_image_lacks_python_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Observer, "is_distributed", lambda self, stage: stage == "plain")
+
+    def no_python(request: Request) -> Reply:
+        if request.path.endswith("/log"):
+            return Reply(str(recorded_answer("no-program-log-376464928")).replace('"trainer"', '"python3"'))
+        return Reply(manifest("no-program") if "v1beta1" in request.path else last("no-program"))
+
+    with scripted(no_python) as server:
+        run = HostRun(Connection(Settings(host=server.url)), last("no-program")["run_id"])
+        stage = run.read().run.result()["plain"]
+    assert re.match(says("exec:", "python3", "replicas", "image"), stage.reason)
+
+
+# Waits
+
+
+def test_polls_are_rare_while_nothing_changes() -> None:
+    answer = {**polls("succeeded")[0], "state": "RUNNING"}
+    slept: list[float] = []
+    with scripted(lambda request: Reply(answer)) as server:
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 6:
+                server.script = lambda request: Reply({**answer, "state": "FAILED"})
+
+        policy = PollPolicy(1.0, 8.0, 2.0, sleep=sleep, credit=1000.0)
+        *_, record = HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow()
+    assert record.state is State.FAILED
+    assert slept == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+
+
+def waits(changes: list[bool], policy: PollPolicy = DEFAULT_POLICY, cost: float = 0.0) -> list[float]:
+    slept: list[float] = []
+    waiting = PollTimer(dataclasses.replace(policy, sleep=slept.append))
+    for changed in changes:
+        waiting.wait(changed=changed, cost=cost)
+    return [round(seconds, 3) for seconds in slept]
+
+
+def test_waits_grow_while_nothing_changes_and_begin_again_after_a_change() -> None:
+    changes = [True, True, False, False, False, False, True, False]
+    assert waits(changes, PollPolicy(shortest=1, longest=5, factor=2)) == [1, 1, 2, 4, 5, 5, 1, 2]
+    found = waits([True] + [False] * 20)
+    assert (found[0], found[-1]) == (1.0, 10.0)
+    assert sum(found[:6]) < 20, "a stage of some seconds is seen while it runs"
+    assert waits([True], PollPolicy(), cost=0.8) == [1.0], "the first poll of a large run does not delay the next"
+
+
+@pytest.mark.parametrize("cost", [0.001, 0.05, 0.4, 3.0])
+def test_polls_take_a_small_part_of_a_core(cost: float) -> None:
+    count = 200
+    total = sum(waits([True] * count, cost=cost))
+    assert count * cost <= 0.05 * total + 1.0 + cost, "the credit, and the last poll"
+    if cost <= 0.05:
+        assert total == pytest.approx(count * 1.0)
