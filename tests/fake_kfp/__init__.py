@@ -3,8 +3,9 @@
 with KfpHost(folder) as host:
     client = kfp.Client(host=host.url)
 
-It answers as KFP 2.17 does, or with ``version="2.14"`` as 2.14; its answers are compared with those that were recorded
-from a real backend. By hand: ``python -m tests.fake_kfp --port 8888``.
+It answers as KFP 2.17 does: ``test_host_server`` compares its answers with those of a real backend.
+What our client does not read is not made: ``run_details`` of v2beta1, and most of the workflow in v1beta1, such as the
+links between nodes. By hand: ``python -m tests.fake_kfp --port 8888``.
 """
 
 from tests.fake_kfp.server import KfpHost

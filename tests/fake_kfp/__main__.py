@@ -15,13 +15,12 @@ def main() -> None:
     """Parse the arguments and run the host."""
     parser = argparse.ArgumentParser("python -m tests.fake_kfp", description=__doc__)
     parser.add_argument("--port", type=int, default=8888)
-    parser.add_argument("--version", default="2.17", choices=["2.14", "2.17"], help="the version of KFP")
     parser.add_argument("--folder", help="keep the runs here; by default, they are removed at the end")
     parser.add_argument("--token", help="refuse requests without this token")
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = given.folder or stack.enter_context(tempfile.TemporaryDirectory())
-        host = stack.enter_context(KfpHost(folder, version=given.version, port=given.port))
+        host = stack.enter_context(KfpHost(folder, port=given.port))
         host.token = given.token
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -31,16 +31,14 @@ _ID = "[^/:]+"
 class Api:
     """The runs and experiments of a host."""
 
-    def __init__(self, folder: Path, version: str, request: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
         """Begin with the experiment Default.
 
         Args:
             folder: the folder for the runs.
-            version: the version of KFP.
             request: what is the same for all runs: see ``LocalRun.start``.
         """
         self._folder = folder
-        self._version = version
         self._request = request
         self._lock = threading.RLock()
         self.runs: dict[str, Run] = {}
@@ -80,7 +78,6 @@ class Api:
             of_record: other fields of its record.
         """
         workflow = f"{safe_name(pipeline.name).lower()}-{''.join(secrets.choice(LETTERS) for _ in range(5))}"
-        is_old = self._version == "2.14"
         now = time.time()
         default = next(iter(self._experiments))
         record = Record(
@@ -88,18 +85,15 @@ class Api:
             pipeline_spec=spec,
             created=now,
             history=[("PENDING", now)],
-            is_old=is_old,
             **{"experiment_id": default, "display_name": pipeline.name, "workflow": workflow, **of_record},
         )
-        run = make(record, pipeline, Naming(record.workflow, defaults=not is_old), stateless=2 if is_old else 0)
+        run = make(record, pipeline, Naming(record.workflow))
         with self._lock:
             self.runs[record.run_id] = run
             self._experiments[record.experiment_id]["last_run_created_at"] = shown_time(now)
         return run
 
     def _health(self, **_: Any) -> Any:
-        if self._version == "2.14":
-            return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False}
         return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False, "pipeline_store": "database"}
 
     def _find(self, run_id: str) -> Run:
@@ -283,7 +277,7 @@ class Api:
 
     def _create_recurring(self, *, body: Any, **_: Any) -> Any:
         experiment = body.get("experiment_id") or next(iter(self._experiments))
-        made = RecurringRun.of(body, experiment, self.clock.now(), is_old=self._version == "2.14")
+        made = RecurringRun.of(body, experiment, self.clock.now())
         self._pipeline_of(body, experiment, "Failed to create a recurring run: ")
         self.recurring[made.identity] = made
         return made.describe()
@@ -301,7 +295,7 @@ class Api:
 
     def _delete_recurring(self, identity: str, *, query: Mapping[str, str], **_: Any) -> Any:
         self._find_recurring(identity)
-        if query.get("propagation_policy") != "ORPHAN" or self._version == "2.14":
+        if query.get("propagation_policy") != "ORPHAN":
             # Kubernetes deletes the workflows of its runs, too.
             for run in [run for run in self.runs.values() if run.record.recurring_run_id == identity]:
                 run.terminate()

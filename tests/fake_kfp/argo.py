@@ -1,7 +1,7 @@
 """The nodes of an Argo workflow, and the rules for their names.
 
 A workflow of KFP 2.17 has ``templateDefaults`` with a retry strategy, so that every node but a task group is there
-twice: as a Retry, ``train``, and as its attempt, ``train(0)``. Before, only stages with a retry policy were.
+twice: as a Retry, ``train``, and as its attempt, ``train(0)``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ class Naming:
     """The names of one workflow's nodes."""
 
     workflow: str
-    #: Whether the workflow has ``templateDefaults``.
-    defaults: bool = True
 
-    def attempt(self, name: str, number: int = 0, *, retries: bool = False) -> str:
-        """Return the name of an attempt; ``retries`` says whether the task itself has a retry policy."""
-        return f"{name}({number})" if self.defaults or retries else name
+    def attempt(self, name: str, number: int = 0) -> str:
+        """Return the name of an attempt."""
+        return f"{name}({number})"
 
     @property
     def entry(self) -> str:
@@ -40,9 +38,9 @@ class Naming:
         item = self.attempt(f"{self.attempt(loop)}.iteration-iterations({index}:{index})")
         return self.attempt(f"{item}.iteration-item")
 
-    def executor(self, task: str, number: int = 0, *, retries: bool = False) -> str:
+    def executor(self, task: str, number: int = 0) -> str:
         """Return the node of a stage's pod, given the name of its task."""
-        return self.attempt(f"{self.attempt(task)}.executor", number, retries=retries)
+        return self.attempt(f"{self.attempt(task)}.executor", number)
 
     def id(self, name: str) -> str:
         """Return a node's id."""
@@ -76,15 +74,9 @@ class Node:
     name: str
     type: str
     template: str
-    boundary: str
     history: list[tuple[str, float]]
     ended: float | None = None
     message: str = ""
-    #: Names of nodes.
-    children: list[str] = field(default_factory=list)
-    outbound: list[str] = field(default_factory=list)
-    flag: dict[str, bool] | None = None
-    inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     exit_code: str = ""
     #: For the pod of a stage: the stage's name in the local run, and the number of the attempt, counted from 1.
@@ -98,11 +90,6 @@ class Node:
     @property
     def started(self) -> float:
         return self.history[0][1]
-
-    @property
-    def display_name(self) -> str:
-        """The name without the DAG around it."""
-        return self.name.removeprefix(self.boundary).removeprefix(".") if self.boundary else self.name
 
 
 def pull_problem(image: str) -> str:

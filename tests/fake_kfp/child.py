@@ -61,7 +61,7 @@ class Pods:
         run, number = self.nodes[stage], attempt - self._first.setdefault(stage, attempt)
         retries = run.task.retry is not None
         template = executor_template(run.component.platform.get("podMetadata"), retries=retries)
-        return self.names.pod(self.names.executor(task_name(run, self.names), number, retries=retries), template)
+        return self.names.pod(self.names.executor(task_name(run, self.names), number), template)
 
 
 def with_uid(component: Component, run_id: str, pod_name: str, pod_uid: str) -> dict[str, str]:
@@ -85,7 +85,7 @@ def dag_name(dag: DagRun, names: Naming) -> str:
     task = task_name(dag.owner, names)
     if dag.owner.loop is not None:
         return names.iteration(task, dag.index)
-    return names.attempt(task, dag.owner.tries - 1, retries=dag.owner.task.retry is not None)
+    return names.attempt(task, dag.owner.tries - 1 if dag.owner.task.retry is not None else 0)
 
 
 class Recording(dag_scheduler.Scheduler):
@@ -127,7 +127,7 @@ def main() -> None:
     """Run the pipeline of a request."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     journal = Journal(request["journal"])
-    names = Naming(request["workflow"], request["defaults"])
+    names = Naming(request["workflow"])
     Recording.names = Pods.names = names
     Recording.journal, Pods.nodes = journal, {}
     folder = Path(request["folder"]) / request["run_id"]

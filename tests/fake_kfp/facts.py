@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,13 +53,6 @@ class Facts:
     ending: RunEnding | None = None
     over: RunFinished | None = None
     refused: str = ""
-
-    @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]]) -> Facts:
-        facts = cls()
-        for line in lines:
-            facts.add(line)
-        return facts
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in one more line."""
@@ -120,15 +113,3 @@ class Facts:
 def given_to(started: StageStarted) -> dict[str, Any]:
     """Return the inputs of a stage, including artifacts."""
     return {**started.inputs, **started.artifacts}
-
-
-def before_the_end(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines up to the last end of a stage.
-
-    That is what KFP still says about the tasks of a run that has failed: it does not store how their nodes ended.
-    """
-    ran = {str(state) for state in (State.SUCCEEDED, State.CACHED, State.FAILED, State.CANCELED)}
-    ends = [
-        index for index, line in enumerate(lines) if line.get("event") == "stage_finished" and line.get("state") in ran
-    ]
-    return lines[: ends[-1]] if ends else lines

@@ -14,24 +14,13 @@ _SIZE, _MOST = 20, 200
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "EQUALS": lambda have, want: have == want,
     "NOT_EQUALS": lambda have, want: have != want,
-    "GREATER_THAN": lambda have, want: have > want,
     "GREATER_THAN_EQUALS": lambda have, want: have >= want,
-    "LESS_THAN": lambda have, want: have < want,
     "LESS_THAN_EQUALS": lambda have, want: have <= want,
     "IN": lambda have, want: have in want["values"],
     "IS_SUBSTRING": lambda have, want: want in have,
 }
-#: The numbers of operations, which kfp.Client sends.
-_NUMBERS = {
-    1: "EQUALS",
-    2: "NOT_EQUALS",
-    3: "GREATER_THAN",
-    5: "GREATER_THAN_EQUALS",
-    6: "LESS_THAN",
-    7: "LESS_THAN_EQUALS",
-    8: "IN",
-    9: "IS_SUBSTRING",
-}
+#: ``kfp.Client`` sends the numbers of operations.
+_NUMBERS = {1: "EQUALS"}
 #: The fields by which lists can be filtered, as in the source of KFP's API server; others are errors.
 _FILTERED = {
     "runs": {

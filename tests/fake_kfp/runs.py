@@ -19,7 +19,7 @@ from typing import Any
 from tests.entrypoints.cli.ready import Forked, Ready, ready
 from tests.fake_kfp.answers import Record, describe_run, describe_run_v1
 from tests.fake_kfp.argo import Naming, Node, pull_problem
-from tests.fake_kfp.facts import Facts, before_the_end
+from tests.fake_kfp.facts import Facts
 from tests.fake_kfp.logs import importer_log, pod_log
 from tests.fake_kfp.tree import make_nodes
 from torchx_kfp.execution.pipeline.load import read_specs
@@ -50,8 +50,6 @@ class Run:
     pipeline: Pipeline
     names: Naming
     lines: list[dict[str, Any]] = field(default_factory=list)
-    #: How many of the answers to come say nothing about the state yet.
-    stateless: int = 0
     #: Whether it was terminated, and no answer has said so yet. On a cluster, the end takes seconds.
     owes_canceling: bool = False
     #: How many of v1beta1's answers to come have the nodes as they were before a retry.
@@ -83,17 +81,14 @@ class Run:
             self._refresh()
             key = self._key()
             if self._made.get("v2", (None, None))[0] != key:
-                self._made["v2"] = key, self._describe()
+                self._made["v2"] = key, describe_run(self.record)
             answer: dict[str, Any] = self._made["v2"][1]
             self.owes_canceling = False
-            if self.stateless:
-                self.stateless -= 1
-                return {name: value for name, value in answer.items() if name not in ("state", "state_history")}
             return answer
 
     def describe_new(self) -> dict[str, Any]:
         """Return the run as the answer to its submission has it."""
-        return describe_run(self.record, self.names, {}, {})
+        return describe_run(self.record)
 
     def describe_v1(self) -> dict[str, Any]:
         """Return the run in v1beta1."""
@@ -149,21 +144,15 @@ class Run:
             self.record.history.append(("RUNNING", now))
             self.record.finished, self.stale = None, 1
 
+    def forget(self) -> None:
+        """Make the answers anew: a test has changed the record."""
+        self._made.clear()
+
     def close(self) -> None:
         """End the run's process."""
 
     def _key(self) -> tuple[Any, ...]:
         return len(self.lines), len(self.record.history), self.record.storage_state
-
-    def _describe(self) -> dict[str, Any]:
-        # KFP does not store how the nodes of a failed run have ended.
-        facts = Facts.of(before_the_end(self.lines)) if self.record.state == "FAILED" else self.facts
-        launched = {
-            stage: (started[-1].time, facts.finished[stage].time)
-            for stage, started in facts.attempts.items()
-            if stage in facts.finished and facts.finished[stage].result.state is State.SUCCEEDED
-        }
-        return describe_run(self.record, self.names, make_nodes(self.pipeline, facts, self.names), launched)
 
     def _refresh(self) -> None:
         self.refresh()
@@ -213,7 +202,6 @@ class LocalRun(Run):
             "arguments": arguments,
             "run_id": self.record.run_id,
             "workflow": self.record.workflow,
-            "defaults": self.names.defaults,
             "journal": str(self._journal),
             "folder": str(folder),
             **request,

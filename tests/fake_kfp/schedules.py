@@ -40,8 +40,8 @@ class RecurringRun:
     service_account: str = ""
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], experiment: str, now: float, *, is_old: bool = False) -> RecurringRun:
-        """Check a request and return the recurring run; old versions ignore the service account (#13311 of KFP)."""
+    def of(cls, body: Mapping[str, Any], experiment: str, now: float) -> RecurringRun:
+        """Check a request and return the recurring run."""
         if not body.get("display_name"):
             raise Refused(400, 3, _BEFORE + "Recurring run name is empty. Please specify a valid name")
         if not 1 <= int(body.get("max_concurrency", 0)) <= 10:
@@ -57,7 +57,7 @@ class RecurringRun:
             now,
             is_enabled=body.get("mode") == "ENABLE",
             object_name=prefix + "".join(secrets.choice(LETTERS) for _ in range(5)),
-            service_account=("" if is_old else body.get("service_account")) or "pipeline-runner",
+            service_account=body.get("service_account") or "pipeline-runner",
         )
         if found.timing is None:
             raise Refused(400, 3, f"{_BEFORE}Recurring run trigger is invalid: {body.get('trigger')}")

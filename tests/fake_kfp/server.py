@@ -34,7 +34,6 @@ class KfpHost:
         self,
         folder: Path | str,
         *,
-        version: str = "2.17",
         port: int = 0,
         directory: Path | str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -46,7 +45,6 @@ class KfpHost:
 
         Args:
             folder: the folder for the runs, which share a cache.
-            version: the version of KFP. Workflows of 2.14 have each node once, and a new run has no state at first.
             port: the port; 0 for any that is free.
             directory: where the stages run. Default: the current directory.
             options: more options for ``torchx_kfp.local.run``.
@@ -54,7 +52,6 @@ class KfpHost:
             config_maps: its config maps, likewise.
             store: the address at which stages find the S3 store of the cluster, which has another name there.
         """
-        self.version = version
         #: The token that requests must have, if any; it may change at any time.
         self.token: str | None = None
         #: A cookie that requests must have, if any. Without it, they are answered with a page for the login.
@@ -71,7 +68,6 @@ class KfpHost:
         self.problems: list[str] = []
         self._api = Api(
             Path(folder).absolute(),
-            version,
             {
                 "options": {"parallelism": 8, "grace": 5, "directory": str(directory or Path.cwd()), **(options or {})},
                 "secrets": dict(secrets or {}),

@@ -13,8 +13,10 @@ from tests.entrypoints.cli.conftest import Call
 from tests.entrypoints.cli.conftest import call as call
 from tests.entrypoints.cli.conftest import inside as inside
 from tests.entrypoints.cli.conftest import project as project
-from tests.execution.host.conftest import connection as connection
 from tests.execution.host.conftest import kfp_host as kfp_host
+from tests.fake_kfp import KfpHost
+from torchx_kfp.execution.host.connection import Connection, Patience
+from torchx_kfp.execution.host.settings import Settings
 
 _SETTINGS = ("TORCHX_KFP_HOST", "KF_PIPELINES_ENDPOINT", "KUBERNETES_SERVICE_HOST", "TORCHX_KFP_TRACKER_BASE")
 
@@ -52,3 +54,10 @@ def doctor(inside: Call) -> Doctor:
         return found
 
     return run
+
+
+@pytest.fixture
+def connection(kfp_host: KfpHost, tmp_path: Path) -> Connection:
+    """The connection of a user who has named the tracker base ``tmp_path / "results"``."""
+    settings = Settings(host=kfp_host.url, tracker_base=str(tmp_path / "results"))
+    return Connection(settings, Patience(connect=5, read=20, wait=0.001, longest_wait=0.01))

@@ -8,18 +8,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tests.fake_kfp import KfpHost
 
-RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
-RUNS = "/apis/v2beta1/runs"
-
-
-def recorded(name: str) -> Any:
-    """Return a recording."""
-    return json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+PATH = "/apis/v2beta1/runs"
 
 
 def request(
@@ -47,7 +40,7 @@ def get(host: KfpHost, path: str) -> Any:
 def submit(host: KfpHost, spec: Any, arguments: Mapping[str, Any], name: str = "test") -> str:
     """Submit a pipeline and return the run's id."""
     body = {"display_name": name, "pipeline_spec": spec, "runtime_config": {"parameters": dict(arguments)}}
-    status, answer = request(host, "POST", RUNS, body)
+    status, answer = request(host, "POST", PATH, body)
     assert status == 200, answer
     run_id: str = answer["run_id"]
     return run_id
@@ -66,7 +59,7 @@ def ended(host: KfpHost, run_id: str) -> dict[str, Any]:
     """Wait for the end of a run and return the last answer about it."""
 
     def answer() -> Any:
-        said = get(host, f"{RUNS}/{run_id}")
+        said = get(host, f"{PATH}/{run_id}")
         return said if said.get("state") in ("SUCCEEDED", "FAILED") else None
 
     said: dict[str, Any] = wait_until(answer)
@@ -91,22 +84,3 @@ _TEXTS = {
     "word": r"[A-Z_]+",
     "text": ".*",
 }
-
-
-def workflow_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the workflow in an answer of v1beta1."""
-    workflow: dict[str, Any] = json.loads(answer["pipeline_runtime"]["workflow_manifest"])
-    return workflow
-
-
-def nodes_of(workflow: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the nodes of a workflow by their names, which begin with W in place of the workflow's name."""
-    name, nodes = workflow["metadata"]["name"], workflow["status"]["nodes"]
-    names = {key: "W" + node["name"].removeprefix(name) for key, node in nodes.items()}
-
-    def named(node: dict[str, Any]) -> dict[str, Any]:
-        links = {key: {names[other] for other in node.get(key, ())} for key in ("children", "outboundNodes")}
-        around = names[node["boundaryID"]] if "boundaryID" in node else None
-        return {**node, **links, "boundaryID": around, "displayName": node["displayName"].replace(name, "W")}
-
-    return {names[key]: named(node) for key, node in nodes.items()}

@@ -1,4 +1,4 @@
-"""A KFP host for tests, and a connection to it."""
+"""A KFP host for tests, and a user of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_kfp import KfpHost
-from torchx_kfp.execution.host.connection import Connection, Patience
-from torchx_kfp.execution.host.settings import Settings
+from torchx_kfp.host import Host, connect
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def kfp_host(tmp_path: Path) -> Iterator[KfpHost]:
 
 
 @pytest.fixture
-def connection(kfp_host: KfpHost, tmp_path: Path) -> Connection:
-    """The connection of a user who has named the tracker base ``tmp_path / "results"``."""
-    settings = Settings(host=kfp_host.url, tracker_base=str(tmp_path / "results"))
-    return Connection(settings, Patience(connect=5, read=20, wait=0.001, longest_wait=0.01))
+def host(kfp_host: KfpHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The host as a user finds it who has named the tracker base ``tmp_path / "results"``."""
+    monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", str(tmp_path / "results"))
+    return connect(host=kfp_host.url)

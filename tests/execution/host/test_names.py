@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.entrypoints.cli.ready import Ready
+from tests.execution.host.calling import get
 from tests.execution.host.commands import Done, Program
 from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
 from torchx_kfp.errors import HostNotFoundError
-from torchx_kfp.execution.host.connection import Connection
-from torchx_kfp.execution.host.settings import Settings
-from torchx_kfp.host import HostRun
+from torchx_kfp.host import connect
 
 HELLO = """
 from kfp import dsl
@@ -85,9 +84,7 @@ def test_the_tracker_base_is_a_setting(kfp_host: KfpHost, program: Program) -> N
         done = program("submit", "hello.py", *words)
         assert done.returncode == 0, done.stderr
         [run_id] = set(kfp_host.runs) - before
-        return Connection(Settings(host=kfp_host.url)).get(f"/apis/v2beta1/runs/{run_id}")["runtime_config"][
-            "parameters"
-        ]
+        return get(kfp_host, f"/apis/v2beta1/runs/{run_id}")["runtime_config"]["parameters"]
 
     assert submitted() == {"tracker_base": "s3://bucket/results"}
     assert submitted("--tracker-base", "s3://mine/results") == {"tracker_base": "s3://mine/results"}
@@ -99,12 +96,7 @@ def test_a_server_without_kfp_is_asked_about() -> None:
         scripted(lambda request: Reply({"code": 5, "message": "Not Found"}, 404)) as server,
         pytest.raises(HostNotFoundError, match=says("Is this the URL of a KFP host?")),
     ):
-        Connection(Settings(host=server.url)).get("/apis/v2beta1/runs")
-
-
-def test_a_run_names_itself(kfp_host: KfpHost, connection: Connection) -> None:
-    run = HostRun(connection, kfp_host.make_run(1).record.run_id)
-    assert repr(run) == f"<HostRun {run.run_id} on {kfp_host.url}>"
+        list(connect(host=server.url).list())
 
 
 def test_a_name_that_a_run_of_the_host_has(kfp_host: KfpHost, program: Program) -> None:

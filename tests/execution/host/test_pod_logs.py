@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.execution.host.answers_of_kfp import answer, nodes
+from tests.execution.host.answers_of_kfp import RECORDED, answer, manifest
 from tests.execution.host.scripted import Reply, Scripted, scripted, status
 from tests.facts import says
 from tests.s3 import S3Server
 from torchx_kfp.errors import HostError, HostNotFoundError, HostRefusedError
 from torchx_kfp.execution.host.connection import Connection, Patience
-from torchx_kfp.execution.host.pod_logs import Cleaner, PodLog
+from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
+from torchx_kfp.execution.host.pod_logs import Cleaner, PodLog, StageLogs
 from torchx_kfp.execution.host.settings import Settings
 
-RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
 RUN, POD = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4", "recorded-8r4c6-system-container-impl-3413469076"
 START = "I1122 02:56:37.549663      16 main.go:67] Setting log level to: '1'\n"
 END = "I1122 02:57:14.018185      16 launcher_v2.go:206] publish success.\n"
@@ -39,7 +38,7 @@ def log_of(server: Scripted, **options: Any) -> PodLog:
 
 
 def text_of(name: str) -> str:
-    return str(json.loads((RECORDED / f"{name}.json").read_text())["text"])
+    return str(answer(name))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,9 @@ def test_a_log_that_kfp_cannot_read_is_read_from_the_archive(
 ) -> None:
     unreadable = answer("log-unreadable")
     server.script = lambda request: Reply(unreadable)
-    node = nodes("failed").of_pod("recorded-jncvj-metadata-0-8-system-container-impl-2769273973")
+    node = read_manifest(manifest_of(manifest("failed"))).of_pod(
+        "recorded-jncvj-metadata-0-8-system-container-impl-2769273973"
+    )
     assert node is not None
     archived = node.log
     assert archived is not None
@@ -183,3 +184,14 @@ def test_a_log_that_is_gone_names_other_ways(server: Scripted, code: int, error:
     link = f"{server.url}/#/runs/details/{RUN}"
     with pytest.raises(error, match=says(POD, f"kubectl logs -n kubeflow {POD}", link, "failed to read the pod's log")):
         log_of(server).read_new(is_over=True)
+
+
+def test_logs_of_stages_with_similar_names_are_different_files(server: Scripted, tmp_path: Path) -> None:
+    logs = StageLogs(
+        Connection(Settings(host=server.url)), RUN, lambda sentence: None, raw=False, archived=lambda pod: None
+    )
+    names = ["train[1,2]", "train[1]-2", "train-1-2", "inner/train", "inner-train", "é" * 300, "é" * 301]
+    files = {logs.add(name) for name in names for _ in range(2)}
+    assert len(files) == 2 * len(names)
+    for file in files:
+        (tmp_path / file.name).write_text("")

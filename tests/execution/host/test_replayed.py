@@ -19,7 +19,7 @@ from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages
 from torchx_kfp.host import attach
 from torchx_kfp.local import replay
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking import FsspecResultTracker
 
 TRAIN = """
 import os, sys
@@ -98,12 +98,12 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ran ['2'] $(HOME) {'before': {'loss': 0.5}}\n"
     assert "loss 2.0 (as before)" in done.stderr
-    recorder = Recorder.open(s3_base)
-    [key] = [key for key in recorder.run_ids() if key.startswith("replay-outer-")]
-    original = recorder.metadata(key)["replays"]
-    assert isinstance(original, str)
+    tracker = FsspecResultTracker(s3_base)
+    [key] = [key for key in tracker.keys(None) if key.startswith("replay-outer-")]
+    shown = json.loads(program("show", s3_base, key, "--format", "json").stdout)
+    original = shown["metadata"]["replays"]
     assert original.startswith(f"{run_id}/train/")
-    assert recorder.get(original) == {"loss": 2.0}
+    assert tracker.get(original) == {"loss": 2.0}
     # Python components take their artifacts from the object store.
     done = program("replay", f"{run_id}/count")
     assert done.returncode == 0, done.stderr

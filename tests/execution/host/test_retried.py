@@ -19,13 +19,8 @@ from tests.execution.host.commands import Program, rows
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
-from torchx_kfp.execution.host.connection import Connection
-from torchx_kfp.execution.host.host_runs import Host
-from torchx_kfp.execution.host.settings import Settings
-from torchx_kfp.execution.pipeline.load import load_pipeline
-from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.host import attach
-from torchx_kfp.local import Watch
+from torchx_kfp.host import attach, connect
+from torchx_kfp.local import State, Watch, load_pipeline
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Fails unless the file has been made; records what the arguments say, before and after that.
@@ -71,7 +66,7 @@ class Retried:
         return self.folder / "results"
 
     def submit(self, pipeline: Any) -> str:
-        return Host(Connection(Settings(host=self.host.url))).submit(load_pipeline(pipeline), {"base": str(self.base)})
+        return connect(host=self.host.url).submit(load_pipeline(pipeline), {"base": str(self.base)})
 
     def fail(self, pipeline: Any) -> str:
         run_id = self.submit(pipeline)

@@ -15,8 +15,8 @@ from tests.execution.host.commands import Program, rows
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.host import RunFilter, connect
+from torchx_kfp.local import State
 
 _DAY = 86400.0
 

@@ -15,6 +15,7 @@ from torchx.specs import AppDef, Role
 from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import ended, get
 from tests.execution.host.commands import Program, rows
+from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
@@ -225,21 +226,20 @@ def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program:
 
 
 def test_old_versions_ignore_the_service_account(kfp_host: KfpHost, program: Program) -> None:
+    """Those before 2.17 make the schedule, and answer with another account."""
     words = ("submit", "count.yaml", "--every", "1h", "--service-account", "mine")
     assert "Warning" not in program(*words).stderr
-    arguments = {"tracker_base": str(program.folder / "base")}
-    with KfpHost(program.folder / "old", version="2.14") as old:
+
+    def answer(request: Request) -> Reply:
+        made = {"recurring_run_id": "00000000-0000-0000-0000-000000000001", "service_account": "pipeline-runner"}
+        return Reply({**(request.body or {}), **made, "created_at": "2026-11-23T00:00:00Z", "experiment_id": "1"})
+
+    with scripted(answer) as old:
         warned = program(*words, TORCHX_KFP_HOST=old.url)
-        assert re.search(says("Warning", "'mine'", "'pipeline-runner'", "before 2.17"), warned.stderr)
+        assert re.search(says("Warning", "'mine'", "'pipeline-runner'", "before 2.17"), warned.stderr), warned.stderr
+        options = {"every": _HOUR, "name": "own", "service_account": "own", "host": old.url}
         with pytest.warns(UserWarning, match="KFP ignores the service account 'own'"):
-            schedule(
-                str(program.folder / "count.yaml"),
-                arguments,
-                every=_HOUR,
-                name="own",
-                service_account="own",
-                host=old.url,
-            )
+            schedule(str(program.folder / "count.yaml"), {"tracker_base": str(program.folder / "base")}, **options)
 
 
 def test_runs_in_progress_survive_their_schedule(kfp_host: KfpHost, program: Program) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl, kubernetes
+from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
+from tests.entrypoints.cli.ready import Ready
+from tests.execution.host.commands import Program
 from tests.execution.host.pipelines import small
+from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
@@ -20,14 +23,12 @@ from torchx_kfp.errors import (
     UnknownRunError,
     UnsupportedPipelineError,
 )
-from torchx_kfp.execution.host.submission import check_submission, refuse_submission
-from torchx_kfp.execution.model.findings import Finding, Kind
-from torchx_kfp.execution.pipeline.load import load_pipeline
-from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted
-from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.execution.runs.watch import Watch
 from torchx_kfp.host import attach, submit
+from torchx_kfp.local import Event, RunFinished, RunStarted, State, Watch
+
+LOCAL = "http://localhost:9000"
+#: A host that takes every run.
+TAKEN = {"run_id": "00000000-0000-0000-0000-000000000001", "experiment_id": "1"}
 
 
 def task(name: str, base: Any, secret: bool = False, **env: str) -> Any:
@@ -35,9 +36,17 @@ def task(name: str, base: Any, secret: bool = False, **env: str) -> Any:
     return task_from_app(app, tracker_base=base, **({"secrets": {"s3": {"key": "KEY"}}} if secret else {}))
 
 
-def find(pipeline: Any, environ: dict[str, str] | None = None, **arguments: object) -> list[Finding]:
-    loaded = load_pipeline(pipeline)
-    return check_submission(loaded, complete_arguments(loaded, arguments), environ or {})
+def refusal(pipeline: Any, **arguments: object) -> str:
+    """Return why the pipeline is not submitted; empty if it is."""
+    why = ""
+    with scripted(lambda request: Reply(TAKEN)) as server:
+        try:
+            submit(pipeline, arguments, host=server.url)
+        except UnsupportedPipelineError as error:
+            why = str(error)
+        assert bool(server.requests) is not bool(why)
+    assert not why or "nothing was submitted" in why
+    return why
 
 
 @dsl.pipeline(name="one")
@@ -45,14 +54,10 @@ def one(tracker_base: str):
     task("train", tracker_base)
 
 
-@pytest.mark.parametrize("base", ["s3://bucket/results", "gs://bucket", "hdfs://namenode:9000/x", "az://c/x"])
-def test_bases_that_pods_reach(base: str) -> None:
-    assert find(one, tracker_base=base) == []
-
-
 @pytest.mark.parametrize(
     ("base", "fact"),
     [
+        *((base, "") for base in ("s3://bucket/results", "gs://bucket", "hdfs://namenode:9000/x", "az://c/x")),
         ("results", "lost with the pod"),
         ("./results", "lost with the pod"),
         ("file:results", "lost with the pod"),
@@ -64,99 +69,68 @@ def test_bases_that_pods_reach(base: str) -> None:
         ("http://[::1]:80/x", "not this machine"),
     ],
 )
-def test_bases_of_this_machine(base: str, fact: str) -> None:
-    [finding] = find(one, tracker_base=base)
-    assert finding.kind is Kind.FAILS
+def test_a_base_that_pods_do_not_reach_is_refused(base: str, fact: str) -> None:
+    why = refusal(one, tracker_base=base)
     way_out = "address that the server has" if "not this" in fact else "s3://bucket/results"
-    assert re.search(says("task 'train'", repr(base), fact, way_out), str(finding))
-    with pytest.raises(UnsupportedPipelineError, match=says("'one'", "nothing was submitted", str(finding))):
-        refuse_submission(load_pipeline(one), [finding])
-
-
-def test_one_base_of_several_stages_is_said_once() -> None:
-    @dsl.pipeline
-    def pipeline(base: str = "results"):
-        first = task("first", base)
-        task("second", base).after(first)
-
-    [finding] = find(pipeline)
-    assert re.search(says("task 'first'", "second", "'results'"), str(finding))
+    assert re.search(says("'one'", "task 'train'", repr(base), fact, way_out) if fact else "^$", why), why
 
 
 @pytest.mark.parametrize(
     ("path", "reached"), [("/mnt", True), ("/mnt/results/", True), ("/mnt/results/runs", False), ("/mnt/res", False)]
 )
-def test_a_volume_claim_at_the_base_or_above_it(path: str, reached: bool) -> None:
+def test_a_volume_claim_at_the_base_or_above_it_is_reached(path: str, reached: bool) -> None:
     @dsl.pipeline
     def pipeline(base: str = "/mnt/results"):
         kubernetes.mount_pvc(task("train", base), "claim", path)
 
-    findings = find(pipeline)
-    assert [finding.kind for finding in findings] == ([] if reached else [Kind.FAILS])
+    assert bool(refusal(pipeline)) is not reached
 
 
-def test_each_stage_needs_the_volume() -> None:
+def test_each_stage_needs_a_volume_that_lasts() -> None:
     @dsl.pipeline
     def pipeline(base: str = "/mnt/results"):
         kubernetes.mount_pvc(task("train", base), "claim", "/mnt")
         task("evaluate", base)
+        kubernetes.empty_dir_mount(task("scratch", base), "scratch", "/mnt")
 
-    [finding] = find(pipeline)
-    assert finding.place == "task 'evaluate'"
-
-
-def test_a_volume_that_is_empty_does_not_last() -> None:
-    @dsl.pipeline
-    def pipeline(base: str = "/mnt/results"):
-        kubernetes.empty_dir_mount(task("train", base), "scratch", "/mnt")
-
-    [finding] = find(pipeline)
-    assert finding.kind is Kind.FAILS
+    why = refusal(pipeline)
+    assert re.search(says("task 'evaluate'", "scratch"), why)
+    assert "train" not in why
+    assert why.count("'/mnt/results'") == 1, "one base of several stages is said once"
 
 
-LOCAL = "http://localhost:9000"
-
-
-def test_a_server_of_s3_on_this_machine() -> None:
+def test_a_server_of_s3_on_this_machine_is_refused() -> None:
     @dsl.pipeline
     def pipeline(base: str = "s3://bucket"):
         task("train", base, AWS_ENDPOINT_URL=LOCAL)
 
-    [finding] = find(pipeline)
-    assert finding.kind is Kind.FAILS
-    assert re.search(says("task 'train'", "AWS_ENDPOINT_URL", LOCAL, "seaweedfs.kubeflow"), str(finding))
+    assert re.search(says("task 'train'", "AWS_ENDPOINT_URL", LOCAL, "seaweedfs.kubeflow"), refusal(pipeline))
 
 
-@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"])
-def test_a_server_of_s3_that_only_this_process_uses(name: str) -> None:
-    [finding] = find(one, {name: LOCAL}, tracker_base="s3://bucket")
-    assert finding.kind is Kind.MAY_FAIL
-    assert re.search(says("task 'train'", f"{name}={LOCAL}", "env=", "secrets="), str(finding))
-    refuse_submission(load_pipeline(one), [finding])
-    assert find(one, {name: "http://minio.example.com:9000"}, tracker_base="s3://bucket") == []
-    assert find(one, {name: LOCAL}, tracker_base="gs://bucket") == []
-
-
-def test_a_stage_may_have_the_server_of_s3_from_elsewhere() -> None:
+def test_a_server_of_s3_that_only_this_process_uses_is_a_warning(ready_program: Ready, tmp_path: Path) -> None:
     @dsl.pipeline
-    def pipeline(base: str = "s3://bucket"):
+    def elsewhere(base: str = "s3://bucket"):
         task("own", base, AWS_ENDPOINT_URL="http://seaweedfs.kubeflow:9000")
         task("secret", base, secret=True)
 
-    assert find(pipeline, {"AWS_ENDPOINT_URL": LOCAL}) == []
+    compiler.Compiler().compile(one, str(tmp_path / "one.yaml"))
+    compiler.Compiler().compile(elsewhere, str(tmp_path / "elsewhere.yaml"))
+    with scripted(lambda request: Reply(TAKEN)) as server:
+        program = Program(ready_program, tmp_path, {"TORCHX_KFP_HOST": server.url})
 
+        def said(file: str, *words: str, **environ: str) -> str:
+            nowhere = dict.fromkeys(("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"), "")
+            done = program("submit", file, *words, **{**nowhere, **environ})
+            assert done.returncode == 0, done.stderr
+            return done.stderr
 
-def test_findings_of_the_backend_and_about_arguments() -> None:
-    @dsl.container_component
-    def echo(text: str):
-        return dsl.ContainerSpec(image="x", command=["echo", dsl.ConcatPlaceholder(["a", text])])
-
-    @dsl.pipeline
-    def pipeline(text: str):
-        echo(text=text)
-
-    kinds = {finding.place: finding.kind for finding in find(pipeline, text="\U0001f600")}
-    assert kinds == {"task 'echo'": Kind.FAILS, "the argument 'text'": Kind.MAY_FAIL}
+        base = ("--tracker-base", "s3://bucket")
+        for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"):
+            facts = says("Warning: ", "task 'train'", f"{name}={LOCAL}", "env=", "secrets=")
+            assert re.search(facts, said("one.yaml", *base, **{name: LOCAL}))
+        assert "Warning" not in said("one.yaml", *base, AWS_ENDPOINT_URL="http://minio.example.com:9000")
+        assert "Warning" not in said("one.yaml", "--tracker-base", "gs://bucket", AWS_ENDPOINT_URL=LOCAL)
+        assert "Warning" not in said("elsewhere.yaml", AWS_ENDPOINT_URL=LOCAL)
 
 
 class Seen(Watch):
@@ -213,19 +187,12 @@ def test_a_failed_run_raises_with_the_last_lines(kfp_host: KfpHost, capsys: pyte
         ({"code": "1", "other": 2}, {}, ArgumentError, ["other"]),
     ],
 )
-def test_what_cannot_be_submitted(
+def test_wrong_arguments_and_settings_are_refused(
     kfp_host: KfpHost, arguments: dict[str, Any], settings: dict[str, Any], error: type[Exception], text: list[str]
 ) -> None:
     with pytest.raises(error, match=says(*text)):
         submit(small, arguments, **{"host": kfp_host.url, **settings})
     assert not kfp_host.count("/runs", "POST")
-
-
-def test_a_pipeline_that_would_fail_is_not_submitted(kfp_host: KfpHost) -> None:
-    from tests.execution.host.test_run import tracked
-
-    with pytest.raises(UnsupportedPipelineError, match=says("results", "lost with the pod", "s3://")):
-        submit(tracked, {"tracker_base": "results"}, host=kfp_host.url)
     with pytest.raises(UnknownRunError, match=says("'nope'")):
         attach("nope", host=kfp_host.url)
 

@@ -15,8 +15,8 @@ from tests.execution.host.commands import Program, write_pipelines
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp.errors import HostRefusedError
-from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.host import StoredPipelines, connect
+from torchx_kfp.local import load_pipeline
 
 _RUNS, _PIPELINES = "/apis/v2beta1/runs", "/apis/v2beta1/pipelines"
 #: A pipeline whose docstring describes its parameters.
