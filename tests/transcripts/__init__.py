@@ -4,16 +4,18 @@ A section (``## what is shown``) is a test in a folder of its own. Its console b
 what they print: stdout, then each line of stderr after ``! ``, then ``[exit 1]`` if the exit code is 1; a code that is
 not shown is 2 after a line ``! Error: ``, and 0 after others. ``...`` is any text within a line; run ids, times,
 durations and the folder are written as ``<id>``, ``<time>``, ``<duration>`` and ``<folder>``. In a section, or above
-the first one, ``<!-- given: NAME -->`` calls the function of that name in ``given`` with the folder first, and a block
-``python FILE`` is a file of the folder. Variables may stand before a command; with ``WIDTH=60``, it runs in a terminal
-of this width. The usage that click prints above an error, and the indentation of JSON, are left out. The commands of a
-section run one after the other, ``torchx-kfp`` in a fork and others in a shell.
+the first one, ``<!-- given: NAME -->`` calls the function of that name in ``given`` with the folder first, which may
+return a context such as a running host. A block ``python FILE`` is a file of the folder. Variables may stand before a
+command; with ``WIDTH=60``, it runs in a terminal of this width. The usage that click prints above an error, and the
+indentation of JSON, are left out. The commands of a section run one after the other, ``torchx-kfp`` in a fork and
+others in a shell.
 
 ``python -m tests.transcripts [FILE...]`` rewrites the outputs that differ.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -27,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.entrypoints.cli.ready import Ready, ready
+from tests.execution.host.commands import OF_HOSTS
+from tests.pages_host import NOTHING, Around
 from tests.transcripts import given
 
 FOLDER = Path(__file__).parent
@@ -42,6 +46,7 @@ _CHANGING = {
     r"\d{8}-\d{6}-[0-9a-f]{6}": "<id>",
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}": "<id>",
     r"\b\d{19}-[0-9a-f]{8}\b": "<id>",
+    r"\b[a-z]+-[a-z0-9]{5}-system-container-impl-\d+(?:_[0-9a-f]{8})?": "<pod>",
     r"\b1[5-9]\d{8}\.\d+\b": "<time>",
     r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?\+00:?00)?": "<time>",
     r"\b(?:\d+ h )?(?:\d+ min )?\d+(?:\.\d+)? s\b": "<duration>",
@@ -90,17 +95,22 @@ def _commands(block: str) -> Iterator[Command]:
 
 def play(section: Section, folder: Path, program: Ready) -> Iterator[tuple[Command, str]]:
     """Yield the commands of a section with what they print, in the form of the file."""
-    for name in section.given:
-        getattr(given, name)(folder)
-    for name, content in section.files:
-        (folder / name).write_text(content, encoding="utf-8")
-    for command in section.commands:
-        yield command, _run(command.line.replace("\\\n", ""), folder, program)
+    with contextlib.ExitStack() as stack:
+        around = NOTHING
+        for name in section.given:
+            found = getattr(given, name)(folder)
+            around = around if found is None else stack.enter_context(found)
+        for name, content in section.files:
+            (folder / name).write_text(content, encoding="utf-8")
+        for command in section.commands:
+            yield command, _run(command.line.replace("\\\n", ""), folder, program, around)
 
 
-def _run(line: str, folder: Path, program: Ready) -> str:
+def _run(line: str, folder: Path, program: Ready, around: Around) -> str:
+    line = around.really(line)
     environ = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith(OF_HOSTS)},
+        **around.environ,
         "COLUMNS": "100",
         "TZ": "UTC",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -123,7 +133,7 @@ def _run(line: str, folder: Path, program: Ready) -> str:
     out = _compact(out)
     shown = out + ("" if out.endswith("\n") or not out else "\n[no end of line]\n")
     shown += "".join(f"! {each}\n" for each in _USAGE.sub("", err).splitlines())
-    shown = shown.replace(str(folder.resolve()), "<folder>").replace(str(folder), "<folder>")
+    shown = around.shown(shown).replace(str(folder.resolve()), "<folder>").replace(str(folder), "<folder>")
     for pattern, name in _CHANGING.items():
         shown = re.sub(pattern, name, shown)
     lines = (re.sub(r" +$", "", each) for each in shown.splitlines())

@@ -74,23 +74,10 @@ def test_filters(kfp_host: KfpHost, program: Program) -> None:
     assert [run.name for run in host.list(RunFilter(states=["failed"], older_than=_DAY))] == ["train-b"]
 
 
-def test_what_cannot_be_filtered_by(kfp_host: KfpHost, program: Program) -> None:
-    for words, facts in {
-        ("--experiment", "trys"): ["no experiment 'trys'", "'tries'", "Default, tries"],
-        ("--state", "done"): ["done", "succeeded"],
-        ("--older-than", "long"): ["long"],
-        ("--host", ""): ["'--host'", "empty"],
-        ("--yes",): ["--archive", "--delete"],
-        ("--delete", "--archive", "--yes"): ["--archive", "--delete", "contradict"],
-        ("--delete", "--state", "failed"): ["Nothing was deleted", "--yes"],
-        ("--delete", "--yes", "--output-dir", "runs"): ["--delete", "gc --output-dir runs --older-than AGE"],
-        ("--delete", "--yes", "--name", ""): ["'--name'", "empty"],
-        ("--delete", "--yes", "--schedule", ""): ["'--schedule'", "empty"],
-        ("--delete", "--yes", "--experiment", ""): ["'--experiment'", "empty"],
-    }.items():
-        done = program("runs", "--host", kfp_host.url, *words)
+def test_wrong_filters_delete_nothing(kfp_host: KfpHost, program: Program) -> None:
+    for words in (("--experiment", "trys"), ("--state", "failed"), ("--yes", "--name", ""), ("--archive", "--yes")):
+        done = program("runs", "--host", kfp_host.url, "--delete", *words)
         assert done.returncode == 2
-        assert re.search(says(*facts), done.stderr)
     assert len(left(kfp_host)) == 5
     with pytest.raises(ArgumentError, match=says("'faild'", "'failed'")):
         RunFilter(states=["faild"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.execution.host.answers_of_kfp import answer as recorded_answer
 from tests.execution.host.answers_of_kfp import last, manifest, polls
@@ -18,6 +20,7 @@ from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
+from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import HostCredentialsError, HostError
 from torchx_kfp.execution.host.connection import Connection, Patience
 from torchx_kfp.execution.host.observer import Observer
@@ -172,3 +175,21 @@ def test_polls_take_a_small_part_of_a_core(cost: float) -> None:
     assert count * cost <= 0.05 * total + 1.0 + cost, "the credit, and the last poll"
     if cost <= 0.05:
         assert total == pytest.approx(count * 1.0)
+
+
+def test_a_run_that_does_not_end_is_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node of its pod may be gone."""
+    monkeypatch.setattr("torchx_kfp.entrypoints.cli.commands.cancel.ON_HOST", 0.5)
+    run, asked = last("terminated"), itertools.count()
+
+    def canceling(request: Request) -> Reply:
+        if "v1beta1" in request.path:
+            return Reply(manifest("terminated"))
+        is_over = next(asked) > 12  # or this test would not end
+        now = {**run, **({} if is_over else {"state": "CANCELING", "state_history": []})}
+        return Reply({"runs": [now]} if request.path.partition("?")[0].endswith("/runs") else now)
+
+    with scripted(canceling) as server:
+        done = CliRunner().invoke(cli, ["cancel", "latest", "--host", server.url])
+    assert done.exit_code == 0, done.output
+    assert re.search(says("may take longer", f"watch {run['run_id']}"), done.output)

@@ -114,7 +114,7 @@ def test_shared_pipelines_and_those_of_a_namespace(kfp_host: KfpHost, pipelines:
     assert {each.get("namespace") for each in kfp_host.pipelines.values()} == {None, "team-a"}
 
 
-def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
+def test_wrong_calls_upload_and_start_nothing(kfp_host: KfpHost, program: Program) -> None:
     plain = (program.folder / "plain.yaml").read_text(encoding="utf-8")
     folders = plain.replace(
         "image: app:1", "image: app:1\n        env:\n        - {name: A, value: 'torchx-kfp-folders:/mine=b'}"
@@ -123,18 +123,10 @@ def test_wrong_calls(kfp_host: KfpHost, program: Program) -> None:
     assert program("upload", "plain.yaml", "--version", "1").returncode == 0
     for words, facts in {
         ("upload", "plain.yaml", "--version", "1"): ["'plain'", "version '1' already", "--version"],
-        ("upload", "plain.yaml", "--version", ""): ["'--version'", "empty"],
-        ("submit", "--pipeline", ""): ["'--pipeline'", "empty"],
-        ("upload", "lost.yaml"): ["'lost'", "nothing was uploaded"],
-        ("upload", "none.yaml"): ["none.yaml"],
         ("upload", "folders.yaml"): ["'plain'", "/mine", "parameter workspace"],
         ("submit", "--pipeline", "plan"): ["no pipeline 'plan'", "Did you mean 'plain'", kfp_host.url],
-        ("upload", "plain.yaml", "--version", "v" * 128): ["PipelineVersion.Name length cannot exceed 127"],
-        ("upload", "plain.yaml", "--name", "n" * 129): ["Pipeline.Name length cannot exceed 128"],
         ("submit", "--pipeline", "plain@"): ["'plain'", "no version ''", "Versions: 1"],
         ("submit", "--pipeline", "plain@2"): ["'plain'", "no version '2'", "Versions: 1"],
-        ("submit", "--pipeline", "plain", "plain.yaml"): ["not both", "'plain.yaml'"],
-        ("submit",): ["FILE", "--pipeline"],
         ("submit", "--pipeline", "plain", "-p", "wrod=x"): ["'wrod'", "'word'"],
         ("submit", "--pipeline", "plain", "--engine", "job"): ["--engine", "components"],
     }.items():

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tests.entrypoints.cli.ready import PROGRAM, Ready
 from tests.execution.host import answers_of_kfp
@@ -27,7 +26,6 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
 from tests.fake_kfp.made import MadeRun
-from torchx_kfp.entrypoints.cli import cli
 
 
 @pytest.fixture
@@ -458,15 +456,6 @@ def test_logs_of_a_stage_that_is_not_there(kfp_host: KfpHost, program: Program) 
 # Cancel
 
 
-def test_a_run_that_has_ended_is_not_canceled(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(1)
-    run.finish()
-    done = program("cancel", "latest", "--host", kfp_host.url)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(says(run.record.run_id, "succeeded", "nothing to cancel"), done.stderr)
-    assert kfp_host.count(":terminate") == 0
-
-
 def test_a_run_that_kfp_has_not_begun_is_canceled(kfp_host: KfpHost, program: Program) -> None:
     run = kfp_host.make_run(1)
     done = program("cancel", run.record.display_name, "--host", kfp_host.url)
@@ -490,18 +479,3 @@ def test_the_newest_run_of_a_host_is_not_canceled_by_mistake(kfp_host: KfpHost, 
     assert kfp_host.count(":terminate") == 0
     assert program("cancel", run.record.run_id, TORCHX_KFP_HOST=kfp_host.url).returncode == 0
     assert kfp_host.count(":terminate") == 1
-
-
-def test_a_run_that_does_not_end_is_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node of its pod may be gone."""
-    monkeypatch.setattr("torchx_kfp.entrypoints.cli.commands.cancel.ON_HOST", 0.5)
-    asked = itertools.count()
-
-    def canceling(request: Request) -> Reply:
-        is_over = next(asked) > 12  # or this test would not end
-        return answer(request, "terminated", **({} if is_over else {"state": "CANCELING", "state_history": []}))
-
-    with scripted(canceling) as server:
-        done = CliRunner().invoke(cli, ["cancel", "latest", "--host", server.url])
-    assert done.exit_code == 0, done.output
-    assert re.search(says("may take longer", f"watch {answers_of_kfp.polls('terminated')[0]['run_id']}"), done.output)
