@@ -23,7 +23,7 @@ def until_it_answers(ask: Callable[[], object], check: Callable[[], None], what:
         time.sleep(0.05)
 
 
-def until(look: Callable[[], Value], seconds: float = 60) -> Value:
+def until(look: Callable[[], Value], seconds: float = 200) -> Value:
     """Return what the function returns once it is true."""
     deadline, pause = time.monotonic() + seconds, 0.02
     while not (value := look()):
