@@ -57,9 +57,14 @@ def run_git(folder: str, *words: str) -> bytes | None:
     return None if done.returncode else done.stdout
 
 
-def _without_filters(folder: str) -> list[str]:
-    """Return options that switch off the filters of the folder's own configuration: git would run them to compare."""
-    listed = run_git(folder, "config", "--list", "--show-scope", "--includes", "--name-only", "-z") or b""
+def _without_filters(folder: str) -> list[str] | None:
+    """Return options that switch off the filters of the folder's own configuration: git would run them to compare.
+
+    Return None if that is not possible: git is too old to list them, or one has a name that an option cannot have.
+    """
+    listed = run_git(folder, "config", "--list", "--show-scope", "--includes", "--name-only", "-z")
+    if listed is None:
+        return None
     words = list(map(os.fsdecode, listed.split(b"\0")))
     names = {
         name.rpartition(".")[0]
@@ -67,6 +72,8 @@ def _without_filters(folder: str) -> list[str]:
         if scope in _OWN_SCOPES and name.startswith("filter.")
     }
     settings = ("clean=", "process=", "smudge=", "required=false")
+    if any("=" in name for name in names):
+        return None
     return [word for name in sorted(names) for setting in settings for word in ("-c", f"{name}.{setting}")]
 
 
@@ -74,7 +81,8 @@ def _differing(folder: str) -> set[str] | None:
     """Return what differs from the commit, relative to the folder; a submodule's own changes count for its name."""
     # Git's own comparison, because the user's filters (line ends, LFS) change what is in the folder.
     words = ("diff", "--name-only", "--no-ext-diff", "--ignore-submodules=dirty", "--relative", "-z", "HEAD", "--", ".")
-    found = run_git(folder, *_without_filters(folder), *words)
+    without = _without_filters(folder)
+    found = None if without is None else run_git(folder, *without, *words)
     if found is None:
         return None
     names = set(map(os.fsdecode, filter(None, found.split(b"\0"))))
