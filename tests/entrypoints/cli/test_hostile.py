@@ -207,6 +207,13 @@ def test_a_folder_whose_name_and_options_are_odd(replayable: Path, tmp_path: Pat
     assert "%FF/load-0/log.txt" in (tmp_path / "page.html").read_text()
 
 
+def test_deep_results_are_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "base/p-1/train").mkdir(parents=True)
+    (tmp_path / "base/p-1/train/train-0").write_text('{"a":' * 900 + "1" + "}" * 900)
+    assert "too deep" in invoke("results", str(tmp_path / "base"), "--format", "json")
+    invoke("results", str(tmp_path / "base"))
+
+
 def _craft(line: dict[str, Any], what: str, crafted: str) -> None:
     """Change the recorded start of a stage."""
     if what == "inputs":

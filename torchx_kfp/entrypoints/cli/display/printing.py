@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from torchx_kfp.common.text import clean, counted, escape_json, printable, size_text
-from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.errors import CorruptResultError, TorchxKfpError
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.recorder import StoredFiles
@@ -83,9 +83,15 @@ def symbol(character: str, otherwise: str) -> str:
 
 def print_json(value: Any) -> None:
     """Print the value as JSON on stdout; numbers that JSON lacks become text such as ``"NaN"``."""
-    # Escape only if stdout, or even UTF-8, cannot encode a character.
-    text = escape_json(json.dumps(json_ready(value), indent=2, ensure_ascii=False, allow_nan=False))
-    print_text(text if encodable(text) == text else json.dumps(json_ready(value), indent=2, allow_nan=False))
+    try:
+        # Escape only if stdout, or even UTF-8, cannot encode a character.
+        text = escape_json(json.dumps(json_ready(value), indent=2, ensure_ascii=False, allow_nan=False))
+        text = text if encodable(text) == text else json.dumps(json_ready(value), indent=2, allow_nan=False)
+    except RecursionError:
+        raise CorruptResultError(
+            "A record is nested too deeply to be written as JSON: something else wrote it. Print a table."
+        ) from None
+    print_text(text)
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
