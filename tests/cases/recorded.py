@@ -18,31 +18,6 @@ _RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encod
 BACKEND: str = _RECORDED["backend"]
 CASES: dict[str, dict[str, Any]] = _RECORDED["cases"]
 
-#: Cases that are newer than the recording.
-NEWER = frozenset(
-    {
-        "conditions.between_channels",
-        "conditions.collected_as_output_from_a_branch",
-        "conditions.collected_where_an_iteration_has_skipped_it",
-        "conditions.what_waits_for_a_skipped_stage_is_skipped",
-        "containers.defaults_and_optional_inputs",
-        "containers.facts_of_the_run",
-        "containers.outputs_with_names_that_are_alike",
-        "containers.outputs_with_spaces_and_capitals",
-        "exits.after_a_handler",
-        "loops.collected_in_the_order_of_the_items",
-        "loops.collected_lists_are_not_joined",
-        "loops.conditions_on_fields",
-        "loops.fan_in_of_a_nested_loop_over_nothing",
-        "loops.items_as_text",
-        "nested.stages_with_names_that_are_alike",
-        "nested.used_twice_and_in_loops",
-        "parameters.defaults_in_commands",
-        "parameters.text_in_commands",
-        "parameters.values_that_look_like_placeholders",
-    }
-)
-
 
 def differences(result: RunResult, name: str) -> list[str]:
     """Return the parts of a run that ended differently than on the backend."""

@@ -175,10 +175,15 @@ def test_every_keyword_is_an_option_with_a_default():
     assert set(ResumeKeywords.__annotations__) < keywords
 
 
-def test_a_run_is_resumed_with_the_options_in_its_folder(tmp_path):
+def test_a_run_is_resumed_where_and_with_what_it_ran_before(tmp_path, monkeypatch):
     """Runs of versions before an option was added can be resumed, if the option may change on resume."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "of_mine.py").write_text("print('found')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
     options = {"directory": tmp_path, "kfp_workspace": "", "timeout": 50, "parallelism": 3}
-    failed = run(scripts("pwd; test -e mended"), output_dir=tmp_path / "runs", watch=Watch(), **options)
+    pipeline = scripts("pwd; python -m of_mine; test -e mended")
+    failed = run(pipeline, output_dir=tmp_path / "runs", watch=Watch(), **options)
+    monkeypatch.delenv("PYTHONPATH")
     file = failed.folder / "run.json"
     record = json.loads(file.read_text())
     kept = record["options"]
@@ -191,4 +196,4 @@ def test_a_run_is_resumed_with_the_options_in_its_folder(tmp_path):
     without = {key: value for key, value in kept.items() if key not in ResumeKeywords.__annotations__}
     file.write_text(json.dumps({**record, "options": without}))
     (tmp_path / "mended").touch()
-    assert resume(failed.folder, watch=Watch(), parallelism=7)["shell"].last_lines() == [str(tmp_path)]
+    assert resume(failed.folder, watch=Watch(), parallelism=7)["shell"].last_lines() == [str(tmp_path), "found"]

@@ -164,6 +164,7 @@ def test_keys_come_from_folders_files_of_lines_and_manifests(given, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "user").write_text("me\n")
     (tmp_path / "folder" / "..data").mkdir()
+    (tmp_path / "folder" / ".hidden").write_bytes(b"\xff")
     (tmp_path / "lines.env").write_text("# comment\n\nuser=me\nexport token = x\nquoted='a b'\nequals=a=b\n")
     encoded = base64.b64encode(b"me").decode()
     (tmp_path / "secret.yaml").write_text(f"kind: Secret\ndata: {{user: {encoded}}}\nstringData: {{token: x}}\n")

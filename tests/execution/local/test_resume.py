@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kfp import compiler, dsl, kubernetes
 
-from tests.execution.local.components import scripts, shell, shell_out
+from tests.execution.local.components import shell, shell_out
 from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.watching import Heard
@@ -191,24 +191,6 @@ def test_a_killed_runner(call, tmp_path):
 def asleep(folder: Path) -> list[int]:
     """Return the stages of a killed runner that are still running."""
     return [pid for pid in map(int, (folder / "pids").read_text().split()) if alive(pid)]
-
-
-def test_where_and_with_what_it_ran_before(tmp_path, monkeypatch):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "of_mine.py").write_text("print('found')")
-
-    monkeypatch.chdir(tmp_path / "there")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    pipeline = scripts("pwd; python -m of_mine; test -e mended")
-    failed = run(pipeline, output_dir=tmp_path / "runs", parallelism=3, watch=Watch())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONPATH")
-    (tmp_path / "there" / "mended").touch()
-    result = go_on(failed.folder)
-    assert result.state == "succeeded"
-    assert result.stages[0].last_lines() == [str(tmp_path / "there"), "found"]
-    assert json.loads((failed.folder / "run.json").read_text())["options"]["parallelism"] == 3
 
 
 def test_what_cannot_go_on(execute, execute_failing, tmp_path):
