@@ -102,53 +102,41 @@ def test_no_process_survives_a_signal(start, tmp_path, number, code):
     assert "another exception" not in stderr
 
 
-def test_a_stage_with_results_ends_as_its_application_does(start, tmp_path):
-    """The program around it passes the signal on once, and waits for the application."""
-    code = f"""
-import os, signal, sys, time
+#: Counts how often it is asked to end, and takes its time.
+SAVING = """
+import os, pathlib, signal, sys, time
 count = 0
 def end(*_):
     global count
     count += 1
 signal.signal(signal.SIGTERM, end)
-open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
+folder = pathlib.Path(sys.argv[1])
+with open(folder / "pids", "a") as pids:
+    pids.write(f"{os.getpid()}\\n")
 while not count:
     time.sleep(0.01)
 time.sleep(0.5)
-open({str(tmp_path / "saved")!r}, "w").write(str(count))
+(folder / sys.argv[2]).write_text(str(count))
 """
+
+
+def test_applications_have_time_to_end_and_are_asked_once(start, tmp_path):
+    """Also if the shell around one ends at once, and through the program that publishes a stage's results."""
+    (tmp_path / "app.py").write_text(SAVING)
+    words = [str(tmp_path / "app.py"), str(tmp_path)]
 
     @dsl.pipeline
     def pipeline():
-        role = Role("train", image="image:1", entrypoint="python", args=["-c", code])
+        shell(script=f"{shlex.join([sys.executable, *words, 'in-a-shell'])} & wait")
+        role = Role("train", image="image:1", entrypoint="python", args=[*words, "with-results"])
         task_from_app(AppDef("train", roles=[role]), tracker_base=str(tmp_path / "results"), results={})
 
-    runner = start(pipeline, 1)
+    # The grace period is longer than the test may take, which does not wait for its end.
+    runner = start(pipeline, 2, grace=1000.0)
     runner.send_signal(signal.SIGTERM)
     runner.communicate(timeout=HANGS)
-    assert (tmp_path / "saved").read_text() == "1"
+    assert [(tmp_path / name).read_text() for name in ("in-a-shell", "with-results")] == ["1", "1"]
     assert not any(alive(pid) for pid in read_pids(tmp_path))
-
-
-def test_stages_have_time_to_end(start, tmp_path):
-    code = f"""
-import os, signal, time
-def end(*_):
-    time.sleep(0.5)
-    open({str(tmp_path / "saved")!r}, "w").close()
-    os._exit(0)
-signal.signal(signal.SIGTERM, end)
-open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
-time.sleep(300)
-"""
-    # The shell around it ends at once, but the application must still have time to end.
-    wrapped = f"{shlex.quote(sys.executable)} -c '{code.replace(chr(39), chr(34))}' & wait"
-
-    # The grace period is longer than the test may take, which does not wait for its end.
-    runner = start(scripts(wrapped), 1, grace=1000.0)
-    runner.send_signal(signal.SIGINT)
-    runner.communicate(timeout=HANGS)
-    assert (tmp_path / "saved").exists()
 
 
 def test_a_second_signal_kills_at_once(start, tmp_path):
