@@ -146,3 +146,28 @@ def test_items_that_are_no_list_are_reported(execute_failing, tmp_path):
     loop["inputs"] = {"parameters": {"items": {"runtimeValue": {"constant": "no list"}}}}
     result = execute_failing(load(documents, tmp_path))
     assert "loops over something that is not a list: 'no list'" in [stage.reason for stage in result.stages]
+
+
+def test_an_output_of_a_stage_that_was_skipped_has_no_value(execute_failing, tmp_path):
+    """As of a compiler that lets a pipeline return what a branch makes."""
+    documents = ir(folder=tmp_path)
+    spec = documents[0]
+    task = spec["components"].pop("comp-for-loop-2")["dag"]["tasks"]["write"]
+    skipped = {
+        "inputs": {"parameters": {"x": {"runtimeValue": {"constant": ""}}}},
+        "triggerPolicy": {"condition": "1 > 2"},
+    }
+    output = {"valueFromParameter": {"producerSubtask": "write", "outputParameterKey": "out"}}
+    spec["components"]["comp-inner"] = {
+        "dag": {"tasks": {"write": {**task, **skipped}}, "outputs": {"parameters": {"o": output}}},
+        "outputDefinitions": {"parameters": {"o": {"parameterType": "STRING"}}},
+    }
+    taken = {"taskOutputParameter": {"producerTask": "inner", "outputParameterKey": "o"}}
+    spec["root"]["dag"]["tasks"] = {
+        "inner": {"componentRef": {"name": "comp-inner"}, "taskInfo": {"name": "inner"}},
+        "write": {**task, "inputs": {"parameters": {"x": taken}}, "dependentTasks": ["inner"]},
+    }
+    assert execute_failing(load(documents, tmp_path))["write"].reason == (
+        "has no value for its input 'x': 'inner' did not produce its output 'o', since the task that produces it was "
+        "skipped"
+    )
