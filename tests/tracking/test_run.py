@@ -343,6 +343,7 @@ class TestInAProcess:
         (None, "a/b/c", None, NotInStageError, ["TORCHX_TRACKER_BASE is not set"]),
         ("", "a/b/c", None, NotInStageError, ["TORCHX_TRACKER_BASE is not set"]),
         ("nope://x", "a", None, TrackerError, ["cannot be used: Protocol not known: nope"]),
+        ("S3://Bucket", "a", None, TrackerError, ["Protocol not known: S3", "Did you mean 's3://Bucket'?"]),
         ("here", "../x", None, ProtocolError, ["TORCHX_JOB_ID is not a run id", "'../x'", "tracker base"]),
         *(
             ("here", "a/b/c", text, ProtocolError, ["TORCHX_PARENT_RUN_IDS must be a JSON object", f"Got: {text!r}."])

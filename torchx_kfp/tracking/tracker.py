@@ -352,9 +352,12 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
         install = install_line(extras[0]) if extras else f"{error}."
         raise TrackerBaseError(f"The tracker base {base!r} needs a package that is missing: {install}") from error
     except Exception as error:  # each implementation raises its own
+        protocol, separator, rest = base.partition("://")
+        small = f"{protocol.lower()}{separator}{rest}"
+        near = f"Did you mean {small!r}? " if small != base else ""
         raise TrackerBaseError(
-            f"The tracker base {base!r} cannot be used: {error or type(error).__name__}. Use a local directory, or an "
-            "fsspec URL such as s3://bucket/results, gs://bucket/results or file:///mnt/results."
+            f"The tracker base {base!r} cannot be used: {error or type(error).__name__}. {near}Use a local directory, "
+            "or an fsspec URL such as s3://bucket/results, gs://bucket/results or file:///mnt/results."
         ) from error
     if isinstance(filesystem, LocalFileSystem):
         return DiskStore(base, path, patience)

@@ -129,6 +129,8 @@ def test_a_word_that_is_neither_a_directory_nor_a_run(command: str, inside: Call
     done = inside(command, "kep", "--output-dir", "kept")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says("no directory 'kep'", "Did you mean 'kept'?", "no run 'kep'", runs[0]), done.stderr)
+    between = inside("compare", "latest", "kept", "--output-dir", "kept")
+    assert re.search(says("'kept' is no run", "comes before the runs", "no run 'kept'"), between.stderr)
     nearly = inside(command, "latst/train", "--output-dir", "kept")
     assert re.search(says("no run 'latst'", "Did you mean 'latest'?"), nearly.stderr)
     extra = inside(command, "base", "latest", "more")

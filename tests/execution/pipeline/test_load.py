@@ -189,6 +189,12 @@ def test_files_that_would_take_the_machine(tmp_path, text, message):
         load_pipeline(path)
 
 
+def test_the_python_file_of_a_pipeline_is_no_compiled_one(tmp_path):
+    (tmp_path / "p.py").write_text("from kfp import dsl\nx: int = 1\n")
+    with pytest.raises(PipelineFileError, match=says("p.py", "Python file", "Import its function", "compile")):
+        load_pipeline(tmp_path / "p.py")
+
+
 def test_a_file_that_does_not_end():
     with pytest.raises(PipelineFileError, match=says("'/dev/zero'", "16", "pipeline")):
         load_pipeline("/dev/zero")

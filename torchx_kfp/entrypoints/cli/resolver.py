@@ -273,6 +273,11 @@ def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> 
                 pass
         if names_host(flags) or run == LATEST or UUID.fullmatch(run):
             raise
+        if os.path.isdir(word):
+            raise UnknownRunError(
+                f"The directory {word!r} is no run, and a tracker base comes before the runs. Nor is there such a run: "
+                f"{error}"
+            ) from None
         near = did_you_mean_path(word)
         raise UnknownRunError(f"There is no directory {word!r}.{near} Nor is there such a run: {error}") from None
 

@@ -135,6 +135,11 @@ def _load_file(path: Path, root: Path | None = None) -> Pipeline:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFileError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
+    if path.suffix == ".py":
+        raise PipelineFileError(
+            f"The file {str(path)!r} is a Python file, not a compiled pipeline. Import its function and pass that, or "
+            f"compile it first: torchx-kfp compile {path} -o pipeline.yaml"
+        )
     return pipeline_from_text(text, str(path))
 
 
