@@ -94,7 +94,13 @@ MISTAKES = {
         "contains the field 'lrr', which no item of the loop has. Did you mean 'lr'? Their fields: 'lr'."
     ),
     "torchx_kfp.hpo.search(app, {})": "search() needs tracker_base: give it tracker_base=...",
-    "for i in range(n):\n        task_from_app(app())": "The pipeline parameter 'n' has one only when the pipeline runs: ",
+    "for i in range(n):\n        task_from_app(app())": (
+        "The pipeline parameter 'n' has one only when the pipeline runs: give a constant, or repeat stages with dsl.Para"
+    ),
+    "torchx_kfp.Stages('results')": "Stages() takes only named arguments: Stages(tracker_base=...).",
+    "dsl.If(t < 3)": (
+        "A task has no value. Compare one of its outputs, such as task.outputs['loss'] < 0.1; a result is one if it is"
+    ),
     "if t.outputs['accuracy'] > 0.9:\n        task_from_app(app())": (
         "The output 'accuracy' of 'train' has a value only when the pipeline runs, so Python cannot decide a condition on "
         "it. Write `with dsl.If(train.outputs['accuracy'] > 0.9):` instead of if"
