@@ -87,15 +87,23 @@ def light(tracker_base: str, folder: str, rate: float = 0.5):
     mount_base()
 
 
+def quiet(stages, folder, reads):
+    program = 'echo $0 >> "$1/notes"; test ! -e "$1/fail-$0"'
+    for name in ("quiet", "last"):
+        role = Role("role", image="app:1", entrypoint="sh", args=["-c", program, name, f"{folder}"])
+        reads = stages.task(AppDef(name, [role]), reads=reads)
+    mount_base()
+
+
 @dsl.pipeline(name="silent")
 def silent(tracker_base: str, folder: str):
     stages = Stages(tracker_base=tracker_base)
-    prepared = stages.task(app("prepare", folder))
-    quiet = 'echo $0 >> "$1/notes"; test ! -e "$1/fail-$0"'
-    for name in ("quiet", "last"):
-        role = Role("role", image="app:1", entrypoint="sh", args=["-c", quiet, name, f"{folder}"])
-        prepared = stages.task(AppDef(name, [role]), reads=prepared)
-    mount_base()
+    quiet(stages, folder, stages.task(app("prepare", folder)))
+
+
+@dsl.pipeline(name="mute")
+def mute(tracker_base: str, folder: str):
+    quiet(Stages(tracker_base=tracker_base), folder, None)
 
 
 @dsl.container_component
@@ -262,19 +270,22 @@ def test_a_chain_on_a_host(place: Place) -> None:
     # gc keeps what a kept run resumes.
     shown = place.call("show", place.base, f"{last}/last", "--format", "json")
     assert json.loads(shown.stdout)["resumes"] == [second, first]
-    tracker = FsspecResultTracker(place.base)
-    for key in filter(lambda key: key.startswith(second), tracker.keys()):
-        tracker.store.remove(key)
+    store = FsspecResultTracker(place.base).store
+    for file in store.files():
+        if second in file.key:
+            store.remove(file.key)
     gone = place.call("submit", f"{place.file}:light", "--resume", second, "--host", place.host, "--dry-run")
     assert f"runs: no results of it are under '{place.base}' (any more)" in gone.stdout
 
 
-def test_a_stage_that_recorded_nothing_is_kept(place: Place) -> None:
+@pytest.mark.parametrize(("name", "stages", "tags"), [("silent", ["prepare"], []), ("mute", [], ["--tag", "a=b"])])
+def test_a_stage_that_recorded_nothing_is_kept(place: Place, name: str, stages: list[str], tags: list[str]) -> None:
+    """The tracker base has something else of the run: results of another stage, or tags."""
     (place.folder / "fail-last").touch()
-    first = place.submit(f"{place.file}:silent", *place.given, code=1)
+    first = place.submit(f"{place.file}:{name}", *place.given, *tags, code=1)
     (place.folder / "fail-last").unlink()
-    assert place.notes() == ["last", "prepare", "quiet"]
-    place.submit(f"{place.file}:silent", "--resume", first)
+    assert place.notes() == ["last", *stages, "quiet"]
+    place.submit(f"{place.file}:{name}", "--resume", first)
     assert place.notes() == ["last"]
 
 

@@ -83,21 +83,28 @@ def earlier_run(
     for base, stages in tracked.items():
         why = why_not_read(base, named, ran_here=record.folder is not None)
         there: dict[str, list[str]] = {}
+        removed: set[str] = set()
         try:
             if not why:
                 recorder = Recorder.open(record.absolute_base(base))
                 there = {run: recorder.keys(run) for run in {_run_of(end) for end in stages} if run}
+                removed = {run for run, keys in there.items() if not (keys or _has_records(recorder, run))}
         except TrackerError as error:
             why = str(error)
         if why:
             unreadable[base] = why.rstrip(".")
             continue
         for end in stages:
-            keys = there.get(_run_of(end), [])
-            # gc removes whole runs: if results of others are there, a stage without results has recorded nothing.
-            if end.run_id not in keys and (end.results or not keys):
+            run = _run_of(end)
+            # gc removes whole runs: if anything else of it is there, a stage without results has recorded nothing.
+            if end.run_id not in there.get(run, []) and (end.results or run in removed or not run):
                 gone[end.name] = f"no results of it are under {record.absolute_base(base)!r} (any more)"
     return EarlierRun(record, pipeline, found, values or {}, gone, unreadable)
+
+
+def _has_records(recorder: Recorder, run: str) -> bool:
+    """Tell whether a tracker base has anything of a pipeline run besides results."""
+    return bool(recorder.facts_of([run]) or recorder.run_ids(run))
 
 
 def _run_of(end: StageResult) -> str:
