@@ -84,7 +84,7 @@ def test_the_state_of_a_folder(git: Git, tmp_path: Path) -> None:
     assert state(folder=tmp_path / "tree/code") == GitState(commit, None, found.remote, changed=False)
 
 
-@pytest.mark.parametrize("place", ["repo", "submodule", "bare", "equals"])
+@pytest.mark.parametrize("place", ["repo", "submodule", "bare", "equals", "remote"])
 def test_programs_of_its_configuration_do_not_run(git: Git, tmp_path: Path, place: str) -> None:
     """The folder may be an archive of somebody else, with its ``.git``."""
     code, proof = tmp_path / "repo/code", tmp_path / "proof"
@@ -100,6 +100,17 @@ def test_programs_of_its_configuration_do_not_run(git: Git, tmp_path: Path, plac
         git("config", "--file", "config", "core.bare", "false", folder=folder)
         git("config", "--file", "config", "core.worktree", str(code), folder=folder)
         git("config", "--file", "config", "core.fsmonitor", str(program), folder=folder)
+    elif place == "remote":  # which git would ask for what is missing
+        for setting in (
+            "core.repositoryformatversion=1",
+            "extensions.partialClone=origin",
+            "remote.origin.promisor=true",
+            f"remote.origin.url=ext::{program} x",
+            "protocol.ext.allow=always",
+        ):
+            git("config", *setting.split("=", 1), folder=folder)
+        tree = git("rev-parse", "HEAD^{tree}", folder=folder)
+        (tmp_path / "repo/.git/objects" / tree[:2] / tree[2:]).unlink()
     else:
         (tmp_path / "included").write_text(
             f'[core]\nfsmonitor = {program}\n[filter "{name}"]\nclean = {program}\nrequired\n'
@@ -114,7 +125,7 @@ def test_programs_of_its_configuration_do_not_run(git: Git, tmp_path: Path, plac
     state = read_git_state(str(code), {"b.py"})
     assert not proof.exists()
     # Git has no option for a filter with such a name, so it is not asked what has changed.
-    assert (state is not None and state.changed) == (place not in ("bare", "equals"))
+    assert (state is not None and state.changed) == (place in ("repo", "submodule"))
 
 
 def test_nothing_to_say_is_not_an_error(git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
