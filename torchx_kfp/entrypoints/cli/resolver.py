@@ -168,12 +168,12 @@ def _has_runs(output_dir: str) -> bool:
         return False
 
 
-def say_latest(word: str, record: RunRecord) -> None:
+def say_latest(word: str, run_id: str) -> None:
     """Say on stderr which run ``latest`` means, for commands that do not show it."""
     from torchx_kfp.execution.pipeline.walk import LATEST
 
     if word.partition("/")[0] == LATEST:
-        print_message(f"The run is {record.run_id}.")
+        print_message(f"The run is {run_id}.")
 
 
 def find_stage_source(

@@ -43,7 +43,7 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
 
     source, stage = find_stage_source(run, None, output_dir, flags)
     record = source.read()
-    say_latest(run, record)
+    say_latest(run, record.run_id)
     url = _url(source, record, stage)
     digest = workspace_digest(url)
     if digest is None:

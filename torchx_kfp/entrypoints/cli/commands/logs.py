@@ -71,7 +71,7 @@ def logs_command(
     _end_orderly()
     source = find_source(run, output_dir, flags, results="none", raw_logs=raw)
     record = source.read()
-    say_latest(run, record)
+    say_latest(run, record.run_id)
     for sentence in record.corrupt:
         print_message(sentence)
     choice = _Choice(record, stage, attempt, partial(_origin, output_dir=output_dir, flags=flags, raw=raw))

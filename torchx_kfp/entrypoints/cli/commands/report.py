@@ -10,7 +10,7 @@ import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_bytes, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import base_of, connect, find_source, named_bases
+from torchx_kfp.entrypoints.cli.resolver import base_of, connect, find_source, named_bases, say_latest
 from torchx_kfp.entrypoints.cli.scheduling import at, keys_of_runs
 from torchx_kfp.entrypoints.cli.selection import open_recorder, parts
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
@@ -51,6 +51,8 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
     from torchx_kfp.execution.runs.history import RunReader
 
     source = find_source(run, output_dir, flags)
+    if output is not None:  # otherwise, the path has the run's id
+        say_latest(run, source.run_id)
     if isinstance(source, RunReader):
         folder = source.folder.absolute()
         read, name = read_model(folder), str(folder / "report.html")
