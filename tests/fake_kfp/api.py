@@ -266,8 +266,8 @@ class Api:
 
     def _find_recurring(self, identity: str) -> RecurringRun:
         if identity not in self.recurring:
-            cause = f"Recurring run {identity} not found"
-            raise Refused(404, 5, f"Failed to get a recurring run: ResourceNotFoundError: {cause}", cause)
+            cause = f"Job {identity} not found"
+            raise Refused(404, 5, f"Failed to fetch a recurring run: ResourceNotFoundError: {cause}", cause)
         return self.recurring[identity]
 
     def _list_recurring(self, *, query: Mapping[str, str], **_: Any) -> Any:

@@ -1,8 +1,8 @@
 """Recurring runs of the API: what is due at a time, by the rules of KFP's controller of scheduled workflows.
 
-They were not recorded: this follows the API's description, and the source of KFP: ``server/api_converter.go``
-(``toModelJob``), ``resource/resource_manager.go`` (``CreateJob``, ``DeleteJob``, ``ReportWorkflowResource``),
-``template/v2_template.go``, and the controller ``crd/controller/scheduledworkflow``.
+Answers were recorded, most refusals were not: they follow the API's description, and the source of KFP:
+``server/api_converter.go`` (``toModelJob``), ``resource/resource_manager.go`` (``CreateJob``, ``DeleteJob``,
+``ReportWorkflowResource``), ``template/v2_template.go``, and the controller ``crd/controller/scheduledworkflow``.
 """
 
 from __future__ import annotations
