@@ -373,7 +373,7 @@ if os.environ["TORCHX_REPLICA_ID"] == "0":
 """
 
 
-@case(stages={"replica": {"replicas": 2}})
+@case(stages={"replica": {"replicas": 2}}, containers=True)
 def of_two_replicas(tracker_base: str, workspace: str = ""):
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
     stages.task(python("replica", REPLICA, num_replicas=2), engine="job", results={"replicas": int})

@@ -1,4 +1,4 @@
-"""Distributed stages in containers: all replicas in one, under this project's runner and under KFP's own."""
+"""Distributed stages in containers: all replicas in one. ``test_pipelines_in_containers`` has KFP's own runner."""
 
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
@@ -7,12 +7,10 @@ import subprocess
 from pathlib import Path
 
 import docker
-import pytest
-from kfp import compiler, dsl
+from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.containers.images import HOST_IMAGE, REPOSITORY, host_mounts
-from tests.containers.runner import KfpDockerRunner
+from tests.containers.images import HOST_IMAGE, host_mounts
 from tests.containers.test_local_docker import containers_of, start
 from torchx_kfp import local, task_from_app
 from torchx_kfp.local import Watch
@@ -39,40 +37,6 @@ else:
             pass
 print(index, "has met the others of", count, *sys.argv[1:])
 """
-
-
-@dsl.pipeline(name="meeting")
-def meeting(tracker_base: str, n: int = 3) -> str:
-    args = ["-c", MEET, "x${replica_id}", f"n={n}"]
-    role = Role("worker", "example.com/python:1", entrypoint="python", args=args, num_replicas=4)
-    role.port_map = {"c10d": 29500}
-    task = task_from_app(
-        AppDef("meet", roles=[role]),
-        name="meet",
-        tracker_base=tracker_base,
-        results={"met": str, "count": int},
-        engine="job",
-        replicas=n,
-    )
-    code = "import sys; from torchx_kfp.tracking import current_run as c; c().put(read=c().parent.results()['met'])"
-    reader = Role("reader", "example.com/python:1", entrypoint="python", args=["-c", code])
-    read = task_from_app(AppDef("read", roles=[reader]), tracker_base=tracker_base, reads=task, results={"read": str})
-    return read.outputs["read"]
-
-
-@pytest.mark.versions
-def test_the_same_pipeline_under_kfps_runner(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> None:
-    compiled = tmp_path / "pipeline.yaml"
-    compiler.Compiler().compile(meeting, str(compiled))
-    (tmp_path / "results").mkdir()
-    outputs = kfp_docker_runner.run(
-        compiled,
-        {"tracker_base": str(tmp_path / "results")},
-        writable=(tmp_path / "results",),
-        images={"example.com/python:1": HOST_IMAGE},
-        environment={"PYTHONPATH": str(REPOSITORY)},
-    )
-    assert outputs == {"Output": "1,2"}
 
 
 def test_all_replicas_in_one_container(docker_client: docker.DockerClient, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torchx.specs import BindMount, Resource, RetryPolicy
 from components.ddp import component as ddp
 from tests.contract.carried.behaviours import TRAIN, python
 from tests.facts import says
-from tests.kubernetes.faults import Fault, FaultyServer, Lines
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.manifests import secret
 from tests.kubernetes.namespaces import Namespace
@@ -40,12 +39,6 @@ def engine(request: pytest.FixtureRequest, namespace: Namespace, kubelet: Kubele
         request.getfixturevalue({"jobset": "jobset_controller", "volcano": "volcano"}[name])
         grant(namespace, name)
     return name
-
-
-def through(stage: Stage, faulty: FaultyServer) -> Stage:
-    """Let the launcher use an API server whose requests fail."""
-    stage.environ["KUBERNETES_SERVICE_PORT"] = faulty.url.rpartition(":")[2]
-    return stage
 
 
 def delete_pod(namespace: Namespace, name: str) -> None:
@@ -306,35 +299,3 @@ def test_a_service_that_was_left_behind(namespace: Namespace, kubelet: Kubelet, 
     (service,) = namespace.list("services")
     (job,) = namespace.list("batch/v1/jobs")
     assert [ref["uid"] for ref in service["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
-
-
-# Connections that break
-
-COUNT = """
-import os, time
-for number in range(300):
-    print("line", number)
-    if number % 30 == 0:
-        time.sleep(0.1)
-"""
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [Lines(50), Lines(0), Lines(1), Lines(70)],
-        [Lines(50, complete=True), Lines(20, complete=True), Lines(20, complete=True)],
-        ["cut", "lost", 500, 429, 401, 503],
-    ],
-    ids=["broken", "short", "failed"],
-)
-def test_every_line_is_shown_once_and_in_order(
-    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path, faults: list[Fault]
-) -> None:
-    faulty.inject(faults, "/log")
-    attempt = through(Stage(namespace, kubelet, tmp_path, python(COUNT), engine="job"), faulty).start()
-    assert attempt.ended() == 0, attempt.log
-    for index in range(2):
-        prefix = f"trainer/{index} | "
-        shown = [line.removeprefix(prefix) for line in attempt.log.splitlines() if line.startswith(prefix)]
-        assert shown == [f"line {number}" for number in range(300)]

@@ -148,6 +148,9 @@ def test_a_changed_or_removed_file_is_an_error(base: str, tmp_path: Path) -> Non
     store.write(listing, b"{}")
     with pytest.raises(CorruptArtifactError, match=says(store.location(listing))):
         found.files()
+    store.remove(listing)
+    with pytest.raises(MissingArtifactError, match=says("torchx-kfp gc")):
+        found.files()
 
 
 @pytest.mark.parametrize("size", [0, 1])
@@ -400,9 +403,13 @@ def test_threads_that_want_the_same_file_copy_it_once(tmp_path: Path, monkeypatc
     found = reader(tmp_path / "results").artifact("model")
     fetched = []
     fetch: Callable[..., None] = artifact_files.StoredFiles._fetch
-    monkeypatch.setattr(
-        artifact_files.StoredFiles, "_fetch", lambda it, *words: (fetched.append(1), fetch(it, *words))[1]
-    )
+
+    def slowly(it: artifact_files.StoredFiles, *words: Any) -> None:
+        fetched.append(1)
+        time.sleep(0.2)
+        fetch(it, *words)
+
+    monkeypatch.setattr(artifact_files.StoredFiles, "_fetch", slowly)
     threads = [threading.Thread(target=found.download, args=(tmp_path / "copies",)) for _ in range(8)]
     for thread in threads:
         thread.start()
