@@ -70,7 +70,9 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pip
     return lambda base=str(tmp_path / "results"), **changes: Pipeline(base, monkeypatch, tmp_path, **changes)
 
 
-def test_rounds(search: Callable[..., Pipeline], capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_round_is_told_of_the_one_before(
+    search: Callable[..., Pipeline], capfd: pytest.CaptureFixture[str]
+) -> None:
     it = search()
     first = it.ask("ask-1")
     asked = first.metadata()["trials"]
@@ -157,7 +159,7 @@ def test_trials_that_were_not_asked_for_are_not_told(search: Callable[..., Pipel
         it.ask("ask-2", "ask-1", it.trial(0, loss=1))
 
 
-def test_several_objectives(search: Callable[..., Pipeline]) -> None:
+def test_several_objectives_have_a_front(search: Callable[..., Pipeline]) -> None:
     it = search(rounds=1, trials=4, minimize="test/loss", maximize="accuracy")
     asked = it.ask("ask-1").metadata()["trials"]
     values = [(0.5, 0.9), (0.1, 0.4), (0.5, 0.8), (0.1, 0.5)]

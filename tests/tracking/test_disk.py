@@ -276,7 +276,7 @@ UNPRIVILEGED = (
 )
 
 
-def test_no_permission(tmp_path: Path) -> None:
+def test_a_missing_permission_names_the_file_and_the_user(tmp_path: Path) -> None:
     code = f"""
 import os, sys
 from torchx_kfp.tracking import FsspecResultTracker

@@ -206,7 +206,7 @@ class TestLineage:
         found = stage(base, "p9/none/1").lineage()
         assert (found.ancestors, found.descendants, found.links) == ((), (), ())
 
-    def test_circles(self, base: str) -> None:
+    def test_runs_that_read_each_other_have_a_lineage(self, base: str) -> None:
         stage(base, "a/a/a", {"b": "b/b/b"})
         stage(base, "b/b/b", {"a": "a/a/a"})
         stage(base, "s/s/s", {"itself": "s/s/s"})
@@ -238,7 +238,7 @@ class TestLineage:
 
 
 @pytest.mark.s3
-def test_requests(s3_server: S3Server, s3_base: str) -> None:
+def test_each_record_is_one_request(s3_server: S3Server, s3_base: str) -> None:
     tracker = FsspecResultTracker(s3_base)
     tracker["warm"] = {"x": 1}
     bucket = s3_base.split("/")[2]

@@ -146,7 +146,7 @@ def test_a_key_that_s3fs_reads_as_a_version(s3_base: str) -> None:
     assert tracker.keys() == []
 
 
-def test_no_credentials(s3_base: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_name_the_variables(s3_base: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -314,7 +314,7 @@ def test_errors_of_one_among_many(proxy: Proxy, s3_base: str) -> None:
         tracker.get_many(keys)
 
 
-def test_nothing_listens(s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_listen_is_named(s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     clear_clients()
     with pytest.raises(TrackerError, match=says(f"{s3_base}/run", "127.0.0.1:9", "Set AWS_ENDPOINT_URL")) as caught:

@@ -69,7 +69,7 @@ class TestOwnResults:
         with pytest.raises(ValueError, match=says("timeout", "seconds", "0 or more", f"Got: {timeout!r}")):
             stage(tmp_path).results(timeout=timeout)
 
-    def test_equal_runs(self, tmp_path: Path) -> None:
+    def test_runs_with_the_same_id_and_base_are_equal(self, tmp_path: Path) -> None:
         parents = {"train": "p1/train/t1", "trials": ("p1/t/1", "p1/t/2")}
         one, other = stage(tmp_path, parents=parents), stage(tmp_path, parents=parents)
         assert one == other
@@ -132,7 +132,7 @@ class TestOwnResults:
 
 
 class TestParents:
-    def test_the_parent(self, base: str) -> None:
+    def test_the_first_alias_is_the_parent(self, base: str) -> None:
         stage(base, "p1/train/e1").put(loss=0.5)
         run = stage(base, parents={"train": "p1/train/e1", "other": "p1/other/e1"})
         assert run.parent.id == "p1/train/e1"
@@ -171,7 +171,7 @@ class TestParents:
         ):
             stage(tmp_path).parents["x"]
 
-    def test_no_parent(self, tmp_path: Path) -> None:
+    def test_a_stage_that_reads_nothing_has_no_parent(self, tmp_path: Path) -> None:
         with pytest.raises(ReadsError, match=says("'p1/eval/e1'", "stages.task(app, reads=other_task)")):
             _ = stage(tmp_path).parent
         assert dict(stage(tmp_path).parents) == {}
@@ -223,7 +223,7 @@ class TestMissingResults:
         assert isinstance(caught.value, LookupError)
         return str(caught.value)
 
-    def test_nothing_there(self, base: str) -> None:
+    def test_a_base_without_results_is_named(self, base: str) -> None:
         assert self.missing(base) == (
             f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. There are no results at "
             "all. Does that stage record any (current_run().put(...))? If they were removed (torchx-kfp gc), run that "
@@ -305,7 +305,7 @@ class TestWaiting:
 
 
 class TestInAProcess:
-    def test_a_stage(self, tmp_path: Path) -> None:
+    def test_an_application_reads_and_records(self, tmp_path: Path) -> None:
         FsspecResultTracker(tmp_path)["p1/trä in/e1"] = {"loss": 0.5}
         code = (
             "from torchx_kfp.tracking import current_run\n"

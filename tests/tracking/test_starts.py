@@ -146,7 +146,7 @@ class TestCannotBeWritten:
         assert not (tmp_path / "worked").exists()
         assert len(proxy.requests) == 1, "a request that is rejected permanently is not retried"
 
-    def test_in_this_process(self, tmp_path: Path) -> None:
+    def test_the_message_says_what_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "base").touch()
         with pytest.raises(TrackerError, match=says("results", "tracker base", "'p1/train/1'", "torchx_kfp", "Name")):
             current_run(environ(tmp_path / "base"))
@@ -157,7 +157,7 @@ RANKS = [{"TORCHELASTIC_RUN_ID": "none", "RANK": str(rank), "LOCAL_RANK": str(ra
 
 
 @pytest.mark.s3
-def test_requests(s3_server: S3Server, s3_base: str, tmp_path: Path) -> None:
+def test_a_start_is_one_request_for_all_ranks(s3_server: S3Server, s3_base: str, tmp_path: Path) -> None:
     def requests(**parents: str) -> list[str]:
         run_id = f"p1/use/{len(parents)}"
         made = s3_server.requests(lambda: application(tmp_path, environ(s3_base, run_id, **parents)))

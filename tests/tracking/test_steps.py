@@ -83,7 +83,7 @@ class TestWhatIsKept:
         assert FsspecResultTracker(base).history("p1/train/e2") == {}
         assert run.results() == {}
 
-    def test_any_name(self, tmp_path: Path) -> None:
+    def test_metrics_may_have_any_name(self, tmp_path: Path) -> None:
         run = stage(tmp_path)
         run.log(1, step=2, metrics=3, self=4, name=5)
         assert {name: curve.last.value for name, curve in run.history().items()} == {
@@ -151,7 +151,7 @@ class TestWhatIsKept:
         run.log(numpy.array(4), loss=numpy.float64(0.25))
         assert values(run.history(), "loss") == [(3, 0.5), (4, 0.25)]
 
-    def test_a_frame(self, tmp_path: Path) -> None:
+    def test_a_frame_has_a_row_for_each_step(self, tmp_path: Path) -> None:
         pytest.importorskip("pandas")
         run = stage(tmp_path)
         for step, loss in ((0, 0.5), (10, 0.25), (10, 0.3)):

@@ -164,7 +164,7 @@ def test_a_file_that_is_no_result_is_named_and_replaced(tracker: FsspecResultTra
     assert tracker["run/bad/1"] == {"x": 1}
 
 
-def test_many_at_once(tracker: FsspecResultTracker) -> None:
+def test_many_keys_are_read_in_the_order_asked_for(tracker: FsspecResultTracker) -> None:
     keys = [f"run/train/{number:02}" for number in range(40)]
     for number, key in enumerate(keys):
         tracker.put(key, number=number)
@@ -179,7 +179,7 @@ def test_many_at_once(tracker: FsspecResultTracker) -> None:
         tracker.get_many([*keys, "a/../b"])
 
 
-def test_iterates_over_a_run(tracker: FsspecResultTracker) -> None:
+def test_results_of_a_run_are_yielded_one_by_one(tracker: FsspecResultTracker) -> None:
     for key in ("p1/train/2", "p1/train/1", "p1/prepare/1", "p10/train/1", "p2/train/1"):
         tracker.put(key, key=key)
     assert list(tracker.items("p1")) == [(key, {"key": key}) for key in ("p1/prepare/1", "p1/train/1", "p1/train/2")]
@@ -190,7 +190,7 @@ def test_iterates_over_a_run(tracker: FsspecResultTracker) -> None:
     items.close()  # the threads of the generator would otherwise wait for its reader
 
 
-def test_what_is_no_result_among_many(tracker: FsspecResultTracker, base: str) -> None:
+def test_a_damaged_result_among_many_is_named_or_left_out(tracker: FsspecResultTracker, base: str) -> None:
     tracker.put("run/1", x=1)
     tracker.put("run/3", x=3)
     store(base, "run/2", b"{")
@@ -207,7 +207,7 @@ def test_what_is_no_result_among_many(tracker: FsspecResultTracker, base: str) -
     assert [type(error) for error in errors] == [CorruptResultError] * 2
 
 
-def test_a_frame(tracker: FsspecResultTracker) -> None:
+def test_a_frame_has_a_row_for_each_run(tracker: FsspecResultTracker) -> None:
     pandas = pytest.importorskip("pandas")
     tracker.put("p1/train/1", accuracy=0.5, epochs=3, note="a")
     tracker.put("p1/train/2", accuracy=0.75)
@@ -300,7 +300,7 @@ def test_a_key_above_or_below_another_one(tracker: FsspecResultTracker, base: st
     assert tracker[first] == {"x": 1}
 
 
-def test_lists_keys(tracker: FsspecResultTracker) -> None:
+def test_keys_below_a_prefix_are_listed(tracker: FsspecResultTracker) -> None:
     assert tracker.keys() == tracker.keys("a") == tracker.names() == tracker.store.names("none") == []
     for key in ("b", "a/b/2", "a/b/1", "a/c", "ab/c", 3):
         tracker[key] = {"x": 1}
@@ -313,7 +313,7 @@ def test_lists_keys(tracker: FsspecResultTracker) -> None:
     assert tracker.store.names("a") == ["b/", "c"]
 
 
-def test_removes_and_tells_of_files(tracker: FsspecResultTracker) -> None:
+def test_files_are_listed_with_sizes_and_removed(tracker: FsspecResultTracker) -> None:
     before = time.time()
     tracker.put("p1/train/1", x=1)
     tracker.put("p1/train/2", x=1)
@@ -579,7 +579,7 @@ def test_scalars_of_numpy(local: FsspecResultTracker) -> None:
 
 
 @pytest.mark.usual
-def test_is_no_collection(local: FsspecResultTracker) -> None:
+def test_a_tracker_cannot_be_iterated(local: FsspecResultTracker) -> None:
     # Python would take a class with [0], [1], ... for a sequence, which would be endless here.
     with pytest.raises(TypeError, match="not iterable"):
         list(local)

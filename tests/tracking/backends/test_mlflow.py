@@ -130,7 +130,9 @@ def test_many_values_at_once(tracker: Any) -> None:
     assert tracker.metadata(RUN) == given
 
 
-def test_parameters(tracker: Any, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_are_flattened_and_cut(
+    tracker: Any, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
     given = {
         "lr": 0.1,
         "optimizer": "adam",
@@ -180,7 +182,7 @@ def test_a_parameter_that_changes_is_a_tag(
     assert "the parameter 'lr'" in record.getMessage()
 
 
-def test_steps(tracker: Any, client: MlflowClient, experiment: str) -> None:
+def test_steps_are_a_history(tracker: Any, client: MlflowClient, experiment: str) -> None:
     points = [Point(step, 1 / (step + 1), 1_700_000_000 + step) for step in range(2500)]
     tracker.log_steps(RUN, {"loss": points, "a:b": [Point(7, math.nan, 1_700_000_000.5)]})
     tracker.add_metadata(RUN, loss=0.25, accuracy=0.5)
@@ -209,7 +211,9 @@ NAMES = [
 ]
 
 
-def test_names(tracker: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_names_are_changed_as_mlflow_accepts_them(
+    tracker: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("x")
     for name, _ in NAMES:
         for _ in range(2):
@@ -233,7 +237,9 @@ def test_long_texts_are_cut_with_a_warning(tracker: Any, caplog: pytest.LogCaptu
     assert record.getMessage() == "MLflow accepts 5,000 characters for a tag: the 5,001 of 'long' are cut there."
 
 
-def test_artifacts(tracker: Any, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
+def test_artifacts_are_uploaded_or_registered(
+    tracker: Any, client: MlflowClient, experiment: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "folder"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "a.txt").write_text("deep")
@@ -301,7 +307,7 @@ def test_sources_and_lineage(tracker: Any) -> None:
     assert tracker.lineage("r/prep/1").ancestors == ()
 
 
-def test_the_experiment(
+def test_the_experiment_is_the_one_of_mlflows_variables(
     mlflow_server: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, experiment: str, trackers: Any
 ) -> None:
     named = trackers(mlflow_server)
