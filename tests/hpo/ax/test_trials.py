@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torchx.specs import AppState
+from torchx.runner import Runner
+from torchx.specs import AppState, AppStatus
 
 from tests.facts import says
 from tests.hpo.ax import components
 from tests.modules import needs
 from torchx_kfp.errors import HostUnreachableError, TrialError
-from torchx_kfp.tracking import current_run
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 pytestmark = [needs("ax", "needs Ax, which `make test-ax` installs"), pytest.mark.ax]
 
 HANDLE = "local_cwd://torchx/trial-1"
-
-
-def call(component: Any, parameters: Mapping[str, Any], constants: Mapping[str, Any] | None = None) -> Any:
-    from torchx_kfp.hpo.ax.experiments import call_component, find_component
-
-    of_trial = {"trial_idx": 3, "tracker_base": "s3://bucket/it", "experiment_name": "it"}
-    return call_component(find_component(component), parameters, constants or {}, of_trial)
 
 
 def runner_of(component: Any, base: object = "memory://base", scheduler: str = "local_cwd", **options: Any) -> Any:
@@ -34,18 +28,30 @@ def runner_of(component: Any, base: object = "memory://base", scheduler: str = "
     return TorchXRunner(component, tracker_base=base, scheduler=scheduler, **options)  # type: ignore[arg-type]
 
 
-def test_a_component_gets_parameters_constants_and_what_it_takes_of_the_trial() -> None:
+def stored(base: object, handle: str = HANDLE) -> dict[str, str]:
+    """Return what Ax stores of a trial."""
+    return {"torchx_app_handle": handle, "torchx_tracker_base": str(base)}
+
+
+def outcome_of(base: object, handle: str) -> Any:
+    from torchx_kfp.hpo.ax import TorchXMetric
+
+    return TorchXMetric("loss").fetch(0, stored(base, handle))
+
+
+@pytest.mark.usefixtures("torchx_of_its_own")
+def test_a_component_gets_parameters_constants_and_what_it_takes_of_the_trial(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
     def component(lr: float, *, data: str, tracker_base: str, layers: int = 1, **others: Any) -> Any:
         seen.update(locals())
         return components.quadratic(1)
 
-    call(component, {"lr": 0.1, "width": 4}, {"data": "here"})
+    runner_of(component, tmp_path, constants={"data": "here"}).run_trial(3, {"lr": 0.1, "width": 4})
     assert seen == {
         "lr": 0.1,
         "data": "here",
-        "tracker_base": "s3://bucket/it",
+        "tracker_base": str(tmp_path),
         "layers": 1,
         "others": {"width": 4},
         "seen": seen,
@@ -64,12 +70,14 @@ def test_a_component_gets_parameters_constants_and_what_it_takes_of_the_trial() 
         ("", ["configure_runner(TorchXRunner(component"]),
     ],
 )
-def test_a_component_is_found_by_name(name: str, said: list[str] | None) -> None:
+@pytest.mark.usefixtures("torchx_of_its_own")
+def test_a_component_is_found_by_name(name: str, said: list[str] | None, tmp_path: Path) -> None:
+    runner = runner_of(name, tmp_path)
     if said is None:
-        assert call(name, {"x": 1}).name == "trial"
+        assert runner.run_trial(3, {"x": 1})["torchx_app_handle"].startswith("local_cwd://torchx/trial-")
         return
     with pytest.raises(TrialError, match=says(*said)):
-        call(name, {"x": 1})
+        runner.run_trial(3, {"x": 1})
 
 
 @pytest.mark.parametrize(
@@ -83,10 +91,10 @@ def test_a_component_is_found_by_name(name: str, said: list[str] | None) -> None
     ],
 )
 def test_a_component_that_does_not_fit_says_so(
-    component: Any, parameters: Any, constants: Any, said: list[str]
+    component: Any, parameters: Any, constants: Any, said: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(TrialError, match=says(*said)):
-        call(component, parameters, constants)
+        runner_of(component, tmp_path, constants=constants).run_trial(3, parameters)
 
 
 def test_arguments_of_the_runner_that_are_wrong_say_so(tmp_path: Path) -> None:
@@ -152,29 +160,24 @@ def test_a_runner_is_stored_with_its_arguments(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_states_of_apps_are_statuses_of_trials(state: str | None, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchx_kfp.hpo.ax import apps
-
-    monkeypatch.setattr(apps, "state_of", lambda handle: state and AppState[state])
-    metadata = apps.Metadata(HANDLE, "base").encode()
-    assert runner_of(components.quadratic).poll_trial(0, metadata).name == status
+    monkeypatch.setattr(Runner, "status", lambda *_: state and AppStatus(AppState[state]))
+    assert runner_of(components.quadratic).poll_trial(0, stored("base")).name == status
 
 
 def test_a_trial_goes_on_if_its_scheduler_does_not_answer_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from torchx_kfp.hpo.ax import apps, experiments
-
     now = 0.0
     answer: Any = HostUnreachableError("no route")
 
-    def state_of(handle: str) -> Any:
+    def status(*_: object) -> Any:
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return AppStatus(answer)
 
-    monkeypatch.setattr(apps, "state_of", state_of)
-    monkeypatch.setattr(experiments.time, "monotonic", lambda: now)
-    of_trial, metadata = runner_of(components.quadratic), apps.Metadata(HANDLE, "base").encode()
+    monkeypatch.setattr(Runner, "status", status)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    of_trial, metadata = runner_of(components.quadratic), stored("base")
     for seconds in (0.0, 500.0):
         now = seconds
         assert of_trial.poll_trial(3, metadata).name == "RUNNING"
@@ -205,25 +208,20 @@ def test_a_trial_goes_on_if_its_scheduler_does_not_answer_for_a_while(
     ],
 )
 def test_results_are_found_under_the_job_id_that_the_app_has(handle: str, job: str, tmp_path: Path) -> None:
-    from torchx_kfp.hpo.ax.apps import read_outcome
-
     current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": job}).put(loss=1)
-    assert read_outcome(Recorder(tmp_path), "loss", handle) == (0, 1.0)
+    assert outcome_of(tmp_path, handle) == (0, 1.0)
 
 
 def test_the_latest_attempt_on_kfp_counts(tmp_path: Path) -> None:
-    from torchx_kfp.hpo.ax.apps import read_outcome
-
-    tracker = Recorder(tmp_path)
     for pod, loss in (("b", 1.0), ("a", 2.0)):
         run = current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": f"uuid/trial/{pod}"})
         run.log(7, loss=loss + 1)
         run.flush()
-        assert read_outcome(tracker, "loss", "kfp://torchx/uuid") == (7, loss + 1), "it has only logged so far"
+        assert outcome_of(tmp_path, "kfp://torchx/uuid") == (7, loss + 1), "it has only logged so far"
         run.put(loss=loss)
-        assert read_outcome(tracker, "loss", "kfp://torchx/uuid") == (7, loss)
+        assert outcome_of(tmp_path, "kfp://torchx/uuid") == (7, loss)
     with pytest.raises(TrialError, match=says("kfp://torchx/other", str(tmp_path), "current_run().put(loss=...)")):
-        read_outcome(tracker, "loss", "kfp://torchx/other")
+        outcome_of(tmp_path, "kfp://torchx/other")
 
 
 @pytest.mark.parametrize(
@@ -244,15 +242,12 @@ def test_the_latest_attempt_on_kfp_counts(tmp_path: Path) -> None:
     ],
 )
 def test_outcomes_are_floats(results: Any, outcome: Any, tmp_path: Path) -> None:
-    from torchx_kfp.hpo.ax.apps import read_outcome
-
-    tracker = Recorder(tmp_path)
     if results:
-        tracker[HANDLE] = results
+        FsspecResultTracker(tmp_path)[HANDLE] = results
     if isinstance(outcome, list):
         with pytest.raises(TrialError, match=says(*outcome)):
-            read_outcome(tracker, "loss", HANDLE)
+            outcome_of(tmp_path, HANDLE)
         return
-    _, found = read_outcome(tracker, "loss", HANDLE)
+    _, found = outcome_of(tmp_path, HANDLE)
     assert found == outcome
     assert {type(value) for value in (found if isinstance(found, tuple) else (found,))} == {float}
