@@ -43,7 +43,7 @@ def test_an_interrupted_resume_keeps_what_had_succeeded(way, execute_failing, tm
     @dsl.pipeline
     def pipeline(folder: str, items: list = ["a", "b"]):  # noqa: B006 (a constant to KFP)
         first = shell_out(script=f'echo first >> {folder}/notes; . {folder}/do; printf x > "$0"')
-        shell(script=f"echo alone >> {folder}/notes")
+        shell_out(script=f'echo alone >> {folder}/notes; printf x > "$0"')
         with dsl.ParallelFor(items) as item:
             shell(script=f"echo {item}-{first.output} >> {folder}/notes; test {item} = a -o -e {folder}/mended")
         inner(folder=folder, text=first.output)
@@ -69,9 +69,11 @@ def test_an_interrupted_resume_keeps_what_had_succeeded(way, execute_failing, tm
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         go_on(failed.folder, watch=Heard(on_event=hear), grace=0.1, **ways.get(way, {}))
     assert [process.wait() for process in canceling] == [0] * len(canceling)
+    if way == "timeout":  # recalling needs no room: another stage had the only place
+        assert next(iter(stages)) == "shell-out-2"
     assert stages.pop("shell-out") == ("failed" if way == "fail_fast" else "canceled")
-    assert stages.pop("shell-2[1]") == "not run"
-    assert set(stages.items()) == {(name, "succeeded") for name in ("shell", "shell-2[0]", "inner/shell")}
+    assert stages.pop("shell[1]") == "not run"
+    assert set(stages.items()) == {(name, "succeeded") for name in ("shell-out-2", "shell[0]", "inner/shell")}
     (tmp_path / "do").write_text(":")
     (tmp_path / "mended").touch()
     assert go_on(failed.folder, fail_fast=False).state == "succeeded"
