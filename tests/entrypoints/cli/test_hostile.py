@@ -195,7 +195,9 @@ def test_a_replay_runs_the_command_and_writes_into_its_folder(
         assert SECRET not in capfd.readouterr().out
 
 
-def test_a_folder_whose_name_and_options_are_odd(replayable: Path, tmp_path: Path) -> None:
+def test_a_folder_whose_name_and_options_are_odd(
+    replayable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))  # which is not UTF-8
     shutil.copytree(replayable, folder)
     request = json.loads((folder / "run.json").read_text())
@@ -203,6 +205,9 @@ def test_a_folder_whose_name_and_options_are_odd(replayable: Path, tmp_path: Pat
         request["options"]["docker"] = docker
         (folder / "run.json").write_text(json.dumps(request))
         assert "not in the image busybox" in invoke("replay", f"{folder}/load", "--print")
+    monkeypatch.chdir(folder)
+    invoke("replay", "./load")
+    assert "replays" in os.listdir(tmp_path), "it is next to the run, not in it"
     invoke("report", str(folder), "-o", str(tmp_path / "page.html"))
     assert "%FF/load-0/log.txt" in (tmp_path / "page.html").read_text()
 

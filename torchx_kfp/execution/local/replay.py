@@ -254,7 +254,7 @@ def _context(
     directory = options.directory
     if directory is None and record.folder is not None and os.path.isdir(str(record.options.get("directory") or "")):
         directory = str(record.options["directory"])
-    folder = Path(options.output_dir or (record.folder.parent if record.folder is not None else OUTPUT_DIR))
+    folder = Path(options.output_dir or (record.folder.absolute().parent if record.folder else OUTPUT_DIR))
     folder = folder.absolute() / REPLAYS / run_id
     verify_private(containers, str(folder.parent), None)
     named = named_places([options.named_base, options.change.tracker_base])
