@@ -50,6 +50,8 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
     third = start(call, "0.5")
     done = call("tag", first, "stage=final", "--note", "with the <new> data")
     assert done.stdout.splitlines() == ["team=vision", "stage=final", "with the <new> data"]
+    absent = call("tag", first, "taem=")
+    assert (absent.stdout, "no tag 'taem'" in absent.stderr) == (done.stdout, True)
 
     assert [each["run"] for each in json.loads(call("runs", "--tag", "stage=final", "--format", "json").stdout)] == [
         first

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from torchx_kfp.common.text import printable
+from torchx_kfp.common.text import listed, printable
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import is_base, locate, names_host
@@ -47,6 +47,9 @@ def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags
         raise click.UsageError(f"Tags and notes are for whole runs: leave out {stage!r}.")
     if len(runs) > 1 and not names_host(flags):
         run = choose_run(located, recorder)
+    gone = [name for name, value in tags.items() if value is None]
+    if absent := {*gone} - facts_of(recorder, run).get("tags", {}).keys() if gone else set():
+        print_message(f"The run has no tag {listed(map(repr, sorted(absent)))} that could be removed.")
     if tags or note is not None:
         recorder.change_facts(
             run, **({"tags": tags} if tags else {}), **({} if note is None else {"note": note or None})
