@@ -20,8 +20,6 @@ from tests.fake_kfp.schema import answer_problems, request_problems
 from tests.fake_kfp.serving import Answer, Server
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 
-_LOGIN = "<!DOCTYPE html><html><head><title>Log in to Your Account</title></head><body>Dex</body></html>"
-
 
 class KfpHost:
     """KFP's API on a free port of this machine, for as long as the context lasts.
@@ -54,8 +52,6 @@ class KfpHost:
         """
         #: The token that requests must have, if any; it may change at any time.
         self.token: str | None = None
-        #: A cookie that requests must have, if any. Without it, they are answered with a page for the login.
-        self.cookie: str | None = None
         #: What comes before ``/apis`` in paths.
         self.prefix = ""
         #: The versions of the API that are served.
@@ -161,8 +157,6 @@ class KfpHost:
         path = parts.path.removeprefix(self.prefix)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         version = [*path.split("/"), "", "", ""][2]
-        if self.cookie is not None and self.cookie not in headers.get("cookie", ""):
-            return Answer(200, _LOGIN, "text/html; charset=utf-8")
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
             return Answer.json(401, proxy_error(401))
         if version not in self.served or not path.startswith("/apis/"):

@@ -10,8 +10,7 @@ import pytest
 
 from tests.facts import says
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.host.cron import Cron
-from torchx_kfp.execution.host.timing import Timing
+from torchx_kfp.host import Timing
 
 
 def utc(text: str) -> float:
@@ -42,7 +41,7 @@ def text_of(seconds: float | None) -> str | None:
     ],
 )
 def test_next_times(expression: str, after: str, expected: str) -> None:
-    assert text_of(Cron.parse(expression).next(utc(after))) == expected
+    assert text_of(Timing(expression).next(utc(after))) == expected
 
 
 def test_next_times_are_those_of_a_search() -> None:
@@ -52,7 +51,7 @@ def test_next_times_are_those_of_a_search() -> None:
         minute, hour = rng.randrange(60), sorted(rng.sample(range(24), 2))
         weekday, day = rng.randrange(7), rng.choice(["*", str(rng.randint(1, 28))])
         after = utc("2026-01-01 00:00:00") + rng.randrange(300 * 86400)
-        found = Cron.parse(f"{minute} {hour[0]},{hour[1]} {day} * {weekday}").next(after)
+        found = Timing(f"{minute} {hour[0]},{hour[1]} {day} * {weekday}").next(after)
         when = datetime.datetime.fromtimestamp(after - after % 60 + 60, datetime.timezone.utc)
         while not fires(when, minute, hour, weekday, day):
             when += datetime.timedelta(minutes=1)
@@ -85,7 +84,7 @@ def fires(when: datetime.datetime, minute: int, hours: list[int], weekday: int, 
 )
 def test_wrong_expressions(expression: str, facts: list[str]) -> None:
     with pytest.raises(ArgumentError, match=says("cron expression", *facts)):
-        Cron.parse(expression)
+        Timing(expression)
 
 
 def test_kfp_gets_six_fields() -> None:
