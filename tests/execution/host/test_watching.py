@@ -378,7 +378,8 @@ def test_a_signal_leaves_no_files_of_logs(kfp_host: KfpHost, program: Program, n
 def test_logs_do_not_wait_for_results(program: Program) -> None:
     """The tracker base of the recorded runs is on a volume of the cluster."""
     with scripted(lambda request: answer(request, "succeeded")) as server:
-        done = program("logs", "latest", "first", "--host", server.url)
+        run_id = answers_of_kfp.last("succeeded")["run_id"]
+        done = program("logs", run_id, "first", "--host", server.url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "printed\n", "")
 
 
@@ -403,7 +404,7 @@ def test_what_kfps_launcher_says_of_an_application_that_never_began(program: Pro
     why = 'plain failed in KFP\'s launcher: exec: "trainer": executable file not found in $PATH'
     with scripted(of_no_program) as server:
         watched = program("watch", "latest", "--host", server.url)
-        logs = program("logs", "latest", "--host", server.url)
+        logs = program("logs", answers_of_kfp.last("no-program")["run_id"], "--host", server.url)
         everything = program("logs", "latest", "plain", "--all", "--host", server.url)
     assert watched.returncode == 1
     assert why in watched.stderr
