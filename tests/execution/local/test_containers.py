@@ -53,7 +53,7 @@ def test_the_option_takes_a_stage_and_leaves_the_file(words, call, tmp_path, mon
 def test_a_word_behind_the_end_of_options_is_not_one(call, tmp_path):
     compiler.Compiler().compile(outer, str(tmp_path / "outer.yaml"))
     done = call("run", "outer.yaml", "--", "--docker")
-    assert (done.returncode, "--docker" in done.stderr) == (2, True)
+    assert (done.returncode, "--docker" in done.stderr, "--docker=" in done.stderr) == (2, True, False)
 
 
 @pytest.mark.lowest

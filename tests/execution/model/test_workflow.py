@@ -5,7 +5,6 @@ import functools
 import gzip
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +12,12 @@ import pytest
 import yaml
 from kfp import dsl
 
-from tests.authoring.apps import compile_pipeline, make_app
+from tests.authoring.apps import compile_pipeline, compile_stage, make_app
 from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, LIMIT, Size, check_size, describe, measure
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "pipeline.yaml"
-
-
-@pytest.fixture(autouse=True)
-def _libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let KFP's compiler write with libyaml, in a seventh of the time: only the data of the text count here."""
-    monkeypatch.setattr(yaml, "dump_all", functools.partial(yaml.dump_all, Dumper=yaml.CDumper))
-
-
-def chain(count: int, app: Callable[[int], Any] | None = None, **options: Any) -> str:
-    """Return tracked stages with one read and one result each."""
-
-    def pipeline(tracker_base: str = "s3://bucket/results") -> None:
-        previous = None
-        for number in range(count):
-            made = (app or numbered)(number)
-            previous = task_from_app(
-                made, tracker_base=tracker_base, reads=previous, **{"results": {"accuracy": float}, **options}
-            )
-
-    return compile_pipeline(pipeline, "chain")
-
-
-def numbered(number: int) -> Any:
-    return make_app(
-        f"train-{number}", image="example/app:1", entrypoint="python", args=["-m", "app.train", "--fold", str(number)]
-    )
 
 
 def test_a_recorded_workflow() -> None:
@@ -84,7 +57,7 @@ def test_a_recorded_run_that_did_not_reach_its_end() -> None:
 
 def test_images_with_torchx_kfp_are_recommended_to_stages_that_carry_a_program() -> None:
     for inline in (True, False):
-        size = measure(chain(1, inline=inline))
+        size = measure(compile_stage(results={}, inline=inline))
         (finding,) = check_size(dataclasses.replace(size, state=2 * LIMIT))
         assert ("inline=False" in str(finding)) == inline
 
@@ -122,7 +95,7 @@ def test_loops_branches_and_nested_pipelines() -> None:
 
 
 def test_untracked_pipelines() -> None:
-    size = measure(compile_pipeline(lambda: task_from_app(make_app()) and None))
+    size = measure(compile_stage(tracked=False))
     assert (size.stages, size.tasks) == (1, 1)
     assert 0 < size.share < 0.02
     assert not [*check_size(size), *describe(size)]
