@@ -9,6 +9,7 @@ import pytest
 from torchx_kfp.execution.pipeline.placeholders import (
     Facts,
     resolve_command,
+    resolve_constant,
     resolve_text,
     unknown_placeholders,
 )
@@ -54,6 +55,10 @@ def test_the_executor_input_is_json():
     }
 
 
+def test_constants_are_resolved_inside_of_lists_and_dicts():
+    assert resolve_constant([X, {"k": [X, 1.5, None]}], FACTS, {}) == ["X", {"k": ["X", 1.5, None]}]
+
+
 def test_placeholders_that_no_launcher_knows():
     known = [X, "{{$}}", "{{$.workspace_path}}", "{{$.outputs.parameters['o'].output_file}}"]
     known += ["{{$.inputs.artifacts['a'].uri}}", '{{$.outputs.artifacts["a"].path}}']
@@ -93,3 +98,8 @@ def test_structured_placeholders():
 )
 def test_text_that_only_looks_like_a_structured_placeholder_stays(word):
     assert resolve_command([word], FACTS) == [word]
+
+
+def test_quotes_in_a_value_do_not_break_a_structured_placeholder():
+    facts = Facts(parameters={"x": 'q"\\'})
+    assert resolve_command([json.dumps({"Concat": ["a", X]})], facts) == ['aq"\\']
