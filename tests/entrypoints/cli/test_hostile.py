@@ -212,6 +212,14 @@ def test_a_folder_whose_name_and_options_are_odd(
     assert "%FF/load-0/log.txt" in (tmp_path / "page.html").read_text()
 
 
+def test_a_huge_number_among_the_arguments_is_no_traceback(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "huge")
+    request = json.loads((folder / "run.json").read_text())
+    request["arguments"]["x"] = int("9" * 400)
+    (folder / "run.json").write_text(json.dumps(request))
+    assert "larger than any" in invoke("run", "--resume", str(folder))
+
+
 def test_deep_results_are_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "base/p-1/train").mkdir(parents=True)
     (tmp_path / "base/p-1/train/train-0").write_text('{"a":' * 900 + "1" + "}" * 900)

@@ -78,7 +78,7 @@ def to_json(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, (int, float)):
-        number = float(value)
+        number = _double(value)
         # Go's protojson writes tiny and huge numbers with an exponent.
         if number != 0 and (abs(number) < 1e-6 or abs(number) >= 1e21):
             return re.sub(r"e-0(\d)$", r"e-\1", repr(number))
@@ -88,9 +88,16 @@ def to_json(value: Any) -> str:
     return "[" + ",".join(to_json(item) for item in value) + "]"
 
 
+def _double(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # arguments are checked; the record of a run may have anything
+        raise ArgumentError(f"The number {shown(value)} is larger than any that KFP passes on.") from None
+
+
 def _number_text(value: float) -> str:
     """Format a number as Go's ``strconv.FormatFloat(value, 'f', -1, 64)``."""
-    number = float(value)
+    number = _double(value)
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
