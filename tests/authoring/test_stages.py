@@ -111,6 +111,8 @@ def test_functions_describe_the_options_that_they_list() -> None:
     # A function's parameter `name` is a constant.
     options = inspect.signature(component_from_function).parameters.keys() - own
     assert options == names - {"app", "tracker_base", "reads", "name", "ui_metadata"}
+    published = {"tracker_base", "cache", "secrets", "inline", "name"}
+    assert inspect.signature(publish_results).parameters.keys() >= published
     assert all(f"``{name}``" in (Stages.__init__.__doc__ or "") for name in [*SHARED, "tracker_base", "trackers"])
 
 

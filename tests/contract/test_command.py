@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.authoring.kfp_engines import kubelet
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import Application, Outputs, Read, Word, decode, launcher_words, publish_other
 from torchx_kfp.contract.inputs import (
@@ -27,6 +29,7 @@ from torchx_kfp.contract.inputs import (
 )
 from torchx_kfp.contract.scripts import retry_words, signature, workspace_words
 from torchx_kfp.contract.specification import RoleSpecification, Specification
+from torchx_kfp.execution.model.checks import expand
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_stages
 
@@ -156,6 +159,24 @@ def test_a_command_says_what_it_was_made_from(stage: tuple[list[str], dict[str, 
     # The command as it was compiled says all that does not need an input.
     known = {name: expected[name] for name in ("version", "retries", "outputs", "ui_metadata")}
     assert {name: getattr(decode(command), name) for name in known} == known
+
+
+@given(TEXT)
+def test_escaped_text_has_nothing_left_to_rewrite(value: str) -> None:
+    escaped = escape(value)
+    assert find_rewritten(escaped) is None
+    decoded = re.sub(rb"\\0(\d{3})", lambda found: bytes([int(found[1], 8)]), escaped.encode())
+    assert decoded == value.encode()
+
+
+@given(st.lists(st.sampled_from("$(){}=\\0bx\n %'é漢"), max_size=8).map("".join) | TEXT)
+@example("$é")
+@example("$(é")
+@example("$(HOME$)$(x)$")
+def test_the_kubelet_of_the_package_and_that_of_the_tests_agree(word: str) -> None:
+    environ = {"HOME": "/root", "": "nothing", "$": "$(HOME)", "x": "é"}
+    assert expand(word, environ) == os.fsencode(kubelet(word, environ))
+    assert expand("$é $$", {}) == b"$\xc3\x83\xa9 $", "as it was seen"
 
 
 def test_a_stage_that_publishes_the_records_of_another() -> None:
