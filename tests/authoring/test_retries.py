@@ -93,11 +93,14 @@ def test_an_application_that_ends_at_once_when_asked_keeps_its_exit_code(shells:
 
 
 def test_a_signal_ends_an_application_between_two_attempts(shells: Path, tmp_path: Path) -> None:
-    """The signal may come before the application ends, or after it."""
-    args = ["-c", "kill $PPID; exit 3"]
-    done = stage_container(tmp_path, tracked=False, entrypoint="sh", args=args, max_retries=3).run(shells)
-    assert done.returncode in (3, 128 + signal.SIGTERM)
-    assert b"attempt" not in done.stderr
+    """The signal may come before the application ends, or after it; bash 5.2 sometimes loses its exit code then."""
+    container = stage_container(
+        tmp_path, tracked=False, entrypoint="sh", args=["-c", "kill $PPID; exit 3"], max_retries=3
+    )
+    for _ in range(20):
+        done = container.run(shells)
+        assert done.returncode in (3, 128 + signal.SIGTERM)
+        assert b"attempt" not in done.stderr
 
 
 def test_retries_cost_nothing_in_a_level() -> None:

@@ -74,14 +74,14 @@ _OLD = re.compile(rf'export {protocol.JOB_ID}="[^"]*/(\$0|\${{2%% \*}})/')
 #: The program that starts an application again. It runs in dash, busybox and bash. A shell handles signals only while
 #: it waits for a child in the background. Without job control, it starts such a child with SIGINT ignored, so the child
 #: gets SIGTERM for each signal that ends a stage. ``wait`` returns early on a signal, with 143; if the child ends at
-#: once, only another ``wait`` has its exit code (127: the first one had it). A signal that comes while the child is
-#: being started is passed on once more, because the child may still be the shell, which loses it. ``_n`` has a
-#: character for each attempt, because the kubelet rewrites what shells use for arithmetic. A stage that was asked to
-#: end is not started again.
+#: once, only another ``wait`` has its exit code (127: the first one had it; -1: bash 5.2 has lost it). A signal that
+#: comes while the child is being started is passed on once more, because the child may still be the shell, which loses
+#: it. ``_n`` has a character for each attempt, because the kubelet rewrites what shells use for arithmetic. A stage
+#: that was asked to end is not started again.
 _RETRIES = (
     "_k= _n=x%s; trap '_k=1;kill $!' 1 2 15; "
     'while "$@"& [ ! $_k ]||kill $!; while wait $!;_c=$?;[ $_k ]&&kill -0 $!;do :;done 2>&-; '
-    "[ ! $_k ]||{ wait $!;_d=$?;[ $_d = 127 ]||_c=$_d;} 2>&-; "
+    "[ ! $_k ]||{ wait $!;_d=$?;case $_d in 127|-1);;*)_c=$_d;esac;} 2>&-; "
     "[ ! $_k ]&&[ $_c != 0 ]&&[ ${#_n} -lt %d ];do _n=x$_n; "
     "echo torchx-kfp: attempt ${#_n} of %d: the application ended with exit code $_c >&2%s;done;exit $_c"
 )
