@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,13 +62,8 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     }
     listed = [line.split() for line in inside("results", base).stdout.splitlines()[2:]]
     # Runs are listed by their names, which contain the second in which they started.
-    assert listed == sorted(
-        [
-            [first, "2", "0", "prepare", "train"],
-            [second, "1", "1", "prepare", "train"],
-            [third, "0", "2", "prepare", "train"],
-        ]
-    )
+    counts = ((first, "2", "0"), (second, "1", "1"), (third, "0", "2"))
+    assert listed == sorted([*count, "prepare", "train"] for count in counts)
 
     done = inside("compare", base, first, third)
     assert done.returncode == 0, done.stderr
@@ -119,11 +113,13 @@ def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
     }
 
 
-def test_from_another_folder(runs: list[str], inside: Call, project: Path, base: str) -> None:
-    if base != "base":
-        pytest.skip("the base has nothing to do with it")
+def test_from_another_folder_and_of_another_base(inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    runs = [run(two, {"tracker_base": "base", "lr": lr}, watch=Watch()).run_id for lr in (0.5, 0.25, 0.25)]
+    other = [run(two, {"tracker_base": "other", "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
+    assert inside("results", "base", other).returncode == 2
     os.rename(project / "local_outputs", project / "elsewhere")
-    unknown = inside("results", base, runs[2])
+    unknown = inside("results", "base", runs[2])
     assert (unknown.returncode, unknown.stdout) == (2, "")
     told, _, there = unknown.stderr.partition(" Runs there: ")
     assert f"Nothing is recorded for '{runs[2]}' under 'base'." in told
@@ -131,7 +127,7 @@ def test_from_another_folder(runs: list[str], inside: Call, project: Path, base:
     assert sorted(there.strip().rstrip(".").split(", ")) == sorted(runs[:2])
     assert inside("results", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
     # Without the run's folder, the run that was recorded last is the newest.
-    assert f"{runs[1]}/train/train-0" in inside("results", base, "latest", "--format", "json").stdout
+    assert f"{runs[1]}/train/train-0" in inside("results", "base", "latest", "--format", "json").stdout
 
 
 #: Commands that accept runs of a tracker base and of this machine.
@@ -164,22 +160,6 @@ def test_the_end_of_a_run_id(command: str, inside: Call, project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "a-20260101-120001-3d4e5f/train/1" in done.stdout
     assert "0a1b2c" not in done.stdout
-
-
-def test_a_run_of_another_base_is_none_of_this(inside: Call, project: Path, execute_in: Callable[..., str]) -> None:
-    other = execute_in("other")
-    FsspecResultTracker(project / "base")["one-1/train/1"] = {"x": 1}
-    assert inside("results", "base", other).returncode == 2
-    assert "one-1/train/1" in inside("results", "base", "latest", "--format", "json").stdout
-
-
-@pytest.fixture
-def execute_in(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    def function(base: str) -> str:
-        monkeypatch.chdir(project)
-        return [run(two, {"tracker_base": base, "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
-
-    return function
 
 
 def test_a_tracker_that_lacks_records_is_named_whatever_is_shown(inside: Call, project: Path) -> None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import sys
+import time
 from pathlib import Path
 
+import pyte
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
+from tests.entrypoints.cli.terminal import PATIENCE
 from tests.execution.runs.test_state import finished
 from torchx_kfp.entrypoints.cli.display.frame import LINES, OutputTails, frame
-from torchx_kfp.execution.runs.events import (
-    RunEnding,
-    RunStarted,
-    StageReplicas,
-    StageRetried,
-    StageStarted,
-    StageWaiting,
-)
+from torchx_kfp.entrypoints.cli.display.views import LiveView, Screen
 from torchx_kfp.execution.runs.state import RunState
-from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.watch import Terminal as Output
+from torchx_kfp.local import RunEnding, RunStarted, StageReplicas, StageRetried, StageStarted, StageWaiting, State
 
 pytestmark = pytest.mark.lowest
 
@@ -223,3 +224,41 @@ def test_lines_are_the_last_ones_and_the_one_that_has_no_end() -> None:
     assert len(output.tail("first")) == LINES
     output.forget("first")
     assert output.tail("first") == []
+
+
+def test_the_way_back_over_a_picture_that_a_narrower_terminal_has_folded() -> None:
+    sizes = [os.terminal_size((100, 30))]
+    stream = io.StringIO()
+    screen = Screen(Output(stream), lambda: sizes[-1])
+
+    def draw(*texts: str) -> str:
+        stream.seek(0)
+        stream.truncate()
+        screen.draw([Text(text) for text in texts], texts)
+        return re.sub(r"\x1b\[\?[0-9;]*[hl]", "", stream.getvalue())
+
+    assert draw("x" * 50, "", "y") == f"\r{'x' * 50}\x1b[K\r\n\x1b[K\r\ny\x1b[K\r\n\x1b[J"
+    assert draw("z").startswith("\r\x1b[3Az")
+    assert draw("x" * 50, "", "y").startswith("\r\x1b[1A")
+    sizes.append(os.terminal_size((20, 30)))
+    assert draw("z").startswith("\r\x1b[5Az")
+    screen.forget()
+    assert draw("z").startswith("\rz")
+
+
+def test_what_others_write_to_stderr_stays_above_the_picture() -> None:
+    stream = io.StringIO()
+    size = os.terminal_size((40, 10))
+    view = LiveView(RunState({"a": False}), Output(stream), lambda: size, colors=False, ascii_only=False)
+    with view.shown():
+        print("a warning", file=sys.stderr)
+        view.on_event(RunStarted("pipeline", "run-1", Path("/runs/1"), time=time.time()))
+        ends = time.monotonic() + PATIENCE
+        while "· a" not in stream.getvalue() and time.monotonic() < ends:
+            time.sleep(0.02)
+        print("another", file=sys.stderr)
+    screen = pyte.Screen(40, 10)
+    pyte.Stream(screen).feed(stream.getvalue())
+    lines = [line.rstrip() for line in screen.display if line.strip()]
+    # A longer line is folded, not cut like the lines of the picture.
+    assert lines == ["a warning", "Run run-1: logs and outputs are in /runs", "/1", "another"]

@@ -2,35 +2,26 @@
 
 import contextlib
 import fcntl
-import io
 import json
+import math
 import os
 import re
 import signal
 import struct
 import subprocess
-import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-import pyte
 import pytest
 from kfp import compiler, dsl
-from rich.text import Text
 
-from tests.entrypoints.cli.conftest import PROGRAM
+from tests.entrypoints.cli.conftest import PROGRAM, Call
 from tests.entrypoints.cli.terminal import PATIENCE, Terminal
 from tests.execution.local.components import python, shell
-from tests.execution.runs.test_state import finished
-from torchx_kfp.entrypoints.cli.display.summary import summarize
-from torchx_kfp.entrypoints.cli.display.views import LiveView, Screen, View
-from torchx_kfp.execution.runs.events import RunFinished, RunStarted
-from torchx_kfp.execution.runs.state import RunState
-from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.execution.runs.watch import Terminal as Output
+from tests.execution.report.runs import write_events
+from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult, State
 
 
 @pytest.fixture(scope="module")
@@ -150,45 +141,6 @@ def test_another_size_is_followed(start: Callable[..., Terminal]) -> None:
     assert terminal.end() == 130
 
 
-@pytest.mark.lowest
-def test_the_way_back_over_a_picture_that_a_narrower_terminal_has_folded() -> None:
-    sizes = [os.terminal_size((100, 30))]
-    stream = io.StringIO()
-    screen = Screen(Output(stream), lambda: sizes[-1])
-
-    def draw(*texts: str) -> str:
-        stream.seek(0)
-        stream.truncate()
-        screen.draw([Text(text) for text in texts], texts)
-        return re.sub(r"\x1b\[\?[0-9;]*[hl]", "", stream.getvalue())
-
-    assert draw("x" * 50, "", "y") == f"\r{'x' * 50}\x1b[K\r\n\x1b[K\r\ny\x1b[K\r\n\x1b[J"
-    assert draw("z").startswith("\r\x1b[3Az")
-    assert draw("x" * 50, "", "y").startswith("\r\x1b[1A")
-    sizes.append(os.terminal_size((20, 30)))
-    assert draw("z").startswith("\r\x1b[5Az")
-    screen.forget()
-    assert draw("z").startswith("\rz")
-
-
-def test_what_others_write_to_stderr_stays_above_the_picture() -> None:
-    stream = io.StringIO()
-    size = os.terminal_size((40, 10))
-    view = LiveView(RunState({"a": False}), Output(stream), lambda: size, colors=False, ascii_only=False)
-    with view.shown():
-        print("a warning", file=sys.stderr)
-        view.on_event(RunStarted("pipeline", "run-1", Path("/runs/1"), time=time.time()))
-        ends = time.monotonic() + PATIENCE
-        while "· a" not in stream.getvalue() and time.monotonic() < ends:
-            time.sleep(0.02)
-        print("another", file=sys.stderr)
-    screen = pyte.Screen(40, 10)
-    pyte.Stream(screen).feed(stream.getvalue())
-    lines = [line.rstrip() for line in screen.display if line.strip()]
-    # A longer line is folded, not cut like the lines of the picture.
-    assert lines == ["a warning", "Run run-1: logs and outputs are in /runs", "/1", "another"]
-
-
 def test_no_colors_and_no_picture_for_those_who_want_none(start: Callable[..., Terminal]) -> None:
     plain = start(100, 30, "run", "fails.yaml", NO_COLOR="1")
     assert plain.end() == 1
@@ -263,55 +215,19 @@ def test_events_alone_are_on_stdout_and_the_last_is_the_end(folder: Path) -> Non
     assert "Error: The run fails-" in done.stderr
 
 
-def test_a_reader_of_json_that_has_read_enough(folder: Path) -> None:
-    read, write = os.pipe()
-    with subprocess.Popen(
-        [PROGRAM, "run", "fails.yaml", "--json"], cwd=folder, stdout=write, stderr=subprocess.PIPE, text=True
-    ) as process:
-        os.close(write)
-        with open(read, encoding="utf-8") as file:
-            assert json.loads(file.readline())["event"] == "run_started"
-        assert process.stderr is not None
-        told = process.stderr.read()
-        assert process.wait(PATIENCE) == 1
-    assert "Traceback" not in told
-    assert "Broken" not in told
-    assert "shell ended with exit code 3." in told
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
-def test_events_that_cannot_be_written_are_an_error(folder: Path) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [PROGRAM, "run", "fails.yaml", "--json", "-q"], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert done.returncode == 1
-    assert done.stderr == "Error: The output cannot be written: No space left on device.\n"
-
-
-def test_numbers_that_json_has_not_are_no_constants_in_events() -> None:
-    code = (
-        "import sys; from pathlib import Path; from torchx_kfp.execution.runs.state import RunState\n"
-        "from torchx_kfp.entrypoints.cli.display.views import JsonView, View\n"
-        "from torchx_kfp.execution.runs.events import *\n"
-        "from torchx_kfp.execution.runs.result import *\n"
-        "nan = float('nan')\n"
-        "result = StageResult('a', 'a', State.SUCCEEDED, results={'loss': nan}, outputs={'x': [nan, {'y': -nan}]})\n"
-        "JsonView(View(RunState())).on_event(StageFinished(result))"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    event = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert (event["results"], event["outputs"]) == ({"loss": {"number": "NaN"}}, {"x": ["NaN", {"y": "NaN"}]})
-
-
-def test_results_that_could_not_be_read_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    run = RunState({"a": False, "b": False, "c": False})
-    run.on_event(RunStarted("pipeline", "run-1", Path("/runs/run-1")))
-    for name, results in (("a", None), ("b", {"x": 1}), ("c", None)):
-        place = {"run_id": f"run-1/{name}/1", "tracker_base": "s3://bucket"}
-        run.on_event(finished(name, results=results, **place))
-    run.on_event(RunFinished("run-1", State.SUCCEEDED, 1.0))
-    summarize(run.result, View(run), quiet=True, as_json=False)
-    told = capsys.readouterr()
-    assert told.err.startswith("The results of a, c could not be read from s3://bucket.\nSee the results again: ")
-    assert [line.split()[3:] for line in told.out.splitlines()[2:]] == [[], ["x=1"], []]
+def test_results_that_could_not_be_read_are_told(inside: Call, project: Path) -> None:
+    """Numbers that JSON has not are no constants in events."""
+    folder = project / "local_outputs" / "run-1"
+    given = {"a": None, "b": {"loss": math.nan}, "c": None}
+    stages = [
+        StageResult(name, name, State.SUCCEEDED, results=results, run_id=f"run-1/{name}/1", tracker_base="s3://bucket")
+        for name, results in given.items()
+    ]
+    end = RunFinished("run-1", State.SUCCEEDED, 1.0)
+    write_events(folder, [RunStarted("pipeline", "run-1", folder), *map(StageFinished, stages), end])
+    told = inside("watch", "latest", "--quiet")
+    assert told.stderr.startswith("The results of a, c could not be read from s3://bucket.\n")
+    assert [line.split()[3:] for line in told.stdout.splitlines()[2:]] == [[], ["loss=nan"], []]
+    lines = inside("watch", "latest", "--json").stdout.splitlines()
+    [event] = [json.loads(line, parse_constant=pytest.fail) for line in lines if '"loss"' in line]
+    assert event["results"] == {"loss": {"number": "NaN"}}

@@ -202,22 +202,19 @@ def test_folders_that_runs_write_do_not_travel(project: Path, call: Call) -> Non
     assert "Workspace .: 3 files, 10.2 kB, there already." in call("run", *words, folder=project / "code").stderr
 
 
-def test_replicas_have_the_code(project: Path, call: Call) -> None:
-    done = call("run", "pipe.py:replicas", "--tracker-base", "base", "--workspace", "code")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("started in") == 2
-
-
-def test_trials_have_the_code(project: Path, call: Call) -> None:
-    done = call("run", "pipe.py:searching", "--tracker-base", "base", "--workspace", "code")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("started in") == 2
-
-
-def test_a_component_has_the_code(project: Path, call: Call) -> None:
-    done = call("run", "utils.sh", "--tracker-base", "base", "--workspace", "code", "--", "cat", "helper.py")
-    assert done.returncode == 0, done.stderr
-    assert "sh | VALUE = 5" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pipe.py:replicas"], "started in"),
+        (["pipe.py:searching"], "started in"),
+        (["utils.sh", "--", "cat", "helper.py", "helper.py"], "sh | VALUE = 5"),
+    ],
+    ids=["replicas", "trials", "component"],
+)
+def test_all_that_a_stage_starts_has_the_code(project: Path, call: Call, words: list[str], said: str) -> None:
+    target, *more = words
+    done = call("run", target, "--tracker-base", "base", "--workspace", "code", *more)
+    assert (done.returncode, done.stderr.count(said)) == (0, 2), done.stderr
 
 
 def test_a_component_has_its_own_workspace(project: Path, call: Call) -> None:
@@ -316,7 +313,7 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
     listed = call("code", "latest", "--list")
     assert listed.stdout.split() == ["353", "app.py", "10", "helper.py", "0", "lib/größe.py", "7", "run.sh"]
-    assert listed.stderr.startswith("4 files, 370 B, 10.2 kB as an archive: ")
+    assert "4 files, 370 B, 10.2 kB as an archive: " in listed.stderr
     done = call("code", "latest", "back")
     assert (done.returncode, done.stdout) == (0, "back\n"), done.stderr
     names = ["app.py", "helper.py", "lib/größe.py", "run.sh"]

@@ -50,8 +50,8 @@ def is_clean(host: KfpHost, base: Path) -> bool:
 
 def test_a_run_that_appears_after_its_answer_was_given_up_is_removed(kfp_host: KfpHost, tmp_path: Path) -> None:
     """As after Ctrl-C while a busy host takes the run."""
-    kfp_host.add(Fault(path="runs$", method="POST", seconds=1))
-    found = proved(Connection(Settings(host=kfp_host.url), Patience(read=0.5)), tmp_path / "results")
+    kfp_host.add(Fault(path="runs$", method="POST", seconds=4))
+    found = proved(Connection(Settings(host=kfp_host.url), Patience(read=2)), tmp_path / "results")
     assert "may have accepted the run" in found["runs"].found
     assert found["cleaned up"].found.startswith("1 run and "), found["cleaned up"]
     assert is_clean(kfp_host, tmp_path / "results")
@@ -90,18 +90,6 @@ def test_ctrl_c_while_everything_is_removed(
     else:
         assert len(kfp_host.runs) == 3
         assert re.search(says("Left over", *kfp_host.runs), said[-1])
-
-
-def test_an_error_of_the_caller_removes_everything(kfp_host: KfpHost, connection: Connection, tmp_path: Path) -> None:
-    base, said = tmp_path / "results", list[str]()
-    wanted = Wanted(str(base), PodOptions("app:1", volume="claim"), say=said.append, policy=QUICK)
-    verdicts = prove(Host(connection), wanted)
-    while next(verdicts).subject != "cancel":
-        pass
-    assert kfp_host.runs
-    verdicts.close()
-    assert "are removed" in said[-1]
-    assert is_clean(kfp_host, base)
 
 
 def test_the_program_is_for_old_pythons() -> None:
@@ -147,18 +135,6 @@ GOOD = {
 def ended(problem: str = "", sentences: Mapping[str, str] | None = None, why: str = "", **stages: StageResult) -> Ended:
     found = tuple({**GOOD, **stages}.values())
     return Ended(RunResult("doctor", RUN, State.SUCCEEDED, None, 1.0, found, reason=why), problem, sentences or {})
-
-
-def test_everything_is_well() -> None:
-    found = list(judge_stages(ended(), "s3://b/r"))
-    assert [(verdict.subject, verdict.level.value) for verdict in found] == [
-        ("results between stages", "ok"),
-        ("label of pods", "ok"),
-        ("KFP_POD_UID", "ok"),
-        ("retries of the cluster", "ok"),
-    ]
-    cached = {name: stage(name, State.CACHED) for name in GOOD}
-    assert judge_cache(ended(**cached)).level.value == "ok"
 
 
 def first(**results: object) -> dict[str, StageResult]:

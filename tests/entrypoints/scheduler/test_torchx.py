@@ -243,10 +243,7 @@ def test_torchxs_default_workspace_is_not_sent(on_host: Program) -> None:
     ("words", "facts"),
     [
         (["-cfg", "hosts=http://kfp", "utils.echo"], ["hosts", "Did you mean 'host'", "tracker_base"]),
-        (["-cfg", "engine=jobs", "utils.echo"], ["'jobs'", "Did you mean 'job'", "jobset"]),
         (["utils.echo", "--num_replicas", "2"], ["'echo'", "num_replicas=2", "-cfg engine=job"]),
-        (["-cfg", "tracker_base=results", "utils.echo"], ["'results'", "s3://bucket/results", "nothing was submitted"]),
-        (["--parent_run_id", "run/train/1", "utils.echo"], ["run/train/1", "-cfg tracker_base="]),
         (["-cfg", "host=http://127.0.0.1:1", "utils.echo"], ["http://127.0.0.1:1/apis/v2beta1", "does not answer"]),
         (["utils.echo"], ["No KFP host is given", "TORCHX_KFP_HOST", "config.ini", "kubectl port-forward"]),
     ],
