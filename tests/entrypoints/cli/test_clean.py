@@ -132,7 +132,7 @@ def test_json_and_csv_have_escapes(hostile: Path, call: Call) -> None:
         assert escape in csv
 
 
-POINTS = [*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x200E, 0x202A, 0x202E, 0x2066, 0xFEFF, 0xE0001]
+POINTS = [*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x200E, 0x2028, 0x2029, 0x202A, 0x202E, 0x2066, 0xFEFF, 0xE0001]
 UNSAFE = [chr(point) for point in POINTS if chr(point) not in "\n\t\r\x1b"]
 FINE = "é漢字🙂 👩\u200d💻 می\u200cشود a\u00a0b\u3000c\t"
 

@@ -101,7 +101,7 @@ def test_runs_of_every_state(inside: Call, project: Path) -> None:
 
 
 def test_a_terminal_is_spared_control_characters(terminal: Callable[..., str], run_id: str) -> None:
-    assert terminal(80, "logs", "latest", "shell") == "one\ntwo \ufffd\ufffd[2J\nend\n"
+    assert terminal(80, "logs", run_id, "shell") == "one\ntwo \ufffd\ufffd[2J\nend\n"
 
 
 def test_a_run_that_has_not_come_far(inside: Call, project: Path, run_id: str) -> None:
@@ -173,9 +173,10 @@ def waiting(project: Path, start: Start) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.timeout(90)
 def test_following_and_canceling(project: Path, start: Start, call: Call, waiting: subprocess.Popen[str]) -> None:
-    everything = start("logs", "latest", "-f")
-    second = start("logs", "latest", "shell-2", "--follow")
-    first = start("logs", "latest", "shell", "--follow")
+    [name] = [path.name for path in (project / "local_outputs").glob("waiting-*")]
+    everything = start("logs", name, "-f")
+    second = start("logs", name, "shell-2", "--follow")
+    first = start("logs", name, "shell", "--follow")
     assert everything.stdout is not None
     assert second.stdout is not None
     assert everything.stdout.readline() == "shell | before\n"
@@ -243,8 +244,8 @@ def test_the_lines_of_one_replica(inside: Call, call: Call, terminal: Callable[.
         task_from_app(app, name="train", engine="job")
         task_from_app(app, name="other", engine="job")
 
-    run(pipeline, output_dir=project / "local_outputs", watch=Watch(), cache=False)
-    logs = ("logs", "latest", "train")
+    run_id = run(pipeline, output_dir=project / "local_outputs", watch=Watch(), cache=False).run_id
+    logs = ("logs", run_id, "train")
     # The carriage return is read as the end of a line.
     assert call(*logs, "--replica", "trainer/1").stdout == "1\n\x1b[2J\n | end\n"
     assert call(*logs, "--replica", "trainer/11").stdout == "11\n"

@@ -227,7 +227,7 @@ def test_results_that_could_not_be_read_are_told(inside: Call, project: Path) ->
     write_events(folder, [RunStarted("pipeline", "run-1", folder), *map(StageFinished, stages), end])
     told = inside("watch", "latest", "--quiet")
     assert told.stderr.startswith("The results of a, c could not be read from s3://bucket.\n")
-    assert [line.split()[3:] for line in told.stdout.splitlines()[2:]] == [[], ["loss=nan"], []]
+    assert [line.split()[2:] for line in told.stdout.splitlines()[2:]] == [[], ["loss=nan"], []]
     lines = inside("watch", "latest", "--json").stdout.splitlines()
     [event] = [json.loads(line, parse_constant=pytest.fail) for line in lines if '"loss"' in line]
     assert event["results"] == {"loss": {"number": "NaN"}}

@@ -313,7 +313,7 @@ def test_the_failure_of_a_distributed_stage_is_not_that_of_its_replicas(runner: 
 
 def kept(text: str, package: str = "torchx_kfp.") -> list[object]:
     """Return the objects of a package that have this text."""
-    ours = (it for it in gc.get_objects() if type(it).__module__.startswith(package) and hasattr(it, "__dict__"))
+    ours = (it for it in gc.get_objects() if str(type(it).__module__).startswith(package) and hasattr(it, "__dict__"))
     return [it for it in ours if any(isinstance(value, str) and text in value for value in vars(it).values())]
 
 
