@@ -32,11 +32,12 @@ def test_what_kfps_own_service_account_may(inside: Call, engine: str) -> None:
     assert text.startswith("# KFP's own service account, pipeline-runner, has all") == (not lacking)
 
 
-def test_help_and_completion_name_the_engines(inside: Call, call: Call) -> None:
+def test_help_and_completion_name_the_engines(inside: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     done = inside("rbac", "--help")
     for text in (*LACKING, "default-editor", "kubectl apply -f -", "pipeline-runner"):
         assert text in done.stdout
+    monkeypatch.setenv("_TORCHX_KFP_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_CWORD", "3")
     for begun, expected in {"": [*LACKING], "jobs": ["jobset"]}.items():
-        words = f"torchx-kfp rbac --engine {begun}"
-        asked = {"_TORCHX_KFP_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
-        assert [line.partition(",")[2] for line in call(**asked).stdout.splitlines()] == expected
+        monkeypatch.setenv("COMP_WORDS", f"torchx-kfp rbac --engine {begun}")
+        assert [line.partition(",")[2] for line in inside().stdout.splitlines()] == expected
