@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +96,7 @@ def python(name: str, replicas: int, code: str, **fields: Any) -> Role:
 
 def command(
     folder: Path,
+    path: Path,
     *roles: Role,
     program: str = "carried",
     engine: str = "",
@@ -109,6 +109,7 @@ def command(
 
     Args:
         folder: a folder.
+        path: another one, for the interpreter.
         roles: its roles.
         program: one of ``PROGRAMS``.
         engine: the engine; by default, one that can run the roles.
@@ -129,7 +130,6 @@ def command(
     outputs = {"run_id": str(folder / "out" / "run_id")}
     container = container_of(compile_pipeline(pipeline), "train", inputs=inputs, outputs=outputs)
     interpreter, before = PROGRAMS[program]
-    path = Path(tempfile.mkdtemp())
     (path / "before").write_text(before)
     (path / "python3").write_text(PYTHON.format(path=path, interpreter=interpreter))
     (path / "python3").chmod(0o755)
@@ -142,13 +142,13 @@ Launch = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Start a stage, with options of ``command`` and of ``Popen``."""
     processes = []
 
     def function(*roles: Role, prefix: Sequence[str] = (), **options: Any) -> subprocess.Popen[bytes]:
         given = {name: options.pop(name) for name in ("stdout", "stderr", "cwd") if name in options}
-        words, environ = command(tmp_path, *roles, **options)
+        words, environ = command(tmp_path, tmp_path_factory.mktemp("path"), *roles, **options)
         process = subprocess.Popen([*prefix, *words], env=environ, **{"stdout": -1, "stderr": -1, **given})
         processes.append(process)
         return process
@@ -508,20 +508,24 @@ def free_ports(number: int) -> list[int]:
 
 def test_stages_with_the_same_port_take_turns(tmp_path: Path, start: Start) -> None:
     ports = free_ports(2)
-    script = f"mkdir {tmp_path}/held || exit 9; sleep 0.5; rmdir {tmp_path}/held"
+    script = f"mkdir {tmp_path}/held || exit 9; until [ -e {tmp_path}/go ]; do sleep 0.05; done; rmdir {tmp_path}/held"
     orders = [{"p": ports[0], "q": ports[1]}, {"p": ports[1], "q": ports[0]}, {"p": ports[0]}]
     other = shell("other", 1, "true", port_map={"p": ports[0]})
-    processes = [start(shell("train", 1, script, port_map=order), other) for order in orders]
-    told = [process.communicate(timeout=HANGS)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    waiting = f"waiting for another stage on this machine that uses port {ports[0]}\n".encode()
-    assert sum(waiting in text for text in told) == 2
+    logs = [tmp_path / f"log{number}" for number in range(3)]
+    processes = []
+    for order, log in zip(orders, logs, strict=True):
+        with log.open("wb") as file:
+            processes.append(start(shell("train", 1, script, port_map=order), other, stdout=file, stderr=file))
+    waiting = f"waiting for another stage on this machine that uses port {ports[0]}\n"
+    wait_for(lambda: sum(waiting in log.read_text() for log in logs) == 2)
+    (tmp_path / "go").touch()
+    assert [process.wait(timeout=HANGS) for process in processes] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_stage_that_ends_frees_its_port(number: int, start: Start) -> None:
     (port,) = free_ports(1)
-    first = start(shell("train", 1, "exec sleep 5", port_map={"p": port}))
+    first = start(shell("train", 1, "exec sleep 20", port_map={"p": port}))
     assert first.stderr is not None
     first.stderr.readline()
     waiting = start(shell("train", 1, "exec sleep 300", port_map={"p": port}))
