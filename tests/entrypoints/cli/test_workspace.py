@@ -326,6 +326,25 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     assert call("code", "latest").stdout.startswith("code-")
 
 
+def test_code_with_settings_of_git_does_not_come_back(project: Path, call: Call) -> None:
+    assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
+    archives = project / "base/.torchx_kfp/workspaces"
+    [archive] = archives.iterdir()
+    content = io.BytesIO(archive.read_bytes())
+    with tarfile.open(fileobj=content, mode="a") as opened:
+        info = tarfile.TarInfo("lib/.GIT/config")
+        opened.addfile(info)
+    own = archives / archive.name.replace(archive.name[:64], hashlib.sha256(content.getvalue()).hexdigest())
+    own.write_bytes(content.getvalue())
+    done = call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={own}")
+    assert done.returncode == 0, done.stderr
+    done = call("code", "latest", "back")
+    assert (done.returncode, done.stdout, (project / "back").exists()) == (2, "", False)
+    assert "'lib/.GIT/config'" in done.stderr
+    assert "--list" in done.stderr
+    assert "lib/.GIT/config" in call("code", "latest", "--list").stdout
+
+
 MIXED = """\
 from kfp import dsl
 from pipe import app

@@ -56,6 +56,12 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
         sizes = {member.name: member.size for member in members(archive)}
     except tarfile.TarError as error:
         raise WorkspaceError(f"The workspace {url} is not an archive of code: {error}.") from None
+    settings = [name for name in sizes if ".git" in name.casefold().split("/")]
+    if settings and not only_lists:
+        raise WorkspaceError(
+            f"The workspace {url} has {settings[0]!r}, which no --workspace sends: git would run the programs that it "
+            "names. See its files with --list."
+        )
     if only_lists:
         print_files(sizes, digest, len(archive))
         return
