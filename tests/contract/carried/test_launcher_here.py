@@ -507,7 +507,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def test_stages_with_the_same_port_take_turns(tmp_path: Path, start: Start) -> None:
-    ports = free_ports(2)
+    ports = sorted(free_ports(2))  # all hold the lower one first, whatever their order
     script = f"mkdir {tmp_path}/held || exit 9; until [ -e {tmp_path}/go ]; do sleep 0.05; done; rmdir {tmp_path}/held"
     orders = [{"p": ports[0], "q": ports[1]}, {"p": ports[1], "q": ports[0]}, {"p": ports[0]}]
     other = shell("other", 1, "true", port_map={"p": ports[0]})

@@ -85,11 +85,11 @@ def test_a_run_with_several_tracker_bases_asks_for_one(
 
 @pytest.mark.s3
 def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
-    inside: Call, s3_base: str, s3_server: S3Server
+    call: Call, inside: Call, s3_base: str, s3_server: S3Server
 ) -> None:
     for value in ("1", "2"):
         words = ("--tracker-base", s3_base, "-p", f"value={value}", "-p", 'names=["a", "b"]')
-        assert inside("run", "pipelines.py:two", *words, "--quiet").returncode == 0
+        assert call("run", "pipelines.py:two", *words, "--quiet").returncode == 0
     second, first = (run["run"] for run in json.loads(inside("runs", "--format", "json").stdout))
     commands = [("show", "latest/second[1]"), ("artifacts", "latest"), ("results", first), ("compare", first, second)]
     for words in commands:

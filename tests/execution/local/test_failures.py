@@ -162,10 +162,9 @@ def test_what_cannot_be_prepared_fails_alone(execute_failing):
     stages = by_name(execute_failing(pipeline))
     assert stages["huge"].reason.startswith("wrote something into its output 'out' that is not a 64-bit int: '1000")
     assert stages["text-of-int"].state is State.NOT_RUN
-    too_large = "OverflowError: int too large to convert to float"
-    assert stages["in-command[0]"].reason == f"could not be prepared: {too_large}"
+    assert str(stages["in-command[0]"].reason).endswith("(401 characters) is larger than any that KFP passes on.")
     (condition,) = (stage.reason for name, stage in stages.items() if name.startswith("condition-"))
-    assert re.fullmatch(rf"has the condition .* > 0\", which cannot be evaluated: {too_large}", condition)
+    assert re.fullmatch(r"has the condition .* > 0\", which cannot be evaluated: OverflowError: .*", condition)
     fine = {name for name, stage in stages.items() if stage.state is State.SUCCEEDED}
     assert fine == {"in-command[1]", "shell[1]", "write"}
 
