@@ -168,7 +168,7 @@ def s3_base(s3_server: S3Server) -> str:
 @pytest.fixture(scope="session")
 def _mlflow_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An MLflow server with a database, on a free port."""
-    pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
+    pytest.importorskip("mlflow", reason="the group `dev` has MLflow")
     folder = tmp_path_factory.mktemp("mlflow")
     with serving([sys.executable, "-m", "tests.mlflow_server", str(folder)], folder / "log") as url:
         yield url

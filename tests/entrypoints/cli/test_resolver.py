@@ -109,7 +109,7 @@ from torchx.specs import AppDef, Role
 from torchx_kfp import task_from_app
 
 @dsl.pipeline(name="lists")
-def lists(tracker_base: str, sizes: list = [1, 2.5], more: dict = {"a": [3]}):
+def lists(tracker_base: str, sizes: list = [1, 2.5], more: dict = {"a": [3, 1e300]}):
     app = AppDef("echo", [Role("role", image="x", entrypoint="echo", args=[f"{sizes}", f"{more}"])])
     task_from_app(app, tracker_base=tracker_base)
 """
@@ -120,7 +120,7 @@ def lists(tracker_base: str, sizes: list = [1, 2.5], more: dict = {"a": [3]}):
         runs.append(json.loads(inside("runs", "--format", "json").stdout)[0]["run"])
     done = inside("compare", *runs)
     assert "[1, 2.5]" in done.stdout
-    assert '{"a": [3]}' in done.stdout
+    assert '{"a": [3, 1e+300]}' in done.stdout
     assert all(f"{run} has recorded nothing" in done.stderr for run in runs)
 
 

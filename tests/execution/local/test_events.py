@@ -117,7 +117,6 @@ def test_the_form():
         "reason": "",
         "duration": 0.0,
         "attempts": 0,
-        "pods": 0,
         "pod_name": "",
         "log_file": "/runs/x/log.txt",
         "outputs": {"n": 1},

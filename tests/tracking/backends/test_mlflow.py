@@ -29,7 +29,7 @@ from torchx_kfp.tracking import FsspecResultTracker, Point
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-pytestmark = needs("mlflow", "the extra `dev` has MLflow")
+pytestmark = needs("mlflow", "the group `dev` has MLflow")
 
 RUN = "run/train/pod-1"
 GUIDE = regenerate.REPOSITORY / "docs" / "guides" / "mlflow.md"

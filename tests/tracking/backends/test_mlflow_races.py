@@ -22,7 +22,7 @@ from torchx_kfp.tracking.backends import mlflow
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-pytestmark = needs("mlflow", "the extra `dev` has MLflow")
+pytestmark = needs("mlflow", "the group `dev` has MLflow")
 __all__ = ["client", "experiment", "tracker", "trackers"]
 
 

@@ -69,7 +69,7 @@ _CONSTANT = (
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ['\"](\w+)['\"]")
 _NOT_ITEMS = re.compile(r"Expected list, tuple, or \w+, got (.+?)\.?$")
 _MISSING = re.compile(r"(\w+)\(\) missing \d+ required keyword-only arguments?: '(\w+)'")
-_POSITIONAL = re.compile(r"(\w+)\.__init__\(\) takes 1 positional argument but \d+ were given")
+_POSITIONAL = re.compile(r"(Stages)\.__init__\(\) takes 1 positional argument but \d+ were given")
 _TASK_COMPARED = re.compile(r"not supported between instances of .*'PipelineTask'")
 _OUTPUT_OF = re.compile(r"(\w+)\.outputs\[")
 _OUTPUT_NAMED = re.compile(r"""(\w+)\.outputs\[["'](\w+)["']\]""")
@@ -326,9 +326,8 @@ def _misused(frames: Frames, error: BaseException) -> str | None:
         return f"dsl.ParallelFor takes a list, or a channel for one, but got {found[1]}: write list({found[1]})."
     if isinstance(error, TypeError) and (found := _MISSING.search(text)):
         return f"{found[1]}() needs {found[2]}: give it {found[2]}=..."
-    if isinstance(error, TypeError) and (found := _POSITIONAL.search(text)):
-        argument = "tracker_base=..." if found[1] == "Stages" else "name=..."
-        return f"{found[1]}() takes only named arguments: {found[1]}({argument})."
+    if isinstance(error, TypeError) and _POSITIONAL.search(text):
+        return "Stages() takes only named arguments: Stages(tracker_base=...)."
     if isinstance(error, TypeError) and _TASK_COMPARED.search(text):
         return (
             "A task has no value. Compare one of its outputs, such as task.outputs['loss'] < 0.1; a result is one if "

@@ -205,8 +205,7 @@ def encode(event: Event) -> dict[str, Any]:
     when = content.pop("time")
     if isinstance(event, StageFinished):
         result = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
-        # Like tables, JSON counts the starts of the application in a pod.
-        content = {**result, "attempts": event.result.starts, "pods": event.result.attempts, "kept": event.kept}
+        content = {**result, "kept": event.kept}
     if isinstance(event, RunStarted):
         content["version"] = VERSION
     return {"event": name, "time": when, **{key: _encode(key, value) for key, value in content.items()}}
@@ -223,8 +222,7 @@ def decode(content: Mapping[str, Any]) -> Event | None:
         if kind is None:
             return None
         if kind is StageFinished:
-            counted = {"attempts": content["pods"]} if "pods" in content else {}
-            result = StageResult(**_fields(StageResult, {**content, **counted}))
+            result = StageResult(**_fields(StageResult, content))
             event: Event = StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
         else:
             event = kind(**_fields(kind, content))

@@ -178,12 +178,13 @@ def _arguments(located: Located) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """Return the value with ints for floats that are whole."""
+    """Return the value with ints for floats that are whole, as far as a float tells them apart."""
     if isinstance(value, Mapping):
         return {name: _whole(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_whole(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= 2**53
+    return int(value) if is_whole else value
 
 
 def _recorded_rows(

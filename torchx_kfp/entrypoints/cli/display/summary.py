@@ -188,7 +188,8 @@ def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) 
     lacks_code = any("No module named" in line for stage in failed for line in stage.last_lines())
     if not lacks_code or arguments.get(WORKSPACE_PARAMETER) != "":
         return []
-    return [f"The run was {done} without --workspace, so its stages had only the code in their images."]
+    where = "in their images" if done == "submitted" else "where they ran"
+    return [f"The run was {done} without --workspace, so its stages had only the code {where}."]
 
 
 def _way_on(folder: Path, sent: Sequence[str]) -> str:

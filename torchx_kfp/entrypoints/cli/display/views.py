@@ -118,6 +118,9 @@ class JsonView(View):
         if "log_file" in content and not self._has_files:
             # The log of a run on a host is read into a file that does not last.
             content["log_file"] = None
+        if isinstance(event, StageFinished):
+            # As in tables, starts of the application in one pod count.
+            content |= {"attempts": event.result.starts, "pods": event.result.attempts}
         if isinstance(event, StageFinished) and not self._has_files and not event.result.cached_from:
             # KFP does not say the UID of a pod: the run id of a stage without results is not known.
             has_uid = bool(Execution.parse(event.result.run_id or "").uid)
