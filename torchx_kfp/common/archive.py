@@ -79,8 +79,8 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
         raise WorkspaceError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
     except RecursionError:
         raise WorkspaceError(
-            f"The workspace {shown(root)} has folders in folders, or links to links, that are too many to follow. "
-            f"Exclude them in {IGNORE_FILE}."
+            f"The workspace {shown(root)} has folders or links that are nested too deeply. Exclude them in "
+            f"{IGNORE_FILE}."
         ) from None
     looks_secret = credentials_matcher()
     secrets = [name for it in entries if looks_secret(name := it.name) and not _is_named(name, included, looks_secret)]

@@ -199,6 +199,7 @@ def verify_tree(path: str, root: str | None = None) -> None:
 def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield what ``os.walk`` does, with links to folders among the files.
 
+    Folders that cannot be read, and those whose paths are longer than the system allows, are left out.
     Before Python 3.12, that function fails in a tree that is deeper than Python's stack.
     """
     waiting = [os.fspath(top)]

@@ -102,7 +102,8 @@ class StageReader:
             for first, whole in enumerate(self._nodes.attempts(workflow) if workflow else ())
             for second, body in enumerate(self._nodes.attempts(f"{whole.name}.root"))
         ]
-        # Nothing begins in an attempt whose root is omitted, because its driver has failed: one of them tells it.
+        # Nothing begins in an attempt whose root is omitted because its driver has failed, so only one attempt
+        # reports it.
         begun = [each for each in rounds if each[2] is not State.NOT_RUN] or rounds[-1:]
         for base, round_, state in begun or [("", (0, 0), State.RUNNING)]:
             self._dag(root, DagNode(StageNames(), base, round_, state.is_over or self._progress.is_over))

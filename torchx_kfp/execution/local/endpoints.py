@@ -20,7 +20,7 @@ def own_endpoints(environ: Mapping[str, str], *, in_container: bool) -> dict[str
 
 
 def described(variables: Iterable[tuple[str, str]], environ: Mapping[str, str], *, in_container: bool) -> str:
-    """Describe which of two addresses does not count: a stage's, or that of this machine; empty if there is one only.
+    """Describe which address is ignored, the stage's or this machine's; empty if they do not differ.
 
     Args:
         variables: the variables that the stage sets.
@@ -34,7 +34,7 @@ def described(variables: Iterable[tuple[str, str]], environ: Mapping[str, str], 
         return ""
     if own_endpoints(environ, in_container=in_container):
         return f"{_listed(others)} (your own {', '.join(own)} is used)"
-    return f"your own {_listed(own)} (in a container, that would be the container; {_listed(others)} is used)"
+    return f"your own {_listed(own)} (in a container, it would mean the container itself: {_listed(others)} is used)"
 
 
 def _listed(variables: Mapping[str, str]) -> str:

@@ -195,7 +195,7 @@ def plan_run(
 
 
 def _text_without_record(text: str) -> str:
-    """Return what a compiled pipeline says but for its description."""
+    """Return a compiled pipeline without its name and description."""
     spec, platform = read_specs(text, is_compiled=True)
     return json.dumps([{name: value for name, value in spec.items() if name != "pipelineInfo"}, platform])
 

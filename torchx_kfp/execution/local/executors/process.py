@@ -57,7 +57,7 @@ _LACKS_NAME = re.compile(
     r"(?:ImportError: cannot import name .*? from (?:partially initialized module )?|AttributeError: .*?module )"
     r"'(?P<name>\w+)'.*?(?:\((?P<file>/[^()]*\.py)\))?$"
 )
-#: Modules that every stage imports, or one of their own.
+#: Modules of Python, this package and its dependencies, which a user's file must not hide.
 _IMPORTED_BY_ALL = {*sys.stdlib_module_names, "fsspec", "torchx", "torchx_kfp"}
 # A bit that is set in the limits of stages, and of no other processes; in microseconds.
 _LIMIT = 1 << 58
