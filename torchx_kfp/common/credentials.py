@@ -15,8 +15,9 @@ _NAMES = (
     # keys and the stores of them
     *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.pk8", "*.pkcs12", "*.ppk", "*.jks", "*.jceks", "*.keystore"),
     *("*.bcfks", "*.kdb", "*.kdbx", "*.keychain", "*.agilekeychain", "*.kwallet", "*.psafe3", "*.keytab", "*.bek"),
-    *("ssh_host_*_key", "private_key*", "private-key*", "privkey*", "!private_key*.py", "*.asc", "*.rdp", "*.cscfg"),
-    *("*.ovpn", "*.tblk", "*.agekey", "*.gpgkey", "krb5cc_*", "secring.*", "otr.private_key", "master.key"),
+    *("ssh_host_*_key", "private_key*", "private-key*", "privkey*", "!private_key*.py", "!privkey*.py"),
+    *("key.asc", "*[-_.]key.asc", "!public[-_]key.asc", "*private*.asc", "*secret*.asc", "*.rdp", "*.cscfg"),
+    *("*.ovpn", "*.tblk", "*.agekey", "*.gpgkey", "krb5cc_*", "secring*", "otr.private_key", "master.key"),
     *("id_*", "!id_*.*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519"),
     # words
     *("secret", "secrets", "*.secret", "*.secrets", "secret.*", "secrets.*", ".secret*", "secret_token.*"),
@@ -38,10 +39,12 @@ _NAMES = (
     *(".npmrc", ".yarnrc.yml", ".pypirc", "pip.conf", ".condarc", ".netrc", "_netrc", ".git-credentials", ".dockercfg"),
     *(".dockerconfigjson", "kaggle.json", ".comet.config", ".gitrobrc", "auth.json", "token.json"),
     *("token.pickle", "token", ".token", "*.token", "hf_token*", "huggingface_token*", "api_key.*"),
-    *("*[-_]token", "*[-_]token.txt", "token.txt", "tokens.json", "oauth.json", "*[-_]key.txt", "*api_key", "*api-key"),
+    *(".*[-_]token", "git*[-_]token", "gh[-_]token", "slack[-_]token", "*api[-_]token", "*access[-_]token"),
+    *("*[-_]token.txt", "token.txt", "oauth.json", "*api_key", "*api-key", "*api[-_]key.txt", "*secret[-_]key.txt"),
+    *("*access[-_]key.txt", "openai[-_]key.txt", "wandb[-_]key.txt"),
     *("api-key.*", "apikeys.*", "wandb_api_key*", ".wandb_api_key", "clearml.conf", ".clearml.conf", ".gitconfig"),
     *("jupyter_server_config.json", "jupyter_notebook_config.json", ".renviron", "pip.ini", ".yarnrc", "ngrok.yml"),
-    *("api_keys", "api_keys.*", "apikey", "apikey.*", "!api_key*.py", "!apikey.py"),
+    *("api_keys", "api_keys.*", "apikey", "apikey.*", "!api_key*.py", "!apikey*.py"),
     # other programs
     *("sftp-config.json", "sftp.json", ".ftpconfig", ".remote-sync.json", "filezilla.xml", "recentservers.xml"),
     *("sitemanager.xml", "webservers.xml", ".dbeaver-data-sources.xml", "logins.json", ".muttrc", ".esmtprc"),
