@@ -105,6 +105,13 @@ def test_git_decides_if_the_folder_is_in_a_repository(tmp_path: Path) -> None:
         list_workspace(tmp_path / "sub")
 
 
+def test_git_of_a_worktree_and_a_submodule_does_not_travel(tmp_path: Path) -> None:
+    """There, ``.git`` is a file that names the folder of git."""
+    make(tmp_path, {"train.py": "", ".git": "gitdir: ../.git/worktrees/code\n", ".torchxignore": "*.sh\n"})
+    make(tmp_path, {"lib/size.py": "", "lib/.git": "gitdir: ../../.git/modules/lib\n"})
+    assert names(tmp_path) == [".torchxignore", "lib/size.py", "train.py"]
+
+
 def test_an_ignore_file_decides_before_git(tmp_path: Path) -> None:
     make(tmp_path, {**TREE, ".torchxignore": "# data\n*.sh\nlib/*\n!lib/__init__.py\n", ".gitignore": "train.py\n"})
     git(tmp_path, "init", "-q")

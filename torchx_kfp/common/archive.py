@@ -219,7 +219,8 @@ def _walk(root: str, ignored: Callable[[str], bool], folder: str = "") -> Iterat
         for entry in entries:
             name = f"{folder}{entry.name}"
             if not entry.is_dir(follow_symlinks=False):
-                if not ignored(name):
+                # In a worktree of git, or a submodule, .git is a file.
+                if entry.name != ".git" and not ignored(name):
                     yield name
             elif not (entry.name in NEVER or ignored(f"{name}/") or _is_environment(entry.path)):
                 yield from _walk(root, ignored, f"{name}/")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.entrypoints.cli.conftest import Call
+from tests.facts import says
 from tests.fake_kfp import KfpHost
 
 PIPELINE = """\
@@ -326,23 +327,37 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     assert call("code", "latest").stdout.startswith("code-")
 
 
-def test_code_with_settings_of_git_does_not_come_back(project: Path, call: Call) -> None:
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (["lib/.GIT/config"], "lib/.GIT/config"),
+        (["config", "Head", "objects/x", "refs/x"], "Head"),
+        (["lib/HEAD", "lib/commondir"], "lib/HEAD"),
+        (["lib/HEAD", "lib/hooks/post-commit"], "lib/HEAD"),
+        (["lib/HEAD", "config", "lib/a/config"], None),
+    ],
+)
+def test_code_with_a_repository_of_git_does_not_come_back(
+    files: list[str], named: str | None, project: Path, call: Call
+) -> None:
     assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
     archives = project / "base/.torchx_kfp/workspaces"
     [archive] = archives.iterdir()
     content = io.BytesIO(archive.read_bytes())
     with tarfile.open(fileobj=content, mode="a") as opened:
-        info = tarfile.TarInfo("lib/.GIT/config")
-        opened.addfile(info)
+        for name in files:
+            opened.addfile(tarfile.TarInfo(name))
     own = archives / archive.name.replace(archive.name[:64], hashlib.sha256(content.getvalue()).hexdigest())
     own.write_bytes(content.getvalue())
     done = call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={own}")
     assert done.returncode == 0, done.stderr
     done = call("code", "latest", "back")
+    assert set(files) <= set(call("code", "latest", "--list").stdout.split())
+    if named is None:
+        assert done.returncode == 0, done.stderr
+        return
     assert (done.returncode, done.stdout, (project / "back").exists()) == (2, "", False)
-    assert "'lib/.GIT/config'" in done.stderr
-    assert "--list" in done.stderr
-    assert "lib/.GIT/config" in call("code", "latest", "--list").stdout
+    assert re.search(says(repr(named), "git would run the programs", "--list"), done.stderr)
 
 
 MIXED = """\

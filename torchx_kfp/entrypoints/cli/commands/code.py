@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.runs.history import RunReader
     from torchx_kfp.execution.runs.source import RunRecord
 
+#: What names programs in a bare repository of git, or where it is. Its file ``HEAD`` is in the same folder.
+_NEXT_TO_HEAD = ("config", "commondir", "hooks")
+
 
 @click.command("code", short_help="Bring back the code of a run.")
 @click.argument("run", metavar="RUN[/STAGE]")
@@ -36,6 +40,9 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
     RUN is a run id, the beginning or end of one, or "latest"; a run that is not on this machine is looked for on the
     KFP host. With STAGE, as `torchx-kfp watch` shows its name, it is the code of one stage, which may have another than
     the run. DIR is new or empty; the default is code-DIGEST in the current directory.
+
+    `code` refuses an archive that contains a git repository, because git would run the programs that its configuration
+    names; `--list` still shows the files.
     """
     from torchx_kfp.contract.carried.workspace import members, unpack
     from torchx_kfp.execution.runs.source import missing, why_not_read
@@ -56,11 +63,10 @@ def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str
         sizes = {member.name: member.size for member in members(archive)}
     except tarfile.TarError as error:
         raise WorkspaceError(f"The workspace {url} is not an archive of code: {error}.") from None
-    settings = [name for name in sizes if ".git" in name.casefold().split("/")]
-    if settings and not only_lists:
+    if (found := _file_of_git(sizes)) and not only_lists:
         raise WorkspaceError(
-            f"The workspace {url} has {settings[0]!r}, which no --workspace sends: git would run the programs that it "
-            "names. See its files with --list."
+            f"The workspace {url} has {found!r}, of a git repository: git would run the programs that its "
+            "configuration names. See its files with --list."
         )
     if only_lists:
         print_files(sizes, digest, len(archive))
@@ -132,6 +138,22 @@ def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> s
             f"No code travelled with the stage {record.run_id}/{found[0]}: it has the code of its image."
         )
     return url
+
+
+def _file_of_git(names: Collection[str]) -> str | None:
+    """Return a file of a git repository, which may be a bare one; None if there is none.
+
+    Case does not count, as in the file systems that ignore it.
+    """
+    known = {name.casefold() for name in names}
+    known |= {os.path.dirname(name) for name in known}
+    for name in names:
+        *folders, last = name.casefold().split("/")
+        if ".git" in (*folders, last):
+            return name
+        if last == "head" and any("/".join((*folders, other)) in known for other in _NEXT_TO_HEAD):
+            return name
+    return None
 
 
 def _clear(folder: str, *, with_itself: bool) -> None:
