@@ -400,3 +400,34 @@ def test_a_file_that_hides_a_module_of_python_is_named(execute_failing, tmp_path
     (tmp_path / "math.py").rename(tmp_path / "helper.py")
     (tmp_path / "train.py").write_text("from helper import y")
     assert execute_failing(runs_a_script)["script"].reason == "ended with exit code 1"
+
+
+@pytest.mark.parametrize("file", ["other/typing.py", "code/env/lib/python3.12/typing.py"])
+def test_a_module_of_another_python_hides_nothing(file, execute_failing, tmp_path, monkeypatch):
+    """Python itself, which may be in the working directory, lacks the name in this version."""
+    own = tmp_path / file
+    (tmp_path / "code").mkdir()
+    own.parent.mkdir(parents=True)
+    own.touch()
+    monkeypatch.chdir(tmp_path / "code")
+    message = f"cannot import name 'Self' from 'typing' ({own})"
+    (tmp_path / "code/train.py").write_text(f"raise ImportError({message!r})")
+    assert execute_failing(runs_a_script)["script"].reason == "ended with exit code 1"
+
+
+@pytest.mark.parametrize("travels", [True, False])
+def test_a_file_of_a_workspace_or_a_linked_folder_hides_a_module(travels, execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(tracker_base: str, workspace: str = ""):
+        role = Role("evaluate", image="image", entrypoint="python", args=["train.py"])
+        task_from_app(AppDef("evaluate", roles=[role]), tracker_base=tracker_base, workspace=workspace)
+
+    code, empty, link = (tmp_path / name for name in ("code", "empty", "link"))
+    code.mkdir()
+    empty.mkdir()
+    link.symlink_to("code")
+    (code / "math.py").touch()
+    (code / "train.py").write_text("from math import floor")
+    options = {"workspace": code, "directory": empty} if travels else {"directory": link}
+    failed = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")}, **options)
+    assert re.search(says("math.py", "hides", "another name"), failed["evaluate"].reason)

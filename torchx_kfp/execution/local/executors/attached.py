@@ -14,6 +14,7 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchx_kfp.contract.protocol import WORKSPACES
 from torchx_kfp.execution.local.executors.docker_stage import ContainerStage, DockerExecutor
 from torchx_kfp.execution.local.executors.process import (
     RUN_MARK,
@@ -81,7 +82,8 @@ class AttachedProcess:
 
     def describe(self, code: int, last_line: str) -> str:
         """Describe how a process with this exit code ended."""
-        return describe_process(self._words, self._attempt.directory, code, last_line)
+        workspaces = self._attempt.environ.get(WORKSPACES, "")
+        return describe_process(self._words, self._attempt.directory, workspaces, code, last_line)
 
     def _pass_on(self, number: int) -> None:
         if number != signal.SIGINT:

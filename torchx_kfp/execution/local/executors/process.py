@@ -24,7 +24,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +58,8 @@ _LACKS_NAME = re.compile(
 )
 #: Modules of Python, this package and its dependencies, which a user's file must not hide.
 _IMPORTED_BY_ALL = {*sys.stdlib_module_names, "fsspec", "torchx", "torchx_kfp"}
+#: The names of the folders of Python's own modules, and of installed packages.
+_OF_PYTHON = re.compile(r"(python|pypy)\d[\d.]*t?|(site|dist)-packages")
 # A bit that is set in the limits of stages, and of no other processes; in microseconds.
 _LIMIT = 1 << 58
 
@@ -92,6 +93,7 @@ class StageProcess:
             os.close(write_end)
         self.pipe = read_end
         self._command, self._directory = command, directory
+        self._workspaces = environ.get(protocol.WORKSPACES, "")
         self._mark = environ.get(RUN_MARK, "").rpartition(":")[2]
         # The program that starts an application again passes SIGTERM on, and no process is to get it twice: the others
         # are asked to end when the program has ended.
@@ -132,7 +134,7 @@ class StageProcess:
 
     def describe(self, code: int, last_line: str) -> str:
         """Describe how a process with this exit code, and this last line of its log, ended."""
-        return describe_process(self._command, self._directory, code, last_line)
+        return describe_process(self._command, self._directory, self._workspaces, code, last_line)
 
     def _signal(self, number: signal.Signals, *, alone: bool = False) -> None:
         with self._lock:
@@ -141,22 +143,33 @@ class StageProcess:
                     _send(pid, number)
 
 
-def _hiding_file(directory: Path, last_line: str) -> Path | None:
-    """Return the user's file that Python has imported in place of a module of others, if the last line says so."""
+def _hiding_file(directory: Path, workspaces: str, last_line: str) -> Path | None:
+    """Return the user's file that Python has imported in place of a module of others, if the last line says so.
+
+    The user's files are those in the working directory, or in the workspace that was unpacked for the stage.
+    """
     found = _LACKS_NAME.match(last_line)
     if found is None or found["name"] not in _IMPORTED_BY_ALL:
         return None
-    file = Path(found["file"] or directory / f"{found['name']}.py")
-    is_own = file.name == f"{found['name']}.py" and not file.is_relative_to(sysconfig.get_path("stdlib"))
-    return file if is_own and file.is_file() else None
+    name = f"{found['name']}.py"
+    folders = [directory, *(Path(workspaces).glob("workspace-*") if workspaces else ())]
+    if found["file"] is None:
+        return next((file for folder in folders if (file := folder / name).is_file()), None)
+    file = Path(found["file"])
+    place = file.parent.resolve()
+    # An environment in the working directory has Python's own modules.
+    is_own = file.name == name and not _OF_PYTHON.fullmatch(place.name)
+    is_here = any(place.is_relative_to(folder.resolve()) for folder in folders)
+    return file if is_own and is_here and file.is_file() else None
 
 
-def describe_process(command: Sequence[str], directory: Path, code: int, last_line: str) -> str:
+def describe_process(command: Sequence[str], directory: Path, workspaces: str, code: int, last_line: str) -> str:
     """Describe how a process ended.
 
     Args:
         command: its command.
         directory: its working directory.
+        workspaces: the folder in which it unpacks workspaces; empty if there is none.
         code: its exit code, negative for a signal.
         last_line: the last line of its log.
     """
@@ -168,7 +181,7 @@ def describe_process(command: Sequence[str], directory: Path, code: int, last_li
             f"{describe_exit(code)}: there is no Python module {module!r} here. Install it, start the run where it "
             "is (--directory), or run the stage in its image (--docker)"
         )
-    if hiding := _hiding_file(directory, last_line):
+    if hiding := _hiding_file(directory, workspaces, last_line):
         return f"{describe_exit(code)}: {hiding} hides the Python module of this name. Give the file another name"
     script = _missing_script(command, directory, torchrun=code != _USAGE)
     if script is None:
