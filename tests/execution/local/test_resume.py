@@ -1,6 +1,7 @@
 """A run that failed, was ended or was killed goes on, and does not repeat stages that have succeeded."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -188,6 +189,28 @@ def test_a_killed_runner(call, tmp_path):
     assert result.state == "succeeded"
     assert noted(tmp_path) == ["1", "1", "2", "2", "first"]
     assert asleep(tmp_path) == []
+
+
+def test_outputs_of_an_attempt_that_was_never_recorded_do_not_count(execute_failing, monkeypatch):
+    """Its runner was killed, and some of its files cannot be removed, such as those of a container's user."""
+    unlink = os.unlink
+
+    def refusing(path: Any, **options: Any) -> None:
+        if "kept" in os.path.basename(os.fspath(path)):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    folder = '"$TORCHX_KFP_WORKSPACES"/../shell-out-0/made/outputs'
+
+    @dsl.pipeline
+    def pipeline():
+        before = shell(script=f"mkdir -p {folder}; cd {folder}; touch kept1 kept2 kept3 out kept4 kept5 kept6")
+        shell_out(script="true").after(before)
+
+    failed = execute_failing(pipeline)
+    assert "did not write its output 'out'" in failed["shell-out"].reason
+    assert list(failed.folder.glob("shell-out-0/made/outputs/kept*"))
 
 
 def asleep(folder: Path) -> list[int]:

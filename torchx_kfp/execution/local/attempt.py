@@ -284,8 +284,10 @@ class AttemptThread(threading.Thread):
         source = plan.python.source if plan.python is not None and plan.container is None else None
         files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
         # A runner that was killed before it recorded this attempt may have left its folder.
-        with contextlib.suppress(OSError):
+        try:
             remove_tree(plan.folder)
+        except OSError:  # an output that stays would be taken for one of this attempt
+            shutil.rmtree(plan.folder, ignore_errors=True)
         for path in (str(plan.log_file), *files, *([] if source is None else [str(plan.source_file)])):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
