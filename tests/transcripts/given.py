@@ -78,6 +78,13 @@ def files_that_are_not_results(folder: Path) -> None:
         (folder / f"base/a-2/train/x{number}").write_text("")
 
 
+def replays(folder: Path) -> None:
+    """Record the results of a replay alone in ``replays``, and of a run, too, in ``both``."""
+    for base, others in (("replays", {}), ("both", {"a-1/train/t": {"x": 1}})):
+        record(folder / base, {"replay-a-1/train/t": {"x": 2}, **others})
+        add_metadata(FsspecResultTracker(folder / base).store, "replay-a-1/train/t", {"replays": "a-1/train/t"})
+
+
 def names_that_move_the_cursor(folder: Path) -> None:
     (folder / "base/a-2/train/t0").write_text('{"\\u001b[31mred": "\\u001b[0m", "x\\ny": 1}')
 
@@ -110,6 +117,11 @@ def declare(store: Store, run_id: str, parents: dict[str, list[str]]) -> None:
     """Record the sources that a stage records at its start, but not the start itself."""
     sources = [Source(source, alias=alias) for alias, ids in parents.items() for source in ids]
     SOURCES.add(store, run_id, encode_sources(sources), "sources", "0-reads")
+
+
+def sources_that_are_not_runs(folder: Path) -> None:
+    record(folder / "made", {"p0/prepare/p": {"rows": 3}, "a-1/train/t": {"x": 1}})
+    declare(FsspecResultTracker(folder / "made").store, "a-1/train/t", {"data": ["p0", "a table/", "p0/prepare/p"]})
 
 
 def a_longer_name(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.statements import ARTIFACTS, Artifact, StatementKind
-from torchx_kfp.tracking.store import Store
+from torchx_kfp.tracking.store import Store, is_key
 
 _logger = logging.getLogger(__name__)
 
@@ -229,7 +229,9 @@ def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts
     ancestors = _reachable(starts, above)
     descendants = _reachable(starts, below)
     inside = {*starts, *ancestors, *descendants}
-    artifacts = artifacts_of(sorted({source for run_id in inside for source in above.get(run_id, ())} & inside))
+    used = {source for run_id in inside for source in above.get(run_id, ())}
+    # The name of an external source need not be a key.
+    artifacts = artifacts_of(sorted(filter(is_key, used & inside)))
     # A run that names one artifact names all artifacts that it uses.
     naming = {run_id for run_id in inside if any(source.artifact for source in sources.get(run_id, ()))}
     order = {run_id: place for place, run_id in enumerate([*reversed(ancestors), *starts, *descendants])}

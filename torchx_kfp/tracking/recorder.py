@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from torchx_kfp.contract.carried.shared import PARTS
-from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.artifact_files import StoredFiles
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
@@ -41,7 +41,7 @@ from torchx_kfp.tracking.statements import (
     stated_runs,
 )
 from torchx_kfp.tracking.steps import STEPS, Curve, History, Point
-from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, key_text, pipeline_run, run_id_parts
+from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, is_key, pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
 
@@ -254,9 +254,4 @@ def written_folders(base: Path, run: str) -> list[Path]:
 def is_run_id(text: str, run: str) -> bool:
     """Return whether the text is the run id of a stage of a pipeline run, and can be a key."""
     parts = run_id_parts(text)
-    if parts is None or parts[0] != run:
-        return False
-    try:
-        return bool(key_text(text))
-    except KeyRefusedError:
-        return False
+    return parts is not None and parts[0] == run and is_key(text)

@@ -117,6 +117,11 @@ def key_text(key: Key) -> str:
     return text
 
 
+def is_key(text: str) -> bool:
+    """Tell whether text can be a key; the name of an external source of a run need not be one."""
+    return _problem(text) is None
+
+
 def time_name(after: int = 0) -> str:
     """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back.
 

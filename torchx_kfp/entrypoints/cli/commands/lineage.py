@@ -79,7 +79,7 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     shows the first 20 runs that are read under one alias; the other formats show all.
     """
     from torchx_kfp.tracking.lineage import trace
-    from torchx_kfp.tracking.store import pipeline_run
+    from torchx_kfp.tracking.store import is_key, pipeline_run
 
     [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
@@ -100,10 +100,11 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     starts: Mapping[str, Start] = {}
     codes: Codes = {}
     if form in ("tree", "json"):
-        results = read(recorder, runs_of(lineage))
+        # Other sources than runs have no results, and their names need not be keys.
+        results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
         # A tree shows only the starts of the requested runs.
         shown = runs_of(lineage) if form == "json" else lineage.run_ids
-        starts = recorder.starts_of(shown)
+        starts = recorder.starts_of(filter(is_key, shown))
         codes = recorder.code_of(dict.fromkeys(map(pipeline_run, shown)), say_left_out)
     if form == "json":
         print_json(_as_json(lineage, results, starts, codes))
