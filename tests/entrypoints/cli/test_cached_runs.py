@@ -87,6 +87,19 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
 
 
+def test_a_damaged_line_of_a_run_does_not_hide_its_cached_stages(
+    inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    first, second = (run(two, {"tracker_base": "base", "lr": lr}, watch=Watch()).run_id for lr in (0.5, 0.25))
+    with Path("local_outputs", second, "events.jsonl").open("a") as events:
+        events.write("{half a line\n")
+    whole = {f"{first}/prepare/prepare-0": {"x": 1.0}, f"{second}/train/train-0": {"x": 0.25}}
+    assert json.loads(inside("results", second, "--format", "json").stdout) == whole
+    shown = inside("show", f"{second}/prepare", "--format", "json")
+    assert json.loads(shown.stdout)["run_id"] == f"{first}/prepare/prepare-0"
+
+
 @dsl.pipeline(name="looped")
 def looped(tracker_base: str, rates: list):
     with dsl.ParallelFor(rates) as rate:

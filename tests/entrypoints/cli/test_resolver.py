@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,24 @@ def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
     assert ["a", "b"] in [value for row in json.loads(shown.stdout)["rows"] for value in row["values"][first]]
 
 
+def test_the_commands_that_show_suggests_find_the_same_run(inside: Call, runs: list[str]) -> None:
+    for words in (["latest", "--output-dir", "kept"], [f"kept/{runs[1]}"], [f"kept/{runs[1]}/"]):
+        refused = inside("show", *words)
+        suggested = re.search(r"Name one: torchx-kfp (.+?)\. For the results of all: torchx-kfp (.+)\n", refused.stderr)
+        assert suggested, refused.stderr
+        for command in suggested.groups():
+            done = inside(*shlex.split(command), "--format", "json")
+            assert done.returncode == 0, (command, done.stderr)
+            assert f"{runs[1]}/judge/judge-0" in done.stdout
+
+
+def test_a_name_that_several_runs_have_is_not_taken_for_a_directory(inside: Call, runs: list[str]) -> None:
+    done = inside("show", "fixed-", "--output-dir", "kept")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: 'fixed-' matches 2 runs in 'kept': ")
+    assert all(run in done.stderr for run in runs)
+
+
 def test_whole_numbers_in_lists_of_parameters_are_shown_as_such(inside: Call, project: Path) -> None:
     (project / "lists.py").write_text(
         """
@@ -130,7 +149,7 @@ def test_a_word_that_is_neither_a_directory_nor_a_run(command: str, inside: Call
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says("no directory 'kep'", "Did you mean 'kept'?", "no run 'kep'", runs[0]), done.stderr)
     between = inside("compare", "latest", "kept", "--output-dir", "kept")
-    assert re.search(says("'kept' is no run", "comes before the runs", "no run 'kept'"), between.stderr)
+    assert re.search(says("'kept' is not a run. A tracker base goes before the runs.", "no run 'kept'"), between.stderr)
     nearly = inside(command, "latst/train", "--output-dir", "kept")
     assert re.search(says("no run 'latst'", "Did you mean 'latest'?"), nearly.stderr)
     extra = inside(command, "base", "latest", "more")

@@ -49,6 +49,7 @@ class Located:
         run_ids: the run ids of the stages that have ended, as far as they are known.
         is_found: whether the run itself was found, so that ``run`` begins with its whole id.
         cached: the stages that KFP's cache has replaced by those of runs that it does not name.
+        origins: the runs whose stages it has, as far as they are known, also if its own record is damaged.
     """
 
     base: str
@@ -59,6 +60,7 @@ class Located:
     run_ids: Collection[str] = ()
     is_found: bool = False
     cached: Collection[str] = ()
+    origins: Collection[str] = ()
 
     @property
     def taken_over(self) -> list[str]:
@@ -69,7 +71,7 @@ class Located:
     @property
     def runs(self) -> list[str]:
         """The pipeline run itself, and the earlier runs from which it has stages."""
-        return list(dict.fromkeys(run_id.partition("/")[0] for run_id in [self.run or "", *self.taken_over]))
+        return list(dict.fromkeys([(self.run or "").partition("/")[0], *self.origins]))
 
 
 def locate(
@@ -130,6 +132,7 @@ def find_source(
 
     Raises:
         UnknownRunError: there is no such run.
+        AmbiguousRunError: several runs match.
         HostError: the host does not answer.
     """
     from torchx_kfp.execution.pipeline.walk import LATEST
@@ -142,15 +145,19 @@ def find_source(
     try:
         folder = find_run(output_dir, run)
     except ArgumentError as error:
+        several_here = isinstance(error, AmbiguousRunError)
         # Only runs on a host have such an id.
         if not UUID.search(run.lower()) and not _is_host_known():
-            raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
+            kind = AmbiguousRunError if several_here else UnknownRunError
+            raise kind(f"{error} For a run on KFP, give its --host.") from None
         try:
             source = _on_host(run, flags, results, base, raw_logs=raw_logs)
             source.read()  # whether it exists: a whole id is not looked up
         except (UnknownRunError, HostError) as other:
-            is_about_host = isinstance(other, (HostError, AmbiguousRunError)) or not _has_runs(output_dir)
-            if is_about_host and _is_host_known():
+            is_about_host = isinstance(other, (HostError, AmbiguousRunError))
+            if several_here:
+                raise AmbiguousRunError(f"{error} And on the host: {other}" if is_about_host else f"{error}") from None
+            if (is_about_host or not _has_runs(output_dir)) and _is_host_known():
                 raise  # this machine has nothing to do with it
             raise type(other)(f"{error} And on the host: {other}") from None
         return source
@@ -239,9 +246,9 @@ def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Loca
     found = f"{record.run_id}/{part}" if part else record.run_id
     name = f"{record.name}/{part}" if part and record.name else record.name
     folders = output_dir if record.folder is None else str(record.folder.parent)
+    every = [end.run_id for end in record.run.ends.values() if end.run_id]
     # A run that is not described in full does not say which attempts were the last ones.
-    ends = () if record.corrupt else record.run.ends.values()
-    run_ids = [end.run_id for end in ends if end.run_id]
+    run_ids = [] if record.corrupt else every
     cached = [end.name for end in record.run.ends.values() if end.state is State.CACHED and not end.run_id]
     return Located(
         base or base_of(record, flags),
@@ -252,6 +259,7 @@ def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Loca
         run_ids,
         is_found=True,
         cached=cached,
+        origins=[run_id.partition("/")[0] for run_id in every],
     )
 
 
@@ -263,19 +271,17 @@ def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> 
     run, part = (word, "") if is_whole else (word.partition("/")[0], word.partition("/")[2])
     try:
         return find_source(run, output_dir, flags, results="run ids", base=base).read(), part
-    except AmbiguousRunError:
-        raise
     except UnknownRunError as error:
         if part:
             try:  # a name on a host may have a slash
                 return find_source(word, output_dir, flags, results="run ids", base=base).read(), ""
             except (UnknownRunError, HostError):
                 pass
-        if names_host(flags) or run == LATEST or UUID.fullmatch(run):
+        if isinstance(error, AmbiguousRunError) or names_host(flags) or run == LATEST or UUID.fullmatch(run):
             raise
         if os.path.isdir(word):
             raise UnknownRunError(
-                f"The directory {word!r} is no run, and a tracker base comes before the runs. Nor is there such a run: "
+                f"The directory {word!r} is not a run. A tracker base goes before the runs. Nor is there such a run: "
                 f"{error}"
             ) from None
         near = did_you_mean_path(word)

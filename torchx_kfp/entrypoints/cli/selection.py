@@ -156,7 +156,7 @@ def choose(located: Located, known: Collection[str], recorder: Recorder, further
             found.update(here.handed_on(folder))
     if located.is_found and not any(key.startswith(f"{words[0]}/") for key in found):
         if len(words) > 1:
-            raise UnknownRunError(f"The run {words[0]} has recorded nothing under {base!r}.")
+            raise UnknownRunError(nothing_recorded(located, words[0]))
         return Chosen(run, ())
     done = ""
     for word in words:
@@ -217,14 +217,25 @@ def recorded(recorder: Recorder, located: Located | None = None) -> set[str]:
     return {key for run in located.runs for key in (*recorder.keys(run), *recorder.run_ids(run))}
 
 
-def say_nothing_recorded(located: Located, name: str, nothing: str = "nothing") -> None:
-    """Say on stderr that a run has recorded nothing, or no results, and why."""
-    run = titled(located.name, name)
+def nothing_recorded(located: Located, name: str, nothing: str = "nothing") -> str:
+    """Return the sentence that a run has recorded nothing, or no results, and why.
+
+    Args:
+        located: the run, or a part of it.
+        name: the run id of the run, or of the part.
+        nothing: what it has recorded.
+    """
+    part = (located.run or "").removeprefix(name)
+    run = titled(located.name.removesuffix(part), name)
     if located.cached:
-        stages = listed(located.cached, 20)
-        print_message(f"{run} has recorded {nothing}: KFP's cache had {stages}, and does not say which run's.")
-    else:
-        print_message(f"{run} has recorded {nothing} under {located.base}.")
+        stages = printable(listed(located.cached, 20))
+        return f"{run} has recorded {nothing}: {stages} came from KFP's cache, and KFP does not say from which run."
+    return f"{run} has recorded {nothing} under {printable(located.base)}."
+
+
+def say_nothing_recorded(located: Located, name: str, nothing: str = "nothing") -> None:
+    """Say the same on stderr."""
+    print_message(nothing_recorded(located, name, nothing))
 
 
 def titled(name: str, run_id: str) -> str:
@@ -310,11 +321,16 @@ def _place(base: str) -> str:
 def _newest(recorder: Recorder, here: RunsHere) -> str | None:
     """Return the pipeline run that was written last, or one that was started later on this machine."""
     from torchx_kfp.execution.runs.history import created
+    from torchx_kfp.tracking.recorder import REPLAY
+
+    def is_replay(run: str) -> bool:
+        # Only for these names, the statements of the run are listed.
+        return run.startswith(REPLAY) and bool(recorder.replays_among(recorder.run_ids(run)))
 
     times = recorder.last_written()
     # The times of S3 are whole seconds; the names of runs often have the time, too.
     ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)
-    newest = next((run for run in ordered if not recorder.replays_among(recorder.run_ids(run))), None)
+    newest = next((run for run in ordered if not is_replay(run)), None)
     for name, folder in list(here.folders.items())[:_LOOKED_AT]:
         if newest is not None and created(folder) <= times[newest]:
             break
@@ -348,7 +364,8 @@ def _unknown(run: str, word: str, done: str, found: Iterable[str], here: RunsHer
         there += [name for name in list(here.folders)[:_LOOKED_AT] if name not in there and here.handed_on(name)]
         names = [LATEST, *there]
     meant = matching_names(word, list(executions))
-    near = executions[meant[0]] if len(meant) == 1 else most_similar(word, names)
+    # "latest" itself does not exist if there are only replays.
+    near = executions[meant[0]] if len(meant) == 1 else most_similar(word, [name for name in names if name != word])
     return UnknownRunError(
         f"Nothing is recorded for {run!r} under {base!r}.{f' Did you mean {done + near!r}?' if near else ''} "
         f"{'Run ids' if done else 'Runs'} there: {listed(nearest(run, there))}."

@@ -187,8 +187,14 @@ def _chosen(recorder: Recorder, located: Located) -> Chosen:
     if run is None:
         replays = recorder.replays_among(known)
         if replays:
-            names = listed(sorted({pipeline_run(key) for key in replays}))
-            print_message(f"Left out: {counted(len(replays), 'replay')}, which you can name: {printable(names)}.")
+            runs = sorted({pipeline_run(key) for key in replays})
+            names = printable(listed(runs))
+            if replays.issuperset(known):
+                raise MissingResultsError(
+                    f"There are only replays under {recorder.tracker_base!r}: {names}. Name one to see its results."
+                )
+            which = "it" if len(runs) == 1 else "one"
+            print_message(f"Left out: {counted(len(runs), 'replay')}. Name {which} to see its results: {names}.")
         known = [key for key in known if key not in replays]
         return Chosen("", tuple(last_attempts(recorder, known, located.base, further=others)))
     return choose(located, known, recorder, others)

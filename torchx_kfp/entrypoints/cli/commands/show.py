@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +21,16 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
 from torchx_kfp.entrypoints.cli.resolver import host_words, locate
-from torchx_kfp.entrypoints.cli.selection import choose, facts_of, open_recorder, read, recorded, say_cached, titled
+from torchx_kfp.entrypoints.cli.selection import (
+    choose,
+    facts_of,
+    nothing_recorded,
+    open_recorder,
+    read,
+    recorded,
+    say_cached,
+    titled,
+)
 from torchx_kfp.errors import MissingResultsError, UnknownRunError
 
 if TYPE_CHECKING:
@@ -47,19 +57,21 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
     torchx-kfp show latest/evaluate
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
     """
+    from torchx_kfp.execution.runs import output_dir_words
     from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
     [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
     chosen = choose(located, recorded(recorder, located), recorder)
     if not chosen.keys:
-        raise MissingResultsError(f"The run {chosen.name} has recorded nothing under {located.base!r}.")
+        raise MissingResultsError(nothing_recorded(located, chosen.name))
     run_id, *others = chosen.keys
     stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
     if len(stages) > 1:
-        *base, run = words
-        one = this_command("show", *base, f"{run.rstrip('/')}/{stages[0]}", *host_words(flags))
-        every = this_command("results", *words, *host_words(flags))
+        base = words[:-1]
+        place = [*output_dir_words(Path(located.output_dir, "RUN")), *host_words(flags)]
+        one = this_command("show", *base, f"{chosen.name}/{stages[0]}", *place)
+        every = this_command("results", *base, chosen.name, *place)
         raise UnknownRunError(
             f"{located.run!r} has records of {len(stages):,} stages under {located.base!r}: {listed(stages)}. "
             f"Name one: {one}. For the results of all: {every}"
