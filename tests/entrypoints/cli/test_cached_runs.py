@@ -92,8 +92,9 @@ def test_a_damaged_line_of_a_run_does_not_hide_its_cached_stages(
 ) -> None:
     monkeypatch.chdir(project)
     first, second = (run(two, {"tracker_base": "base", "lr": lr}, watch=Watch()).run_id for lr in (0.5, 0.25))
-    with Path("local_outputs", second, "events.jsonl").open("a") as events:
-        events.write("{half a line\n")
+    events = Path("local_outputs", second, "events.jsonl")
+    begun, *others = events.read_text().splitlines(keepends=True)
+    events.write_text("".join([begun, "{half a line\n", *others]))
     whole = {f"{first}/prepare/prepare-0": {"x": 1.0}, f"{second}/train/train-0": {"x": 0.25}}
     assert json.loads(inside("results", second, "--format", "json").stdout) == whole
     shown = inside("show", f"{second}/prepare", "--format", "json")
