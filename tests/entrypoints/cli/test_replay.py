@@ -262,7 +262,7 @@ def test_one_trial_of_a_search(call, here):
 def test_wrong_words_name_the_way_out(call, here, tmp_path, monkeypatch):
     monkeypatch.chdir(here.folder)
     for words, facts in (
-        (["latest"], ("No stage", "failed", f"{here.run.name}/train[0]")),
+        (["latest"], ("No stage", "failed", f"{here.run.name}/first", "more")),
         (["latest/train"], ("train[0], train[1]",)),
         (["latest/frist"], ("'frist'", "Did you mean 'first'?")),
         (["latest/both", "--replica", "trainer/2"], ("trainer/0..1",)),
