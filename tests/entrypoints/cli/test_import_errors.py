@@ -178,3 +178,15 @@ def test_the_line_is_that_of_the_users_module(call: Call, tmp_path: Path) -> Non
     assert (
         f"{tmp_path / 'parts.py'}, line 5: task_from_app() has no argument 'nam'. Did you mean 'name'?" in done.stderr
     )
+
+
+def test_packages_below_this_environment_are_not_the_users(call: Call, tmp_path: Path) -> None:
+    """``pip install --user``, and an environment that is layered on another."""
+    packages = tmp_path / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "somebodys.py").write_text("def fail():\n    raise TypeError('no')\n")
+    (tmp_path / "wrong.py").write_text(
+        f"import sys\nsys.path.append({str(packages)!r})\nimport somebodys\nsomebodys.fail()\n"
+    )
+    done = call("compile", str(tmp_path / "wrong.py"))
+    assert f"Error: {tmp_path / 'wrong.py'}, line 4 cannot be imported: TypeError: no" in done.stderr

@@ -74,8 +74,9 @@ _TASK_COMPARED = re.compile(r"not supported between instances of .*'PipelineTask
 _OUTPUT_OF = re.compile(r"(\w+)\.outputs\[")
 _OUTPUT_NAMED = re.compile(r"""(\w+)\.outputs\[["'](\w+)["']\]""")
 _ONLY_OUTPUT_OF = re.compile(r"(\w+)\.output\b")
-_NOT_THE_USERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_NOT_THE_USERS.append(str(Path(torchx_kfp.__file__).parent))
+_NOT_THE_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(torchx_kfp.__file__).parent))
+#: Packages are also in the folder of a user (pip install --user) and of an environment below this one.
+_PACKAGES = {"site-packages", "dist-packages"}
 
 Frames = Sequence[tuple[FrameType, int]]
 
@@ -267,11 +268,7 @@ def explain_import_error(path: Path, error: BaseException, with_traceback: str =
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     files = [frame.f_code.co_filename for frame, _ in frames]
-    users = [
-        index
-        for index, file in enumerate(files)
-        if not file.startswith("<") and not any(Path(file).is_relative_to(folder) for folder in _NOT_THE_USERS)
-    ]
+    users = [index for index, file in enumerate(files) if _is_users(file)]
     frame, line = frames[users[-1]] if users else (None, 0)
     where = f"{frame.f_code.co_filename}, line {line}" if frame else str(path)
     if isinstance(error, TorchxKfpError):
@@ -296,6 +293,13 @@ def explain_import_error(path: Path, error: BaseException, with_traceback: str =
     if "from __future__ import annotations" in path.read_text(encoding="utf-8", errors="replace"):
         message += "KFP reads annotations as objects: remove 'from __future__ import annotations'. "
     return f"{message}See the whole traceback: {with_traceback}" if with_traceback else message.rstrip()
+
+
+def _is_users(file: str) -> bool:
+    """Return whether code is of neither Python, an installed package, nor this package."""
+    path = Path(file)
+    inside = any(path.is_relative_to(folder) for folder in _NOT_THE_USERS) or _PACKAGES.intersection(path.parts)
+    return not file.startswith("<") and not inside
 
 
 def _unexpected(frame: FrameType, error: BaseException) -> str | None:
