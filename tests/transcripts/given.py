@@ -333,15 +333,3 @@ def mixed(go: bool = False):
 
 def a_mixed_run(folder: Path) -> None:
     run_here(mixed, output_dir=folder / "local_outputs", watch=Watch(), parallelism=1)
-
-
-def files_of_torchx(folder: Path) -> None:
-    """Store metadata and an artifact with TorchX's own tracker."""
-    import fsspec
-    from torchx.tracker.backend.fsspec import FsspecTracker
-
-    (folder / "torchx").mkdir()
-    (folder / "empty").mkdir()
-    theirs = FsspecTracker(fsspec.filesystem("file"), str(folder / "torchx"))
-    theirs.add_metadata("local_cwd://torchx/app-1", epochs=3)
-    theirs.add_artifact("local_cwd://torchx/app-1", "model", "s3://models/1")

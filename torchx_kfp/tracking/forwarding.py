@@ -1,8 +1,8 @@
 """Forward the records of a run to further trackers of ``torchx.tracker``.
 
 The authoritative results are those in the project's own store. If a further tracker fails, the stage continues: a
-warning is logged, and the store says which tracker lacks records of which run (``UNDELIVERED``). A tracker that cannot
-be loaded is an error before the training starts. TorchX is loaded on first use, and only if there are further trackers.
+warning is logged. A tracker that cannot be loaded is an error before the training starts. TorchX is loaded on first
+use, and only if there are further trackers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torchx_kfp.common.extras import install_line, is_installed
 from torchx_kfp.contract.protocol import StageContext
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking.statements import UNDELIVERED, absolute
-from torchx_kfp.tracking.tracker import FsspecResultTracker
+from torchx_kfp.tracking.statements import absolute
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.steps import Point
@@ -45,15 +44,13 @@ class FurtherTracker:
         config: the configuration that TorchX passes to the tracker's factory.
         run_id: the run that records.
         sources: the runs that it reads.
-        base: the tracker base, where a failure is recorded.
     """
 
-    def __init__(self, name: str, config: str | None, run_id: str, sources: tuple[str, ...], base: str) -> None:
+    def __init__(self, name: str, config: str | None, run_id: str, sources: tuple[str, ...]) -> None:
         self._name = name
         self._config = config
         self._run_id = run_id
         self._sources = sources
-        self._base = base
         self._made: Any = None
         self._seen: set[str] = set()
         self._paused_until = 0.0
@@ -135,11 +132,6 @@ class FurtherTracker:
                 kind,
                 error,
             )
-            content = {"tracker": self._name, "error": f"{kind}: {error}"}
-            try:
-                UNDELIVERED.add(FsspecResultTracker(self._base).store, self._run_id, content, "error of a tracker")
-            except TrackerError as failed:
-                _log.warning("That the tracker %r lacks records could not be recorded: %s", self._name, failed)
 
 
 def further_trackers(context: StageContext) -> tuple[FurtherTracker, ...]:
@@ -154,8 +146,7 @@ def further_trackers(context: StageContext) -> tuple[FurtherTracker, ...]:
         check_tracker(name)
     sources = [ids if isinstance(ids, tuple) else (ids,) for ids in context.parents.values()]
     unique = tuple(dict.fromkeys(run_id for ids in sources for run_id in ids if run_id))
-    base = context.tracker_base
-    return tuple(_tracker(name, config, context.run_id, unique, base) for name, config in context.trackers.items())
+    return tuple(_tracker(name, config, context.run_id, unique) for name, config in context.trackers.items())
 
 
 _tracker = lru_cache(maxsize=None)(FurtherTracker)

@@ -31,7 +31,6 @@ from torchx_kfp.tracking.statements import (
     METADATA,
     REPLAY,
     REPLAY_OF,
-    UNDELIVERED,
     Artifact,
     Corrupt,
     add_metadata,
@@ -188,10 +187,6 @@ class Recorder(FsspecResultTracker):
     def sources(self, run_id: str) -> list[Source]:
         """Return the runs and other things that a run was made from."""
         return SOURCES.read(self.store, run_id)
-
-    def undelivered(self, run_id: str) -> dict[str, str]:
-        """Return the further trackers that lack records of a run, and the first error of each."""
-        return UNDELIVERED.read(self.store, run_id)
 
     def artifacts_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Artifact]]:
         """Return the artifacts of each run."""

@@ -10,7 +10,6 @@ several values of one field, the last one counts. The fields:
 
 - ``code``: what travelled with the run: a list, see ``Code``. Several lists are joined.
 - ``tags``: text by name. Several objects are joined; null takes a tag back.
-- ``note``: text.
 - ``resumes``: the runs from which it has kept stages, a list.
 
 To add a field, describe it here, write it with ``Recorder.add_facts(run, field=value)``, and read it with
@@ -31,7 +30,7 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.tracking.statements import StatementKind
 
 #: The fields of a run.
-CODE, TAGS, NOTE, RESUMES = "code", "tags", "note", "resumes"
+CODE, TAGS, RESUMES = "code", "tags", "resumes"
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 
@@ -95,8 +94,6 @@ def _parse(content: Mapping[str, Any]) -> dict[str, Any]:
         content[TAGS] = {str(name): None if value is None else str(value) for name, value in tags.items()}
     if RESUMES in content:
         content[RESUMES] = [str(run) for run in content[RESUMES] or ()]
-    if content.get(NOTE) is not None:
-        content[NOTE] = str(content[NOTE])
     if CODE not in content:
         return content
     code = [

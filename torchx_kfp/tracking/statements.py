@@ -39,7 +39,7 @@ REPLAY_OF = "replays"
 #: The folder of the files of artifacts (``artifact_files``).
 FILES = "files"
 #: The folders of all kinds, and that of files.
-FOLDERS = ("artifacts", FILES, "metadata", "search", "sources", "steps", "undelivered")
+FOLDERS = ("artifacts", FILES, "metadata", "search", "sources", "steps")
 
 #: A callable that gets the error for each file that does not contain a statement.
 Corrupt = Callable[[CorruptResultError], object]
@@ -317,12 +317,6 @@ METADATA: StatementKind[dict[str, object], dict[str, object]] = StatementKind(
     "metadata",
     lambda content: dict(content["metadata"]),
     lambda found: {name: value for metadata in found for name, value in metadata.items()},
-)
-#: The further trackers that lack records of a run (see ``forwarding``), and the first error of each.
-UNDELIVERED: StatementKind[tuple[str, str], dict[str, str]] = StatementKind(
-    "undelivered",
-    lambda content: (str(content["tracker"]), str(content["error"])),
-    lambda found: dict(reversed(found)),
 )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from kfp import dsl
 from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.conftest import Call
-from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
@@ -174,26 +172,3 @@ def test_the_end_of_a_run_id(command: str, inside: Call, project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "a-20260101-120001-3d4e5f/train/1" in done.stdout
     assert "0a1b2c" not in done.stdout
-
-
-def test_a_tracker_that_lacks_records_is_named_whatever_is_shown(inside: Call, project: Path) -> None:
-    (project / "down.py").write_text("def create(config): raise ConnectionError('nobody answers')")
-    program = """
-from kfp import dsl
-from torchx.specs import AppDef, Role
-from torchx_kfp import task_from_app
-CODE = "from torchx_kfp.tracking import current_run; current_run().put(x=1)"
-
-@dsl.pipeline(name="down")
-def down(tracker_base: str):
-    app = AppDef("record", [Role("role", image="x", entrypoint="python", args=["-c", CODE])])
-    task_from_app(app, tracker_base=tracker_base, trackers={"down:create": None})
-"""
-    (project / "pipeline.py").write_text(program)
-    done = inside("run", "pipeline.py", "--tracker-base", "base", "--quiet", "--json")
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    ended = next(event for event in events if event["event"] == "stage_finished")
-    assert ended["undelivered"] == {"down:create": "ConnectionError: nobody answers"}
-    assert re.search(says("down:create", "record", "nobody answers", "not taken from the cache"), done.stderr)
-    assert "nobody answers" in inside("show", "base", "latest/record").stdout

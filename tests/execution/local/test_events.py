@@ -140,7 +140,6 @@ def test_the_form():
         "cached_from": "",
         "replicas": None,
         "files": [],
-        "undelivered": {},
         "kept": False,
     }
     assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {

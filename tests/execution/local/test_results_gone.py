@@ -1,7 +1,6 @@
 """The cache and a resumed run reuse results only if they still exist: in a local directory, and on S3 over HTTP."""
 
 import json
-import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.facts import says
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
 from torchx_kfp.local import RunResult, Watch, resume, run
@@ -192,38 +190,3 @@ def test_a_stage_whose_stored_file_is_gone_runs_again(
     assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
     collect(base)
     assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
-
-
-FLAKY = """
-import os
-
-class Tracker:
-    def add_metadata(self, run_id, **metadata):
-        print("delivered", metadata)
-
-def create(config):
-    if not os.path.exists("up"):
-        raise ConnectionError("nobody answers")
-    return Tracker()
-"""
-
-
-def test_a_stage_whose_tracker_lacks_records_runs_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "flaky.py").write_text(FLAKY)
-
-    @dsl.pipeline(name="flaky")
-    def pipeline(tracker_base: str) -> None:
-        task("record", RECORD, tracker_base=tracker_base, trackers={"flaky:create": None})
-
-    base = str(tmp_path / "base")
-    for _ in range(2):
-        result = run(pipeline, {"tracker_base": base}, output_dir="runs")
-        result.raise_for_failure()
-        assert states(result) == {"record": "succeeded"}
-        assert result["record"].undelivered == {"flaky:create": "ConnectionError: nobody answers"}
-        said = says("record", "flaky:create", "lacks records", "nobody answers")
-        assert re.search(said, capfd.readouterr().err)
-    (tmp_path / "up").touch()
-    delivered = attempt(pipeline, base)["record"]
-    assert (delivered.undelivered, delivered.last_lines()) == ({}, ["delivered {'value': 1}"])
-    assert states(attempt(pipeline, base)) == {"record": "cached"}

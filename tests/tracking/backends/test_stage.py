@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from torchx.runtime.tracking import FsspecResultTracker as TorchxTracker
 from torchx.tracker import api
 from torchx.tracker.backend.fsspec import FsspecTracker
 
-from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
 from tests.tracking.stages import application, environ, stage
 from tests.tracking.trackers import backend as backend_of
@@ -221,78 +220,6 @@ def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tm
         api.build_trackers({"torchx_kfp": config})
     monkeypatch.setenv("TORCHX_TRACKER_BASE", str(tmp_path))
     assert repr(api.build_trackers({"torchx_kfp": config})) == f"[StageTracker({str(tmp_path)!r})]"
-
-
-class TestImport:
-    """``torchx-kfp import`` takes the files over that TorchX's own backend writes."""
-
-    @pytest.fixture
-    def imported(self, inside: Call) -> Callable[[object, str], str]:
-        def run(theirs: object, ours: str) -> str:
-            done = inside("import", str(theirs), ours)
-            assert done.returncode == 0, done.stderr
-            return done.stderr
-
-        return run
-
-    @pytest.mark.versions
-    @pytest.mark.parametrize("kind", ["file", "memory"])
-    def test_all_of_it(self, kind: str, base: str, tmp_path: Path, memory_base: str, imported: Any) -> None:
-        root = str(tmp_path / "torchx") if kind == "file" else "/torchx"
-        base = {"memory://results": "memory://other", str(tmp_path): str(tmp_path / "ours")}.get(base, base)
-        filesystem = fsspec.filesystem(kind)
-        filesystem.mkdirs(root)
-        theirs = FsspecTracker(filesystem, root)
-        theirs.add_metadata(RUN, epochs=1, note="ü")
-        theirs.add_metadata(RUN, epochs=2)
-        theirs.add_artifact(RUN, "model", "/models/1")
-        theirs.add_artifact(RUN, "model", "/models/2", {"x": [1]})
-        theirs.add_source(RUN, OTHER)
-        theirs.add_source("third", RUN, "model")
-        theirs.add_metadata(OTHER, a=None)
-        ours = backend_of(base)
-        ours.add_metadata("p1/train/1", own=1)
-        for _ in range(2):
-            assert imported(filesystem.unstrip_protocol(root), base) == "Imported 7 files from 3 runs.\n"
-            assert ours.metadata(RUN) == {"epochs": 2, "note": "ü"}
-            assert ours.artifacts(RUN) == {"model": api.TrackerArtifact("model", "/models/2", {"x": [1]})}
-            assert pairs(ours.sources(RUN)) == [(OTHER, None)]
-            assert pairs(ours.sources("third")) == [(RUN, "model")]
-            assert ours.metadata(OTHER) == {"a": None}
-            assert sorted(ours.run_ids()) == sorted([RUN, OTHER, "third", "p1/train/1"])
-        assert ours.lineage(RUN).descendants == ("third",)
-        ours.add_metadata(RUN, epochs=3)
-        imported(filesystem.unstrip_protocol(root), base)
-        assert ours.metadata(RUN)["epochs"] == 3, "what is newer stays"
-
-    def test_other_files_are_left_alone_and_a_base_may_be_its_own(self, tmp_path: Path, imported: Any) -> None:
-        FsspecTracker(fsspec.filesystem("file"), str(tmp_path)).add_metadata(RUN, a=1)
-        (tmp_path / "notes.txt").write_text("x")
-        (tmp_path / "no base32" / "metadata").mkdir(parents=True)
-        (tmp_path / "no base32" / "metadata" / "1").write_text("x")
-        for _ in range(2):
-            assert imported(tmp_path, str(tmp_path)) == "Imported 1 file from 1 run.\n"
-        assert backend_of(tmp_path).metadata(RUN) == {"a": 1}
-
-    @pytest.mark.parametrize(
-        ("kind", "content"),
-        [
-            ("metadata", ""),  # TorchX truncates a file before it writes: a process that was killed leaves an empty one
-            *(("metadata", content) for content in ("{", "[]", "{}", '{"metadata": 1}')),
-            ("artifacts", "{}"),
-        ],
-    )
-    def test_what_torchx_did_not_write_is_left_out(self, kind: str, content: str, tmp_path: Path, inside: Call) -> None:
-        (tmp_path / "theirs").mkdir()
-        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path / "theirs"))
-        theirs.add_metadata(RUN, a=1) if kind == "metadata" else theirs.add_artifact(RUN, "model", "x")
-        (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
-        file.write_text(content)
-        theirs.add_metadata(OTHER, b=1)
-        done = inside("import", "theirs", "ours")
-        assert f"{file} is not a file of TorchX's tracker" in done.stderr
-        assert "Remove it, and import again." in done.stderr
-        assert list(backend_of(tmp_path / "ours").run_ids()) == [OTHER]
 
 
 def test_what_are_no_sources_is_left_out_of_the_lineage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,10 +28,8 @@ __all__ = ["main"]
 _COMMANDS = (
     *("init", "compile", "check", "run", "submit", "upload", "watch", "runs", "logs", "cancel", "retry", "schedules"),
     *("replay", "report", "results", "show", "artifacts", "lineage", "compare", "code", "tag"),
-    *("gc", "import", "rbac", "doctor"),
+    *("gc", "rbac", "doctor"),
 )
-#: The modules that cannot have the names of their commands.
-_MODULES = {"import": "import_torchx"}
 
 
 #: How similar two options are of which one may be meant for the other, from 0 to 1.
@@ -88,7 +86,7 @@ class _CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = import_module(f"torchx_kfp.entrypoints.cli.commands.{_MODULES.get(cmd_name, cmd_name)}")
+        module = import_module(f"torchx_kfp.entrypoints.cli.commands.{cmd_name}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 

@@ -275,8 +275,7 @@ class AttemptThread(threading.Thread):
             if result.exit_code:
                 reason = describe_missing(plan, recorder, run_id, result.results or {}) or result.reason
                 return dataclasses.replace(result, reason=reason)
-            files = registered_files(plan, recorder.artifacts(run_id))
-            result = dataclasses.replace(result, files=files, undelivered=recorder.undelivered(run_id))
+            result = dataclasses.replace(result, files=registered_files(plan, recorder.artifacts(run_id)))
         return result
 
     def _execute(self) -> StageResult:

@@ -266,9 +266,9 @@ class Memory:
         )
 
     def keep(self, cache_key: str, result: StageResult) -> None:
-        """Store a stage for other runs if it and its application have succeeded, and all trackers have its records."""
+        """Store a stage for other runs if it and its application have succeeded."""
         has_failed = bool(result.results and result.results.get(protocol.EXIT_CODE))
-        is_complete = result.state is State.SUCCEEDED and not has_failed and not result.undelivered
+        is_complete = result.state is State.SUCCEEDED and not has_failed
         if self._cache is not None and cache_key and is_complete:
             self._cache.put(cache_key, self._run_id, result)
 

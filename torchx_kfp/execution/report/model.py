@@ -264,7 +264,7 @@ class Tracked:
     stated: dict[tuple[str, str], Search | None] = field(default_factory=dict)
     registered: dict[tuple[str, str], Mapping[str, Artifact]] = field(default_factory=dict)
 
-    #: The facts of the run: its code, tags and note.
+    #: The facts of the run: its code and tags.
     facts: dict[str, Any] = field(default_factory=dict)
 
     def start(self, stage: StageView) -> Start | None:

@@ -78,8 +78,6 @@ class StageResult:
     #: Files and folders of this machine that the stage has registered as artifacts, and the URLs of those that it has
     #: stored elsewhere.
     files: tuple[str, ...] = ()
-    #: The further trackers, such as MLflow, that lack records of the stage, and why.
-    undelivered: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make a name that does not exist an error which suggests one that does."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-from torchx_kfp.common.text import clean, duration, printable, shorten, shown
+from torchx_kfp.common.text import clean, duration, shown
 from torchx_kfp.errors import LocalRunError
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
@@ -181,8 +181,6 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))
     lines = [f"{stage.name} {how} ({duration(stage.duration)})." if stage.attempts else f"{stage.name} {how}."]
-    for name, why in stage.undelivered.items():
-        lines.append(f"{stage.name}: the tracker {name!r} lacks records ({shorten(printable(why), _LONGEST)}).")
     if verbose:
         artifacts = {
             name: [item.location or item.uri for item in made] if isinstance(made, list) else made.location or made.uri

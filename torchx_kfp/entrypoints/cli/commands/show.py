@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
     """Show all records of RUN: results, metrics, metadata, artifacts, the runs that it reads, and its start.
 
-    The code, the tags and the note of its pipeline run are shown, too, and the runs that it resumes.
+    The code and the tags of its pipeline run are shown, too, and the runs that it resumes.
 
     RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train": of a run on
     this machine, or on the KFP host. The run knows its tracker base. With TRACKER_BASE, RUN is any run that has records
@@ -92,10 +92,8 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
         "metadata": recorder.metadata(run_id),
         "artifacts": {name: _artifact_as_json(it) for name, it in artifacts.items()},
         "sources": [vars(source) for source in recorder.sources(run_id)],
-        "undelivered": recorder.undelivered(run_id),
         "code": [asdict(code) for code in codes],
         "tags": facts.get("tags", {}),
-        "note": facts.get("note"),
         "resumes": facts.get("resumes", []),
         "started": vars(start) if (start := recorder.starts_of([run_id]).get(run_id)) else None,
     }
@@ -139,9 +137,7 @@ def _print_table(
             ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
             for it in found["sources"]
         ),
-        *(("lacks records", name, why) for name, why in found["undelivered"].items()),
         *(("tag", name, value) for name, value in found["tags"].items()),
-        *([("note", "", found["note"])] if found["note"] else ()),
         *(("resumes", "", run) for run in found["resumes"]),
         *(("code", name, value) for code in codes for name, value in describe_code(code).items()),
         *(("started", name, value) for name, value in started.items() if value is not None),

@@ -1,4 +1,4 @@
-"""``torchx-kfp tag``: give a run tags and a note, or show them."""
+"""``torchx-kfp tag``: give a run tags, or show them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from torchx_kfp.entrypoints.cli.resolver import is_base, locate, names_host
 from torchx_kfp.entrypoints.cli.selection import choose_run, facts_of, open_recorder
 
 
-@click.command("tag", short_help="Give a run tags and a note.")
+@click.command("tag", short_help="Give a run tags.")
 @click.argument("words", nargs=-1, metavar="[TRACKER_BASE] RUN [NAME=VALUE ...]")
-@click.option("--note", metavar="TEXT", help="A note about the run, which the report shows. Empty text removes it.")
 @output_dir_option
 @host_options
-def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags: Flags) -> None:
-    """Give RUN tags and a note, or print those that it has.
+def tag_command(words: tuple[str, ...], output_dir: str, flags: Flags) -> None:
+    """Give RUN tags, or print those that it has.
 
     RUN is the id of a pipeline run, the beginning or end of one, or "latest", on this machine or on the KFP host. Tags
-    and the note are kept with the run's records under its tracker base, so everybody who reads them there sees them:
+    are kept with the run's records under its tracker base, so everybody who reads them there sees them:
     `results --where 'tag.team == "a"'`, `runs --tag team=a`, `compare`, `show`, and the report. A tag that the run has
     gets the new value; without a value (NAME=), it is removed.
 
     \b
-    torchx-kfp tag latest team=vision stage=final --note "with the new data"
+    torchx-kfp tag latest team=vision stage=final
     """
     from torchx_kfp.tracking.recorder import parse_tags
     from torchx_kfp.tracking.store import pipeline_run
@@ -44,22 +43,18 @@ def tag_command(words: tuple[str, ...], note: str | None, output_dir: str, flags
     recorder = open_recorder(located.base)
     run = pipeline_run(located.run or "")
     if stage := (located.run or "")[len(run) :].strip("/"):
-        raise click.UsageError(f"Tags and notes are for whole runs: leave out {stage!r}.")
+        raise click.UsageError(f"Tags are for whole runs: leave out {stage!r}.")
     if len(runs) > 1 and not names_host(flags):
         run = choose_run(located, recorder)
     gone = [name for name, value in tags.items() if value is None]
     if absent := {*gone} - facts_of(recorder, run).get("tags", {}).keys() if gone else set():
         print_message(f"The run has no tag {listed(map(repr, sorted(absent)))} that could be removed.")
-    if tags or note is not None:
-        recorder.change_facts(
-            run, **({"tags": tags} if tags else {}), **({} if note is None else {"note": note or None})
-        )
+    if tags:
+        recorder.change_facts(run, tags=tags)
         if run not in runs:
             print_message(f"The run is {printable(run)}.")
-    facts = facts_of(recorder, run)
-    for name, value in facts.get("tags", {}).items():
+    found = facts_of(recorder, run).get("tags", {})
+    for name, value in found.items():
         print_text(f"{name}={value}")
-    if text := facts.get("note"):
-        print_text(text)
-    if not facts.get("tags") and not text:
-        print_message(f"The run {run} has no tags and no note.")
+    if not found:
+        print_message(f"The run {run} has no tags.")

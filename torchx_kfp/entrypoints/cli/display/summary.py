@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from torchx_kfp.common.text import counted, duration, listed, printable, shorten
+from torchx_kfp.common.text import counted, duration, listed
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_message, show_results, this_command
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
@@ -208,7 +208,7 @@ def _way_on(folder: Path, sent: Sequence[str]) -> str:
 def _end(result: RunResult, notes: Notes | None, *, as_json: bool) -> None:
     if not as_json:
         print_stages(result.stages)
-    for sentence in (*(notes or unread)(result), *undelivered(result)):
+    for sentence in (notes or unread)(result):
         print_message(sentence)
 
 
@@ -220,20 +220,6 @@ def unread(result: RunResult) -> list[str]:
         names = listed(stage.name for stage in stages if stage.tracker_base == base)
         found.append(f"The results of {names} could not be read from {base}.")
     return found
-
-
-def undelivered(result: RunResult) -> list[str]:
-    """Return sentences about the further trackers that lack records of stages."""
-    stages: dict[str, list[StageResult]] = {}
-    for stage in result.stages:
-        for tracker in stage.undelivered:
-            stages.setdefault(tracker, []).append(stage)
-    return [
-        f"The tracker {tracker!r} lacks records of {listed(stage.name for stage in found)}: "
-        f"{shorten(printable(found[0].undelivered[tracker]), _LONGEST)}. Results under the tracker base are complete. "
-        "These stages are not taken from the cache: the next run records them again."
-        for tracker, found in stages.items()
-    ]
 
 
 def print_stages(stages: Sequence[StageResult]) -> None:
