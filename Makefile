@@ -9,12 +9,12 @@ export PYTHON
 bin := $(VENV)/bin
 sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 # What `make test` leaves out: each has a target of its own. tools/tiers.py says what it is about.
-gate := not (docker or cluster or browser or torch or ax or oldest or load or slow)
+gate := not (docker or cluster or browser or torch or ax or oldest or load or mlflow or slow)
 # The files that have a mark: collecting all tests takes longer than running most of these.
 having = $(shell grep -rlE 'mark\.($(1))' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-containers test-cluster test-browser test-torch test-ax test-oldest test-load test-lowest test-newest test-package test-kfp durations mutants ci ci-all lint format types goldens docs pictures benchmarks measures wheel clean
+.PHONY: help demo test test-changed test-containers test-cluster test-browser test-torch test-ax test-oldest test-load test-mlflow test-lowest test-newest test-package test-kfp durations mutants ci ci-all lint format types goldens docs pictures benchmarks measures wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ test-oldest: $(VENV)/.ready ## run what commands carry into images with the olde
 
 test-load: $(VENV)/.ready ## run many processes on one store, and kill some
 	$(bin)/python -m pytest -m load $(or $(ARGS),$(call having,load))
+
+test-mlflow: $(VENV)/.ready ## run the tests that record in an MLflow server
+	$(bin)/python -m pytest -m mlflow $(or $(ARGS),$(call having,mlflow))
 
 test-lowest: $(VENV)-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
 	$(VENV)-lowest/bin/python -m pytest -n 2 -m '(versions or lowest) and not usual and ($(gate))' $(or $(ARGS),$(call having,versions|lowest|newest))

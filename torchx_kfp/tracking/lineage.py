@@ -123,9 +123,10 @@ def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunId
     SOURCES.add(store, run_id, content, "record of the start", _READS if sources else _NONE)
 
 
-def is_first_rank(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process speaks for its stage: torchrun's first rank, else replica 0."""
-    return environ.get(_RANK if environ.get(_TORCHRUN) else protocol.REPLICA_ID, "0") == "0"
+def rank(environ: Mapping[str, str] = os.environ) -> int:
+    """Return torchrun's number of this process, else that of its replica. Process 0 speaks for its stage."""
+    text = environ.get(_RANK if environ.get(_TORCHRUN) else protocol.REPLICA_ID, "0")
+    return int(text) if text.isdecimal() else 1
 
 
 def announce_start(store: Store, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
@@ -135,7 +136,7 @@ def announce_start(store: Store, context: protocol.StageContext, environ: Mappin
         TrackerError: the tracker base cannot be written, so results could not be recorded either.
     """
     saying = (store.base, context.run_id, "start")
-    if saying in _said or not is_first_rank(environ):
+    if saying in _said or rank(environ) != 0:
         return
     start = Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None)
     try:

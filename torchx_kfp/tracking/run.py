@@ -25,7 +25,7 @@ from torchx_kfp.tracking.lineage import (
     Source,
     announce_start,
     announce_use,
-    is_first_rank,
+    rank,
     read_lineage,
 )
 from torchx_kfp.tracking.results import Result, check_results, results_frame
@@ -405,4 +405,4 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     further = further_trackers(context)
     announce_start(tracker.store, context, environ)
-    return Run(context.run_id, tracker, context.parents, further=further, speaks=is_first_rank(environ))
+    return Run(context.run_id, tracker, context.parents, further=further, speaks=rank(environ) == 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torchx.tracker.api import TrackerArtifact, TrackerBase, TrackerSource, build_trackers
+from torchx.tracker.api import TrackerBase, build_trackers
 
 from tests.events import finished_stages
 from tests.facts import says
@@ -29,7 +29,7 @@ from torchx_kfp.tracking import FsspecResultTracker, Point
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-pytestmark = needs("mlflow", "the group `dev` has MLflow")
+pytestmark = [needs("mlflow", "the group `dev` has MLflow"), pytest.mark.mlflow]
 
 RUN = "run/train/pod-1"
 GUIDE = regenerate.REPOSITORY / "docs" / "guides" / "mlflow.md"
@@ -80,6 +80,13 @@ def the_run(client: MlflowClient, experiment: str) -> Any:
     return run
 
 
+def recorded(client: MlflowClient, experiment: str, name: str = "train/pod-1") -> dict[str, object]:
+    """Return the metrics, parameters and tags of a run, without the tags of MLflow and of the tracker itself."""
+    (run,) = [run for run in runs(client, experiment) if run.info.run_name == name]
+    tags = {name: text for name, text in run.data.tags.items() if not name.startswith(("mlflow.", "torchx."))}
+    return {**run.data.metrics, **run.data.params, **tags}
+
+
 def test_numbers_are_metrics_and_the_rest_tags(tracker: Any, client: MlflowClient, experiment: str) -> None:
     tracker.add_metadata(RUN, accuracy=0.5, epochs=3, done=True, model="s3://x", layers=[1, 2], nothing=None)
     run = the_run(client, experiment)
@@ -95,20 +102,15 @@ def test_numbers_are_metrics_and_the_rest_tags(tracker: Any, client: MlflowClien
     }
     assert run.info.run_name == "train/pod-1"
     assert run.info.status == "RUNNING"
-    given = {"accuracy": 0.5, "epochs": 3, "done": 1, "model": "s3://x", "layers": "[1, 2]", "nothing": "null"}
-    assert tracker.metadata(RUN) == given
-    assert tracker.metadata("another/run/1") == {}
 
 
 def test_nan_and_infinities(tracker: Any, client: MlflowClient, experiment: str) -> None:
     tracker.add_metadata(RUN, nan=math.nan, up=math.inf, down=-math.inf, large=10**400)
-    found = tracker.metadata(RUN)
-    assert math.isnan(found.pop("nan"))
-    assert found == {"up": math.inf, "down": -math.inf, "large": str(10**400)}
     # These are the values that the server keeps.
-    metrics = the_run(client, experiment).data.metrics
-    assert math.isnan(metrics["nan"])
-    assert (metrics["up"], metrics["down"]) == (sys.float_info.max, -sys.float_info.max)
+    run = the_run(client, experiment)
+    assert math.isnan(run.data.metrics.pop("nan"))
+    assert run.data.metrics == {"up": sys.float_info.max, "down": -sys.float_info.max}
+    assert run.data.tags["large"] == str(10**400)
 
 
 def test_the_latest_value_counts(
@@ -119,15 +121,15 @@ def test_the_latest_value_counts(
         patch.setattr(time, "time", lambda: 1_700_000_000.0)
         for loss in (3.0, 1.0, 2.0, 0.5):
             tracker.add_metadata(RUN, loss=loss, note=str(loss))
-    assert tracker.metadata(RUN) == {"loss": 0.5, "note": "0.5"}
+    assert recorded(client, experiment) == {"loss": 0.5, "note": "0.5"}
     history = client.get_metric_history(the_run(client, experiment).info.run_id, "loss")
     assert [entry.value for entry in sorted(history, key=lambda entry: entry.timestamp)] == [3.0, 1.0, 2.0, 0.5]
 
 
-def test_many_values_at_once(tracker: Any) -> None:
+def test_many_values_at_once(tracker: Any, client: MlflowClient, experiment: str) -> None:
     given = {f"m{index}": float(index) for index in range(250)} | {f"t{index}": "x" for index in range(150)}
     tracker.add_metadata(RUN, **given)
-    assert tracker.metadata(RUN) == given
+    assert recorded(client, experiment) == given
 
 
 def test_parameters_are_flattened_and_cut(
@@ -162,7 +164,6 @@ def test_parameters_are_flattened_and_cut(
     }
     assert params == expected
     assert the_run(client, experiment).data.metrics == {}
-    assert tracker.metadata(RUN) == expected
     assert [record.getMessage() for record in caplog.records if record.name == "torchx_kfp"] == [
         "MLflow accepts 6,000 characters for a parameter: the 6,001 of 'long' are cut there."
     ]
@@ -177,7 +178,6 @@ def test_a_parameter_that_changes_is_a_tag(
     run = the_run(client, experiment)
     assert run.data.params == {"lr": "0.1", "epochs": "3", "seed": "7"}
     assert run.data.tags["lr"] == "0.2"
-    assert tracker.metadata(RUN) == {"lr": "0.2", "epochs": "3", "seed": "7"}
     (record,) = [record for record in caplog.records if record.name == "torchx_kfp"]
     assert "the parameter 'lr'" in record.getMessage()
 
@@ -213,7 +213,7 @@ NAMES = [
 
 
 def test_names_are_changed_as_mlflow_accepts_them(
-    tracker: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    tracker: Any, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("x")
     for name, _ in NAMES:
@@ -223,17 +223,20 @@ def test_names_are_changed_as_mlflow_accepts_them(
         tracker.add_artifact(RUN, name, str(tmp_path / "file"))
     taken = {taken for _, taken in NAMES}
     assert len(taken) == len(NAMES)
-    assert tracker.metadata(RUN) == dict.fromkeys(taken, 1.5)
-    assert tracker.metadata("run/other/1") == dict.fromkeys(taken, "text")
-    assert set(tracker.artifacts(RUN)) == taken
+    assert recorded(client, experiment) == dict.fromkeys(taken, 1.5)
+    assert recorded(client, experiment, "other/1") == dict.fromkeys(taken, "text")
+    (run,) = [run for run in runs(client, experiment) if run.info.run_name == "train/pod-1"]
+    assert {f"torchx.artifact.{name}" for name in taken} <= set(run.data.tags)
     assert [record.getMessage() for record in caplog.records if record.name == "torchx_kfp"] == [
         f"MLflow does not accept the name {name!r}: it is {taken!r} there." for name, taken in NAMES if name != taken
     ]
 
 
-def test_long_texts_are_cut_with_a_warning(tracker: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_texts_are_cut_with_a_warning(
+    tracker: Any, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker.add_metadata(RUN, short="é" * 5000, long="é" * 5001)
-    assert tracker.metadata(RUN) == {"short": "é" * 5000, "long": "é" * 5000}
+    assert recorded(client, experiment) == {"short": "é" * 5000, "long": "é" * 5000}
     (record,) = [record for record in caplog.records if record.name == "torchx_kfp"]
     assert record.getMessage() == "MLflow accepts 5,000 characters for a tag: the 5,001 of 'long' are cut there."
 
@@ -253,25 +256,35 @@ def test_artifacts_are_uploaded_or_registered(
     tracker.add_artifact(RUN, "metadata", "", {"a": [1]})
     run = the_run(client, experiment)
     base = f"runs:/{run.info.run_id}"
-    assert tracker.artifacts(RUN) == {
-        "model": TrackerArtifact("model", f"{base}/model/model.bin", {"size": 7}),
-        "url": TrackerArtifact("url", f"{base}/url/model.bin", {}),
-        "folder": TrackerArtifact("folder", f"{base}/folder", {}),
-        "remote": TrackerArtifact("remote", "s3://bucket/model", large),
-        "metadata": TrackerArtifact("metadata", "", {"a": [1]}),
+    paths = {
+        "model": f"{base}/model/model.bin",
+        "url": f"{base}/url/model.bin",
+        "folder": f"{base}/folder",
+        "remote": "s3://bucket/model",
+        "metadata": "",
     }
-    assert run.data.tags["torchx.artifact.remote"] == "s3://bucket/model"
-    stored = {path: client.download_artifacts(run.info.run_id, path, str(tmp_path)) for path in ("model", "folder")}
+    assert {name: run.data.tags[f"torchx.artifact.{name}"] for name in paths} == paths
+    metadata = {name: json.loads(run.data.tags[f"torchx.artifact_metadata.{name}"]) for name in paths}
+    assert metadata == {
+        "model": {"size": 7},
+        "url": {},
+        "folder": {},
+        "metadata": {"a": [1]},
+        "remote": ["remote.metadata.json"],
+    }
+    stored = {
+        path: client.download_artifacts(run.info.run_id, path, str(tmp_path))
+        for path in ("model", "folder", "remote.metadata.json")
+    }
     assert Path(stored["model"], "model.bin").read_text() == "weights"
     assert Path(stored["folder"], "deep", "a.txt").read_text() == "deep"
-    assert tracker.metadata(RUN) == {}, "tags of its own are no metadata"
-    assert tracker.artifacts("another/run/1") == {}
+    assert json.loads(Path(stored["remote.metadata.json"]).read_text()) == large
 
 
-def test_a_file_that_is_not_there(tracker: Any) -> None:
+def test_a_file_that_is_not_there(tracker: Any, client: MlflowClient, experiment: str) -> None:
     with pytest.raises(OSError, match="no-such-file"):
         tracker.add_artifact(RUN, "model", "/no-such-file")
-    assert tracker.artifacts(RUN) == {}
+    assert not [tag for tag in the_run(client, experiment).data.tags if tag.startswith("torchx.artifact")]
 
 
 @pytest.mark.parametrize(
@@ -281,50 +294,47 @@ def test_any_run_id(tracker: Any, client: MlflowClient, experiment: str, run_id:
     for _ in range(2):
         tracker.add_metadata(run_id, a=1)
         tracker._open.clear()
-    assert tracker.metadata(run_id) == {"a": 1.0}
-    assert tracker.run_ids() == [run_id]
-    assert len(runs(client, experiment)) == 1
+    assert the_run(client, experiment).data.metrics == {"a": 1.0}
 
 
-def test_sources_and_lineage(tracker: Any) -> None:
-    reads = {"r/train/1": ["r/prep/1"], "r/train/2": ["r/prep/1"], "r/select/1": ["r/train/1", "r/train/2"]}
-    for run_id, sources in reads.items():
-        for source in sources:
-            for _ in range(2):  # like AppRun and a stage's results at the same time
-                tracker.add_source(run_id, source)
-    tracker.add_source("r/train/1", "s3://data", "data")
-    assert sorted(tracker.sources("r/train/1"), key=str) == [
-        TrackerSource("r/prep/1", None),
-        TrackerSource("s3://data", "data"),
+def test_sources_are_tags(tracker: Any, client: MlflowClient, experiment: str) -> None:
+    for _ in range(2):  # like AppRun and a stage's results at the same time
+        tracker.add_source(RUN, "r/prep/1")
+    tracker.add_source(RUN, "s3://data", "data")
+    tags = the_run(client, experiment).data.tags
+    sources = [json.loads(text) for name, text in tags.items() if name.startswith("torchx.source.")]
+    assert sorted(sources, key=str) == [
+        {"run_id": "r/prep/1", "artifact_name": None},
+        {"run_id": "s3://data", "artifact_name": "data"},
     ]
-    assert tracker.sources("r/train/1", "data") == [TrackerSource("s3://data", "data")]
-    assert tracker.sources("r/nothing/1") == []
-    assert sorted(tracker.run_ids()) == sorted(reads)
-    assert sorted(tracker.run_ids(parent_run_id="r/prep/1")) == ["r/train/1", "r/train/2"]
-    selected = tracker.lineage("r/select/1")
-    assert set(selected.ancestors) == {"r/train/1", "r/train/2", "r/prep/1", "s3://data"}
-    assert selected.descendants == ()
-    assert set(tracker.lineage("r/prep/1").descendants) == {"r/train/1", "r/train/2", "r/select/1"}
-    assert tracker.lineage("r/prep/1").ancestors == ()
+
+
+def test_reading_is_refused(tracker: Any) -> None:
+    for method in (tracker.metadata, tracker.artifacts, tracker.sources, tracker.lineage):
+        with pytest.raises(NotImplementedError, match=says("MLflow", "copies", "MlflowClient", "current_run()")):
+            method(RUN)
+    with pytest.raises(NotImplementedError, match=says("copies")):
+        tracker.run_ids()
 
 
 def test_the_experiment_is_the_one_of_mlflows_variables(
     mlflow_server: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, experiment: str, trackers: Any
 ) -> None:
-    named = trackers(mlflow_server)
-    named.add_metadata(RUN, a=1)
+    trackers(mlflow_server).add_metadata(RUN, a=1)
     identifier = client.get_experiment_by_name(experiment).experiment_id
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", identifier)
-    assert trackers(mlflow_server).metadata(RUN) == {"a": 1.0}
+    trackers(mlflow_server).add_metadata(RUN, b=2)
+    assert recorded(client, experiment) == {"a": 1.0, "b": 2.0}
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
-    unnamed = f"run/{uuid.uuid4()}/1"
-    default = trackers(mlflow_server)
-    default.add_metadata(unnamed, a=2)
+    stage = str(uuid.uuid4())
+    trackers(mlflow_server).add_metadata(f"run/{stage}/1", a=2)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "torchx-kfp")
     # MLflow itself reads this variable.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
-    assert trackers(None).metadata(unnamed) == trackers("").metadata(unnamed) == {"a": 2.0}
+    for config in (None, ""):
+        trackers(config).add_metadata(f"run/{stage}/1", **{f"from_{config}": 1})
+    assert recorded(client, "torchx-kfp", f"{stage}/1") == {"a": 2.0, "from_None": 1.0, "from_": 1.0}
     client.delete_experiment(identifier)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", experiment)
     with pytest.raises(TrackerError, match=says(f"'{experiment}'", "deleted")):
@@ -338,13 +348,6 @@ def test_a_tracking_uri_in_the_home_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     trackers("~/mlruns").add_metadata(RUN, a=1)
     assert (tmp_path / "mlruns").is_dir()
-
-
-def test_without_a_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for config in (None, ""):
-        with pytest.raises(TrackerError, match=says('"mlflow"', "stage", "MLFLOW_TRACKING_URI", "trackers=")):
-            build_trackers({"mlflow": config})
 
 
 def stage(base: Path, uri: str) -> dict[str, str]:
@@ -377,8 +380,14 @@ PUT = "from torchx_kfp.tracking import current_run; current_run().put(a=1.5, tex
 
 
 def run_processes(base: Path, uri: str, *groups: list[tuple[str, str]]) -> subprocess.CompletedProcess[str]:
-    """Run processes; each is the stage of a run id, and runs a program."""
-    given = [[(environ(base, run_id, trackers={"mlflow": uri}), code) for run_id, code in group] for group in groups]
+    """Run processes; each is the stage of a run id, and runs a program. Those of a group are replicas."""
+    given = [
+        [
+            (environ(base, run_id, trackers={"mlflow": uri}) | {"TORCHX_REPLICA_ID": str(number)}, code)
+            for number, (run_id, code) in enumerate(group)
+        ]
+        for group in groups
+    ]
     command = [sys.executable, "-W", "ignore", "-c", FORKS, json.dumps(given)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
 
@@ -417,9 +426,22 @@ def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experi
     assert "MLflow was not told that the run 'r/gone/1' has ended: division by zero" in done.stderr
 
 
-def test_results_of_a_stage(
-    mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path, trackers: Any
+def test_processes_that_start_at_once_share_a_run(
+    mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path
 ) -> None:
+    put = "from torchx_kfp.tracking import current_run; current_run().put({'rank%d': 1})"
+    late = "import time; time.sleep(4); " + put  # the other ranks do not wait for it without end
+    run_processes(
+        tmp_path,
+        mlflow_server,
+        [("r/together/1", put % rank) for rank in range(3)],
+        [("r/late/1", late % 0), ("r/late/1", put % 1), ("r/late/1", put % 2)],
+    )
+    for name in ("together/1", "late/1"):
+        assert recorded(client, experiment, name) == {f"rank{rank}": 1.0 for rank in range(3)}
+
+
+def test_results_of_a_stage(mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
     """Everything together, with TorchX's own access to the trackers, and an active run of the application."""
     code = """
 import mlflow, os
@@ -451,18 +473,17 @@ print([type(backend).__name__ for backend in app_run.backends], [s.parent.job_id
     assert found["train/pod-1"].data.params == {"lr": "0.1"}
     logged = client.get_metric_history(found["train/pod-1"].info.run_id, "train/loss")
     assert sorted((entry.step, entry.value) for entry in logged) == [(0, 1.0), (1, 0.75), (2, 0.5)]
-    tracker = trackers(mlflow_server)
-    assert tracker.sources(RUN) == [TrackerSource("run/prepare/1", None)]
-    assert tracker.artifacts(RUN)["model"].metadata == {"size": 7}
+    tags = found["train/pod-1"].data.tags
+    assert [json.loads(text)["run_id"] for name, text in tags.items() if name.startswith("torchx.source.")] == [
+        "run/prepare/1"
+    ]
+    assert json.loads(tags["torchx.artifact_metadata.model"]) == {"size": 7}
     assert set(FsspecResultTracker(tmp_path / "base")[RUN]) == {"accuracy", "loss", "best", "l2norm/mean", "run_id"}
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
-    start = time.monotonic()
-    code = f"{PUT}\nimport os; assert 'MLFLOW_HTTP_REQUEST_MAX_RETRIES' not in os.environ"
-    done = run_application(code, stage(tmp_path / "base", "http://127.0.0.1:1"), tmp_path)
-    assert time.monotonic() - start < 90, "MLflow's own retries take more than four minutes"
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    done = run_application(PUT, stage(tmp_path / "base", "http://127.0.0.1:1"), tmp_path)
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("The tracker 'mlflow' failed")]
     assert "results under the tracker base are complete" in warning
     assert FsspecResultTracker(tmp_path / "base")[RUN] == {"a": 1.5, "text": "x"}

@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import numbers
 import re
-import sys
 from collections.abc import Iterator, Mapping
 
 #: The prefix of this project's tags. MLflow reserves its own in the same way.
@@ -93,19 +91,9 @@ def to_json(value: object) -> str:
     return json.dumps(value, default=str)
 
 
-def from_metric(value: float) -> float:
-    """Return the number that was recorded. A server on a database stores infinities as the largest doubles."""
-    return math.copysign(math.inf, value) if abs(value) == sys.float_info.max else value
-
-
 def encode_run_id(run_id: str) -> str:
     """Escape the characters that are special in strings of MLflow's filters. Pipelines' run ids do not have any."""
     return run_id.replace("%", "%25").replace("'", "%27").replace("\\", "%5C")
-
-
-def decode_run_id(text: str) -> str:
-    """Return the run id that ``encode_run_id`` escaped."""
-    return text.replace("%5C", "\\").replace("%27", "'").replace("%25", "%")
 
 
 def digest(*texts: str | None) -> str:

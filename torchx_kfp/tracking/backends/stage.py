@@ -17,7 +17,7 @@ from torchx_kfp.errors import NotInStageError
 from torchx_kfp.tracking.lineage import Lineage, Source, add_source, announce_start, read_lineage
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.statements import add_artifact, add_metadata
-from torchx_kfp.tracking.store import Store, run_id_parts
+from torchx_kfp.tracking.store import Store
 
 
 class AppLineage(Lineage, api.Lineage):  # type: ignore[misc]
@@ -74,30 +74,17 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         """Return the lineage of the run, over all pipelines that use the tracker base."""
         return AppLineage(**vars(read_lineage(self.store, [run_id])))
 
-    def run_ids(
-        self, parent_run_id: str | None = None, run: str | None = None, stage: str | None = None, **metadata: object
-    ) -> Iterable[str]:
+    def run_ids(self, *, parent_run_id: str | None = None) -> Iterable[str]:
         """Return the runs with artifacts, metadata or sources, sorted. Runs that have only results are left out.
 
         Args:
             parent_run_id: only runs that use this run.
-            run: only runs of this pipeline run.
-            stage: only runs of this stage.
-            metadata: only runs with these values. A value also matches its text.
         """
         found = self._recorder.run_ids()
-        for value, place in ((run, 0), (stage, 1)):
-            if value is not None:
-                found = [run_id for run_id in found if (run_id_parts(run_id) or (None, None))[place] == value]
-        if parent_run_id:
-            sources = self._recorder.sources_of(found)
-            found = [key for key in found if any(it.run_id == parent_run_id for it in sources.get(key, ()))]
-        if metadata:
-            known = self._recorder.metadata_of(found)
-            for name, wanted in metadata.items():
-                having = [key for key in found if name in known.get(key, {})]
-                found = [key for key in having if wanted in (known[key][name], str(known[key][name]))]
-        return found
+        if not parent_run_id:
+            return found
+        sources = self._recorder.sources_of(found)
+        return [key for key in found if any(it.run_id == parent_run_id for it in sources.get(key, ()))]
 
     def __repr__(self) -> str:
         return f"StageTracker({self._recorder.tracker_base!r})"
