@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torchx import specs
 
 from torchx_kfp.entrypoints.scheduler.app_run import StageRoles, lines_of
 from torchx_kfp.local import StageStarted
@@ -17,8 +16,8 @@ from torchx_kfp.local import StageStarted
 pytestmark = pytest.mark.versions
 
 ROLES = {
-    "train": StageRoles([specs.Role("trainer", "i", num_replicas=2), specs.Role("ps", "i")], is_distributed=True),
-    "report": StageRoles([specs.Role("report", "i")]),
+    "train": StageRoles({"trainer": 2, "ps": 1}, is_distributed=True),
+    "report": StageRoles({"report": 1}),
 }
 
 

@@ -18,14 +18,21 @@ from kfp import dsl
 from torchx import specs
 from torchx.components import dist, utils
 from torchx.runner import Runner
-from torchx.specs import InvalidRunConfigException
+from torchx.schedulers.api import Stream
 
-from tests.authoring.apps import HOSTILE
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import AppDefError, ReadsError, UnsupportedPipelineError
+from torchx_kfp.errors import (
+    AppDefError,
+    ArgumentError,
+    ReadsError,
+    TorchxKfpError,
+    UnsupportedPipelineError,
+    WorkspaceError,
+)
 from torchx_kfp.host import submit
+from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.versions
 
@@ -157,7 +164,7 @@ def test_all_options_are_read_and_the_request_is_shown_as_a_file_to_upload(dryru
 
 
 def test_secrets_are_variables(dryrun: Dryrun) -> None:
-    request = dryrun(echo(), {"tracker_base": BASE, "secrets": "AWS_ACCESS_KEY_ID:s3/accesskey"})
+    request = dryrun(echo(), {"tracker_base": BASE, "secrets": {"AWS_ACCESS_KEY_ID": "s3/accesskey"}})
     platforms = yaml.safe_load(request.pipeline.split("\n---\n")[1])["platforms"]
     [executor] = platforms["kubernetes"]["deploymentSpec"]["executors"].values()
     [secret] = executor["secretAsEnv"]
@@ -165,36 +172,19 @@ def test_secrets_are_variables(dryrun: Dryrun) -> None:
     assert secret["keyToEnv"] == [{"envVar": "AWS_ACCESS_KEY_ID", "secretKey": "accesskey"}]
 
 
-@pytest.mark.parametrize(("yes", "no"), [("true", "false"), ("True", "no"), ("1", "0"), ("on", "OFF"), ("yes", "no")])
-def test_booleans_have_several_words(dryrun: Dryrun, yes: str, no: str) -> None:
-    assert [("# cache: False" in str(dryrun(echo(), f"cache={word}"))) for word in (yes, no)] == [False, True]
-
-
 @pytest.mark.parametrize(
     ("cfg", "facts"),
     [
-        ("trackerbase=s3://b/r", ["trackerbase", "tracker_base", "Did you mean", "service_account"]),
-        ("cache=maybe", ["cache", "maybe", "true or false"]),
         ("engine=jobsets", ["engine", "'jobsets'", "'jobset'", "job", "volcano"]),
-        ("queue=gpus", ["queue", "gpus", "engine=job"]),
+        ("queue=gpus", ["queue", "gpus", "-cfg engine=job"]),
         ("engine=job,queue=Not A Queue", ["queue", "'Not A Queue'"]),
-        ("secrets=AWS_ACCESS_KEY_ID", ["secrets", "'AWS_ACCESS_KEY_ID'", "VARIABLE:secret/key"]),
-        ("secrets=A:s3", ["secrets", "'A:s3'", "VARIABLE:secret/key"]),
+        ("secrets=A:s3", ["secrets", "A", "'s3'", "VARIABLE:secret/key"]),
         ("secrets=A:s3/key;B:s3/key", ["secrets", "'key'", "'s3'", "A and B"]),
-        ({"hots": "x"}, ["hots"]),
-        ({"cache": "yes"}, ["cache"]),
-        ({"host": 3}, ["host"]),
     ],
 )
-def test_wrong_options_are_refused(dryrun: Dryrun, cfg: str | dict[str, Any], facts: list[str]) -> None:
-    with pytest.raises(InvalidRunConfigException, match=says(*facts)) as caught:
+def test_wrong_options_are_refused(dryrun: Dryrun, cfg: str, facts: list[str]) -> None:
+    with pytest.raises(TorchxKfpError, match=says(*facts)):
         dryrun(echo(), cfg)
-    assert caught.value.cfg_key == facts[0]
-
-
-def test_an_unknown_option_without_a_value_is_none(dryrun: Dryrun) -> None:
-    """TorchX makes such ones from ``name = None`` in a ``.torchxconfig``."""
-    assert str(dryrun(echo(), {"other": None, "engine": "job"})) == str(dryrun(echo(), {"engine": "job"}))
 
 
 # What a run tells of its app
@@ -208,70 +198,23 @@ def host(runner: Runner, host: KfpHost, monkeypatch: pytest.MonkeyPatch) -> KfpH
 
 
 def app_of(**of_role: Any) -> specs.AppDef:
-    role = specs.Role(
-        "trainer",
-        image="example.com/app:1",
-        entrypoint="true",
-        args=["-m", "app", "--rate", "0.1"],
-        env={"LEVEL": "info", "EMPTY": ""},
-        resource=specs.Resource(cpu=2, gpu=1, memMB=2048),
-        max_retries=3,
-    )
+    role = specs.Role("trainer", "example.com/app:1", entrypoint="true", args=["--rate", "0.1"])
     return specs.AppDef("Train it", [dataclasses.replace(role, **of_role)])
 
 
-@pytest.fixture
-def described(new_runner: Callable[[], Runner], host: KfpHost) -> Callable[..., list[specs.Role]]:
-    """The roles of an app, as its run tells them to another process."""
-
-    def run(app: specs.AppDef, **cfg: str) -> list[specs.Role]:
-        found = new_runner().describe(new_runner().run(copy.deepcopy(app), "kfp", cfg))
-        assert found
-        return found.roles
-
-    return run
+def roles(runner: Runner, handle: str) -> dict[str, int]:
+    """Return the roles of an app, with their numbers of replicas."""
+    described = runner.describe(handle)
+    assert described
+    return {role.name: role.num_replicas for role in described.roles}
 
 
-def told(role: specs.Role) -> dict[str, Any]:
-    """Return the fields of a role that a pipeline tells."""
-    names = ("name", "image", "entrypoint", "args", "env", "num_replicas", "max_retries")
-    amounts = role.resource.cpu, role.resource.gpu, role.resource.memMB, role.resource.devices
-    return {**{name: getattr(role, name) for name in names}, "resource": amounts}
-
-
-@pytest.mark.parametrize("cfg", [{}, {"tracker_base": BASE}], ids=["", "tracked"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"args": [*HOSTILE, "", "a b", "$(X) {{y}}"], "env": {"HOSTILE": "$(X) {{y}} $$ \\ \n"}},
-        {"resource": specs.Resource(cpu=-1, gpu=-1, memMB=-1)},
-        {"resource": specs.Resource(cpu=0.5, gpu=-1, memMB=64, devices={"example.com/tpu": 2})},
-    ],
-    ids=["plain", "hostile", "unlimited", "devices"],
-)
-def test_a_role_comes_back(described: Any, cfg: dict[str, str], changes: dict[str, Any]) -> None:
-    app = app_of(**changes)
-    [role] = described(app, **cfg)
-    assert told(role) == told(app.roles[0])
-
-
-def test_the_roles_of_a_distributed_stage_come_back(described: Any) -> None:
-    app = app_of(num_replicas=3, args=["--rank", "${replica_id}"])
-    app.roles.append(
-        dataclasses.replace(app.roles[0], name="reader", num_replicas=1, args=["$(X) {{y}}"], env={"A": "1"})
-    )
-    trainer, reader = described(app, engine="jobset")
-    assert (told(trainer)["args"], told(trainer)["env"]) == (
-        ["--rank", "${replica_id}"],
-        {"LEVEL": "info", "EMPTY": ""},
-    )
-    assert [(role.name, role.num_replicas, role.image) for role in (trainer, reader)] == [
-        ("trainer", 3, "example.com/app:1"),
-        ("reader", 1, "example.com/app:1"),
-    ]
-    assert (reader.args, reader.env["A"]) == (["$(X) {{y}}"], "1")
-    assert (trainer.resource.cpu, trainer.resource.gpu, trainer.resource.memMB) == (2, 1, 2048)
+def test_an_app_has_its_roles_for_other_processes(new_runner: Callable[[], Runner], host: KfpHost) -> None:
+    one = new_runner().run(app_of(), "kfp", {"tracker_base": BASE})
+    assert roles(new_runner(), one) == {"trainer": 1}
+    several = app_of(num_replicas=3)
+    several.roles.append(dataclasses.replace(several.roles[0], name="reader", num_replicas=1))
+    assert roles(new_runner(), new_runner().run(several, "kfp", {"engine": "jobset"})) == {"trainer": 3, "reader": 1}
 
 
 def test_a_run_that_torchx_has_not_submitted_has_a_role_for_each_stage(runner: Runner, host: KfpHost) -> None:
@@ -291,24 +234,75 @@ def test_a_run_that_torchx_has_not_submitted_has_a_role_for_each_stage(runner: R
             task_from_app(app_of(args=[item]))
 
     run = submit(other, {"more": "m"}, host=host.url)
-    found = runner.describe(f"kfp://torchx/{run.run_id}")
-    assert found
-    roles = {role.name: role for role in found.roles}
-    assert {name: role.entrypoint for name, role in roles.items()} == {
-        "show": "echo",
-        "inner/show": "echo",
-        "train-it": "true",
-    }
-    assert roles["show"].args == ["default", "--again", "default"]
-    assert roles["inner/show"].args == ["m", "--again", "m"]
+    assert roles(runner, f"kfp://torchx/{run.run_id}") == {"show": 1, "inner/show": 1, "train-it": 1}
 
 
 def test_the_failure_of_a_distributed_stage_is_not_that_of_its_replicas(runner: Runner, host: KfpHost) -> None:
     failing = app_of(entrypoint="sh", args=["-c", "exit 3"], num_replicas=2, max_retries=0)
     status = runner.wait(runner.run(failing, "kfp", {"engine": "job"}), wait_interval=0.1)
     assert status
-    found = {role.role: [(str(it.state), bool(it.hostname)) for it in role.replicas] for role in status.roles}
-    assert found == {"trainer": [("UNKNOWN", False)] * 2, "train-it (all replicas)": [("FAILED", True)]}
+    assert status.state == specs.AppState.FAILED
+    assert re.search(says("train-it", '"errorCode": 3'), status.structured_error_msg)
+    [role] = status.roles
+    found = [(replica.state, replica.hostname, replica.structured_error_msg) for replica in role.replicas]
+    assert (role.role, found) == ("trainer", [(specs.ReplicaState.UNKNOWN, "", specs.NONE)] * 2)
+
+
+def test_replicas_have_their_own_lines(runner: Runner, host: KfpHost) -> None:
+    code = "import os; print('I am', os.environ['TORCHX_REPLICA_ID'])"
+    handle = runner.run(app_of(entrypoint="python", args=["-c", code], num_replicas=2), "kfp", {"engine": "job"})
+    status = runner.wait(handle, wait_interval=0.1)
+    assert status
+    [role] = status.roles
+    assert [replica.state for replica in role.replicas] == [specs.ReplicaState.SUCCEEDED] * 2
+    assert "I am 0\n" in list(runner.log_lines(handle, "trainer", 0))
+    assert list(runner.log_lines(handle, "trainer", 1)) == ["I am 1\n"]
+
+
+def test_an_app_role_or_log_that_is_not_there(runner: Runner, host: KfpHost) -> None:
+    for unknown in ("12345678-1234-1234-1234-123456789012", "echo-x7f2", "latest"):
+        assert runner.describe(f"kfp://torchx/{unknown}") is None
+        assert runner.status(f"kfp://torchx/{unknown}") is None
+    handle = runner.run(app_of(), "kfp")
+    runner.wait(handle, wait_interval=0.1)
+    for role, number, facts in (("trianer", 0, ["'trianer'", "'trainer'"]), ("trainer", 3, ["'trainer'", "replica 3"])):
+        with pytest.raises(ArgumentError, match=says(*facts)):
+            runner.log_lines(handle, role, number)
+    with pytest.raises(ValueError, match=says("stdout and stderr in one log", "'stderr'")):
+        runner.log_lines(handle, "trainer", 0, streams=Stream.STDERR)
+
+
+@pytest.mark.s3
+def test_results_and_the_workspace_are_under_the_tracker_base(
+    runner: Runner, host: KfpHost, s3_base: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    Path("code").mkdir()
+    Path("code/travelling.py").write_text("from torchx_kfp.tracking import current_run; current_run().put(loss=0.5)")
+    app = utils.python(m="travelling", image="example.com/app:1")
+    request = runner.dryrun(app, "kfp", {"tracker_base": s3_base}, workspace="code").request
+    assert f"# workspace {Path('code').resolve()}: {s3_base}/.torchx_kfp/workspaces/" in str(request)
+    assert FsspecResultTracker(s3_base).store.files(".torchx_kfp") == []
+    for said in ("stored", "there already"):
+        handle = runner.run(app, "kfp", {"tracker_base": s3_base, "cache": False}, workspace="code")
+        status = runner.wait(handle, wait_interval=0.1)
+        assert status
+        assert status.state == specs.AppState.SUCCEEDED
+        assert [*dict(FsspecResultTracker(s3_base).items(handle.rpartition("/")[2])).values()] == [{"loss": 0.5}]
+        assert said in caplog.text
+
+
+def test_torchxs_default_workspace_is_not_sent(dryrun: Dryrun, caplog: pytest.LogCaptureFixture) -> None:
+    """TorchX gives the current folder if nothing is said, which may be anybody's home."""
+    caplog.set_level(logging.INFO)
+    Path("id_rsa").touch()
+    request = dryrun(echo(), {"tracker_base": BASE}, workspace=f"file://{Path.cwd()}")
+    assert re.search(says(str(Path.cwd()), "is not sent", "--workspace ."), caplog.text)
+    assert "# workspace" not in str(request)
+    with pytest.raises(WorkspaceError, match=says("'id_rsa'")):
+        dryrun(echo(), {"tracker_base": BASE}, workspace=".")
+    with pytest.raises(AppDefError, match=says("workspace", "-cfg tracker_base=s3://", "--workspace ''")):
+        dryrun(echo(), workspace=".")
 
 
 def kept(text: str, package: str = "torchx_kfp.") -> list[object]:
@@ -329,7 +323,6 @@ def test_no_scheduler_keeps_requests_or_runs_that_have_ended(runner: Runner, hos
     # Not those of the host, which is in this process, too.
     names = handle.rpartition("/")[2], "torchx_kfp.execution.host"
     assert runner.status(handle)
-    assert kept(*names)
     Path("go").touch()
     status = runner.wait(handle, wait_interval=0.1)
     assert status

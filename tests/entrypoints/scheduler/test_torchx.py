@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
-import os
 import re
 import signal
 import time
@@ -16,7 +15,6 @@ from torchx import specs
 from tests.entrypoints.scheduler.program import Program, Said
 from tests.facts import says
 from tests.fake_kfp import KfpHost
-from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.newest
 
@@ -27,9 +25,8 @@ COMPONENTS = '''
 import sys
 import torchx.specs as specs
 
-def _app(code: str, replicas: int = 1) -> specs.AppDef:
+def _app(code: str) -> specs.AppDef:
     role = specs.Role("main", image="example.com/app:1", entrypoint="python", args=["-u", "-c", code])
-    role.num_replicas = replicas
     return specs.AppDef("app", [role])
 
 def steps() -> specs.AppDef:
@@ -44,13 +41,6 @@ def waits() -> specs.AppDef:
     """Wait for a long time"""
     return _app("import time; print('waiting'); time.sleep(100)")
 
-def records() -> specs.AppDef:
-    """Record a result"""
-    return _app("from torchx_kfp.tracking import current_run; current_run().put(loss=0.5)")
-
-def replicas() -> specs.AppDef:
-    """Run several replicas"""
-    return _app("import os; print('I am', os.environ['TORCHX_REPLICA_ID'])", 2)
 '''
 
 
@@ -111,10 +101,8 @@ def test_all_commands_of_a_run_that_succeeds(on_host: Program, host: KfpHost) ->
     assert (log.code, lines(log.stdout)) == (0, ["two 2"])
 
     described = on_host("describe", run.handle)
-    text = re.sub(r"<RetryPolicy[^>]*>", "None", described.stdout)
-    [role] = ast.literal_eval(text)["roles"]
-    assert (role["name"], role["image"], role["entrypoint"]) == ("main", "example.com/app:1", "python")
-    assert role["args"][:2] == ["-u", "-c"]
+    [role] = ast.literal_eval(re.sub(r"<RetryPolicy[^>]*>", "None", described.stdout))["roles"]
+    assert (role["name"], role["num_replicas"]) == ("main", 1)
 
     listed = on_host("list", "-s", "kfp")
     assert re.search(rf"{run.handle}\s.*SUCCEEDED", listed.stdout)
@@ -192,60 +180,14 @@ def test_a_dry_run_shows_the_file_and_needs_no_host(torchx: Program) -> None:
         assert "pipelineInfo:" in shown["request"]["pipeline"]
 
 
-def test_replicas_have_their_own_lines(on_host: Program) -> None:
-    run = on_host("run", "-s", "kfp", "-cfg", "engine=job", "--wait", "app.py:replicas")
-    assert run.code == 0, run
-    log = on_host("log", run.handle)
-    assert {line for line in log.stdout.splitlines() if "I am" in line} == {"main/0 I am 0", "main/1 I am 1"}
-    assert on_host("log", f"{run.handle}/main/1").stdout == "main/1 I am 1\n"
-    status = on_host("status", run.handle)
-    assert "main[0]:SUCCEEDED" in status.stdout
-    assert "main[1]:SUCCEEDED" in status.stdout
-
-
-@pytest.mark.s3
-def test_the_workspace_goes_with_the_app(on_host: Program, s3_base: str) -> None:
-    aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    code = on_host.folder / "code"
-    code.mkdir()
-    (code / "travelling.py").write_text("print('the code of the workspace')")
-    words = ["run", "-s", "kfp", "-cfg", f"tracker_base={s3_base}", "--workspace", "code"]
-    shown = on_host(*words, "--dryrun", "utils.python", "-m", "travelling", **aws)
-    assert shown.code == 0, shown
-    assert f"# workspace {code}: {s3_base}/.torchx_kfp/workspaces/" in shown.stdout
-    assert FsspecResultTracker(s3_base).store.files(".torchx_kfp") == []
-    said = on_host(*words, "--wait", "--log", "utils.python", "-m", "travelling", **aws)
-    assert said.code == 0, said
-    assert "the code of the workspace" in said.stderr
-    again = on_host(*words, "--wait", "utils.python", "-m", "travelling", **aws)
-    assert ("stored" in said.stderr, "there already" in again.stderr) == (True, True), again
-
-
-def test_torchxs_default_workspace_is_not_sent(on_host: Program) -> None:
-    """TorchX gives the current folder if nothing is said, which may be anybody's home."""
-    (on_host.folder / "id_rsa").touch()
-    said = on_host("run", "-s", "kfp", "-cfg", "tracker_base=s3://bucket/results", "--dryrun", "utils.echo")
-    assert said.code == 0, said
-    assert re.search(says(str(on_host.folder), "is not sent", "--workspace ."), said.stderr)
-    assert "# workspace" not in said.stdout
-    asked = ["run", "-s", "kfp", "--workspace", ".", "--dryrun"]
-    refused = on_host(*asked, "-cfg", "tracker_base=s3://bucket/results", "utils.echo")
-    assert (refused.code, "'id_rsa'" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False), refused
-    nowhere = on_host(*asked, "utils.echo")
-    assert nowhere.code == 1
-    assert re.search(says("workspace", "-cfg tracker_base=s3://", "--workspace ''"), nowhere.stderr)
-
-
 # What goes wrong
 
 
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (["-cfg", "hosts=http://kfp", "utils.echo"], ["hosts", "Did you mean 'host'", "tracker_base"]),
         (["utils.echo", "--num_replicas", "2"], ["'echo'", "num_replicas=2", "-cfg engine=job"]),
         (["-cfg", "host=http://127.0.0.1:1", "utils.echo"], ["http://127.0.0.1:1/apis/v2beta1", "does not answer"]),
-        (["utils.echo"], ["No KFP host is given", "TORCHX_KFP_HOST", "config.ini", "kubectl port-forward"]),
     ],
 )
 def test_mistakes_are_said_without_a_traceback(torchx: Program, words: list[str], facts: list[str]) -> None:
@@ -255,45 +197,13 @@ def test_mistakes_are_said_without_a_traceback(torchx: Program, words: list[str]
     assert "Traceback" not in said.stderr
 
 
-@pytest.mark.parametrize("handle", [UNKNOWN, "kfp://torchx/echo-x7f2", "kfp://torchx/latest"])
-def test_an_app_that_is_not_there(on_host: Program, handle: str) -> None:
-    for command in ("status", "describe"):
-        said = on_host(command, handle)
-        assert said.code == 1
-        assert re.search(says(handle.rpartition("/")[2], "does not exist"), said.stderr)
-    assert on_host("cancel", handle).code == 0
-    said = on_host("log", f"{handle}/main/0")
+def test_an_app_that_is_not_there(on_host: Program) -> None:
+    said = on_host("status", UNKNOWN)
     assert said.code == 1
-    assert "Unknown app" in said.stderr or "not found" in said.stderr, said
+    assert re.search(says(UNKNOWN.rpartition("/")[2], "does not exist"), said.stderr)
 
 
-def test_a_role_that_is_not_there(on_host: Program) -> None:
-    handle = on_host("run", "-s", "kfp", "--wait", "app.py:fails").handle
-    said = on_host("log", f"{handle}/mian")
+def test_without_a_host_a_command_says_how_to_give_one(torchx: Program) -> None:
+    said = torchx("status", UNKNOWN)
     assert said.code == 1
-    assert "main" in said.stderr
-    said = on_host("log", f"{handle}/mian/0")
-    assert said.code == 1
-    assert re.search(says("'mian'", "'main'"), said.stderr)
-    said = on_host("log", f"{handle}/main/3")
-    assert re.search(says("'main'", "replica 3"), said.stderr)
-    said = on_host("log", "--streams", "stderr", handle)
-    assert said.code == 1
-    assert re.search(says("stdout and stderr in one log", "'stderr'"), said.stderr)
-
-
-def test_without_a_host_every_command_says_how_to_give_one(torchx: Program) -> None:
-    for words in (["status", UNKNOWN], ["list", "-s", "kfp"], ["log", UNKNOWN]):
-        said = torchx(*words)
-        assert said.code == 1
-        assert re.search(says("No KFP host is given", "TORCHX_KFP_HOST"), said.stderr)
-
-
-@pytest.mark.s3
-def test_results_are_those_of_the_run(on_host: Program, s3_base: str) -> None:
-    aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    said = on_host("run", "-s", "kfp", "-cfg", f"tracker_base={s3_base}", "--wait", "app.py:records", **aws)
-    assert said.code == 0, said
-    [(key, results)] = FsspecResultTracker(s3_base).items()
-    assert key.startswith(f"{said.handle.rpartition('/')[2]}/app/")
-    assert results == {"loss": 0.5}
+    assert re.search(says("No KFP host is given", "TORCHX_KFP_HOST", "config.ini", "kubectl port-forward"), said.stderr)

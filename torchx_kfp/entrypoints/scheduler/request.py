@@ -36,18 +36,16 @@ class Request:
 
     pipeline: str
     arguments: Mapping[str, Any]
-    of_connection: Mapping[str, str] = field(default_factory=dict)
-    submission: Submission = field(default_factory=Submission)
-    #: Where the code of the app's roles is, by folder, once it is stored.
-    workspaces: Mapping[str, str] = field(default_factory=dict)
+    of_connection: Mapping[str, str]
+    submission: Submission
     #: The run that the request starts, with the code of its workspaces: not for readers.
-    prepared: PreparedRun | None = field(default=None, repr=False, compare=False)
+    prepared: PreparedRun = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the file to upload, below the other parts of the request as comments."""
         said = {name: value for name, value in vars(self.submission).items() if value not in ("", True)}
         arguments = {f"argument {name}": value for name, value in self.arguments.items()}
-        code = {f"workspace {folder}": url for folder, url in self.workspaces.items()}
+        code = {f"workspace {folder}": workspace.url for folder, workspace in self.prepared.workspaces.items()}
         others = {**self.of_connection, **said, **arguments, **code}
         lines = [f"# {name}: {printable(str(value))}" for name, value in others.items()]
         return "\n".join([*lines, self.pipeline])
@@ -85,8 +83,7 @@ def make_request(app: specs.AppDef, options: Options) -> Request:
     refuse_submission(prepared.pipeline, findings)
     for finding in findings:
         _logger.warning("%s: %s", finding.kind.value, finding)
-    code = {folder: workspace.url for folder, workspace in prepared.workspaces.items()}
-    return Request(prepared.pipeline.text, arguments, options.of_connection, options.submission, code, prepared)
+    return Request(prepared.pipeline.text, arguments, options.of_connection, options.submission, prepared)
 
 
 def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str, str | None], str]:

@@ -8,29 +8,22 @@ torchx-kfp's own commands.
 from __future__ import annotations
 
 import configparser
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Dict  # noqa: UP035 (TorchX 0.7.0 knows no other)
 
 from torchx import specs
-from torchx.util.types import to_dict
 
-from torchx_kfp.common.text import did_you_mean, shown
-from torchx_kfp.errors import AppDefError
-from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Submission, read_settings
+from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Submission
 
 if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
     from torchx_kfp.authoring.engines import Engine
-    from torchx_kfp.execution.host.connection import Connection
-
-_logger = logging.getLogger(__name__)
 
 #: The name of the scheduler: ``torchx run -s kfp``.
 NAME = "kfp"
-_BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-
-#: The help of each option, by its name. All are texts, except ``cache``.
+#: The help of each option, by its name.
 _OPTIONS = {
     "host": "URL of KFP, such as https://kfp.example.com. Commands that take no -cfg (status, log, cancel, describe) "
     "read it from [kfp] in .torchxconfig, from TORCHX_KFP_HOST, or from torchx-kfp's settings file, as this one does "
@@ -44,163 +37,57 @@ _OPTIONS = {
     "secrets": "variables from Kubernetes secrets, as VARIABLE:secret/key;OTHER_VARIABLE:secret/key",
 }
 #: The options of the connection. Commands that TorchX gives no options read them from a ``.torchxconfig``.
-OF_CONNECTION = [name for name in _OPTIONS if name in FLAGS]
+_OF_CONNECTION = [name for name in _OPTIONS if name in FLAGS]
 
 
-class KfpRunOpts(specs.runopts):  # type: ignore[misc]
-    """TorchX's collection of options, which refuses unknown ones instead of ignoring them."""
-
-    def cfg_from_str(self, cfg_str: str) -> dict[str, specs.CfgVal]:
-        """Parse ``-cfg``. Its mistakes are left to ``resolve``, whose errors TorchX shows without a traceback."""
-        found: dict[str, specs.CfgVal] = {}
-        for name, text in to_dict(cfg_str or "").items():
-            option = self.get(name)
-            is_boolean = option is not None and option.opt_type is bool
-            found[name] = _BOOLEANS.get(text.lower(), text) if is_boolean else text
-        return found
-
-    def resolve(self, cfg: Mapping[str, specs.CfgVal], *args: Any, **kwargs: Any) -> dict[str, specs.CfgVal]:
-        """Return the options with their defaults.
-
-        Raises:
-            InvalidRunConfigException: an option is unknown, or has a value of another type.
-        """
-        names = [name for name, _ in self]
-        for name, value in cfg.items():
-            if name not in names and value is not None:
-                raise refusal(
-                    f"The scheduler kfp has no option {name!r}.{did_you_mean(name, names)} Its options: "
-                    f"{', '.join(names)}",
-                    name,
-                    cfg,
-                )
-            kind = self.get(name).opt_type if name in names else object
-            if kind is bool and isinstance(value, str):
-                raise refusal(f"{name} is {shown(value)}. Give true or false", name, cfg)
-        # ``name = None`` in a .torchxconfig is an option without a value.
-        given = {name: value for name, value in cfg.items() if name in names}
-        resolved: dict[str, specs.CfgVal] = super().resolve(given, *args, **kwargs)
-        return resolved
-
-
-def run_options() -> KfpRunOpts:
+def run_options() -> specs.runopts:
     """Return the options that ``torchx runopts kfp`` shows."""
-    options = KfpRunOpts()
+    options = specs.runopts()
     for name, about in _OPTIONS.items():
-        is_boolean = name == "cache"
-        options.add(name, type_=bool if is_boolean else str, default=True if is_boolean else None, help=about)
+        kind, default = {"cache": (bool, True), "secrets": (Dict[str, str], None)}.get(name, (str, None))  # noqa: UP006
+        options.add(name, type_=kind, default=default, help=about)
     return options
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run, read and checked; texts are empty if they are not given.
+    """The options of a run; texts are empty if they are not given.
 
     ``of_connection`` has those of the connection that are given. ``secrets`` has the form of `task_from_app`: {secret:
     {key: variable}}.
     """
 
-    of_connection: Mapping[str, str] = field(default_factory=dict)
-    submission: Submission = field(default_factory=Submission)
-    tracker_base: str = ""
-    engine: Engine | None = None
-    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    of_connection: Mapping[str, str]
+    submission: Submission
+    tracker_base: str
+    engine: Engine | None
+    secrets: Mapping[str, Mapping[str, str]]
 
 
 def read_options(cfg: Mapping[str, Any]) -> Options:
     """Read the options that TorchX has resolved.
 
     Raises:
-        InvalidRunConfigException: an engine or a secret is not one.
+        ArgumentError: there is no such engine, or a secret is not one.
+        AppDefError: the queue has no legal name.
     """
-    texts = {name: str(cfg.get(name) or "") for name in _OPTIONS if name != "cache"}
-    queue, engine, secrets, tracker_base = (texts.pop(name) for name in ("queue", "engine", "secrets", "tracker_base"))
-    of_connection = {name: texts.pop(name) for name in OF_CONNECTION}
+    given = {name: value for name, value in cfg.items() if value is not None}
     return Options(
-        of_connection={name: text for name, text in of_connection.items() if text},
-        submission=Submission(**texts, cache=cfg.get("cache") is not False),
-        tracker_base=tracker_base,
-        engine=_engine(engine, queue, cfg),
-        secrets=_secrets(secrets, cfg),
+        of_connection=connection_options(given),
+        submission=Submission(**{name: given[name] for name in SUBMISSION if name in given}),
+        tracker_base=given.get("tracker_base", ""),
+        engine=_engine(given.get("engine", ""), given.get("queue", "")),
+        secrets=_secrets(given.get("secrets", {})),
     )
 
 
-def refusal(reason: str, name: str, cfg: Mapping[str, Any]) -> specs.InvalidRunConfigException:
-    """Return the error for an option."""
-    if not hasattr(specs, "Workspace"):
-        # The command line of TorchX 0.7.0 names the option, and keeps the reason to itself.
-        _logger.error("%s.", reason)
-    return specs.InvalidRunConfigException(reason, name, cfg)
+def connection_options(cfg: Mapping[str, Any]) -> dict[str, str]:
+    """Return those of the connection that are given."""
+    return {name: str(cfg[name]) for name in _OF_CONNECTION if cfg.get(name)}
 
 
-def _engine(name: str, queue: str, cfg: Mapping[str, Any]) -> Engine | None:
-    from torchx_kfp.authoring.engines import ENGINES
-
-    if not name:
-        if queue:
-            raise refusal(f"queue is {queue!r}, but no engine is given. Give one, such as engine=job", "queue", cfg)
-        return None
-    if name not in ENGINES:
-        raise refusal(
-            f"engine is {name!r}.{did_you_mean(name, ENGINES)} Give one of {', '.join(ENGINES)}", "engine", cfg
-        )
-    try:
-        return ENGINES[name](queue=queue or None)
-    except AppDefError as error:
-        raise refusal(str(error).rstrip("."), "queue", cfg) from None
-
-
-def _secrets(text: str, cfg: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    secrets: dict[str, dict[str, str]] = {}
-    for word in filter(None, (word.strip() for word in text.replace(",", ";").split(";"))):
-        variable, _, place = word.partition(":")
-        secret, _, key = place.partition("/")
-        if not (variable and secret and key):
-            raise refusal(
-                f"secrets has {word!r}. Give VARIABLE:secret/key, such as AWS_ACCESS_KEY_ID:s3/accesskey",
-                "secrets",
-                cfg,
-            )
-        other = secrets.setdefault(secret, {}).setdefault(key, variable)
-        if other != variable:
-            raise refusal(
-                f"secrets gives the key {key!r} of {secret!r} to two variables, {other} and {variable}. KFP can give "
-                "it to one",
-                "secrets",
-                cfg,
-            )
-    return secrets
-
-
-class Connections:
-    """The connections of this process: those of apps that it has submitted, and the one of all others."""
-
-    def __init__(self) -> None:
-        self._of_options: dict[tuple[tuple[str, str], ...], Connection] = {}
-        #: The connections of the submitted apps, by their ids.
-        self.of_apps: dict[str, Connection] = {}
-
-    def with_options(self, options: Mapping[str, str] | None = None) -> Connection:
-        """Return the connection with these options; without any, with those of a ``.torchxconfig``.
-
-        Raises:
-            HostSettingsError: the settings are wrong.
-        """
-        from torchx_kfp.execution.host.connection import Connection
-
-        options = _configured() if options is None else options
-        key = tuple(sorted(options.items()))
-        if key not in self._of_options:
-            self._of_options[key] = Connection(read_settings(options))
-        return self._of_options[key]
-
-    def of_app(self, app_id: str) -> Connection:
-        """Return the connection to the host of an app."""
-        return self.of_apps.get(app_id) or self.with_options()
-
-
-def _configured() -> dict[str, str]:
-    """Return the options of the connection in the ``.torchxconfig`` files that TorchX reads, the first ones first."""
+def configured_options() -> dict[str, str]:
+    """Return those of the connection in the ``.torchxconfig`` files that TorchX reads, the first ones first."""
     from torchx.runner.config import find_configs
 
     found: dict[str, str] = {}
@@ -209,8 +96,37 @@ def _configured() -> dict[str, str]:
         # Names keep their case, as TorchX reads them.
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         parser.read(path, encoding="utf-8")
-        for name in OF_CONNECTION if parser.has_section(NAME) else ():
-            value = parser.get(NAME, name, fallback="")
-            if value and value != "None":
-                found.setdefault(name, value)
+        section = dict(parser[NAME]) if parser.has_section(NAME) else {}
+        given = connection_options({name: value for name, value in section.items() if value != "None"})
+        found = {**given, **found}
     return found
+
+
+def _engine(name: str, queue: str) -> Engine | None:
+    from torchx_kfp.authoring.engines import ENGINES
+
+    if not name:
+        if queue:
+            raise ArgumentError(f"queue is {queue!r}, but no engine is given. Give one, such as -cfg engine=job")
+        return None
+    if name not in ENGINES:
+        raise ArgumentError(f"engine is {name!r}.{did_you_mean(name, ENGINES)} Give one of {', '.join(ENGINES)}.")
+    return ENGINES[name](queue=queue or None)
+
+
+def _secrets(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    secrets: dict[str, dict[str, str]] = {}
+    for variable, place in given.items():
+        secret, _, key = place.partition("/")
+        if not (secret and key):
+            raise ArgumentError(
+                f"secrets gives {variable} the value {place!r}. Give VARIABLE:secret/key, such as "
+                "AWS_ACCESS_KEY_ID:s3/accesskey."
+            )
+        other = secrets.setdefault(secret, {}).setdefault(key, variable)
+        if other != variable:
+            raise ArgumentError(
+                f"secrets gives the key {key!r} of {secret!r} to two variables, {other} and {variable}. KFP can give "
+                "it to one."
+            )
+    return secrets

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,18 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.workspace.api import WorkspaceMixin
 
 from torchx_kfp.common.text import UUID
-from torchx_kfp.entrypoints.scheduler.runopts import NAME, OF_CONNECTION, Connections, read_options, run_options
+from torchx_kfp.entrypoints.scheduler.runopts import (
+    NAME,
+    configured_options,
+    connection_options,
+    read_options,
+    run_options,
+)
 from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
 
 if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
     from torchx_kfp.entrypoints.scheduler.request import Request
+    from torchx_kfp.execution.host.connection import Connection
     from torchx_kfp.execution.host.run import HostRun
 
 _logger = logging.getLogger(__name__)
@@ -35,10 +43,9 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
     def __init__(self, session_name: str) -> None:
         """Take the session's name. Nothing is read or sent: ``torchx runopts`` constructs every scheduler."""
         super().__init__(NAME, session_name)
-        self._connections = Connections()
-        #: The runs that have been described and go on, by their ids: what has been read is not asked for again.
-        self._runs: dict[str, HostRun] = {}
-        self._lock = threading.Lock()
+        self._connect = functools.cache(_connect)
+        #: The connections of the apps that this scheduler has submitted, by their ids.
+        self._of_apps: dict[str, Connection] = {}
 
     def _run_opts(self) -> specs.runopts:
         return run_options()
@@ -61,9 +68,8 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
     def _submit_dryrun(self, app: specs.AppDef, cfg: Mapping[str, Any]) -> specs.AppDryRunInfo[Request]:
         from torchx_kfp.entrypoints.scheduler.request import make_request
 
-        options = read_options(cfg)
         try:
-            request = make_request(app, options)
+            request = make_request(app, read_options(cfg))
         except TorchxKfpError as error:
             raise _as_validation_error(error) from error
         return specs.AppDryRunInfo(request, str)
@@ -74,80 +80,73 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         Raises:
             TorchxKfpError: there is no host, it does not answer, or it refuses the run.
         """
-        try:
-            return self._schedule(dryrun_info.request)
-        except TorchxKfpError as error:
-            raise _as_validation_error(error) from error
-
-    def _schedule(self, request: Request) -> str:
         from torchx_kfp.execution.host.host_runs import Host
         from torchx_kfp.execution.host.submission import start_run
 
-        connection = self._connections.with_options(request.of_connection)
-        for warning in connection.settings.warnings:
-            _logger.warning("%s", warning)
-        assert request.prepared is not None  # make_request sets it
+        request = dryrun_info.request
         # TorchX lets users change a request before it is scheduled.
         prepared = replace(request.prepared, arguments=request.arguments, values=request.arguments)
-        host = Host(connection)
-        run_id = start_run(host, prepared, request.submission, say=_logger.info, warn=_logger.warning).run_id
-        self._connections.of_apps[run_id] = connection
-        if request.of_connection and self._connections.with_options().name != connection.name:
-            _logger.warning(
-                "Only -cfg names the host %s. For torchx status, log, describe and cancel, run: "
-                "export TORCHX_KFP_HOST=%s (or write it into [kfp] of a .torchxconfig).",
-                connection.name,
-                connection.name,
-            )
-        return run_id
+        try:
+            connection = self._connection(request.of_connection)
+            for warning in connection.settings.warnings:
+                _logger.warning("%s", warning)
+            run = start_run(Host(connection), prepared, request.submission, say=_logger.info, warn=_logger.warning)
+            if request.of_connection and self._connection(configured_options()).name != connection.name:
+                _logger.warning(
+                    "Only -cfg names the host %s. For torchx status, log, describe and cancel, run: "
+                    "export TORCHX_KFP_HOST=%s (or write it into [kfp] of a .torchxconfig).",
+                    connection.name,
+                    connection.name,
+                )
+        except TorchxKfpError as error:
+            raise _as_validation_error(error) from error
+        self._of_apps[run.run_id] = connection
+        return run.run_id
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Return what the host says of the app; None if it has no such run.
+        """Return what the host says of the app, its roles as names and numbers of replicas; None if there is none.
 
         Raises:
             HostError: there is no host, or it does not answer.
         """
-        from torchx_kfp.entrypoints.scheduler import app_run
+        from torchx_kfp.entrypoints.scheduler.app_run import STATES, error_message, role_statuses, roles_of
+        from torchx_kfp.execution.host.states import run_state
 
         if not UUID.fullmatch(app_id.lower()):
             return None
-        # The thread that shows logs asks, too.
-        with self._lock:
-            run = self._runs.get(app_id) or app_run.open_app(self._connections.of_app(app_id), app_id)
-            self._runs[app_id] = run
+        with closing(self._run(app_id)) as run:
             try:
                 record = run.read()
             except (UnknownRunError, HostNotFoundError):
-                del self._runs[app_id]
                 return None
-            result = record.run.result()
-            roles = app_run.roles_of(record)
-            if specs.is_terminal(app_run.app_state(run.answer)):
-                del self._runs[app_id]
+            result, roles = record.run.result(), roles_of(record)
             return DescribeAppResponse(
                 app_id=app_id,
-                state=app_run.app_state(run.answer),
+                state=STATES[run_state(run.answer)],
                 num_restarts=sum(max(0, stage.attempts - 1) for stage in result.stages),
                 msg=result.reason or specs.NONE,
-                structured_error_msg=app_run.error_message(result),
+                structured_error_msg=error_message(result),
                 ui_url=record.link or None,
-                roles_statuses=app_run.role_statuses(result, roles),
-                roles=[role for stage in roles.values() for role in stage.roles],
+                roles_statuses=role_statuses(result, roles),
+                roles=[
+                    specs.Role(name, image="", num_replicas=count)
+                    for stage in roles.values()
+                    for name, count in stage.counts.items()
+                ],
             )
 
     def list(self, cfg: Mapping[str, Any] | None = None) -> list[ListAppResponse]:
         """Return the newest runs of the host, whoever has submitted them."""
-        from torchx_kfp.entrypoints.scheduler.app_run import summary_state
+        from torchx_kfp.entrypoints.scheduler.app_run import STATES
         from torchx_kfp.execution.host.host_runs import Host
 
-        options = {name: str(value) for name, value in (cfg or {}).items() if name in OF_CONNECTION and value}
-        host = Host(self._connections.with_options(options or None))
+        host = Host(self._connection(connection_options(cfg or {}) or configured_options()))
         runs = list(itertools.islice(host.list(), _LISTED + 1))
         if len(runs) > _LISTED:
             _logger.info("These are the newest %d runs. torchx-kfp runs shows others.", _LISTED)
         responses = []
         for run in runs[:_LISTED]:
-            response = ListAppResponse(app_id=run.run_id, state=summary_state(run.state))
+            response = ListAppResponse(app_id=run.run_id, state=STATES[run.state])
             if hasattr(response, "name"):
                 response.name = run.name
             responses.append(response)
@@ -180,7 +179,7 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
             ValueError: one stream is asked for, or the app has no such replica.
             HostError: there is no host, or it does not answer.
         """
-        from torchx_kfp.entrypoints.scheduler.app_run import find_replica, lines_of, open_app, roles_of
+        from torchx_kfp.entrypoints.scheduler.app_run import find_replica, lines_of, roles_of
 
         if streams not in (None, Stream.COMBINED):
             raise ValueError(
@@ -188,21 +187,41 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
             )
         if since is not None or until is not None:
             _logger.warning("KFP's logs have no times: since and until are ignored.")
-        run = open_app(self._connections.of_app(app_id), app_id)
+        run = self._run(app_id)
         roles = roles_of(run.read())
-        lines: Iterator[str] = lines_of(run, roles, find_replica(roles, role_name, k), should_tail=should_tail)
+        lines = lines_of(run, roles, find_replica(roles, role_name, k), should_tail=should_tail)
         return filter_regex(regex, lines) if regex else lines
 
     def _cancel_existing(self, app_id: str) -> None:
         from torchx_kfp.execution.host.host_runs import Host
 
-        Host(self._connections.of_app(app_id)).terminate(app_id)
+        Host(self._of_app(app_id)).terminate(app_id)
 
     def _delete_existing(self, app_id: str) -> None:
         """Cancel the app, unless it has ended: what KFP has recorded of a run stays."""
         described = self.describe(app_id)
         if described is not None and not specs.is_terminal(described.state):
             self._cancel_existing(app_id)
+
+    def _run(self, app_id: str) -> HostRun:
+        """Return the app's run without asking the host; its messages go to TorchX's log."""
+        from torchx_kfp.execution.host.run import HostRun
+
+        return HostRun(self._of_app(app_id), app_id, say=lambda text: _logger.warning("%s", text), reads="none")
+
+    def _of_app(self, app_id: str) -> Connection:
+        return self._of_apps.get(app_id) or self._connection(configured_options())
+
+    def _connection(self, options: Mapping[str, str]) -> Connection:
+        """Return the connection with these options, the same one each time."""
+        return self._connect(tuple(sorted(options.items())))
+
+
+def _connect(options: tuple[tuple[str, str], ...]) -> Connection:
+    from torchx_kfp.execution.host.connection import Connection
+    from torchx_kfp.execution.host.settings import read_settings
+
+    return Connection(read_settings(dict(options)))
 
 
 def _is_default(workspace: str) -> bool:
