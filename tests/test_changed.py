@@ -13,11 +13,11 @@ from tools.tiers import TIERS
     [
         ("torchx_kfp/common/text.py", "tests/common/test_text.py"),
         ("torchx_kfp/execution/local/dag_scheduler.py", "tests/execution/local/test_dag_scheduler.py"),
-        ("torchx_kfp/authoring/shell/syntax.py", "tests/authoring/test_shell.py"),
+        ("torchx_kfp/authoring/inline_code.py", "tests/authoring/test_inline_code.py"),
         ("torchx_kfp/tracking/cleanup.py", "tests/tracking/test_cleanup.py"),
         ("torchx_kfp/contract/protocol.py", "tests/contract/test_protocol.py"),
         ("tests/common/test_text.py", "tests/common/test_text.py"),
-        ("tests/facts.py", "tests/authoring/test_shell.py"),
+        ("tests/facts.py", "tests/authoring/test_inline_code.py"),
     ],
 )
 def test_a_change_needs_the_tests_of_its_module(changed: str, test: str) -> None:

@@ -80,7 +80,7 @@ def test_variables_of_shell_programs_make_way() -> None:
     """A channel in a shell program becomes a variable, but not one that contains a secret."""
 
     def pipeline(text: str) -> None:
-        app = make_app(entrypoint="sh", args=["-c", f"echo {text}"])
+        app = make_app(entrypoint="sh", args=["-c", f"echo '{text}'"])
         task_from_app(app, secrets={"s": {"key": "TORCHX_KFP_TEXT"}})
 
     (executor,) = load(compile_pipeline(pipeline))[0]["deploymentSpec"]["executors"].values()

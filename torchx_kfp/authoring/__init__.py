@@ -3,7 +3,8 @@
 The public functions are in ``tasks`` and ``components``. A value's way, from an AppDef to the compiled file:
 
 ``options``, ``outputs``, ``reads``      the options of a stage, read and checked
-``fields``, ``application``, ``shell``   the AppDef's fields; entrypoint, args and env, as text and references
+``fields``, ``application``              the AppDef's fields; entrypoint, args and env, as text and references
+``inline_code``                          channels inside of programs for shells
 ``replicas``, ``engines``                the launcher in its place, if an engine runs the replicas
 ``component_inputs``                     the inputs of the component, and the names of references among them
 ``plan``                                 all of it as a ``StagePlan``

@@ -25,6 +25,7 @@ from torchx_kfp.authoring.fields import (
     read_volumes,
     read_workspace_folders,
 )
+from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
 from torchx_kfp.authoring.options import (
     PROTOCOL_VARIABLES,
@@ -41,7 +42,6 @@ from torchx_kfp.authoring.references import (
     join_constants,
     parameter_text,
 )
-from torchx_kfp.authoring.shell import lift_arguments
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.programs import PUBLISHER, RESULTS_PUBLISHER
 from torchx_kfp.contract.command import Outputs, installed_program
@@ -179,9 +179,9 @@ def read_role_command(
     # TorchX applies macros only to args and env.
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
-    taken = (*secret_variables(settings.secrets), *configs)
-    args, lifted = lift_arguments(entrypoint, args, env, where, taken)
-    env.update({variable: (reference,) for variable, reference in lifted.items()})
+    taken = {*variables, *secret_variables(settings.secrets), *configs}
+    args, expanded = expand_channels(entrypoint, args, where, taken)
+    env.update({variable: (reference,) for variable, reference in expanded.items()})
     args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     reserved = (*PROTOCOL_VARIABLES, *tracker_env(settings.trackers)) if tracked else ()
     check_variables(settings.secrets, {*env, *field_paths}, reserved, where)

@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 from torchx import specs
 
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT, PYTHON_TYPES
+from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.references import Reference, fill_parameters, parameter, parameters_in
-from torchx_kfp.authoring.shell import find_program
 from torchx_kfp.authoring.standins import MoreThanTextError, Text, Value
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import AppDefError

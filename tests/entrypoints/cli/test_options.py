@@ -22,8 +22,7 @@ OTHERS = {
         *("--exclude-standard", "--get", "--ignore-submodules", "--includes", "--name-only", "--no-ext-diff"),
         *("--others", "--relative", "--short", "--show-scope", "--verify"),
     },
-    "authoring/shell/__init__.py": {"--ignore-environment", "--split-string", "--unset"},
-    "authoring/shell/rules.py": {"--init-file", "--login", "--noprofile", "--norc", "--posix", "--rcfile"},
+    "authoring/inline_code.py": {"--command", "--eval", "--init-file", "--print", "--rcfile", "--split-string"},
     "authoring/engines/volcano.py": {"--publish-not-ready-addresses"},
     "execution/local/packages.py": {
         *("--default-pip", "--disable-pip-version-check", "--extra-index-url", "--find-links", "--index-url"),

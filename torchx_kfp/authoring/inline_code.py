@@ -1,0 +1,149 @@
+"""Channels inside of code that is an argument: the programs of ``sh -c``, ``python -c``, ``perl -e``.
+
+KFP fills a channel into a word as text. In code, that text would be code: whoever sets a parameter could close the
+quotes around it. So a channel may not be a part of code, with one exception: TorchX's components, such as ``dist.ddp``
+and ``utils.sh``, join the words of one command into a program for a shell, as ``shlex.join`` does. There, a channel is
+inside of single quotes, and becomes a variable, which the shell expands to one word, whatever it contains.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+from torchx_kfp.authoring.naming import input_name
+from torchx_kfp.authoring.references import REPLICA, Parts, Reference, join_constants
+from torchx_kfp.errors import ChannelError
+
+#: Stands for a channel in text. No argument of a process contains it.
+_CHANNEL = "\0"
+
+
+def _interpreter(names: str, options: str, code: str) -> str:
+    """Return a pattern for the lines of a command, from the name of an interpreter to its code.
+
+    ``options`` matches options with their arguments; other options have none.
+    """
+    return rf"^(?:.*/)?(?:{names})(?:[-.]?\d[\w.+-]*)?\n(?:{options}|[-+\0].*\n)*?(?:{code})$"
+
+
+#: Matches the lines of a command up to the one that is code, if each word is a line. Code is what interpreters are
+#: given as such, and every text with a channel for programs that start a shell, or split it into words.
+_CODE = re.compile(
+    "|".join(
+        (
+            _interpreter(
+                r"sh|r?bash|d?ash|[mlop]?ksh|pdksh|loksh|[hmoy]sh|hush|sash|yash|posh|zsh|fish|t?csh|rc|es|oil|nu|elvish"
+                "|xonsh|pwsh|powershell",
+                r"(?:[-+]\w*[oO]|--rcfile|--init-file)\n.*\n",
+                r"(?:[-+]\w*c|--command).*\0.*|(?:[-+](?=\w*[oO])\w*c\w*\n.*|[-+](?!\w*[oO])\w*c\w*|--command)\n"
+                r"(?:[-+].*\n|\0\n)*.*",
+            ),
+            _interpreter(r"i?python|pypy", r"(?:-\w*[WX]|--check-hash-based-pycs)\n.*\n", r"-\w*c(?:\n.*|.*\0.*)"),
+            _interpreter(
+                "perl|ruby|node|nodejs|deno|bun|php|lua|luajit|Rscript|julia|scala|groovy|raku|elixir|osascript",
+                # Several pieces of code may follow one another.
+                r"-\w*[CIMdleEpr]\n[^\0\n]*\n|(?:--eval|--print|eval)\n[^\0\n]*\n",
+                r"(?:-\w*[eEpr]|--eval|--print|eval)\n?.*\0.*",
+            ),
+            r"^(?:.*/)?(?:su|runuser|script|watch|ssh|flock|sg|cmd)\n(?:.*\n)*?(?:\0.+|.+\0.*)$",
+            r"^(?:.*/)?env\n(?:.*\n)*?(?:-\w*S|--split-string)(?:.*\n)*?.*\0.*$",
+        )
+    ),
+    re.ASCII | re.MULTILINE,
+)
+
+#: Shells in which a program's words are read as ``shlex.join`` means them, and options that do not change that.
+_SHELL = re.compile(r"(?:[^ ]*/)?(?:sh|bash|dash|ash)(?: (?:-[aefluvx]+|-[aefluvx]*o pipefail|--\w+))* -[aefluvx]*c")
+#: Builtins that run their arguments as code, or evaluate them as names or numbers.
+_EVALUATING = (
+    r"\.|alias|bind|builtin|command|compgen|complete|compopt|coproc|declare|enable|eval|exec|export|fc|getopts|hash"
+    r"|jobs|let|local|mapfile|read|readarray|readonly|source|test|time|trap|typeset|unset|wait"
+)
+#: A word as ``shlex.quote`` writes it, or the address of the first replica, as ``dist.ddp`` does.
+_WORD = r"""(?:[\w@%+=:,./-]+|'[^']*'(?:"'"'[^']*')*|\$\{\w+:=\w+\}[\w:]*)"""
+#: One command, without redirections, whose name is constant. ``printf`` may have values after its format.
+_COMMAND = re.compile(
+    rf"(?!(?:{_EVALUATING})(?: |\Z)|printf (?:-|'[^']*{_CHANNEL}))[\w@%+:,./-]+(?: {_WORD})*", re.ASCII
+)
+#: How code gets its first argument.
+_ARGUMENTS = {"python": "sys.argv[1]", "perl": "$ARGV[0]", "ruby": "ARGV[0]", "node": "process.argv[1]"}
+
+
+def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
+    """Return the index of the argument that is a program for the entrypoint, a shell; None if there is none."""
+    words = [_text(parts) for parts in (entrypoint, *args)]
+    position = _find_code(words)
+    is_program = position is not None and _SHELL.fullmatch(" ".join(words[:position]))
+    return position - 1 if is_program and position else None
+
+
+def expand_channels(
+    entrypoint: Parts, args: Sequence[Parts], where: str, taken: Collection[str] = ()
+) -> tuple[list[Parts], dict[str, Reference]]:
+    """Replace the channels inside of a shell's program by variables; return the arguments and the variables.
+
+    To a program, the index of a replica is a number in its text. ``taken`` are names of variables that are in use.
+
+    Raises:
+        ChannelError: a channel is a part of other code.
+    """
+    words = [_text(parts) for parts in (entrypoint, *args)]
+    position = _find_code(words)
+    if position is None or not _is_mixed(words[position]):
+        return list(args), {}
+    program, index = words[position], position - 1
+    if find_program(entrypoint, args) != index or not _is_one_command(program):
+        _refuse(words, index, args[index], where)
+    variables: dict[Reference, str] = {}
+    taken = {*taken, *re.findall(r"\w+", program)}
+    expanded = list(args[index])
+    for number, part in enumerate(expanded):
+        if isinstance(part, Reference) and part != REPLICA:
+            if part not in variables:
+                variables[part] = input_name(f"TORCHX_KFP_{part.name.upper()}", {*taken, *variables.values()})
+            # Close the quotes, and open them again.
+            expanded[number] = f"""'"${{{variables[part]}}}"'"""
+    lifted = [*args[:index], join_constants(expanded), *args[index + 1 :]]
+    return lifted, {name: part for part, name in variables.items()}
+
+
+def _is_one_command(program: str) -> bool:
+    """Return whether a program is one command, without code in its arguments that has a channel inside."""
+    if not _COMMAND.fullmatch(program):
+        return False
+    words = shlex.split(program)
+    code = _find_code(words)
+    return code is None or not _is_mixed(words[code])
+
+
+def _find_code(words: Sequence[str]) -> int | None:
+    """Return the position of the first word that is code."""
+    text = "\n".join(word.replace("\n", " ") for word in words)
+    found = _CODE.search(text)
+    return text.count("\n", 0, found.end()) if found else None
+
+
+def _text(parts: Parts) -> str:
+    return "".join(part if isinstance(part, str) else "0" if part == REPLICA else _CHANNEL for part in parts)
+
+
+def _is_mixed(word: str) -> bool:
+    """Return whether a word is text with a channel inside. A channel that is the whole word is meant to be code."""
+    return _CHANNEL in word and word != _CHANNEL
+
+
+def _refuse(words: Sequence[str], index: int, program: Parts, where: str) -> NoReturn:
+    name = next(part.name for part in program if isinstance(part, Reference) and part != REPLICA)
+    interpreter = re.sub(r"[\d.]+\Z", "", words[0].rpartition("/")[2])
+    if interpreter in _ARGUMENTS:
+        form = f"""args=["{words[index]}", "... {_ARGUMENTS[interpreter]} ...", f"{{{name}}}"]"""
+    else:
+        form = f"""args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"]"""
+    raise ChannelError(
+        f"args[{index}] of {where} is code with the pipeline channel {name!r} inside: its value would be code, too. "
+        f"Pass it as an argument after the code: {form}. In a program for sh, bash, dash or ash, a channel may only be "
+        "in the words of one command that shlex.join has quoted, as in those of utils.sh and dist.ddp."
+    )
