@@ -133,7 +133,6 @@ def test_the_inputs_of_a_stage_are_those_of_its_pipeline(tmp_path):
         ({"parallelism": 1.5}, ["parallelism must be an int, 1 or more, but is 1.5."]),
         ({"parallelism": True}, ["parallelism must be an int, 1 or more, but is True."]),
         ({"max_items": 0}, ["max_items", "1 or more", "is 0"]),
-        ({"condition_time": 0}, ["condition_time", "seconds", "more than 0", "is 0"]),
         ({"grace": True}, ["grace must be a number of seconds, 0 or more, but is True."]),
         ({"grace": -1}, ["grace must be a number of seconds, 0 or more, but is -1."]),
         ({"grace": float("inf")}, ["grace must be a number of seconds, 0 or more, but is inf."]),

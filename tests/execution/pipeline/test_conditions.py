@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.execution.local.components import load
-from tests.facts import says
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import RunResult, Watch, run
 
@@ -115,29 +113,22 @@ def test_a_condition_that_cannot_hold_says_why(tmp_path: Path) -> None:
         assert (stage.state, reason in stage.reason) == ("failed", True), stage.reason
 
 
-_FOREVER = f"[{','.join(['1'] * 40)}]"
-for _ in range(6):
-    _FOREVER = f"[{','.join(['1'] * 40)}].map(x, {_FOREVER})"
-DEEP = "is nested too deeply|cannot be evaluated|takes longer"
-
-
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("(" * 5000 + "true" + ")" * 5000, DEEP),
-        ("!" * 9001 + "true", DEEP),
-        ("[" * 3000 + "]" * 3000 + " == 1", DEEP),
+        ("(" * 5000 + "true" + ")" * 5000, "cannot be evaluated: it is nested too deeply"),
+        ("!" * 9001 + "true", "cannot be evaluated: it is nested too deeply"),
+        ("[" * 3000 + "]" * 3000 + " == 1", "cannot be evaluated: it is nested too deeply"),
         ("true" + " && true" * 3000, "is longer than 20,000 characters"),
-        pytest.param(f"{_FOREVER} == 1", says("takes longer than", "--condition-time"), marks=pytest.mark.usual),
     ],
-    ids=["parentheses", "negations", "lists", "long", "loops"],
+    ids=["parentheses", "negations", "lists", "long"],
 )
-def test_a_condition_that_would_take_for_ever(expression: str, message: str, tmp_path: Path) -> None:
+def test_a_condition_that_is_too_large(expression: str, message: str, tmp_path: Path) -> None:
     try:
-        said = attempt(tmp_path, [conditional(expression)], condition_time=2).stages[0].reason
+        said = attempt(tmp_path, [conditional(expression)]).stages[0].reason
     except UnsupportedPipelineError as error:
         said = str(error)
-    assert re.search(message, said)
+    assert message in said
     # The next one is still evaluated.
     assert attempt(tmp_path, [conditional("1 < 2")]).stages[0].state == "succeeded"
 

@@ -124,7 +124,7 @@ def test_a_page_says_how_the_run_ended_how_it_goes_on_and_how_it_ran(failed: Pat
         assert fact in text
     page = Page(text)
     assert {"stages ran": "as processes"}.items() <= page.pairs("How it ran").items()
-    for internal in ("null", "[]", "grace", "python_path", "named", "max_items", "condition_time"):
+    for internal in ("null", "[]", "grace", "python_path", "named", "max_items"):
         assert internal not in shown(page.of("#run")[0])
     play(tmp_path / "done", ["a"])
     assert "--resume" not in report(tmp_path / "done").read_text()

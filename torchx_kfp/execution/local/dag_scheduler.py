@@ -32,7 +32,7 @@ from torchx_kfp.execution.local.kubernetes import time_limit, volume_outputs
 from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.local.stage_queue import Message, StageQueue
 from torchx_kfp.execution.pipeline.artifacts import Artifact, parameters_of
-from torchx_kfp.execution.pipeline.conditions import holds
+from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.execution.pipeline.spec import Component, Importer, Pipeline, volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, indices_of, walk, without_indices
 from torchx_kfp.execution.runs import reasons
@@ -77,6 +77,8 @@ class Scheduler:
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         #: Whether nothing more should begin; slow operations check it.
         self._is_interrupted = False
+        #: Whether a condition is being evaluated, which a signal must end.
+        self._is_evaluating = False
         #: The number of items in all loops so far.
         self._items = 0
         self._ready: deque[TaskRun] = deque()
@@ -127,6 +129,8 @@ class Scheduler:
         """End the run. A signal handler may call this; a second call kills the processes at once."""
         self._is_interrupted = True
         self._messages.put(number)
+        if self._is_evaluating:
+            raise RuntimeError("the run was ended")
 
     def _next(self) -> Message | None:
         """Wait for the next message; return None when it is time for a retry, or to check for signals."""
@@ -276,10 +280,12 @@ class Scheduler:
     def _holds(self, run: TaskRun) -> bool:
         condition = run.task.condition or ""
         try:
-            parameters = parameters_of(with_defaults(run.component, run.inputs))
-            return holds(condition, parameters, self._options.condition_time, lambda: not self._is_interrupted)
+            self._is_evaluating = True
+            return is_true(condition, parameters_of(with_defaults(run.component, run.inputs)))
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
+        finally:
+            self._is_evaluating = False
 
     def _continue_loop(self, run: TaskRun) -> None:
         progress, loop = run.loop, run.task.loop

@@ -15,7 +15,6 @@ from typing import Any, TypedDict
 from torchx_kfp.common.text import did_you_mean, did_you_mean_path, shown
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.executors.mounts import Mount, parse_mount
-from torchx_kfp.execution.pipeline.conditions import LONGEST
 from torchx_kfp.execution.runs.events import verify_fields
 from torchx_kfp.execution.runs.source import RunRecord
 
@@ -43,7 +42,6 @@ class ResumeKeywords(TypedDict, total=False):
     timeout: float | None
     fail_fast: bool | None
     max_items: int | None
-    condition_time: float | None
 
 
 #: The options that ``run.json`` stores under the names that they had before.
@@ -77,7 +75,6 @@ class RunOptions:
         fail_fast: whether the first failure of a stage ends the run; exit tasks and tasks that ignore failures still
             run.
         max_items: how many items all loops of the run may have together.
-        condition_time: seconds that the evaluation of a condition may take.
         docker: the stages that run in their images with Docker or Podman: True for all of them, or the names of some
             (``train``, ``inner/train``).
         mounts: folders and files of this machine that those containers see, as ``SRC[:DST][:ro]``. They always see
@@ -98,7 +95,6 @@ class RunOptions:
     timeout: float | None = None
     fail_fast: bool = False
     max_items: int = MAX_ITEMS
-    condition_time: float = LONGEST
     docker: bool | tuple[str, ...] = False
     mounts: tuple[Mount, ...] = ()
     directory: str = field(default_factory=os.getcwd)
@@ -112,7 +108,6 @@ class RunOptions:
         _verify_count("parallelism", self.parallelism)
         _verify_count("max_items", self.max_items)
         _verify_seconds("grace", self.grace, may_be_zero=True)
-        _verify_seconds("condition_time", self.condition_time)
         if self.timeout is not None:
             _verify_seconds("timeout", self.timeout)
         if self.mounts and not self.docker:

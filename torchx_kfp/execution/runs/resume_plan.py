@@ -16,7 +16,7 @@ from typing import Any
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact
-from torchx_kfp.execution.pipeline.conditions import holds
+from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.execution.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
 from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
 from torchx_kfp.execution.pipeline.walk import (
@@ -268,7 +268,7 @@ class _Planner:
         if task.condition and not (component.inputs.keys() - inputs.keys()):
             ran = any(end.state.is_success for place in stages for end in self._executions.get(place.name, ()))
             try:
-                if holds(task.condition, {name: one for name, one in inputs.items() if not is_artifact(one)}) != ran:
+                if is_true(task.condition, {name: one for name, one in inputs.items() if not is_artifact(one)}) != ran:
                     return False
             except ValueError:
                 return False

@@ -70,12 +70,6 @@ def _with_values(words: Sequence[str]) -> list[str]:
     type=click.IntRange(1),
     help="The number of items that all loops of the run may have.  [default: 10000]",
 )
-@click.option(
-    "--condition-time",
-    metavar="TIME",
-    type=Duration(),
-    help="How long evaluating a condition may take.  [default: 10s]",
-)
 @click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
 @resume_options(

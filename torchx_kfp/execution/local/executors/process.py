@@ -32,7 +32,6 @@ from pathlib import Path
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import decode
 from torchx_kfp.execution.local.executors.executor import AttemptPlan, RunningStage, StartError, missing_module
-from torchx_kfp.execution.pipeline.conditions import starting
 from torchx_kfp.execution.runs.result import describe_exit
 
 # Seconds for which killing is repeated, in case processes were being started at the same time. A killed process needs
@@ -62,6 +61,8 @@ _IMPORTED_BY_ALL = {*sys.stdlib_module_names, "fsspec", "torchx", "torchx_kfp"}
 _OF_PYTHON = re.compile(r"(python|pypy)\d[\d.]*t?|(site|dist)-packages")
 # A bit that is set in the limits of stages, and of no other processes; in microseconds.
 _LIMIT = 1 << 58
+# Held while a limit is marked: another stage that is started meanwhile would inherit the mark.
+_starting = threading.Lock()
 
 
 class StageProcess:
@@ -276,7 +277,7 @@ def _marked_limit(mark: str) -> Iterator[None]:
     if not stage or not hasattr(resource, "prlimit"):
         yield
         return
-    with starting:
+    with _starting:
         soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
         if hard == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_RTTIME, (_LIMIT | _limit_of(run_id)[0] | _limit_of(stage)[1], hard))
