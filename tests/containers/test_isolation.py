@@ -125,16 +125,16 @@ def test_a_uri_does_not_make_the_next_container_read_the_host(host, prefix):
 @pytest.mark.parametrize(
     ("script", "fact"),
     [
-        ("rm $out; ln -s $secret $out", "out is a link"),
+        ("rm $out; ln -s $secret $out", "out is a symbolic link"),
         ("rm $out; mkdir $out", "out is a folder"),
-        ("rm $out; mkfifo $out", "out is a named pipe (FIFO)"),
+        ("rm $out; mkfifo $out", "out is a FIFO"),
         ("rm $out; truncate -s 17M $out", "is larger than 16 MiB"),
         ("rm -r ${out%/*}; mkdir /x; ln -s / ${out%/*}", "'outputs' in"),
-        ("ln -s $secret $report", "executor_output.json is a link"),
-        ("mkfifo $report", "executor_output.json is a named pipe (FIFO)"),
-        ("ln -s $secret $data", "data is a link"),
-        ("mkfifo $data", "data is a named pipe (FIFO)"),
-        ("mkdir $data; mkfifo $data/x", "data/x is a named pipe (FIFO)"),
+        ("ln -s $secret $report", "executor_output.json is a symbolic link"),
+        ("mkfifo $report", "executor_output.json is a FIFO"),
+        ("ln -s $secret $data", "data is a symbolic link"),
+        ("mkfifo $data", "data is a FIFO"),
+        ("mkdir $data; mkfifo $data/x", "data/x is a FIFO"),
         ("mkdir $data; ln -s ${secret%/*} $data/x", "data/x is a link to "),
         ("mkdir $data; ln -s ../../../../../../private $data/x", "data/x is a link to "),
         ("mkdir -p $data/a; ln -s a/../../.. $data/b; ln -s b/.. $data/x", "data/"),
@@ -256,7 +256,7 @@ def test_a_link_in_the_tracker_base_is_not_followed(host):
 
     result = host.run(twice, {"tracker_base": str(host.folder / "base")})
     host.assert_untouched(result)
-    assert " is a link" in stages_of(result)["tracked-2"].reason
+    assert " is a symbolic link" in stages_of(result)["tracked-2"].reason
 
 
 @pytest.mark.parametrize("prefix", ["", "file://", "local://", "simplecache::file://", "http://127.0.0.1:1"])

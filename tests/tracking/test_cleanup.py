@@ -55,7 +55,7 @@ FOLDERS: dict[str, tuple[str, dict[str, str]]] = {
         - 60 search:run~/train/2
         - 60 sources:run~/train/2 < run~/train/1
         - 60 runs:run~
-        - 60 .torchx_kfp/runs/run~/.torchx_kfp/0123456789abcdef
+        - 60 .torchx_kfp/runs/run~/.torchx_kfp-0123456789abcdef
         - 60 .torchx_kfp/files/run~%2Ftrain%2F1/1-a/model.pt weights
         """,
         {},
@@ -167,11 +167,12 @@ FOLDERS: dict[str, tuple[str, dict[str, str]]] = {
     "what killed writers left goes with the run": (
         """
         - 60 run~/train/1
-        - 60 run~/train/.torchx_kfp/0123456789abcdef
-          60 half~/train/.torchx_kfp/0123456789abcdef
-        - 60 .torchx_kfp/sources/run~%2Ftrain%2F1/.torchx_kfp/0123456789abcdef
+        - 60 run~/train/.torchx_kfp-0123456789abcdef
+        - 2 half~/train/.torchx_kfp-0123456789abcdef
+          0.9 writing~/train/.torchx_kfp-0123456789abcdef
+        - 60 .torchx_kfp/sources/run~%2Ftrain%2F1/.torchx_kfp-0123456789abcdef
         """,
-        {"half~": "it does not have a result of a stage"},
+        {},
     ),
     "other files of the tracker stay": (
         """
@@ -444,18 +445,16 @@ def test_a_second_call_finishes_the_removal(
         for run in ("one~", "two~"):
             put(base, f"{run}/train/1", f"{run}/train/2", f"metadata:{run}/train/1", f"sources:{run}/train/2")
         age(base)
-        unlink = os.unlink
+        rename = os.rename
         count = iter(range(100))
 
-        def fail(
-            path: Any, *, dir_fd: int | None = None, count: Any = count, after: int = after, unlink: Any = unlink
-        ) -> None:
+        def fail(*given: Any, count: Any = count, after: int = after, rename: Any = rename, **options: Any) -> None:
             if next(count) >= after:
                 raise error
-            unlink(path, dir_fd=dir_fd)
+            rename(*given, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "unlink", fail)
+            patch.setattr(os, "rename", fail)
             done = inside("gc", str(base), "--yes", "--older-than", "30d")
         assert done.returncode == (130 if isinstance(error, KeyboardInterrupt) else 1)
         assert done.stdout.count("not removed, or only in part: run gc again") == 2
@@ -509,15 +508,15 @@ def test_runs_of_other_users_do_not_keep_the_others(
 ) -> None:
     put(tmp_path, "mine~/train/1", "others~/train/1", "yours~/train/1", "metadata:others~/train/1")
     age(tmp_path)
-    unlink = os.unlink
+    rename = os.rename
 
-    def refuse(path: bytes, *, dir_fd: int | None = None) -> None:
-        if "/others-" in os.readlink(f"/proc/self/fd/{dir_fd}"):
+    def refuse(*names: str, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if "/others-" in os.readlink(f"/proc/self/fd/{src_dir_fd}"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        unlink(path, dir_fd=dir_fd)
+        rename(*names, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", refuse)
+        patch.setattr(os, "rename", refuse)
         done = inside("gc", str(tmp_path), "--yes", "--older-than", "30d")
     assert done.returncode == 1
     assert "No permission to remove" in done.stderr

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from benchmarks.load import attack
-from torchx_kfp.common import files
 from torchx_kfp.tracking import FsspecResultTracker, cleanup, workspaces
 from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.objects import FsspecStore, open_filesystem
@@ -55,29 +54,25 @@ def test_a_file_that_was_written_since_it_was_seen_stays(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_in_which_somebody_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_file_that_is_written_in_the_instant_of_its_removal_stays(
+    newer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = FsspecResultTracker(tmp_path).store
-    for key in ("run/train/1", "other/train/1"):
-        store.write(key, b"{}")
-    other, run = store.files()
-    writing, going_on = threading.Event(), threading.Event()
-    unnamed = files._write_unnamed
+    store.write("run/train/1", b"{}")
+    (seen,) = store.files()
+    rename = os.rename
 
-    def slow(*given: object) -> bool:
-        writing.set()
-        assert going_on.wait(30)
-        return unnamed(*given)
+    def late(*given: Any, **options: Any) -> None:
+        store.write("run/train/1", b'{"a": 1}')
+        rename(*given, **options)
+        if newer:
+            store.write("run/train/1", b'{"a": 2}')
 
-    monkeypatch.setattr(files, "_write_unnamed", slow)
-    writer = threading.Thread(target=store.write, args=("run/train/2", b"{}"))
-    writer.start()
-    assert writing.wait(30)
-    assert not store.remove_old(run)
-    assert store.remove_old(other)
-    going_on.set()
-    writer.join()
-    assert store.remove_old(run)
-    assert [file.key for file in store.files()] == ["run/train/2"]
+    monkeypatch.setattr("os.rename", late)
+    assert not store.remove_old(seen)
+    assert store.read("run/train/1") == (b'{"a": 2}' if newer else b'{"a": 1}')
+    assert os.listdir(tmp_path / "run/train") == ["1"]
 
 
 def test_many_runs_are_looked_at_again_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

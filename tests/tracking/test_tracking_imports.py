@@ -23,7 +23,6 @@ ALLOWED = {
     "torchx_kfp.common",
     "torchx_kfp.errors",
     "torchx_kfp.common.extras",
-    "torchx_kfp.common.files",
     "torchx_kfp.common.safe_files",
     "torchx_kfp.contract",
     "torchx_kfp.contract.protocol",

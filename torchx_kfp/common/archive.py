@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from torchx_kfp.common.credentials import credentials_matcher, matcher
 from torchx_kfp.common.git import run_git
-from torchx_kfp.common.safe_files import read_text, special_kind
+from torchx_kfp.common.safe_files import read_bytes, special_kind
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.errors import WorkspaceError, explain
 
@@ -163,7 +163,7 @@ def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], list[Cal
     """Return the names of the files that travel, and a test of names for each line that includes some."""
     try:
         # The folder may be somebody else's: a FIFO or a device would never end.
-        lines = read_text(os.path.join(root, IGNORE_FILE), limit=_LONGEST_IGNORE).removeprefix("\ufeff").splitlines()
+        lines = read_bytes(os.path.join(root, IGNORE_FILE), limit=_LONGEST_IGNORE).decode("utf-8-sig").splitlines()
         ignored = matcher(lines)
         included = [matcher([line[1:]]) for line in lines if line.startswith("!")]
     except FileNotFoundError:

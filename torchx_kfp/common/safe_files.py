@@ -1,13 +1,14 @@
-"""Files that other programs may have planted: opened without following links.
+"""Files on this machine: written whole or not at all, and reached without following links.
+
+``write_file`` writes atomically: a reader sees the old content or the new one, whatever happens to the writer. The
+content goes into a file with a temporary name in the same folder, is forced to disk, and is then renamed. A writer that
+is killed leaves that file behind; its name begins with ``TEMPORARY``.
 
 A stage in a container writes into folders of this machine, other programs write into the folders of a tracker, and a
 run's folder may come from somebody else. They may contain links, pipes or devices, or get them even while this process
-is looking. So a path below a ``root`` is opened one component at a time, and a symbolic link among them is an error.
-The root itself may be a link.
-
-``open_folder`` and ``open_file`` raise LinkError for a link, and open anything else. The other functions raise
-UnfitFileError, whose message says what is in the way, for anything but regular files and folders. A stage that is a
-process has the runner's own rights and may use links: for its files, ``root`` is None.
+is looking. So a path beneath a ``root`` is opened one component at a time, and a symbolic link among them is an error.
+The root itself may be a link. A stage that is a process has the runner's own rights and may use links: for its files,
+``root`` is None.
 """
 
 from __future__ import annotations
@@ -19,144 +20,230 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 
-#: Passing through a folder does not require the permission to read it. Only Linux has ``O_PATH``.
-PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-#: Otherwise, opening a FIFO would block, and a terminal could become this process's controlling terminal.
-READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+#: The folder for everything that a tracker keeps besides results. Names that begin with it are the tracker's own.
+PRIVATE = ".torchx_kfp"
+#: What the names of files begin with that are being written.
+TEMPORARY = f"{PRIVATE}-"
 
-#: How often folders are created that other processes remove.
+#: Passing through a folder does not require the permission to read it. Only Linux has ``O_PATH``.
+_PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: Otherwise, opening a FIFO would block, and a terminal could become this process's controlling terminal.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+#: How often a write is retried: other processes may remove a folder just after this one has created it.
 _ATTEMPTS = 100
 _PERMISSIONS = 0o777
 _CHUNK = 1 << 20
 #: The levels of folders that an artifact may have.
 _DEEPEST = 100
-_KINDS = {
-    stat.S_IFIFO: "a named pipe (FIFO)",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-    stat.S_IFLNK: "a link",
-    stat.S_IFDIR: "a folder",
-}
-
-
-class LinkError(OSError):
-    """A path has a symbolic link where links are not followed."""
+_KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFLNK: "symbolic link"}
 
 
 class UnfitFileError(OSError):
-    """A path does not lead to a file that may be read; the message says what it leads to."""
+    """A path does not lead to a file that may be read, or leads out of its root.
 
-
-# Descriptors
-
-
-def open_file(path: bytes, root: bytes) -> int:
-    """Open a file below a root for reading, and return its descriptor. It may be a FIFO or a device: check its mode.
-
-    Raises:
-        LinkError: the file, or a folder between the root and the file, is a symbolic link.
-        OSError: it cannot be opened.
+    Attributes:
+        place: the path of what is in the way; empty if nothing is.
+        mode: the mode bits of it.
     """
-    root, folders, name = split_path(path, root)
-    folder = open_folder(root, folders)
-    try:
-        return open_at(folder, name, READ)
-    finally:
-        os.close(folder)
 
-
-def open_folder(root: bytes, names: Iterable[bytes], *, readable: bool = False, made: list[bytes] | None = None) -> int:
-    """Open a folder below a root without following links, and return its descriptor.
-
-    Args:
-        root: the folder to start from. It may be a link.
-        names: the names of the folders below the root, the outermost first.
-        readable: whether to open it for listing and locking. Otherwise, the descriptor can only be passed through.
-        made: a list; missing folders are created, and their paths are added to it. By default, they are an error.
-
-    Raises:
-        LinkError: one of the folders is a symbolic link.
-        OSError: the folder cannot be opened or created.
-    """
-    if made is not None:
-        _make_root(root, made)
-    names = [name for name in names if name]  # a name is empty between two slashes in a row
-    last = LIST if readable else PASS
-    descriptor = os.open(root, PASS if names else last)
-    for number, name in enumerate(names, 1):
-        try:
-            if made is not None:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=descriptor)
-                    made.append(b"/".join([root, *names[:number]]))
-            below = open_at(descriptor, name, PASS if number < len(names) else last)
-        finally:
-            os.close(descriptor)
-        descriptor = below
-    return descriptor
-
-
-@contextlib.contextmanager
-def closing(descriptor: int) -> Iterator[int]:
-    """Close a descriptor at the end of a ``with`` block."""
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    def __init__(self, message: str, place: str = "", mode: int = 0) -> None:
+        super().__init__(message)
+        self.place = place
+        self.mode = mode
 
 
 def special_kind(mode: int) -> str:
     """Return the name of a kind that is neither file nor folder: opening or reading such a thing may never end."""
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return ""
-    if stat.S_ISLNK(mode):
-        return "symbolic link"
-    return "FIFO" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+    return _KINDS.get(stat.S_IFMT(mode), "device")
 
 
-def split_path(path: bytes, root: bytes | None) -> tuple[bytes, list[bytes], bytes]:
-    """Return the root, the names of the folders below it, and the name of the file."""
-    if root is None:
-        folder, name = os.path.split(path)
-        return folder or b".", [], name
-    *folders, name = path[len(root.rstrip(b"/")) + 1 :].split(b"/")
-    return root, folders, name
+# Paths
 
 
-def open_at(folder: int, name: bytes, flags: int) -> int:
-    try:
-        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-            raise
-        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise LinkError(errno.ELOOP, "It is a symbolic link", name) from None
-        raise
+@contextlib.contextmanager
+def open_parent(path: str, root: str | None, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """Open the folder of a path without following links, and yield its descriptor and the path's name in it.
+
+    Args:
+        path: an absolute path.
+        root: the folder that must contain it; None if it may be anywhere, and links are followed.
+        make: whether to create missing folders.
+
+    Raises:
+        UnfitFileError: something other than a folder is on the way, or the path leads out of the root.
+        OSError: the folder cannot be opened or created.
+    """
+    *above, name = _names(path, root)
+    with _closing(_descend(root or os.path.dirname(path) or os.curdir, above, make=make)) as folder:
+        yield folder, name
 
 
-def _make_root(root: bytes, made: list[bytes]) -> None:
-    missing = [root]
-    for _ in range(2 * root.count(b"/") + _ATTEMPTS):
-        if not missing:
-            return
+def open_regular(path: str, root: str | None = None) -> int:
+    """Open a regular file for reading, and return its descriptor.
+
+    Args:
+        path: the file's absolute path.
+        root: the folder that must contain it; None if it may be anywhere, and links are followed.
+
+    Raises:
+        UnfitFileError: it is not a regular file, or leads out of the root.
+        OSError: it cannot be opened.
+    """
+    with open_parent(path, root) as (folder, name):
+        descriptor = _open_in(folder, name, _READ, path, follow=root is None)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _unfit(path, mode)
+    return descriptor
+
+
+def make_folder(path: str, root: str) -> int:
+    """Create a folder beneath a root, with its parents, and return an open file descriptor for it.
+
+    Raises:
+        UnfitFileError: the path leads out of the root, or something other than a folder is there.
+        OSError: it cannot be created.
+    """
+    return _descend(root, _names(path, root), make=True, flags=_LIST)
+
+
+def _names(path: str, root: str | None) -> list[str]:
+    path = os.path.normpath(path)
+    names = [os.path.basename(path)] if root is None else os.path.relpath(path, root).split(os.sep)
+    if names[0] == os.pardir:
+        raise UnfitFileError(f"{path} is not inside {root}")
+    return names
+
+
+def _descend(root: str, names: list[str], *, make: bool = False, flags: int = _PASS) -> int:
+    """Open a folder beneath a root with these flags, and return its descriptor."""
+    if make:
+        _make_root(root)
+    descriptor = os.open(root, _PASS if names else flags)
+    for number, name in enumerate(names, 1):
         try:
-            os.mkdir(missing[-1])
-            made.append(missing.pop())
-        except FileExistsError:  # opening it will tell whether it is a folder
-            missing.pop()
-        except FileNotFoundError:
-            missing.append(os.path.dirname(missing[-1]) or b".")
-    # Another process removes the folders as fast as they are created, or this place does not accept any, like /proc.
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), root)
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=descriptor)
+                    _sync(descriptor)
+            place = os.path.join(root, *names[:number])
+            below = _open_in(descriptor, name, _PASS if number < len(names) else flags, place)
+        finally:
+            os.close(descriptor)
+        descriptor = below
+    return descriptor
 
 
-# Regular files
+def _make_root(root: str) -> None:
+    missing = []
+    while not os.path.lexists(root):
+        missing.append(root)
+        root = os.path.dirname(root) or os.curdir
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # opening it will tell whether it is a folder
+            os.mkdir(folder)
+            with _closing(os.open(os.path.dirname(folder) or os.curdir, _PASS)) as above:
+                _sync(above)
 
 
-def read_text(path: str, root: str | None = None, *, limit: int) -> str:
-    """Return the text of a file.
+def _open_in(folder: int, name: str, flags: int, place: str, *, follow: bool = False) -> int:
+    try:
+        return os.open(name, flags if follow else flags | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=follow).st_mode
+        if stat.S_ISREG(mode):  # where a folder should be
+            raise
+        raise _unfit(place, mode) from None
+
+
+def _unfit(place: str, mode: int) -> UnfitFileError:
+    return UnfitFileError(f"{place} is a {special_kind(mode) or 'folder'}", place, mode)
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _sync(folder: int) -> None:
+    """Force the names in a folder to disk."""
+    # Some network file systems cannot do this, and a user who may write to a folder may not be allowed to read it.
+    with contextlib.suppress(OSError), _closing(os.open(os.curdir, _LIST, dir_fd=folder)) as readable:
+        os.fsync(readable)
+
+
+# Files
+
+
+def write_file(
+    path: str | os.PathLike[str],
+    content: bytes | Iterable[bytes],
+    *,
+    root: str | None = None,
+    durable: bool = True,
+    permissions: int | None = None,
+) -> None:
+    """Write a file atomically. Missing folders are created.
+
+    Args:
+        path: an absolute path.
+        content: the whole content of the file, or its parts, which may be iterated over again.
+        root: a folder above the file; links below it are not followed. The default is the file's own folder.
+        durable: whether to force the content and the file's name to disk, so that they survive a crash of the machine.
+        permissions: the file's mode bits; by default those of a new file, under the umask.
+
+    Raises:
+        UnfitFileError: something other than a folder is between the root and the file.
+        OSError: the file could not be written; it is unchanged.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with open_parent(os.fspath(path), root, make=True) as (folder, name):
+                _write(folder, name, content, durable, permissions)
+            return
+        except FileNotFoundError:  # another process has removed the folder
+            if attempt == _ATTEMPTS:
+                raise
+
+
+def _write(folder: int, name: str, content: bytes | Iterable[bytes], durable: bool, permissions: int | None) -> None:
+    temporary = temporary_name()
+    with open(os.open(temporary, _CREATE, 0o666, dir_fd=folder), "wb") as file:
+        try:
+            for part in (content,) if isinstance(content, bytes) else content:
+                file.write(part)
+            file.flush()
+            if permissions is not None:
+                os.fchmod(file.fileno(), permissions)
+            if durable:
+                os.fsync(file.fileno())
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+    if durable:
+        _sync(folder)
+
+
+def temporary_name() -> str:
+    """Return a new name for a file that is not complete yet, or about to go."""
+    return f"{TEMPORARY}{os.urandom(8).hex()}"
+
+
+def read_bytes(path: str, root: str | None = None, *, limit: int) -> bytes:
+    """Return the content of a file.
 
     Args:
         path: the file's absolute path.
@@ -166,13 +253,7 @@ def read_text(path: str, root: str | None = None, *, limit: int) -> str:
     Raises:
         UnfitFileError: it is not a regular file, is too large, or leads out of the root.
         OSError: it cannot be read.
-        UnicodeDecodeError: it is not UTF-8.
     """
-    return read_bytes(path, root, limit=limit).decode("utf-8")
-
-
-def read_bytes(path: str, root: str | None = None, *, limit: int) -> bytes:
-    """Return the content of a file. The arguments and errors are those of ``read_text``, except for the last."""
     with open(open_regular(path, root), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -180,20 +261,7 @@ def read_bytes(path: str, root: str | None = None, *, limit: int) -> bytes:
     return data
 
 
-def verify_tree(path: str, root: str | None = None) -> None:
-    """Raise UnfitFileError unless the path is a regular file, a folder of files and folders, or missing.
-
-    Beneath a root, links in the folder must lead to places inside it, and files must not have the set-user-id bit.
-    Without a root, links may lead anywhere: their targets are checked, but the contents of a folder are not.
-    """
-    if root is None:
-        with contextlib.suppress(FileNotFoundError):
-            mode = os.stat(path).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise _unfit(path, mode)
-        return
-    with contextlib.suppress(FileNotFoundError), _parent(path, root) as (folder, name):
-        _verify(folder, name, path, path, 0)
+# Folders
 
 
 def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -218,7 +286,7 @@ def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str
 
 
 def remove_tree(top: str | os.PathLike[str]) -> None:
-    """Remove a folder as ``shutil.rmtree`` does, also one that is deeper than that function's recursion goes.
+    """Remove a folder, of any depth.
 
     Raises:
         OSError: it cannot be removed.
@@ -228,25 +296,28 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
     except (RecursionError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENAMETOOLONG):
             raise
-        _flatten(os.fspath(top))
-        shutil.rmtree(top)
+        # Python's function is recursive, and has a folder open on each level.
+        import subprocess  # slow to load
+
+        done = subprocess.run(["rm", "-rf", "--", top], stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise OSError(errno.EIO, done.stderr.strip(), os.fspath(top)) from None
 
 
-def _flatten(top: str) -> None:
-    """Move the folders of a deep tree up to its top, so that no path in it is deep."""
-    waiting = [(top, 0)]
-    while waiting:
-        place, depth = waiting.pop()
-        with os.scandir(place) as entries:
-            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for name in folders:
-            folder = os.path.join(place, name)
-            if depth >= _DEEPEST:
-                moved = os.path.join(top, os.urandom(8).hex())
-                os.rename(folder, moved)
-                waiting.append((moved, 1))
-            else:
-                waiting.append((folder, depth + 1))
+def verify_tree(path: str, root: str | None = None) -> None:
+    """Raise UnfitFileError unless the path is a regular file, a folder of files and folders, or missing.
+
+    Beneath a root, links in the folder must lead to places inside it, and files must not have the set-user-id bit.
+    Without a root, links may lead anywhere: their targets are checked, but the contents of a folder are not.
+    """
+    if root is None:
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(path).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise _unfit(path, mode)
+        return
+    with contextlib.suppress(FileNotFoundError), open_parent(path, root) as (folder, name):
+        _verify(folder, name, path, path, 0)
 
 
 def verify_content(top: str) -> None:
@@ -269,7 +340,7 @@ def exists(path: str, root: str) -> bool:
         UnfitFileError: the path, or a folder above it, is a link.
     """
     try:
-        with _parent(path, root) as (folder, name):
+        with open_parent(path, root) as (folder, name):
             mode = os.lstat(name, dir_fd=folder).st_mode
     except FileNotFoundError:
         return False
@@ -285,7 +356,10 @@ def copy(source: str, target: str, *, source_root: str | None = None, target_roo
         UnfitFileError: the source contains something other than files and folders, or a path leads out of its root.
         OSError: it cannot be copied.
     """
-    with _parent(source, source_root) as (from_folder, from_name), _parent(target, target_root, make=True) as to:
+    with (
+        open_parent(source, source_root) as (from_folder, from_name),
+        open_parent(target, target_root, make=True) as to,
+    ):
         _copy(from_folder, from_name, *to, source, follow=source_root is None)
 
 
@@ -296,7 +370,7 @@ def rename(source: str, target: str, root: str) -> None:
         UnfitFileError: the path leads out of the root.
         OSError: it cannot be renamed.
     """
-    with _parent(target, root) as (folder, name):
+    with open_parent(target, root) as (folder, name):
         try:
             os.rename(os.path.basename(source), name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
@@ -304,90 +378,12 @@ def rename(source: str, target: str, root: str) -> None:
                 raise
 
 
-def make_folder(path: str, root: str) -> int:
-    """Create a folder beneath a root, with its parents, and return an open file descriptor for it.
-
-    Raises:
-        UnfitFileError: the path leads out of the root, or something other than a folder is there.
-        OSError: it cannot be created.
-    """
-    return _descend(root, _names(path, root), path, make=True)
-
-
-def open_regular(path: str, root: str | None = None) -> int:
-    """Open a regular file for reading, and return its descriptor.
-
-    Args:
-        path: the file's absolute path.
-        root: the folder that must contain it; None if it may be anywhere, and links are followed.
-
-    Raises:
-        UnfitFileError: it is not a regular file, or leads out of the root.
-        OSError: it cannot be opened.
-    """
-    with _parent(path, root) as (folder, name):
-        descriptor = _open_in(folder, name, READ, path, follow=root is None)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise _unfit(path, mode)
-    return descriptor
-
-
-@contextlib.contextmanager
-def _parent(path: str, root: str | None, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Open the folder of a path, and yield its descriptor and the path's name in it."""
-    if root is None:
-        folder, name = os.path.split(os.path.normpath(path))
-        if make:
-            os.makedirs(folder, exist_ok=True)
-        descriptor = os.open(folder or os.curdir, LIST)
-    else:
-        *above, name = _names(path, root)
-        descriptor = _descend(root, above, path, make=make)
-    with closing(descriptor):
-        yield descriptor, name
-
-
-def _names(path: str, root: str) -> list[str]:
-    names = os.path.relpath(os.path.normpath(path), os.path.normpath(root)).split(os.sep)
-    if names[0] == os.pardir:
-        raise UnfitFileError(f"{path} is not inside {root}")
-    return names
-
-
-def _descend(root: str, names: list[str], path: str, *, make: bool) -> int:
-    try:
-        made: list[bytes] | None = [] if make else None
-        return open_folder(os.fsencode(root), map(os.fsencode, names), readable=True, made=made)
-    except LinkError as error:
-        raise UnfitFileError(_link_in(path, os.fsdecode(error.filename))) from None
-
-
-def _open_in(folder: int, name: str, flags: int, path: str, *, follow: bool = False) -> int:
-    try:
-        return os.open(name, flags, dir_fd=folder) if follow else open_at(folder, os.fsencode(name), flags)
-    except LinkError:
-        raise UnfitFileError(_link_in(path, name)) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ENXIO):
-            raise
-        mode = os.stat(name, dir_fd=folder, follow_symlinks=follow).st_mode
-        if stat.S_ISREG(mode):  # where a folder should be
-            raise
-        raise _unfit(path, mode) from None
-
-
-def _link_in(path: str, name: str) -> str:
-    return f"{path if os.path.basename(path) == name else f'{name!r} in {path}'} is {_KINDS[stat.S_IFLNK]}"
-
-
 def _verify(folder: int, name: str, path: str, top: str, depth: int) -> None:
     if depth > _DEEPEST:
         raise UnfitFileError(f"{top} is more than {_DEEPEST} folders deep")
     mode = os.lstat(name, dir_fd=folder).st_mode
     if stat.S_ISDIR(mode):
-        with closing(_open_in(folder, name, LIST, path)) as descriptor:
+        with _closing(_open_in(folder, name, _LIST, path)) as descriptor:
             for entry in os.listdir(descriptor):
                 _verify(descriptor, entry, os.path.join(path, entry), top, depth + 1)
     elif stat.S_ISLNK(mode) and path != top:
@@ -414,26 +410,21 @@ def _copy(from_folder: int, name: str, to_folder: int, to_name: str, shown: str,
         with contextlib.suppress(FileExistsError):
             os.mkdir(to_name, dir_fd=to_folder)
         with (
-            closing(_open_in(from_folder, name, LIST, shown, follow=follow)) as inner,
-            closing(_open_in(to_folder, to_name, LIST, to_name)) as made,
+            _closing(_open_in(from_folder, name, _LIST, shown, follow=follow)) as inner,
+            _closing(_open_in(to_folder, to_name, _LIST, to_name)) as made,
         ):
             for entry in os.listdir(inner):
                 _copy(inner, entry, made, entry, os.path.join(shown, entry), follow=follow)
             os.fchmod(made, permissions | stat.S_IRWXU)
     elif stat.S_ISREG(found.st_mode):
-        with open(_open_in(from_folder, name, READ, shown, follow=follow), "rb") as source:
+        with open(_open_in(from_folder, name, _READ, shown, follow=follow), "rb") as source:
             if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
                 raise _unfit(shown, os.fstat(source.fileno()).st_mode)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(to_name, dir_fd=to_folder)
-            made_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with open(os.open(to_name, made_flags, 0o600, dir_fd=to_folder), "wb") as made_file:
+            with open(os.open(to_name, _CREATE, 0o600, dir_fd=to_folder), "wb") as made_file:
                 while data := source.read(_CHUNK):
                     made_file.write(data)
                 os.fchmod(made_file.fileno(), permissions | stat.S_IRUSR | stat.S_IWUSR)
     else:
         raise _unfit(shown, found.st_mode)
-
-
-def _unfit(path: str, mode: int) -> UnfitFileError:
-    return UnfitFileError(f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'neither a file nor a folder')}")

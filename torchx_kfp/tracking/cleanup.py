@@ -36,8 +36,8 @@ _BEGUN = f"{PRIVATE}/{SOURCES.folder}/"
 _USES = tuple(f"{PRIVATE}/{kind.folder}/" for kind in (SOURCES, RUN_FACTS))
 #: Seconds for which a stage that has no results keeps its run: it may be a long training, or have failed.
 UNFINISHED = 7 * 86400.0
-#: The name of a temporary file that a killed writer left in a folder ``.torchx_kfp`` (``files``).
-_TEMPORARY = re.compile(r"[0-9a-f]{16}")
+#: Seconds after which nobody writes a temporary file any more: its writer was killed.
+_LEFT_OVER = 86400.0
 #: The names of pipeline runs: UUIDs from KFP (and from stages that do not know a name), and names of local runs.
 _MADE = re.compile(rf"{UUID.pattern}|.+-\d{{8}}-\d{{6}}-[0-9a-f]{{6}}")
 #: A file name extension, which executions do not have.
@@ -197,6 +197,7 @@ class Cleanup:
             # A file that exists again was written since then, so its run is not over.
             done.update(run.run for run in batch)
             yield from (run for run in batch if run.run not in written)
+        self._store.remove_leftovers(time.time() - _LEFT_OVER)
         if denied is not None:
             raise denied
 
@@ -270,7 +271,7 @@ def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, li
         names = file.key.split("/")
         if names[0] != PRIVATE:
             results.setdefault(names[0], []).append(file)
-        elif len(names) >= 4 and (len(names) == 4 or names[1] == FILES or _is_temporary(names[3:])):
+        elif len(names) == 4 or (len(names) > 4 and names[1] == FILES):
             run_id = run_id_of(file.key)
             parts = run_id_parts(run_id) if names[1] in FOLDERS else None
             run = parts[0] if parts else run_id if names[1] == RUN_FACTS.folder else ""
@@ -279,17 +280,11 @@ def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, li
     return results, entries
 
 
-def _is_temporary(names: list[str]) -> bool:
-    return len(names) == 2 and names[0] == PRIVATE and _TEMPORARY.fullmatch(names[1]) is not None
-
-
 def _shape_problem(files: Iterable[File]) -> str:
     """Return why these files are not all results of stages; empty if they are."""
     results = 0
     for file in files:
         names = file.key.split("/")
-        if len(names) == 4 and _is_temporary(names[2:]):
-            continue
         if run_id_parts(file.key) is None or any(name.startswith(".") for name in names) or _EXTENSION.search(names[2]):
             return f"{file.key!r} is not a result of a stage"
         results += 1

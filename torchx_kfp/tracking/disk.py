@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from torchx_kfp.common.files import remove_empty_folders, remove_file, remove_unchanged, write_file
-from torchx_kfp.common.safe_files import LinkError, open_file, open_folder, special_kind
+from torchx_kfp.common.safe_files import (
+    PRIVATE,
+    TEMPORARY,
+    UnfitFileError,
+    open_parent,
+    open_regular,
+    special_kind,
+    temporary_name,
+    write_file,
+)
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking.store import PRIVATE, Concurrency, File, Store, copy_bytes
+from torchx_kfp.tracking.store import Concurrency, File, Store, copy_bytes
 
 #: The bytes that Linux's file systems allow in one name.
 _MAX_NAME = 255
@@ -37,14 +46,12 @@ class DiskStore(Store):
     def __init__(self, base: str, folder: str, patience: float) -> None:
         super().__init__(base, patience, _CONCURRENCY)
         self._folder = folder.rstrip("/")
-        # Names on disk are UTF-8, whatever the process's locale is.
-        self._root = os.fsencode(self._folder) or b"/"
-        self._prefix = os.fsencode(self._folder) + b"/"
+        self._root = self._folder or "/"
 
     @property
     def folder(self) -> str:
         """The directory as an absolute path."""
-        return self._folder or "/"
+        return self._root
 
     def location(self, key: str) -> str:
         return f"{self._folder}/{key}"
@@ -53,8 +60,6 @@ class DiskStore(Store):
         try:
             return self._tried("read", key, lambda: self._read(self._path(key), most))
         except FileNotFoundError:
-            if any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
-                raise self._too_long(key) from None
             return None
         except OSError as error:
             raise self._problem("read", key, error) from error
@@ -75,7 +80,7 @@ class DiskStore(Store):
 
     def fetch(self, key: str, size: int, path: str) -> None:
         try:
-            with open(self._open(self._path(key)), "rb", buffering=0) as file, open(path, "wb") as copy:
+            with open(open_regular(self._path(key), self._root), "rb", buffering=0) as file, open(path, "wb") as copy:
                 copy_bytes(file, copy, size, self.part)
         except FileNotFoundError:
             raise
@@ -85,34 +90,67 @@ class DiskStore(Store):
     def remove(self, key: str) -> None:
         """Remove the key's file, if it exists, and the folders that are empty afterwards."""
         try:
-            remove_file(self._path(key), self._root)
+            with open_parent(self._path(key), self._root) as (folder, name):
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise self._problem("remove", key, error) from error
-        remove_empty_folders(self._path(key), self._root)
+        self._remove_empty_folders(key)
 
     def remove_old(self, file: File) -> bool:
         """Remove a file unless it was written since it was listed, and the folders that are empty afterwards."""
-        path = self._path(file.key)
+
+        def is_same(name: str) -> bool:
+            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return (state.st_size, state.st_mtime) == (file.size, file.modified)
+
         try:
-            if not remove_unchanged(path, self._root, file.size, file.modified):
-                return False
+            with open_parent(self._path(file.key), self._root) as (folder, name):
+                if not is_same(name):
+                    return False
+                # It may have been replaced in this instant: then the new one is put back, unless there is a newer one.
+                aside = temporary_name()
+                os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+                is_old = is_same(aside)
+                if not is_old:
+                    with contextlib.suppress(FileExistsError):
+                        os.link(aside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                os.unlink(aside, dir_fd=folder)
+        except FileNotFoundError:
+            return True
         except OSError as error:
             raise self._problem("remove", file.key, error) from error
-        remove_empty_folders(path, self._root)
-        return True
+        self._remove_empty_folders(file.key)
+        return is_old
+
+    def remove_leftovers(self, before: float) -> None:
+        for key, state in self._walk(""):
+            if key.rpartition("/")[2].startswith(TEMPORARY) and state.st_mtime < before:
+                self.remove(key)
+
+    def _remove_empty_folders(self, key: str) -> None:
+        """Remove the folders of a key that are empty, the innermost first."""
+        while key := key.rpartition("/")[0]:
+            try:
+                with open_parent(self._path(key), self._root) as (folder, name):
+                    os.rmdir(name, dir_fd=folder)
+            except OSError:  # it is not empty, or another process was faster
+                return
 
     def keys(self, prefix: str | None) -> list[str]:
-        try:
-            return sorted(self._walk(b"" if prefix is None else prefix.encode(), {PRIVATE.encode()}))
-        except OSError as error:
-            raise self._problem("list", prefix or "", error) from error
+        return [file.key for file in self._list(prefix or "", private=False)]
 
     def names(self, prefix: str | None = None, begin: str = "") -> list[str]:
         try:
-            with os.scandir(self._prefix + (prefix or "").encode()) as entries:
-                there = [entry for entry in entries if entry.name != PRIVATE.encode() and not entry.is_symlink()]
-                there = [entry for entry in there if entry.name.startswith(begin.encode())]
-                return sorted(os.fsdecode(entry.name) + "/" * entry.is_dir() for entry in there)
+            with os.scandir(self._path(prefix or "")) as entries:
+                return sorted(
+                    name + "/" * entry.is_dir()
+                    for entry in entries
+                    if not entry.is_symlink()
+                    and (name := _decoded(entry.name)).startswith(begin)
+                    and not name.startswith(PRIVATE)
+                )
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -120,63 +158,52 @@ class DiskStore(Store):
 
     def files(self, prefix: str = "") -> list[File]:
         """Return all files below the base, or a folder in it, including links and the tracker's own files."""
-        found = []
-        try:
-            for key in sorted(self._walk(prefix.encode(), set(), links=True)):
-                try:
-                    state = os.lstat(self._path(key))
-                except FileNotFoundError:  # removed since, or a temporary file
-                    continue
-                found.append(File(key, state.st_size, state.st_mtime))
-        except OSError as error:
-            raise self._problem("list", "", error) from error
-        return found
+        return self._list(prefix)
 
-    def _path(self, key: str) -> bytes:
-        path = self._prefix + key.encode()
-        if len(path) > _MAX_PATH:  # it could be opened name by name, but not by other programs
+    def _list(self, prefix: str, *, private: bool = True) -> list[File]:
+        try:
+            return sorted(
+                File(key, state.st_size, state.st_mtime)
+                for key, state in self._walk(prefix, private=private)
+                if (stat.S_ISREG(state.st_mode) or (private and stat.S_ISLNK(state.st_mode)))
+                and not key.rpartition("/")[2].startswith(TEMPORARY)
+            )
+        except OSError as error:
+            raise self._problem("list", prefix, error) from error
+
+    def _path(self, key: str) -> str:
+        # Names on disk are UTF-8, whatever the process's locale is.
+        path = f"{self._folder}/{os.fsdecode(key.encode())}"
+        # A long path could be opened name by name, but not by other programs.
+        if len(os.fsencode(path)) > _MAX_PATH or any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
             raise self._too_long(key)
         return path
 
-    def _read(self, path: bytes, most: int | None) -> bytes:
-        with open(self._open(path), "rb", buffering=0 if most is None else -1) as file:
+    def _read(self, path: str, most: int | None) -> bytes:
+        with open(open_regular(path, self._root), "rb", buffering=0 if most is None else -1) as file:
             return file.read(-1 if most is None else min(most, os.fstat(file.fileno()).st_size))
 
-    def _open(self, path: bytes) -> int:
-        try:
-            descriptor = open_file(path, self._root)
-        except OSError as error:
-            if error.errno == errno.ENXIO or (
-                isinstance(error, LinkError) and error.filename == os.path.basename(path)
-            ):
-                _refuse_special(path, os.lstat(path).st_mode)
-            raise
-        try:
-            mode = os.fstat(descriptor).st_mode
-            if stat.S_ISDIR(mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            _refuse_special(path, mode)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+    def _walk(self, prefix: str, *, private: bool = True) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield everything that is, or lies below, the prefix, except folders.
 
-    def _walk(self, prefix: bytes, left_out: Container[bytes], *, links: bool = False) -> Iterator[str]:
-        """Yield the keys of the files that are, or lie below, the prefix."""
+        Args:
+            prefix: a key; empty for the whole base.
+            private: whether to go into the tracker's own folder.
+        """
         if prefix:
             try:
-                os.close(open_folder(self._root, prefix.split(b"/")))
-            except (FileNotFoundError, LinkError):
+                with open_parent(self._path(prefix), self._root) as (folder, name):
+                    state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError, UnfitFileError):
                 return
-            except NotADirectoryError:
-                if os.path.isfile(self._prefix + prefix):
-                    yield prefix.decode()
+            if not stat.S_ISDIR(state.st_mode):
+                yield prefix, state
                 return
         waiting = [prefix]  # no recursion: a key may have more parts than Python's stack allows
         while waiting:
             key = waiting.pop()
             try:
-                with os.scandir(self._prefix + key) as entries:
+                with os.scandir(self._path(key)) as entries:
                     found = list(entries)
             except FileNotFoundError:
                 continue
@@ -186,26 +213,31 @@ class DiskStore(Store):
                 continue
             for entry in found:
                 try:
-                    entry.name.decode()
-                except UnicodeDecodeError:  # not a key of a tracker
+                    name, state = _decoded(entry.name), entry.stat(follow_symlinks=False)
+                except (FileNotFoundError, UnicodeDecodeError):  # removed since, or not a key of a tracker
                     continue
-                below = key + b"/" + entry.name if key else entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    if entry.name not in left_out:
-                        waiting.append(below)
-                elif entry.is_file(follow_symlinks=False) or (links and entry.is_symlink()):
-                    yield below.decode()
+                below = f"{key}/{name}" if key else name
+                if not stat.S_ISDIR(state.st_mode):
+                    yield below, state
+                elif private or not name.startswith(PRIVATE):
+                    waiting.append(below)
 
     def _problem(self, action: str, key: str, error: OSError) -> TrackerError:
-        if isinstance(error, LinkError):
+        if isinstance(error, UnfitFileError) and not stat.S_ISDIR(error.mode):
+            kind = special_kind(error.mode)
+            if action == "read" and error.place == self._path(key):
+                return CorruptResultError(
+                    f"{error.place} is a {kind}, not a file. Something else made it. Remove it, or use another tracker "
+                    "base."
+                )
             return KeyRefusedError(
-                f"The key {shown(key)} would leave the tracker base {self.base!r}: {os.fsdecode(error.filename)!r} on "
-                f"the way to {self.location(key)} is a symbolic link, and links below a tracker base are not followed. "
+                f"The key {shown(key)} would leave the tracker base {self.base!r}: {error.place!r} on the way to "
+                f"{self.location(key)} is a {kind}, and links below a tracker base are not followed. "
                 "Replace it with a folder."
             )
         if error.errno == errno.ENAMETOOLONG:
             return self._too_long(key)
-        if error.errno == errno.EISDIR:
+        if error.errno == errno.EISDIR or isinstance(error, UnfitFileError):
             return KeyRefusedError(
                 f"The key {shown(key)} is a folder of other keys: {self.location(key)} is a directory. "
                 f"A file system cannot hold results there. Use another key, for example {shown(key + '/results')}."
@@ -224,7 +256,7 @@ class DiskStore(Store):
 
     def _too_long(self, key: str) -> KeyRefusedError:
         part = max(len(name.encode()) for name in key.split("/"))
-        whole = len(self._prefix + key.encode())
+        whole = len(os.fsencode(self._folder)) + 1 + len(key.encode())
         return KeyRefusedError(
             f"The key {shown(key)} is too long for the tracker base {self.base!r}: its longest part has {part:,} "
             f"bytes in UTF-8, the whole path {whole:,}. Local file systems allow {_MAX_NAME} and {_MAX_PATH:,}. "
@@ -232,7 +264,7 @@ class DiskStore(Store):
         )
 
     def _below_a_file(self, action: str, key: str, error: OSError) -> TrackerError:
-        if not os.path.isdir(self._prefix):
+        if not os.path.isdir(self._root):
             return TrackerBaseError(
                 f"Cannot {action} {self.location(key)}: the tracker base {self.base!r} is not a directory, "
                 "or lies below a file. Name a directory, or a place where one can be made."
@@ -248,9 +280,6 @@ class DiskStore(Store):
         return TrackerError(f"Cannot {action} {self.location(key)}: {error.strerror or error}.")
 
 
-def _refuse_special(path: bytes, mode: int) -> None:
-    if kind := special_kind(mode):
-        raise CorruptResultError(
-            f"{os.fsdecode(path)} is a {kind}, not a file. Something else made it. Remove it, or use another tracker "
-            "base."
-        )
+def _decoded(name: str) -> str:
+    """Return the name of a file as part of a key. Raises UnicodeDecodeError if it is not UTF-8."""
+    return os.fsencode(name).decode()

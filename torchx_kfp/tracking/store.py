@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, TypeVar
 
-from torchx_kfp.common import files
+from torchx_kfp.common import safe_files
 from torchx_kfp.common.text import shown, without_passwords
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 
@@ -75,9 +75,9 @@ _LASTING = {"CertificateError", "ClientConnectorCertificateError", "ClientSSLErr
 
 Key = int | str
 
-#: The folder for everything that a tracker keeps besides results (``statements``), and for a local store's temporary
-#: files. Keys must not contain the name, and listings do not show it.
-PRIVATE = files.PRIVATE
+#: The folder for everything that a tracker keeps besides results. No part of a key begins with this name, and listings
+#: do not show names that do: those of a local store's temporary files do as well.
+PRIVATE = safe_files.PRIVATE
 
 #: TorchX's own runner sets TORCHX_JOB_ID to an app handle, ``local_cwd://session/app``, which has an empty name.
 _APP_HANDLE = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*://")
@@ -165,8 +165,8 @@ def _problem(text: str) -> str | None:
             return "has the part '.', which stores read differently. Leave it out"
         if not name:
             return "has an empty part. Separate the names with single slashes, without one at the end"
-        if name == PRIVATE:
-            return f"contains the name {PRIVATE!r}, which the tracker uses for its own files"
+        if name.startswith(PRIVATE):
+            return f"has a part that begins with {PRIVATE!r}, as the names of the tracker's own files do"
     return None
 
 
@@ -382,6 +382,9 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def remove_old(self, file: File) -> bool:
         """Remove a file unless it was written since it was listed, and return whether it is gone."""
+
+    def remove_leftovers(self, before: float) -> None:  # noqa: B027 (only a file system has any)
+        """Remove what writers that were killed before this time, in seconds since 1970, have left unfinished."""
 
     def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:
         """Remove files as ``remove_old`` does, many at once; yield for each whether it is gone, or why it may not go.

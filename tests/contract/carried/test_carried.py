@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tools import carry
-from torchx_kfp.common import files
+from torchx_kfp.common import safe_files
 from torchx_kfp.contract.carried import launcher, publisher, shared
 from torchx_kfp.contract.carried.programs import ASK, LAUNCHER, PUBLISHER, RESULTS_PUBLISHER, SOURCES, WORKSPACE
 from torchx_kfp.contract.scripts import workspace_words
@@ -49,7 +49,7 @@ def test_what_commands_carry_needs_only_python_38(text: str) -> None:
 
 def test_programs_and_the_package_keep_their_files_in_one_folder() -> None:
     """Carried modules import nothing of the package, so both have its name."""
-    assert shared.PRIVATE == files.PRIVATE
+    assert shared.PRIVATE == safe_files.PRIVATE
 
 
 def test_pipelines_of_version_010_find_the_programs() -> None:

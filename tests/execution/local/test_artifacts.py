@@ -101,12 +101,12 @@ def leave(script: str, data: dsl.Output[dsl.Dataset], elsewhere: str = ""):
 @pytest.mark.parametrize(
     ("script", "fact"),
     [
-        ("mkfifo $data", "/data is a named pipe (FIFO)"),
-        ("ln -s /dev/zero $data", "/data is a character device"),
-        ("mkdir $data; mkfifo $data/x", "/data/x is a named pipe (FIFO)"),
+        ("mkfifo $data", "/data is a FIFO"),
+        ("ln -s /dev/zero $data", "/data is a device"),
+        ("mkdir $data; mkfifo $data/x", "/data/x is a FIFO"),
         ("mv s $data", "/data is a socket"),
-        ("mkfifo $report", "executor_output.json is a named pipe (FIFO)"),
-        ("ln -s /dev/zero $report", "executor_output.json is a character device"),
+        ("mkfifo $report", "executor_output.json is a FIFO"),
+        ("ln -s /dev/zero $report", "executor_output.json is a device"),
     ],
 )
 def test_what_is_no_file_is_refused_at_once(execute_failing, tmp_path, monkeypatch, script, fact):

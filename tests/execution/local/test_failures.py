@@ -203,7 +203,7 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
         "ended with exit code 0",
         "binary": f"wrote its output 'out' in an encoding other than UTF-8: {outputs['binary']}",
         "folder": f"left its output 'out' unreadable: {outputs['folder']} is a folder",
-        "pipe": f"left its output 'out' unreadable: {outputs['pipe']} is a named pipe (FIFO)",
+        "pipe": f"left its output 'out' unreadable: {outputs['pipe']} is a FIFO",
         "wrong-int": "wrote something into its output 'out' that is not an int: 'three'",
         "wrong-list": "wrote something into its output 'out' that is not a list: ''",
     }

@@ -70,5 +70,5 @@ def test_files_come_from_object_stores_and_from_where_the_user_says(tmp_path):
         assert asked
         server.shutdown()
     # A container may have left the link in a folder that is mounted.
-    with pytest.raises(UnavailableError, match=says("link is a link")):
+    with pytest.raises(UnavailableError, match=says("link is a symbolic link")):
         copy_here(f"{data}/link", f"{folder}/copy", folder, folder, [str(data)])

@@ -24,8 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torchx_kfp.common.files import write_file
-from torchx_kfp.common.safe_files import read_bytes, walk
+from torchx_kfp.common.safe_files import read_bytes, walk, write_file
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
@@ -202,7 +201,7 @@ class Cache:
             }
             for folder in (self.folder, path.parent):
                 folder.mkdir(0o700, parents=True, exist_ok=True)
-            write_file(bytes(path), json.dumps(entry).encode(), durable=False, permissions=0o600)
+            write_file(path, json.dumps(entry).encode(), durable=False, permissions=0o600)
 
     def _path(self, key: str) -> Path:
         if _KEY.fullmatch(key) is None:

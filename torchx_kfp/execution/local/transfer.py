@@ -193,7 +193,7 @@ def read_run_id(attempt: AttemptPlan) -> str | None:
     if path is None or attempt.tracker_base is None:
         return None
     with contextlib.suppress(OSError, ValueError):
-        return safe_files.read_text(path, attempt.root, limit=_LONGEST_OUTPUT) or None
+        return safe_files.read_bytes(path, attempt.root, limit=_LONGEST_OUTPUT).decode() or None
     return None
 
 
@@ -206,7 +206,7 @@ def read_outputs(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifa
     """
     report, declared = attempt.facts.executor_output, attempt.facts.output_artifacts
     try:
-        text = safe_files.read_text(report, attempt.root, limit=_LONGEST_REPORT)
+        text = safe_files.read_bytes(report, attempt.root, limit=_LONGEST_REPORT).decode()
     except FileNotFoundError:
         text = ""
     except (OSError, ValueError) as error:
@@ -225,7 +225,7 @@ def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[
         return convert(reported[name], type_)
     path = attempt.facts.output_files[name]
     try:
-        text = safe_files.read_text(path, attempt.root, limit=_LONGEST_OUTPUT)
+        text = safe_files.read_bytes(path, attempt.root, limit=_LONGEST_OUTPUT).decode()
     except FileNotFoundError:
         if attempt.python is not None:
             raise ValueError(

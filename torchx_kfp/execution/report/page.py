@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchx_kfp.common.files import write_output
 from torchx_kfp.common.text import clean, counted, duration, moment, shorten
 from torchx_kfp.contract.inputs import identifier
 from torchx_kfp.errors import ArgumentError
@@ -158,7 +157,7 @@ def _section(path: str, entries: list[Entry], links: Links) -> Section:
 
 
 def write_report(run: RunView, path: Path) -> None:
-    """Write the page atomically; an existing file is overwritten.
+    """Write the page; an existing file is overwritten.
 
     Raises:
         ArgumentError: the file cannot be written.
@@ -173,7 +172,7 @@ def write_report(run: RunView, path: Path) -> None:
         if path.is_dir():
             raise ArgumentError(f"{str(path)!r} is a folder. Give a file for the report: -o {path / 'report.html'}.")
         # Users' text may contain lone surrogates, which UTF-8 cannot encode.
-        write_output(path, render(run, path.parent).encode("utf-8", "replace"))
+        path.write_bytes(render(run, path.parent).encode("utf-8", "replace"))
     except OSError as error:
         raise ArgumentError(f"The report {str(path)!r} cannot be written: {error.strerror}.") from None
 

@@ -26,8 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torchx_kfp.common.files import write_file
-from torchx_kfp.common.safe_files import open_regular, read_bytes
+from torchx_kfp.common.safe_files import open_regular, read_bytes, write_file
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.runs.events import Event, decode, encode
 
@@ -107,8 +106,8 @@ class Journal:
             journal._take_lock()
         try:
             with journal._recording(OSError):
-                write_file(bytes(folder / PIPELINE_FILE), text.encode(), durable=False)
-                write_file(bytes(folder / REQUEST_FILE), f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
+                write_file(folder / PIPELINE_FILE, text.encode(), durable=False)
+                write_file(folder / REQUEST_FILE, f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
         except OSError as error:
             journal.close()
             shutil.rmtree(folder, ignore_errors=True)  # without these files, the run could not be resumed

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchx_kfp.common.files import PRIVATE
+from torchx_kfp.common.safe_files import PRIVATE
 from torchx_kfp.common.text import printable, shorten, shown
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline

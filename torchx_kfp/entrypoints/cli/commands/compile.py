@@ -27,7 +27,6 @@ def compile_command(target: str, component: ComponentWords, output: str, strict:
     Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
     pipeline, it says how close a run comes to Argo's limits.
     """
-    from torchx_kfp.common.files import write_output
     from torchx_kfp.entrypoints.cli.pipeline_files import load_pipeline_function
     from torchx_kfp.entrypoints.cli.run_inputs import refuse_folders
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
@@ -49,7 +48,8 @@ def compile_command(target: str, component: ComponentWords, output: str, strict:
         print_text(pipeline.text)
         return
     try:
-        write_output(output, pipeline.text.encode())
+        with open(output, "wb") as file:
+            file.write(pipeline.text.encode())
     except OSError as error:
         raise PipelineFileError(
             f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
