@@ -45,8 +45,6 @@ class Record:
     #: States and their times.
     history: list[tuple[str, float]] = field(default_factory=list)
     finished: float | None = None
-    #: The version of an uploaded pipeline that the run runs; KFP sends this in place of the pipeline.
-    reference: Mapping[str, str] | None = None
     #: Whether the host has lost the workflow's manifest.
     manifest_is_gone: bool = False
 
@@ -68,8 +66,7 @@ def describe_run(record: Record) -> dict[str, Any]:
         "display_name": record.display_name,
         "storage_state": record.storage_state,
         "description": record.description,
-        "pipeline_version_reference": record.reference,
-        "pipeline_spec": None if record.reference else record.pipeline_spec,
+        "pipeline_spec": record.pipeline_spec,
         "runtime_config": record.runtime_config,
         "service_account": record.service_account,
         "created_at": shown_time(record.created),

@@ -16,7 +16,6 @@ from tests.fake_kfp.answers import Record, shown_time
 from tests.fake_kfp.argo import LETTERS, Naming
 from tests.fake_kfp.errors import Refused, no_experiment, no_run
 from tests.fake_kfp.lists import page_of
-from tests.fake_kfp.pipelines import Pipelines
 from tests.fake_kfp.runs import LocalRun, Run
 from tests.fake_kfp.schedules import Clock, RecurringRun
 from torchx_kfp.errors import TorchxKfpError
@@ -48,7 +47,6 @@ class Api:
         self.starts_runs = True
         #: Whether the API server may read the logs of pods: its role in single-user mode lacks that.
         self.reads_pods = True
-        self.pipelines = Pipelines()
         self._experiments: dict[str, dict[str, Any]] = {}
         self._add_experiment(
             "Default", "All runs created without specifying an experiment will be grouped here.", time.time()
@@ -139,7 +137,6 @@ class Api:
                 "display_name": body["display_name"],
                 "description": body.get("description", ""),
                 "experiment_id": experiment,
-                "reference": body.get("pipeline_version_reference"),
                 "runtime_config": _given(body.get("runtime_config")) or None,
                 "service_account": body.get("service_account") or "pipeline-runner",
                 **of_record,
@@ -159,11 +156,7 @@ class Api:
         Raises:
             Refused: there is no such experiment, the pipeline is broken, or its arguments do not fit.
         """
-        if reference := body.get("pipeline_version_reference"):
-            version = self.pipelines.find_version(reference["pipeline_id"], reference["pipeline_version_id"])
-            spec = version["pipeline_spec"]
-        else:
-            spec = body.get("pipeline_spec")
+        spec = body.get("pipeline_spec")
         if spec is None:
             raise Refused(400, 3, f"{before}the test's host needs a pipeline")
         documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
@@ -225,24 +218,6 @@ class Api:
             error.answer = {"error_message": message, "error_details": message}
             raise error
         return text
-
-    def _list_pipelines(self, *, query: Mapping[str, str], **_: Any) -> Any:
-        own = query.get("namespace", "")
-        found = [each for each in self.pipelines.by_id.values() if own == each.get("namespace", "")]
-        return page_of(found, query, "pipeline_id", "pipelines")
-
-    def _create_pipeline(self, *, body: Any, **_: Any) -> Any:
-        return self.pipelines.create(body)
-
-    def _list_versions(self, pipeline: str, *, query: Mapping[str, str], **_: Any) -> Any:
-        versions = list(self.pipelines.versions_of(pipeline).values())
-        return page_of(versions, query, "pipeline_version_id", "pipeline_versions")
-
-    def _get_version(self, pipeline: str, version: str, **_: Any) -> Any:
-        return self.pipelines.find_version(pipeline, version)
-
-    def _upload_version(self, *, query: Mapping[str, str], body: Any, **_: Any) -> Any:
-        return self.pipelines.upload(query, body)
 
     def _fire(self) -> None:
         """Start the runs of recurring runs that are due, as KFP's controller does."""
@@ -340,11 +315,6 @@ _ROUTES = [
     ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):archive", "_archive"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):unarchive", "_unarchive"),
-    ("GET", "/apis/v2beta1/pipelines", "_list_pipelines"),
-    ("POST", "/apis/v2beta1/pipelines", "_create_pipeline"),
-    ("POST", "/apis/v2beta1/pipelines/upload_version", "_upload_version"),
-    ("GET", f"/apis/v2beta1/pipelines/({_ID})/versions", "_list_versions"),
-    ("GET", f"/apis/v2beta1/pipelines/({_ID})/versions/({_ID})", "_get_version"),
     ("GET", "/apis/v2beta1/recurringruns", "_list_recurring"),
     ("POST", "/apis/v2beta1/recurringruns", "_create_recurring"),
     ("GET", f"/apis/v2beta1/recurringruns/({_ID})", "_get_recurring"),

@@ -28,8 +28,6 @@ _FILTERED = {
         *("storage_state", "status", "namespace", "experiment_id", "state", "recurring_run_id", "pipeline_id"),
     },
     "recurringRuns": {"recurring_run_id", "id", "display_name", "name", "created_at", "updated_at", "description"},
-    "pipelines": {"pipeline_id", "id", "display_name", "name", "created_at", "description", "namespace"},
-    "pipeline_versions": {"pipeline_version_id", "id", "display_name", "name", "created_at", "description", "status"},
     "experiments": {"experiment_id", "id", "display_name", "name", "created_at", "storage_state"},
 }
 #: Other names of fields.

@@ -94,7 +94,7 @@ class RecurringRun:
 
     def describe(self) -> dict[str, Any]:
         """Return it in v2beta1."""
-        kept = ("display_name", "description", "pipeline_spec", "pipeline_version_reference", "runtime_config")
+        kept = ("display_name", "description", "pipeline_spec", "runtime_config")
         answer = {
             "recurring_run_id": self.identity,
             **{name: self.body.get(name) for name in kept},

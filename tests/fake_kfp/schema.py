@@ -48,9 +48,7 @@ def _routes(version: str) -> list[tuple[re.Pattern[str], Mapping[str, Any]]]:
     ]
 
 
-def request_problems(
-    method: str, path: str, query: Mapping[str, str], body: Any, *, is_form: bool = False
-) -> list[str]:
+def request_problems(method: str, path: str, query: Mapping[str, str], body: Any) -> list[str]:
     """Return what is wrong with a request, in sentences."""
     operation = _operation(method, path)
     if operation is None:
@@ -63,9 +61,7 @@ def request_problems(
         elif known[name]["type"] == "integer" and not re.fullmatch("-?[0-9]+", value):
             problems.append(f"{method} {path}: {name} must be an integer, but is {value!r}.")
     schema = next((each["schema"] for each in operation.get("parameters", ()) if each["in"] == "body"), None)
-    if is_form != ("multipart/form-data" in operation.get("consumes", ())):
-        problems.append(f"{method} {path} has a form: {not is_form}.")
-    if schema is None and body is not None and not is_form:
+    if schema is None and body is not None:
         problems.append(f"{method} {path} has no body.")
     return problems + (_check(_version(path), schema, body, f"{method} {path}") if schema is not None else [])
 

@@ -14,7 +14,6 @@ from tests.fake_kfp.api import Api
 from tests.fake_kfp.errors import Refused, proxy_error
 from tests.fake_kfp.faults import Fault, Request
 from tests.fake_kfp.made import MadeRun, large_pipeline
-from tests.fake_kfp.pipelines import file_of
 from tests.fake_kfp.runs import Run
 from tests.fake_kfp.schema import answer_problems, request_problems
 from tests.fake_kfp.serving import Answer, Server
@@ -86,11 +85,6 @@ class KfpHost:
         """The runs by their ids."""
         return self._api.runs
 
-    @property
-    def pipelines(self) -> Mapping[str, Mapping[str, Any]]:
-        """The uploaded pipelines by their ids."""
-        return self._api.pipelines.by_id
-
     def __enter__(self) -> KfpHost:
         self._thread.start()
         return self
@@ -161,16 +155,11 @@ class KfpHost:
             return Answer.json(401, proxy_error(401))
         if version not in self.served or not path.startswith("/apis/"):
             return Answer.json(404, proxy_error(404))
-        is_form = headers.get("content-type", "").startswith("multipart/form-data")
         try:
-            body = file_of(headers["content-type"], data) if is_form else json.loads(data) if data else None
+            body = json.loads(data) if data else None
         except ValueError as error:
             return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
-        if (
-            self.checks
-            and version != "v1alpha1"
-            and (wrong := request_problems(method, path, query, body, is_form=is_form))
-        ):
+        if self.checks and version != "v1alpha1" and (wrong := request_problems(method, path, query, body)):
             self.problems += wrong
             return Answer.json(400, {"code": 3, "message": " ".join(wrong)})
         try:

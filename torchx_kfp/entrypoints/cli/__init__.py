@@ -26,7 +26,7 @@ __all__ = ["main"]
 
 #: The commands in the order of a run's life. The module of each, in ``commands``, defines ``<command>_command``.
 _COMMANDS = (
-    *("init", "compile", "check", "run", "submit", "upload", "watch", "runs", "logs", "cancel", "retry", "schedules"),
+    *("init", "compile", "check", "run", "submit", "watch", "runs", "logs", "cancel", "retry", "schedules"),
     *("replay", "report", "results", "show", "artifacts", "lineage", "compare", "code", "tag"),
     *("gc", "rbac", "doctor"),
 )

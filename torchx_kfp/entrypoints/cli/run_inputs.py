@@ -70,18 +70,17 @@ class RunInputs:
         component: ComponentWords,
         earlier: EarlierRun | None,
         base: str | None,
-        others: str = "",
     ) -> Pipeline:
         """Return the pipeline of a file or component, or else that of the run that is continued.
 
-        ``base`` is the tracker base that is named; ``others`` are other ways to name a pipeline, for the message.
+        ``base`` is the tracker base that is named.
         """
         from torchx_kfp.entrypoints.cli.pipeline_files import load_target
 
         if target is not None:
             return load_target(target, replace(component, tracker_base=base, has_workspace=self.workspace is not None))
         if earlier is None:
-            raise click.UsageError(f"Missing argument 'FILE[:NAME]|YAML|COMPONENT', {others}or --resume RUN.")
+            raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN.")
         return earlier.pipeline
 
     def read_arguments(

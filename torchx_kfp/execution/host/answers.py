@@ -192,10 +192,7 @@ class Answer:
         try:
             status = read_json(self.body)
         except ValueError:
-            # KFP's API for uploads says in plain text what is wrong with a name.
-            is_text = self.status == 400 and self.headers.get("Content-Type", "").startswith("text/plain")
-            plain = shorten(printable(self.text.strip()).rstrip("."), _LONGEST) if is_text else ""
-            return plain or f"HTTP status {self.status}"
+            return f"HTTP status {self.status}"
         if not isinstance(status, Mapping):
             return f"HTTP status {self.status}"
         details = status.get("details")

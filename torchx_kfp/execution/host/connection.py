@@ -98,14 +98,6 @@ class Patience:
     notice: float = 5.0
 
 
-@dataclass(frozen=True)
-class RequestBody:
-    """What a request sends."""
-
-    content: bytes
-    content_type: str
-
-
 class Connection:
     """Requests to a KFP host. It is made when it is first used. Several threads may use it."""
 
@@ -166,22 +158,6 @@ class Connection:
         except HostAnswerLostError as error:
             raise HostAnswerLostError(f"{error} {if_lost}") from error.__cause__
 
-    def upload(self, path: str, file_name: str, content: bytes, **query: object) -> dict[str, Any]:
-        """Send a file as a form does, and return the JSON object that answers.
-
-        Args:
-            path: the path below the host.
-            file_name: the name of the file.
-            content: its bytes.
-            query: the parameters of the query; empty ones are left out.
-
-        Raises:
-            HostAnswerLostError: the host may have accepted it.
-            HostError: see ``get``.
-        """
-        body = RequestBody(*urllib3.encode_multipart_formdata({"uploadfile": (file_name, content)}))
-        return self._request("POST", path, query, body).json()
-
     def delete(self, path: str, **query: object) -> None:
         """Delete what is at a path. The errors are those of ``get``."""
         self._request("DELETE", path, query)
@@ -241,7 +217,7 @@ class Connection:
         method: str,
         path: str,
         query: Mapping[str, object],
-        body: RequestBody | None = None,
+        body: bytes | None = None,
         *,
         is_text: bool = False,
     ) -> Answer:
@@ -258,14 +234,14 @@ class Connection:
             return answer
         raise error_of(answer, self.settings)
 
-    def _send(self, client: Any, method: str, where: str, body: RequestBody | None, is_text: bool) -> Answer:
+    def _send(self, client: Any, method: str, where: str, body: bytes | None, is_text: bool) -> Answer:
         api = client._run_api.api_client
         headers = {"Accept": "text/plain, */*" if is_text else "application/json", **api.default_headers}
         if api.cookie:
             headers["Cookie"] = api.cookie
         api.update_params_for_auth(headers, [], ["Bearer"])
         if body is not None:
-            headers["Content-Type"] = body.content_type
+            headers["Content-Type"] = "application/json"
         # A log that cannot be read is answered with 500, and so it stays.
         again = {429} if method != "GET" else {429, 502, 503, 504} if is_text else {429, 500, 502, 503, 504}
         url = f"{self._base(client)}{where}"
@@ -276,9 +252,7 @@ class Connection:
             for attempt in itertools.count():
                 wait = None
                 try:
-                    answer = self._exchange(
-                        api.rest_client.pool_manager, method, url, headers, None if body is None else body.content
-                    )
+                    answer = self._exchange(api.rest_client.pool_manager, method, url, headers, body)
                 except BROKEN as error:
                     if attempt >= self._retries_after(error, method):
                         waited = time.monotonic() - began
@@ -396,12 +370,12 @@ def _is_same_host(one: str, other: str) -> bool:
     )
 
 
-def _json_body(body: Mapping[str, Any] | None) -> RequestBody | None:
+def _json_body(body: Mapping[str, Any] | None) -> bytes | None:
     if body is None:
         return None
     try:
         # YAML has dates, too.
-        return RequestBody(json.dumps(body, allow_nan=False, default=str).encode(), "application/json")
+        return json.dumps(body, allow_nan=False, default=str).encode()
     except ValueError as error:
         raise HostRefusedError(
             f"The request cannot be written as JSON: {error}. KFP takes neither NaN nor infinite numbers."

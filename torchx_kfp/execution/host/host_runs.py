@@ -93,7 +93,6 @@ class Host:
         arguments: Mapping[str, Any] | None = None,
         submission: Submission = DEFAULT,
         *,
-        reference: Mapping[str, str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> str:
         """Start a run and return its id.
@@ -105,8 +104,6 @@ class Host:
             pipeline: the pipeline; its ``text`` is submitted.
             arguments: values of its parameters. The host fills in defaults.
             submission: the other options of the run.
-            reference: the version of a pipeline of the host that the pipeline is, as JSON of v2beta1. Not used without
-                the cache, which changes the pipeline.
             environ: the environment.
 
         Raises:
@@ -114,7 +111,7 @@ class Host:
             HostAnswerLostError: the host may have accepted the run, but has not said so.
             HostError: the host does not answer or refuses the run.
         """
-        fields = self.describe(pipeline, arguments, submission, reference=reference, environ=environ)
+        fields = self.describe(pipeline, arguments, submission, environ=environ)
         name = submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}"
         return self._create({"display_name": name, **fields})
 
@@ -124,7 +121,6 @@ class Host:
         arguments: Mapping[str, Any] | None = None,
         submission: Submission = DEFAULT,
         *,
-        reference: Mapping[str, str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> dict[str, Any]:
         """Return what KFP wants to know of a run, or of those of a schedule, without a name: JSON of v2beta1.
@@ -140,11 +136,8 @@ class Host:
         body: dict[str, Any] = {
             "experiment_id": self._experiment_id(wanted or DEFAULT_EXPERIMENT),
             "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},
+            "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform} if platform else spec,
         }
-        if reference and submission.cache:
-            body["pipeline_version_reference"] = dict(reference)
-        else:
-            body["pipeline_spec"] = {"pipeline_spec": spec, "platform_spec": platform} if platform else spec
         if before := continuation_of(pipeline.description):
             body["description"] = summary(before)
         if submission.pipeline_root:
@@ -314,7 +307,7 @@ class Host:
         return objects(self.connection, path, key, query, namespace=self.connection.namespace)
 
     def unknown(self, kind: str, name: str, names: Iterable[str]) -> ArgumentError:
-        """Return the error for a name of an experiment, a schedule or a pipeline; ``names`` are those that exist."""
+        """Return the error for a name of an experiment or a schedule; ``names`` are those that exist."""
         names = list(names)
         return ArgumentError(
             f"There is no {kind} {name!r} on {self.connection.name}{self.in_namespace()}.{did_you_mean(name, names)} "

@@ -1,4 +1,4 @@
-"""Lists of a KFP host: runs, schedules, pipelines and experiments, a page at a time."""
+"""Lists of a KFP host: runs, schedules and experiments, a page at a time."""
 
 from __future__ import annotations
 

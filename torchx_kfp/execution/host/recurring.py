@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -108,7 +107,6 @@ class Schedules:
         timing: Timing,
         submission: Submission = DEFAULT,
         *,
-        reference: Mapping[str, str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Schedule:
         """Create a schedule and return it.
@@ -118,7 +116,6 @@ class Schedules:
             arguments: the values of its parameters.
             timing: when runs start.
             submission: the options of its runs; its name is that of the schedule, by default that of the pipeline.
-            reference: the version of a pipeline of the host that it runs: see ``Host.submit``.
             environ: the environment.
 
         Raises:
@@ -135,7 +132,7 @@ class Schedules:
                 f"A schedule cannot have the name {printable(name)!r}: KFP makes a name in Kubernetes of its letters, "
                 "digits and hyphens in ASCII, which would begin with '-'. Give another --name."
             )
-        fields = self._host.describe(pipeline, arguments, submission, reference=reference, environ=environ)
+        fields = self._host.describe(pipeline, arguments, submission, environ=environ)
         if others := [each for each in self.list(named(name)) if each.name == name]:
             raise ArgumentError(
                 f"{self._connection.name} has a schedule {printable(name)!r} already. Delete it first (torchx-kfp "
@@ -159,7 +156,7 @@ class Schedules:
         return map(self._schedule, self._answers(query))
 
     def find(self, name: str) -> Schedule:
-        """Return the schedule with a name in KFP's UI, or an id. Its pipeline is read, too, if the host stores it.
+        """Return the schedule with a name in KFP's UI, or an id.
 
         Raises:
             ArgumentError: there is none, or there are several with this name.
@@ -167,12 +164,12 @@ class Schedules:
         """
         if UUID.fullmatch(name.lower()):
             try:
-                return self._whole(self._connection.get(f"{_SCHEDULES}/{quote(name.lower(), safe='')}"))
+                return self._schedule(self._connection.get(f"{_SCHEDULES}/{quote(name.lower(), safe='')}"))
             except HostNotFoundError as error:
                 raise ArgumentError(f"There is no schedule {name!r}. ({error})") from None
         found = [each for each in self._answers(named(name)) if each.get("display_name") == name]
         if len(found) == 1:
-            return self._whole(found[0])
+            return self._schedule(found[0])
         if found:
             where = f"{self._connection.name}{self._host.in_namespace()}"
             ids = listed(text(each["recurring_run_id"]) for each in found)
@@ -231,16 +228,6 @@ class Schedules:
     def _answers(self, query: str = "") -> Iterator[Mapping[str, Any]]:
         found = self._host.objects(_SCHEDULES, "recurringRuns", query)
         return (each for each in found if each.get("recurring_run_id"))
-
-    def _whole(self, answer: Mapping[str, Any]) -> Schedule:
-        """Return a schedule with what only its pipeline has, which KFP does not send if it stores the pipeline."""
-        reference = mapping(answer.get("pipeline_version_reference"))
-        ids = [quote(text(reference.get(name)), safe="") for name in ("pipeline_id", "pipeline_version_id")]
-        if all(ids) and not tracker_base_of(answer):
-            with contextlib.suppress(HostNotFoundError):  # somebody has deleted it
-                version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
-                answer = {**answer, "pipeline_spec": version.get("pipeline_spec")}
-        return self._schedule(answer)
 
     def _schedule(self, answer: Mapping[str, Any]) -> Schedule:
         identity = answer.get("recurring_run_id")

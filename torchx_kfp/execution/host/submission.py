@@ -21,8 +21,6 @@ from torchx_kfp.execution.host.run import HostRun as HostRun
 from torchx_kfp.execution.host.run_filter import RunFilter as RunFilter
 from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings
 from torchx_kfp.execution.host.timing import Timing as Timing
-from torchx_kfp.execution.host.uploads import StoredPipeline as StoredPipeline
-from torchx_kfp.execution.host.uploads import StoredPipelines as StoredPipelines
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
@@ -193,7 +191,6 @@ def start_run(
     prepared: PreparedRun,
     submission: Submission,
     *,
-    reference: Mapping[str, str] | None = None,
     say: Callable[[str], object] | None = None,
     warn: Callable[[str], object],
 ) -> HostRun:
@@ -203,7 +200,6 @@ def start_run(
         host: the host.
         prepared: the run.
         submission: its other options.
-        reference: the version of a pipeline of the host that the pipeline is: see ``Host.submit``.
         say: gets sentences about code that is stored.
         warn: gets a sentence if the run's code or tags cannot be recorded, or other runs have its name.
 
@@ -212,15 +208,13 @@ def start_run(
         HostError: the host does not answer or refuses the run.
     """
     prepared.upload(say)
-    # What is kept is not in the pipeline that the host stores.
-    reference = None if prepared.plan else reference
     _warn_of_name(submission, warn)
     if submission.name and (others := host.named(submission.name)):
         warn(
             f"{counted(len(others), 'run')} of the host already {'has' if len(others) == 1 else 'have'} the name "
             f"{submission.name!r}: commands need the run's id, or another --name."
         )
-    run_id = host.submit(prepared.pipeline, prepared.arguments, submission, reference=reference)
+    run_id = host.submit(prepared.pipeline, prepared.arguments, submission)
     prepared.record(run_id, warn)
     return HostRun(host.connection, run_id, named=prepared.bases)
 
@@ -231,14 +225,13 @@ def start_schedule(
     timing: Timing,
     submission: Submission,
     *,
-    reference: Mapping[str, str] | None = None,
     say: Callable[[str], object] | None = None,
     warn: Callable[[str], object],
 ) -> Schedule:
     """Make a schedule of prepared runs on a host: see ``start_run`` and ``Schedules.create``."""
     prepared.upload(say)
     _warn_of_name(submission, warn)
-    made = Schedules(host).create(prepared.pipeline, prepared.arguments, timing, submission, reference=reference)
+    made = Schedules(host).create(prepared.pipeline, prepared.arguments, timing, submission)
     prepared.record(made.schedule_id, warn, is_schedule=True)
     return made
 

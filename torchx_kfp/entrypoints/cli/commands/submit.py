@@ -14,7 +14,6 @@ from torchx_kfp.entrypoints.cli.flags import (
     Flags,
     host_options,
     output_dir_option,
-    refuse_empty,
     submission_options,
     view_options,
 )
@@ -25,10 +24,8 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.timing import Timing
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.local import Pipeline
 
 
 #: Values of ``--tracker-base``, for a message.
@@ -45,13 +42,6 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 )
 @output_dir_option
 @submission_options
-@click.option(
-    "--pipeline",
-    "stored_name",
-    metavar="NAME[@VERSION]",
-    callback=refuse_empty,
-    help="Run a pipeline that the host stores, in place of a FILE: its newest version, or VERSION.",
-)
 @schedule_options
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
 @view_options
@@ -61,7 +51,6 @@ def submit_command(
     component: ComponentWords,
     inputs: RunInputs,
     output_dir: str,
-    stored_name: str | None,
     watch: bool,
     quiet: bool,
     verbose: bool,
@@ -98,12 +87,7 @@ def submit_command(
     earlier = inputs.read_resumed(output_dir, flags)
     host = connect(flags)
     usual = host.connection.settings.tracker_base or None
-    if stored_name is None:
-        base = inputs.tracker_base or usual
-        pipeline, reference = inputs.load(target, component, earlier, base, "--pipeline NAME, "), None
-    else:
-        component.refuse(stored_name)
-        pipeline, reference = _stored(host, stored_name, target)
+    pipeline = inputs.load(target, component, earlier, inputs.tracker_base or usual)
     arguments = inputs.read_arguments(pipeline, earlier, usual, _EXAMPLES)
     prepared = inputs.prepare(pipeline, arguments, earlier)
     _check(prepared)
@@ -112,7 +96,7 @@ def submit_command(
     if inputs.dry_run:
         show_dry_run(prepared, as_json=as_json)
         return
-    sending: dict[str, Any] = {"reference": reference, "say": print_message, "warn": print_message}
+    sending: dict[str, Any] = {"say": print_message, "warn": print_message}
     if timing is not None:
         schedule = start_schedule(host, prepared, timing, submission, **sending)
         say_created(schedule, submission, host_words(flags), quiet=quiet, as_json=as_json)
@@ -150,13 +134,3 @@ def _check(prepared: PreparedRun) -> None:
     refuse_submission(prepared.pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
-
-
-def _stored(host: Host, name: str, target: str | None) -> tuple[Pipeline, dict[str, str]]:
-    """Return a pipeline that the host stores, with its reference."""
-    from torchx_kfp.execution.host.uploads import StoredPipelines
-
-    if target is not None:
-        raise click.UsageError(f"Give a file or --pipeline, not both: got {target!r} and {name!r}.")
-    stored, pipeline = StoredPipelines(host).find(name)
-    return pipeline, stored.reference
