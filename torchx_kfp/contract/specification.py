@@ -64,7 +64,13 @@ class RoleSpecification:
 class Specification:
     """The launcher's input: the engine's object, where to find its state, and the roles.
 
-    The fields from ``api`` to ``host`` are those of ``engines.engine.Workload``. ``protocol`` names the variables that
+    ``api`` and ``plural`` name the collection of ``object``, ``companions`` are objects that it owns, as (api, plural,
+    manifest). ``state`` is the path of the field that tells the state: text, or a list of conditions; ``succeeded`` and
+    ``failed`` are its final values. ``index`` is the pods' annotation with the index of a replica, and ``host`` the
+    name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often the launcher makes the object
+    again, because the engine does not start replicas again, and ``restarts`` how often the engine starts all of them
+    again. ``success`` names the roles whose success is the stage's. ``available`` is the number of replicas with which
+    the stage may start, if it is not that of the roles. ``protocol`` names the variables that
     replicas get from the launcher, ``config`` the input with the settings of the task, and ``claims`` the paths of
     volumes that the launcher has because of the AppDef. ``failure`` is the exit code with which a launcher says that it
     failed itself, not the application.

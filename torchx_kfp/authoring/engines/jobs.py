@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchx_kfp.authoring.engines.engine import (
     STAGE_LABEL,
     Engine,
     Manifest,
-    Role,
-    Workload,
     check_success,
     marker,
     metadata,
-    pod_template,
-    shared_restarts,
+    restarts_alone,
+    restarts_together,
 )
 from torchx_kfp.errors import AppDefError
+
+if TYPE_CHECKING:
+    from torchx import specs
 
 #: The annotation with a pod's index: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -26,7 +27,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
-def indexed_job(role: Role, position: int, template: Manifest) -> Manifest:
+def indexed_job(role: specs.Role, position: int, template: Manifest) -> Manifest:
     """Return the spec of a Job whose pods are the role's replicas.
 
     A replica is replaced when it has ended: two pods at the same time would have its name.
@@ -36,7 +37,7 @@ def indexed_job(role: Role, position: int, template: Manifest) -> Manifest:
         "completionMode": "Indexed",
         "completions": marker(f"{position}.replicas"),
         "parallelism": marker(f"{position}.replicas"),
-        "backoffLimit": 0 if role.restarts_all else role.restarts,
+        "backoffLimit": restarts_alone(role),
         "template": template,
     }
 
@@ -57,25 +58,22 @@ class Job(Engine):
     STOCK_RIGHTS: ClassVar[bool] = True
     HAS_ROLES: ClassVar[bool] = False
 
-    def workload(self, roles: Sequence[Role]) -> Workload:
+    def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
         if len(roles) > 1:
-            names = ", ".join(repr(role.given) for role in roles)
+            names = ", ".join(repr(role.name) for role in roles.values())
             raise AppDefError(
                 f"engine='job' runs one role, but the AppDef has {len(roles)} ({names}). Use engine='jobset' or "
                 "engine='volcano', which run several."
             )
-        (role,) = roles
-        template = pod_template(self, role, 0)
-        template["spec"]["subdomain"] = marker("name")
-        job: Manifest = {
+        ((name, role),), (pod,) = roles.items(), pods
+        template = {**pod, "spec": {**pod["spec"], "subdomain": marker("name")}}
+        job = {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": metadata(self),
+            "metadata": metadata(self, {QUEUE: self.queue}),
             "spec": {**indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl},
         }
-        if self.queue:
-            job["metadata"]["labels"][QUEUE] = self.queue
-        service: Manifest = {
+        service = {
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": metadata(self),
@@ -85,18 +83,19 @@ class Job(Engine):
                 "selector": {STAGE_LABEL: marker("name")},
             },
         }
-        return Workload(
-            api="apis/batch/v1",
-            plural="jobs",
-            manifest=job,
-            companions=(("api/v1", "services", service),),
-            state=("status", "conditions"),
-            succeeded=("Complete",),
-            failed=("Failed",),
-            index=INDEX,
-            host="%(name)s-0.%(name)s",
-            retries=role.restarts if role.restarts_all else 0,
-        )
+        return {
+            "api": "apis/batch/v1",
+            "plural": "jobs",
+            "object": job,
+            "companions": [("api/v1", "services", service)],
+            "state": ["status", "conditions"],
+            "succeeded": ["Complete"],
+            "failed": ["Failed"],
+            "index": INDEX,
+            "host": "%(name)s-0.%(name)s",
+            "success": [name],
+            "retries": restarts_together(self, roles) or None,
+        }
 
 
 @dataclass(frozen=True)
@@ -117,45 +116,39 @@ class JobSet(Engine):
 
     succeeds_with: Sequence[str] = ()
 
-    def workload(self, roles: Sequence[Role]) -> Workload:
+    def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
         success = check_success(self, self.succeeds_with, roles)
         jobs = [
-            {
-                "name": role.name,
-                "replicas": 1,
-                "template": {"spec": indexed_job(role, position, pod_template(self, role, position))},
-            }
-            for position, role in enumerate(roles)
+            {"name": name, "replicas": 1, "template": {"spec": indexed_job(role, position, pods[position])}}
+            for position, (name, role) in enumerate(roles.items())
         ]
         spec: Manifest = {
             "network": {"enableDNSHostnames": True, "subdomain": marker("name"), "publishNotReadyAddresses": True},
             "replicatedJobs": jobs,
             "ttlSecondsAfterFinished": self.ttl,
         }
-        restarts = shared_restarts(self, roles)
+        restarts = restarts_together(self, roles)
         if restarts:
             # All pods are gone before others have their names.
             spec["failurePolicy"] = {"maxRestarts": restarts, "restartStrategy": "BlockingRecreate"}
-        if success:
+        if len(success) < len(roles):
             spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": success}
-        jobset: Manifest = {
+        jobset = {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": metadata(self),
+            "metadata": metadata(self, {QUEUE: self.queue}),
             "spec": spec,
         }
-        if self.queue:
-            jobset["metadata"]["labels"][QUEUE] = self.queue
-        return Workload(
-            api="apis/jobset.x-k8s.io/v1alpha2",
-            plural="jobsets",
-            manifest=jobset,
+        return {
+            "api": "apis/jobset.x-k8s.io/v1alpha2",
+            "plural": "jobsets",
+            "object": jobset,
             # JobSets of all versions have these; `terminalState` came later.
-            state=("status", "conditions"),
-            succeeded=("Completed",),
-            failed=("Failed",),
-            index=INDEX,
-            host=f"%(name)s-{roles[0].name}-0-0.%(name)s",
-            restarts=restarts,
-            success=success,
-        )
+            "state": ["status", "conditions"],
+            "succeeded": ["Completed"],
+            "failed": ["Failed"],
+            "index": INDEX,
+            "host": f"%(name)s-{next(iter(roles))}-0-0.%(name)s",
+            "restarts": restarts,
+            "success": success,
+        }

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchx_kfp.authoring.engines.engine import (
     Engine,
     Manifest,
-    Role,
-    Workload,
     check_success,
     marker,
     metadata,
-    pod_template,
-    shared_restarts,
+    restarts_alone,
+    restarts_together,
 )
 from torchx_kfp.errors import AppDefError
+
+if TYPE_CHECKING:
+    from torchx import specs
 
 #: The annotation with a pod's index among those of its task.
 INDEX = "volcano.sh/task-index"
@@ -49,39 +50,38 @@ class Volcano(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         least = self.min_available
-        if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
+        if least is not None and least < 1:
             raise self._error(f"min_available={least!r}. Give a number of replicas, 1 or more")
 
-    def workload(self, roles: Sequence[Role]) -> Workload:
+    def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
         success = check_success(self, self.succeeds_with, roles)
-        if len(success) > 1:
+        ends_with = success if len(success) < len(roles) else []
+        if len(ends_with) > 1:
             raise AppDefError(
                 f"Volcano has succeeds_with={list(self.succeeds_with)!r}, but a Job of Volcano ends with one of its "
                 "tasks. Name one role, or use engine=JobSet(...)."
             )
-        for role in roles:
-            if role.restarts and not role.restarts_all:
+        for role in roles.values():
+            if restarts_alone(role):
                 raise AppDefError(
-                    f"role {role.given!r} has max_retries={role.restarts} with RetryPolicy.REPLICA, but Volcano does "
+                    f"role {role.name!r} has max_retries={role.max_retries} with RetryPolicy.REPLICA, but Volcano does "
                     "not count restarts of single replicas. Use RetryPolicy.APPLICATION, or engine='jobset'."
                 )
-        most = sum(role.replicas for role in roles)
+        most = sum(role.num_replicas for role in roles.values())
         if self.min_available is not None and self.min_available > most:
             raise self._error(f"min_available={self.min_available}, but the AppDef has {most} replicas")
-        restarts = shared_restarts(self, roles)
-        tasks = []
-        for position, role in enumerate(roles):
-            # The priority class is the Job's: Volcano gives it to the pods.
-            template = pod_template(self, role, position)
-            task: Manifest = {
-                "name": role.name,
+        restarts = restarts_together(self, roles)
+        # The priority class is the Job's: Volcano gives it to the pods.
+        tasks: list[Manifest] = [
+            {
+                "name": name,
                 "replicas": marker(f"{position}.replicas"),
                 "minAvailable": marker(f"{position}.fewest"),
-                "template": template,
+                "template": pod,
+                **({"policies": [{"event": "TaskCompleted", "action": "CompleteJob"}]} if name in ends_with else {}),
             }
-            if role.name in success:
-                task["policies"] = [{"event": "TaskCompleted", "action": "CompleteJob"}]
-            tasks.append(task)
+            for position, (name, pod) in enumerate(zip(roles, pods, strict=True))
+        ]
         spec: Manifest = {
             "schedulerName": "volcano",
             "minAvailable": marker("fewest"),
@@ -96,21 +96,22 @@ class Volcano(Engine):
             spec["queue"] = self.queue
         if self.priority_class:
             spec["priorityClassName"] = self.priority_class
-        return Workload(
-            api="apis/batch.volcano.sh/v1alpha1",
-            plural="jobs",
-            manifest={
-                "apiVersion": "batch.volcano.sh/v1alpha1",
-                "kind": "Job",
-                "metadata": metadata(self),
-                "spec": spec,
-            },
-            state=("status", "state", "phase"),
-            succeeded=("Completed",),
-            failed=("Failed", "Aborted", "Terminated"),
-            index=INDEX,
-            host=f"%(name)s-{roles[0].name}-0.%(name)s",
-            restarts=restarts,
-            success=success,
-            available=self.min_available,
-        )
+        job = {
+            "apiVersion": "batch.volcano.sh/v1alpha1",
+            "kind": "Job",
+            "metadata": metadata(self),
+            "spec": spec,
+        }
+        return {
+            "api": "apis/batch.volcano.sh/v1alpha1",
+            "plural": "jobs",
+            "object": job,
+            "state": ["status", "state", "phase"],
+            "succeeded": ["Completed"],
+            "failed": ["Failed", "Aborted", "Terminated"],
+            "index": INDEX,
+            "host": f"%(name)s-{next(iter(roles))}-0.%(name)s",
+            "restarts": restarts,
+            "success": success,
+            "available": self.min_available,
+        }

@@ -1,0 +1,152 @@
+"""The pods of a distributed stage's roles: TorchX's own pod of a role, with the overlay in the role's metadata."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchx import specs
+from torchx.schedulers.kubernetes_scheduler import role_to_pod, sanitize_for_serialization
+
+from torchx_kfp.authoring.engines.engine import ROLE_LABEL, STAGE_LABEL, Engine, Manifest, marker
+from torchx_kfp.authoring.fields import number, read_amounts, read_devices, read_node_selector
+from torchx_kfp.errors import AppDefError
+
+#: The fields of a pod that an overlay can change.
+_POD = {"apiVersion", "kind", "metadata", "spec"}
+#: A key of an overlay with an operator of TorchX's nightly, and the field that it names.
+_OPERATOR = re.compile(r"^__(?:put|del|join)__:([^:]*).*", re.DOTALL)
+
+
+def pod_template(
+    engine: Engine,
+    role: specs.Role,
+    name: str,
+    position: int,
+    *,
+    image: str | Manifest,
+    env: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+) -> Manifest:
+    """Return the template of a role's pods, with markers for what only the launcher knows.
+
+    It is the pod of TorchX's Kubernetes scheduler, which maps mounts, devices, ports and capabilities, gives the pod a
+    ``/dev/shm`` of the size of its memory and keeps Istio's sidecar away. That scheduler asks for a little less than
+    the limits, to leave room on nodes of its own; here, a replica gets what it may use.
+
+    Args:
+        engine: the engine, for its options.
+        role: the role.
+        name: its name in Kubernetes.
+        position: its position in the AppDef, by which markers name it.
+        image: its image, or a marker.
+        env: the variables from secrets and fields of the pod.
+        labels: the labels of the application.
+    """
+    where = f"role {role.name!r}"
+    selector = read_node_selector(role)
+    amounts = read_amounts(role.resource, where)
+    amounts |= {device: str(count) for device, count in read_devices(role.resource, where).items()}
+    plain = specs.Role(role.name, image, mounts=role.mounts, port_map=read_ports(role))
+    pod: Manifest = sanitize_for_serialization(role_to_pod(name, plain, None))
+    (container,) = pod["spec"]["containers"]
+    container |= {
+        "command": [marker(f"{position}.command")],
+        "env": [marker(f"{position}.env"), *map(dict, env)],
+        "resources": {"requests": dict(amounts), "limits": amounts} if amounts else {},
+    }
+    spec = {
+        **pod["spec"],
+        "containers": [{field: value for field, value in container.items() if value}],
+        "nodeSelector": selector,
+        "serviceAccountName": engine.service_account or marker("service_account"),
+        "priorityClassName": engine.priority_class,
+    }
+    pod["spec"] = {field: value for field, value in spec.items() if value}
+    pod["metadata"]["labels"] = {**labels, **engine.labels, STAGE_LABEL: marker("name"), ROLE_LABEL: name}
+    pod["metadata"]["annotations"] |= engine.annotations
+    return _overlaid(pod, _overlay(role))
+
+
+def read_ports(role: specs.Role) -> dict[str, int]:
+    """Return the ports by names that Kubernetes accepts: 15 characters, with a letter, each in one place."""
+    ports: dict[str, int] = {}
+    for name, port in (role.port_map or {}).items():
+        value = number(port, f"port_map[{name!r}] of role {role.name!r}")
+        if value != int(value) or not 0 < value < 65536:
+            raise AppDefError(f"port_map[{name!r}] of role {role.name!r} is {port!r}; give a port from 1 to 65535.")
+        label = re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")[:15].strip("-")
+        others = (f"port-{int(value)}{suffix}" for suffix in ("", *map("-{}".format, range(len(ports)))))
+        taken = label in ports or not re.search("[a-z]", label)
+        ports[next(other for other in others if other not in ports) if taken else label] = int(value)
+    return ports
+
+
+def _overlay(role: specs.Role) -> Mapping[str, Any]:
+    """Return the changes of the pod that ``metadata["kubernetes"]`` asks for.
+
+    TorchX's nightly stores them as ``{"V1Pod": changes}``, and still accepts the changes themselves and the URI of a
+    file. Where TorchX would ignore a form of which it is not sure, an error says so.
+    """
+    given = role.metadata.get("kubernetes")
+    if given is None:
+        return {}
+    found: object = given
+    if isinstance(given, str):
+        try:
+            from torchx.specs.overlays import get_overlay
+
+            found = get_overlay(role, "kubernetes", "V1Pod")
+        except ImportError:  # TorchX 0.7.0
+            found = None
+        except (OSError, ValueError) as error:
+            raise AppDefError(
+                f"metadata['kubernetes'] of role {role.name!r} is {given!r}, which cannot be read: {error}"
+            ) from None
+    elif isinstance(given, Mapping) and not _POD.issuperset(_OPERATOR.sub(r"\1", str(key)) for key in given):
+        found = given["V1Pod"] if set(given) <= {"V1Pod", "__torchx_overlays__"} and "V1Pod" in given else None
+    if not isinstance(found, Mapping) or (isinstance(given, str) and not found):
+        raise AppDefError(
+            f"metadata['kubernetes'] of role {role.name!r} is {given!r}. Give a dict that changes the pod, such as "
+            "{'spec': {'tolerations': [...]}}."
+        )
+    try:
+        json.dumps(found, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AppDefError(
+            f"metadata['kubernetes'] of role {role.name!r} cannot be written as JSON: {error}. Got: {given!r}."
+        ) from None
+    return found
+
+
+def _overlaid(base: Manifest, overlay: Mapping[str, Any]) -> Manifest:
+    """Return the pod with TorchX's overlay.
+
+    TorchX's nightly has operators for overlays; without them, dicts are merged, lists appended, tuples and other values
+    replaced, as its documentation says.
+    """
+    if not overlay:
+        return base
+    try:
+        from torchx.specs.overlays import apply_overlay
+    except ImportError:
+        return _merged(base, overlay)
+    changed = copy.deepcopy(base)
+    apply_overlay(changed, copy.deepcopy(dict(overlay)))
+    return changed
+
+
+def _merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> Manifest:
+    merged = dict(base)
+    for key, value in overlay.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = _merged(old if isinstance(old, Mapping) else {}, value)
+        elif isinstance(value, list) and isinstance(old, list):
+            merged[key] = [*old, *value]
+        else:
+            merged[key] = list(value) if isinstance(value, tuple) else value
+    return merged
