@@ -17,7 +17,7 @@ from tests.fake_kfp.argo import LETTERS, Naming
 from tests.fake_kfp.errors import Refused, no_experiment, no_run
 from tests.fake_kfp.lists import page_of
 from tests.fake_kfp.runs import LocalRun, Run
-from tests.fake_kfp.schedules import Clock, RecurringRun
+from tests.fake_kfp.schedules import RecurringRun
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -42,9 +42,6 @@ class Api:
         self._lock = threading.RLock()
         self.runs: dict[str, Run] = {}
         self.recurring: dict[str, RecurringRun] = {}
-        self.clock = Clock()
-        #: Whether the controller of recurring runs works.
-        self.starts_runs = True
         #: Whether the API server may read the logs of pods: its role in single-user mode lacks that.
         self.reads_pods = True
         self._experiments: dict[str, dict[str, Any]] = {}
@@ -62,7 +59,6 @@ class Api:
             found = re.fullmatch(pattern, path)
             if found and verb == method:
                 with self._lock:
-                    self._fire()
                     return getattr(self, handler)(*found.groups(), query=query, body=body)
         raise Refused(501, 12, f"The test's host does not have {method} {path}")
 
@@ -219,18 +215,16 @@ class Api:
             raise error
         return text
 
-    def _fire(self) -> None:
-        """Start the runs of recurring runs that are due, as KFP's controller does."""
-        for recurring in self.recurring.values() if self.starts_runs else ():
-            while True:
-                own = [run for run in self.runs.values() if run.record.recurring_run_id == recurring.identity]
-                running = sum(run.describe().get("state") not in ("SUCCEEDED", "FAILED") for run in own)
-                due = recurring.take_due(running, self.clock.now())
-                if due is None:
-                    break
+    def fire(self, when: float) -> None:
+        """Start a run of each recurring run that is enabled, as KFP's controller does, for a time."""
+        with self._lock:
+            for recurring in self.recurring.values():
+                if not recurring.is_enabled:
+                    continue
+                recurring.number += 1
                 made = {
                     "recurring_run_id": recurring.identity,
-                    "scheduled": due,
+                    "scheduled": when,
                     "workflow": recurring.workflow,
                     "display_name": recurring.workflow,
                     # KFP does not hand these on to the record of the run.
@@ -252,7 +246,7 @@ class Api:
 
     def _create_recurring(self, *, body: Any, **_: Any) -> Any:
         experiment = body.get("experiment_id") or next(iter(self._experiments))
-        made = RecurringRun.of(body, experiment, self.clock.now())
+        made = RecurringRun.of(body, experiment, time.time())
         self._pipeline_of(body, experiment, "Failed to create a recurring run: ")
         self.recurring[made.identity] = made
         return made.describe()

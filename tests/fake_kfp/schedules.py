@@ -1,15 +1,14 @@
-"""Recurring runs of the API: what is due at a time, by the rules of KFP's controller of scheduled workflows.
+"""Recurring runs of the API. They have no clock: a test says when they start runs.
 
 Answers were recorded, most refusals were not: they follow the API's description, and the source of KFP:
 ``server/api_converter.go`` (``toModelJob``), ``resource/resource_manager.go`` (``CreateJob``, ``DeleteJob``,
-``ReportWorkflowResource``), ``template/v2_template.go``, and the controller ``crd/controller/scheduledworkflow``.
+``ReportWorkflowResource``), ``template/v2_template.go``.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from typing import Any
 from tests.fake_kfp.answers import NAMESPACE, shown_time
 from tests.fake_kfp.argo import LETTERS, fnv1a32
 from tests.fake_kfp.errors import Refused
-from torchx_kfp.execution.host.timing import Timing
 
 _BEFORE = "Failed to create a recurring run: Invalid input error: "
 
@@ -32,8 +30,7 @@ class RecurringRun:
     created: float
     identity: str = field(default_factory=lambda: str(uuid.uuid4()))
     is_enabled: bool = True
-    #: The time for which the last run was started, and how many there were.
-    last: float | None = None
+    #: How many runs it has started.
     number: int = 0
     #: The name of its object in Kubernetes.
     object_name: str = ""
@@ -46,8 +43,9 @@ class RecurringRun:
             raise Refused(400, 3, _BEFORE + "Recurring run name is empty. Please specify a valid name")
         if not 1 <= int(body.get("max_concurrency", 0)) <= 10:
             raise Refused(400, 3, f"{_BEFORE}Max concurrency of a recurring run must be at least 1 and at most 10")
-        expression = body.get("trigger", {}).get("cron_schedule", {}).get("cron")
-        if expression is not None and len(expression.split()) != 6:
+        trigger = body.get("trigger", {})
+        expression = trigger.get("cron_schedule", {}).get("cron")
+        if expression is not None and len(expression.split()) != 6 and not expression.startswith("@"):
             # A real host takes the first of five fields for the seconds.
             raise Refused(400, 3, f"{_BEFORE}Schedule cron is not a supported format: {expression!r}")
         prefix = re.sub("[^a-z0-9-]+", "", body["display_name"].lower())[:25] or "job-"
@@ -59,8 +57,8 @@ class RecurringRun:
             object_name=prefix + "".join(secrets.choice(LETTERS) for _ in range(5)),
             service_account=body.get("service_account") or "pipeline-runner",
         )
-        if found.timing is None:
-            raise Refused(400, 3, f"{_BEFORE}Recurring run trigger is invalid: {body.get('trigger')}")
+        if not (expression or trigger.get("periodic_schedule", {}).get("interval_second")):
+            raise Refused(400, 3, f"{_BEFORE}Recurring run trigger is invalid: {trigger}")
         if prefix.startswith("-"):
             before = "Failed to create a recurring run: Failed to create a recurring run during scheduling a workflow: "
             wrong = f'ScheduledWorkflow.kubeflow.org "{found.object_name}" is invalid: metadata.generateName'
@@ -72,25 +70,6 @@ class RecurringRun:
         """The name of the workflow of the last run, and of that run."""
         name = f"{self.object_name}-{self.number}"
         return f"{name}-{fnv1a32(name)}"
-
-    @property
-    def timing(self) -> Timing | None:
-        return Timing.of(self.body)
-
-    def take_due(self, running: int, now: float) -> float | None:
-        """Return the time for which a run is to be started now, and note that; None if there is none.
-
-        Args:
-            running: how many of its runs are in progress.
-            now: the time.
-        """
-        timing = self.timing
-        assert timing is not None
-        due = timing.due(timing.begin(self.last, self.created), now)
-        if not self.is_enabled or running >= timing.max_runs or due is None or due > now:
-            return None
-        self.last, self.number = due, self.number + 1
-        return due
 
     def describe(self) -> dict[str, Any]:
         """Return it in v2beta1."""
@@ -110,13 +89,3 @@ class RecurringRun:
             "experiment_id": self.experiment,
         }
         return {key: value for key, value in answer.items() if value not in (None, "", False)}
-
-
-@dataclass
-class Clock:
-    """The time of a host, which tests may advance."""
-
-    ahead: float = 0.0
-
-    def now(self) -> float:
-        return time.time() + self.ahead

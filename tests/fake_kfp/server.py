@@ -123,13 +123,9 @@ class KfpHost:
         assert isinstance(run, MadeRun)
         return run
 
-    def advance(self, seconds: float) -> None:
-        """Let the clock of recurring runs go forward; those that are due start with the next request."""
-        self._api.clock.ahead += seconds
-
-    def stop_schedules(self) -> None:
-        """Let recurring runs start no runs any more, as if their controller failed."""
-        self._api.starts_runs = False
+    def fire(self, when: float) -> None:
+        """Let all recurring runs that are not paused start a run, which is for this time."""
+        self._api.fire(when)
 
     def hide_pods(self) -> None:
         """Give the logs of pods from now on only as Argo has archived them, as KFP's stock role does."""

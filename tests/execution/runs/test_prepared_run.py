@@ -87,7 +87,7 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.Mo
         [facts] = SCHEDULE_FACTS.read_many(recorder.store).values()
         assert facts["code"] == [found]
         # Once it is deleted, its runs keep the code; KFP has told nobody here when they began.
-        kfp_host.advance(3600)
+        kfp_host.fire(3600.0)
         monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", str(base))
         there = host.connect(host=kfp_host.url)
         schedules = host.Schedules(there)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.execution.host.recurring import Schedule
     from torchx_kfp.execution.host.settings import Submission
-    from torchx_kfp.execution.host.timing import Timing
     from torchx_kfp.tracking.recorder import Recorder
 
 
@@ -51,7 +50,7 @@ _OPTIONS = (
         "--max-runs",
         metavar="N",
         type=int,
-        help="How many runs of the schedule there are at once, up to 10.  [default: 1]",
+        help="How many runs of the schedule there are at once; KFP takes up to 10.  [default: 1]",
     ),
     click.option(
         "--catchup/--no-catchup",
@@ -105,23 +104,13 @@ def say_created(schedule: Schedule, submission: Submission, words: list[str], *,
     print_text(schedule.schedule_id)
     if quiet:
         return
-    if schedule.timing is not None and schedule.timing.expression:
+    if schedule.timing is not None and schedule.timing.expression != schedule.timing.cron:
         print_message(f"KFP gets the expression {schedule.timing.expression!r}: with seconds first, in UTC.")
-    if (first := schedule.next()) is not None:
-        print_message(f"The first run {_when(schedule.timing, first)}.")
     if submission.cache:
         print_message(
             "KFP takes a stage from its cache if its inputs are those of an earlier run; --no-cache avoids that."
         )
     print_message(f"To see it: {this_command('schedules', *words)}")
-
-
-def _when(timing: Timing | None, first: float) -> str:
-    if first > time.time():
-        return f"is due at {at(first)}"
-    if timing is None or timing.every is None or timing.catchup:
-        return f"starts at once: it was due at {at(first)}"
-    return "starts at once, because --start has passed, and intervals count from then. For times of the day, use --cron"
 
 
 def keys_of_runs(recorder: Recorder, runs: Iterable[RunSummary]) -> dict[str, RunSummary]:
@@ -133,23 +122,18 @@ def keys_of_runs(recorder: Recorder, runs: Iterable[RunSummary]) -> dict[str, Ru
     return found
 
 
-def at(seconds: float | None) -> str:
-    """Return the local time; empty for None."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds is not None else ""
+def at(seconds: float) -> str:
+    """Return the local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def as_dict(schedule: Schedule, last: float | None = None) -> dict[str, Any]:
-    """Return a schedule for JSON.
-
-    Args:
-        schedule: the schedule.
-        last: the time for which its last run was made.
-    """
+def as_dict(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule for JSON."""
     timing = schedule.timing
     return {
         "schedule": schedule.schedule_id,
         "name": schedule.name,
-        "state": schedule.state(last),
+        "state": schedule.state,
         "cron": (timing.cron or None) if timing else None,
         "every": timing.every if timing else None,
         "start": timing.start if timing else None,
@@ -157,5 +141,4 @@ def as_dict(schedule: Schedule, last: float | None = None) -> dict[str, Any]:
         "max_runs": timing.max_runs if timing else None,
         "catchup": timing.catchup if timing else None,
         "created": schedule.created or None,
-        "next": schedule.next(last),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ from torchx_kfp.execution.runs.source import why_not_read
 from torchx_kfp.tracking.recorder import Recorder
 
 _SCHEDULES = f"{V2BETA1}/recurringruns"
-#: After so many seconds, a run is late. KFP's controller looks at its schedules every 10 to 30 s.
-_LATE = 300
 #: What KFP leaves out of a name in Kubernetes (``toSWFCRDResourceGeneratedName``).
 _OBJECT_NAME = re.compile("[^a-z0-9-]+")
 
@@ -58,39 +55,10 @@ class Schedule:
     service_account: str = ""
     tracker_base: str = ""
 
-    def next(self, last: float | None = None, *, now: float | None = None) -> float | None:
-        """Return the time for which the next run is made, in seconds since the epoch; None if there is none.
-
-        KFP does not say this: it follows from the timing, in UTC. A time that is not after now means a run that was
-        missed: KFP starts it as soon as it can, which may be after earlier ones have ended.
-
-        Args:
-            last: the time for which the last run was made, if there was one.
-            now: the time now.
-        """
-        if self.timing is None or self.is_paused:
-            return None
-        return self.timing.due(self.timing.begin(last, self.created), time.time() if now is None else now)
-
-    def is_late(self, last: float | None = None, ended: float | None = None, *, now: float | None = None) -> bool:
-        """Tell whether KFP should have started the next run by now, if no run is in progress.
-
-        Args:
-            last: the time for which the last run was made, if there was one.
-            ended: when that run ended.
-            now: the time now.
-        """
-        now = time.time() if now is None else now
-        if self.timing is None or self.is_paused:
-            return False
-        due = self.timing.next(self.timing.begin(last, self.created))
-        return due is not None and max(due, self.created, ended or 0.0) < now - _LATE
-
-    def state(self, last: float | None = None, *, now: float | None = None) -> str:
-        """Return ``paused``, ``ended`` or ``active``. The arguments are those of ``next``."""
-        if self.is_paused:
-            return "paused"
-        return "ended" if self.timing is not None and self.next(last, now=now) is None else "active"
+    @property
+    def state(self) -> str:
+        """``paused`` or ``active``."""
+        return "paused" if self.is_paused else "active"
 
 
 class Schedules:
@@ -119,13 +87,9 @@ class Schedules:
             environ: the environment.
 
         Raises:
-            ArgumentError: the arguments do not fit, no run would ever start, or there is a schedule with this name, or
-                it cannot be one.
+            ArgumentError: the arguments do not fit, or there is a schedule with this name, or it cannot be one.
             HostError: the host does not answer or refuses the schedule.
         """
-        # A start in the past counts: runs that were missed are caught up.
-        if timing.next(timing.begin(None, time.time())) is None:
-            raise ArgumentError("The schedule would start no run: it ends before its first one is due (--end).")
         name = submission.name or pipeline.name
         if _OBJECT_NAME.sub("", name.lower()).startswith("-"):
             raise ArgumentError(

@@ -1,8 +1,9 @@
-"""When a schedule of KFP starts runs."""
+"""When a schedule of KFP starts runs, as values for KFP, which evaluates them."""
 
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +12,7 @@ from typing import Any
 from torchx_kfp.common.text import duration
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.answers import mapping, text
-from torchx_kfp.execution.host.cron import Cron
 from torchx_kfp.execution.host.states import seconds
-
-#: The most runs of a schedule that KFP has at once.
-_MOST_RUNS = 10
-#: The longest interval in seconds. Times after some more of them cannot be shown.
-_LONGEST = 100 * 365 * 86400
 
 
 @dataclass(frozen=True)
@@ -26,11 +21,11 @@ class Timing:
 
     Attributes:
         cron: minute, hour, day of the month, month and day of the week, such as ``"0 3 * * *"``, in UTC unless KFP's
-            administrator has set another zone. KFP's own form, with seconds before them, is accepted, too.
-        every: the seconds between two runs: 1 to those of 100 years.
+            administrator has set another zone. Other forms, such as KFP's with the seconds first, are sent as they are.
+        every: the seconds between two runs, at least 1.
         start: the time in seconds since the epoch before which no run starts; the first interval begins then.
         end: the time after which no run starts.
-        max_runs: how many runs there are at once, 1 to 10; the next one waits.
+        max_runs: how many runs there are at once; the next one waits. KFP takes 1 to 10.
         catchup: whether all runs that were missed, such as in a pause, are started later. Otherwise only the last is.
     """
 
@@ -45,18 +40,12 @@ class Timing:
         """Check everything.
 
         Raises:
-            ArgumentError: something is wrong, or a time is missing.
+            ArgumentError: there is not exactly one of ``cron`` and ``every``, or a time is wrong.
         """
         if bool(self.cron) == (self.every is not None):
             raise ArgumentError("A schedule has either a cron expression or an interval (--cron or --every).")
-        if self.cron:
-            Cron.parse(self.cron)
-        elif not (self.every and 1 <= self.every <= _LONGEST):
-            raise ArgumentError(
-                f"The interval of a schedule is at least 1 s, and at most 100 years, but {self.every!r} s is given."
-            )
-        if not 1 <= self.max_runs <= _MOST_RUNS:
-            raise ArgumentError(f"A schedule has 1 to {_MOST_RUNS} runs at once (--max-runs), not {self.max_runs}.")
+        if self.every is not None and not 1 <= self.every < math.inf:
+            raise ArgumentError(f"The interval of a schedule is at least 1 s, but {self.every!r} s is given (--every).")
         if self.start is not None and self.end is not None and self.end <= self.start:
             raise ArgumentError("The schedule ends before it starts (--start, --end).")
 
@@ -82,8 +71,8 @@ class Timing:
 
     @property
     def expression(self) -> str:
-        """The cron expression as KFP takes it: six fields, the seconds first. Empty for an interval."""
-        return Cron.parse(self.cron).text if self.cron else ""
+        """The cron expression as KFP takes it, with the seconds first. Empty for an interval."""
+        return f"0 {self.cron}" if len(self.cron.split()) == 5 else self.cron
 
     def encode(self) -> dict[str, Any]:
         """Return the fields of a recurring run, as JSON of v2beta1."""
@@ -95,48 +84,6 @@ class Timing:
             trigger = {"periodic_schedule": {**about, "interval_second": str(round(self.every))}}
         # JSON has numbers of 64 bits as text.
         return {"trigger": trigger, "max_concurrency": str(self.max_runs), "no_catchup": not self.catchup}
-
-    def begin(self, last: float | None, created: float) -> float:
-        """Return the time from which the next run counts: that of the last one, the start, or the creation."""
-        return last or self.start or created
-
-    def next(self, after: float) -> float | None:
-        """Return the first time for a run after a time, which is that of a run or of ``begin``; None if it is over."""
-        after = max(after, self.start or 0.0)
-        found = Cron.parse(self.cron).next(after) if self.every is None else int(after) + round(self.every)
-        return None if found is None or (self.end is not None and found > self.end) else found
-
-    def due(self, last: float, now: float) -> float | None:
-        """Return the time for which KFP makes the next run; None if there is none.
-
-        If it is not after now, KFP starts the run as soon as it can. Without a catch-up, that is the last time of an
-        expression that was missed; a late run of an interval is for now, from which the next interval counts (KFP's
-        ``scheduledworkflow/util``: ``GetNextScheduledEpochNoCatchup``, ``GetNextScheduledTimeNoCatchup``).
-
-        Args:
-            last: the time of the last run, or of ``begin``.
-            now: the time now.
-        """
-        first = self.next(last)
-        if first is None or first > now or self.catchup:
-            return first
-        if self.every is not None:
-            late = now >= first + round(self.every)
-            return float(int(now) if self.end is None else min(int(now), int(self.end))) if late else first
-        return self._last_before(first, now)
-
-    def _last_before(self, first: float, now: float) -> float:
-        """Return the last time of an expression up to now, at least ``first``, which is one."""
-        last, back = first, 1.0
-        while now - back > first:
-            found = self.next(now - back)
-            if found is not None and found <= now:
-                last = found
-                break
-            back *= 2
-        while (following := self.next(last)) is not None and following <= now:
-            last = following
-        return last
 
     def __str__(self) -> str:
         """The timing for people."""

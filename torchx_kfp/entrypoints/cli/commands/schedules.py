@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.common.text import listed, printable
+from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
@@ -31,8 +30,7 @@ def schedules_command(action: str | None, name: str | None, form: str, flags: Fl
     """List the schedules of a KFP host, or change the one with a NAME, or an id: ACTION is pause, resume or delete.
 
     `torchx-kfp submit` makes a schedule if it gets --cron or --every. KFP's UI calls schedules recurring runs. The list
-    has the next and the last run of each. Times are local; expressions are in UTC. The time of the next run is computed
-    here, because KFP does not tell it.
+    has the last run of each. Times are local; expressions are in UTC. KFP does not tell the time of the next run.
 
     A schedule that is paused starts no runs; those that have started continue. The runs of a deleted schedule stay in
     the list of runs, with their results; those in progress continue, too, except on KFP before 2.16.
@@ -56,11 +54,6 @@ def schedules_command(action: str | None, name: str | None, form: str, flags: Fl
         print_message(f"Its runs: {this_command('runs', '--schedule', schedule.schedule_id, *host_words(flags))}")
 
 
-def _next(due: float | None) -> str:
-    # KFP looks at its schedules every some seconds, and a run may wait for others to end.
-    return "due now" if due is not None and due <= time.time() else at(due)
-
-
 def _list(host: Host, schedules: Schedules, form: str) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -77,7 +70,7 @@ def _list(host: Host, schedules: Schedules, form: str) -> None:
         print_json(
             [
                 {
-                    **as_dict(schedule, run.scheduled if run else None),
+                    **as_dict(schedule),
                     "last": run and {"run": run.run_id, "state": str(run.state), "scheduled": run.scheduled},
                 }
                 for schedule, run in pairs
@@ -90,24 +83,11 @@ def _list(host: Host, schedules: Schedules, form: str) -> None:
     rows = [
         (
             schedule.name,
-            schedule.state(last),
+            schedule.state,
             str(schedule.timing or ""),
-            _next(schedule.next(last)),
-            f"{at(last)} ({run.state})" if run else "",
+            f"{at(run.scheduled)} ({run.state})" if run else "",
             schedule.schedule_id,
         )
         for schedule, run in pairs
-        for last in [run.scheduled if run else None]
     ]
-    print_table(("name", "state", "when", "next run", "last run", "id"), rows, cut=("name",))
-    late = [
-        schedule.name
-        for schedule, run in pairs
-        if schedule.is_late(*((run.scheduled, run.finished) if run else ())) and (run is None or run.state.is_over)
-    ]
-    if late:
-        print_message(
-            f"KFP should have started a run by now: {listed(late)}. The log of its deployment "
-            "ml-pipeline-scheduledworkflow says why not. The guide to schedules has more: 'A schedule that starts no "
-            "runs'."
-        )
+    print_table(("name", "state", "when", "last run", "id"), rows, cut=("name",))
