@@ -21,7 +21,7 @@ from tests.documents import documents
 from tests.facts import says
 from tests.hpo.apps import TRIAL, python, searching, train, with_search
 from torchx_kfp import hpo
-from torchx_kfp.errors import SearchError
+from torchx_kfp.errors import AppDefError, SearchError
 from torchx_kfp.local import RunResult, Watch, resume, run
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -226,12 +226,15 @@ def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        ({"trial": train(hpo.Parameters({"lr": "1", "layers": "2"}))}, ["trial is AppDef", "lambda p"]),
-        ({"trial": lambda p: f"{p.lr}{p.layers}"}, ["returns '{{channel", "AppDef"]),
+        (
+            {"trial": train(hpo.Parameters({"lr": "1", "layers": "2"}))},
+            ["trial", "AppDef", "not a callable", "lambda p"],
+        ),
+        ({"trial": lambda p: f"{p.lr}{p.layers}"}, ["'{{channel", "AppDef is needed"]),
         ({"trial": lambda p: python("", f"{p.lr}")}, ["does not use 'layers'", "{p.layers}", "leave it out"]),
-        ({"trial": lambda lr: python("", f"{lr}")}, ["does not use 'lr', 'layers'", "lambda p: component(lr=p.lr)"]),
+        ({"trial": lambda lr: python("", f"{lr}")}, ["does not use 'lr', 'layers'", "lambda p: train(lr=p.lr)"]),
         ({"trial": lambda p: python("", f"{p.layers}") if p.lr > 0.1 else None}, ["'lr' has a value", "pass them"]),
-        ({"trial": lr_and_layers}, ["one argument", "lambda p: lr_and_layers(**p)"]),
+        ({"trial": lr_and_layers}, ["'layers'", "one argument", "train(**p)"]),
         ({"trial": lambda p: python("", f"{p.layer}")}, ["'layer'", "Did you mean 'layers'?"]),
         ({"parallelism": 0}, ["parallelism is 0", "1 or more"]),
         ({"optimizer": "ax"}, ["'ax'", "torchx-kfp[ax]", "image="]),
@@ -240,7 +243,7 @@ def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(arguments: Any, facts: list[str], tmp_path: Path) -> None:
-    with pytest.raises(SearchError, match=says(*facts)):
+    with pytest.raises((SearchError, AppDefError), match=says(*facts)):
         compiled(searching(**arguments), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Plan a search: its arguments, checked, become the definition that all its stages share."""
+"""Define a search: its arguments, checked, become what all its stages share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.authoring.naming import output_name
+from torchx_kfp.authoring.references import check_word
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.carried import asking, publisher
 from torchx_kfp.contract.inputs import find_rewritten, large_character
@@ -28,7 +29,7 @@ _LONGEST_TEXT = 1024
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchDefinition:
     """The options that the stages of a search share.
 
     Attributes:
@@ -51,16 +52,16 @@ class Plan:
         return list(self.definition["parameters"])
 
 
-def plan_search(
+def define_search(
     name: str,
-    parameters: object,
-    minimize: object,
-    maximize: object,
+    parameters: Mapping[str, Space],
+    minimize: str | Iterable[str],
+    maximize: str | Iterable[str],
     rounds: int | None,
     trials: int | None,
-    optimizer: object,
-    seed: object,
-) -> Plan:
+    optimizer: str,
+    seed: int | None,
+) -> SearchDefinition:
     """Check the arguments of a search: see ``search``."""
     spaces = _read_parameters(parameters)
     objectives = _read_objectives(minimize, maximize)
@@ -71,39 +72,38 @@ def plan_search(
                 f"The objective {objective!r} would be the output {field!r}, which the search already has for a "
                 "parameter, another objective or itself. Record it under another name."
             )
-    kind = _read_optimizer(optimizer)
+    _check_optimizer(optimizer)
     for what, value in (("rounds", rounds), ("trials", trials)):
-        if value is not None and (type(value) is not int or value < 1):
+        if value is not None and value < 1:
             raise SearchError(f"{what} is {value!r}. Give a whole number, 1 or more.")
-    if seed is not None and type(seed) is not int:
-        raise SearchError(f"seed is {seed!r}. Give a whole number, or leave it out for other trials each time.")
     definition: dict[str, Any] = {
         "parameters": {name: space.definition for name, space in spaces.items()},
         "objectives": objectives,
         "rounds": rounds,
         "trials": trials,
-        "optimizer": kind,
+        "optimizer": optimizer,
         "seed": seed,
     }
-    definition |= _plan_grid(spaces, definition) if kind == "grid" else _plan_rounds(spaces, definition)
+    is_grid = optimizer == "grid"
+    definition |= _plan_grid(spaces, definition) if is_grid else _plan_rounds(spaces, definition)
     _check_size(spaces, definition["trials"])
     results = {name: space.output_type for name, space in spaces.items()}
     results |= {**dict.fromkeys(objectives, float), TRIAL: str}
-    return Plan(
+    return SearchDefinition(
         name,
         definition,
         fields,
         {**results, FRONT: list} if len(objectives) > 1 else results,
-        cached=kind == "grid" or seed is not None,
+        cached=is_grid or seed is not None,
     )
 
 
-def _read_parameters(parameters: object) -> Mapping[str, Space]:
+def _read_parameters(parameters: Mapping[str, Space]) -> Mapping[str, Space]:
     example = "{'lr': hpo.log(1e-4, 1.0), 'layers': hpo.int(1, 8)}"
-    if not isinstance(parameters, Mapping) or not parameters:
+    if not parameters:
         raise SearchError(f"parameters is {parameters!r}. Name at least one parameter: {example}.")
     for name, space in parameters.items():
-        if not isinstance(name, str) or output_name(name) != name:
+        if output_name(name) != name:
             raise SearchError(
                 f"parameters has the name {name!r}. Use an identifier that is not a keyword and does not begin or end "
                 f"with '_': {example}."
@@ -116,41 +116,32 @@ def _read_parameters(parameters: object) -> Mapping[str, Space]:
         if not isinstance(space, Range | Choice):
             raise SearchError(f"parameters[{name!r}] is {space!r}. Write its range or its values: {example}.")
         for value in space.values if isinstance(space, Choice) else ():
-            _check_text(name, value)
+            if isinstance(value, str):
+                _check_text(name, value)
     return dict(parameters)
 
 
-def _check_text(name: str, value: object) -> None:
+def _check_text(name: str, value: str) -> None:
     """Reject text that would not arrive unchanged. It is in a list that only a run knows, so it cannot be escaped."""
-    if not isinstance(value, str):
-        return
+    check_word(value, f"The text of parameters[{name!r}]")
     found = find_rewritten(value) or large_character(value)
     if found:
         raise SearchError(
             f"parameters[{name!r}] has {value!r}; KFP, Argo or the kubelet would change {found} in it. Choose between "
             "names, and let the application look up what each stands for."
         )
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
+    size = len(value.encode())
+    if size > _LONGEST_TEXT:
         raise SearchError(
-            f"parameters[{name!r}] has {value!r}, which is not valid Unicode (a lone surrogate)."
-        ) from None
-    if "\0" in value or size > _LONGEST_TEXT:
-        raise SearchError(
-            f"parameters[{name!r}] has a text of {size:,} bytes or with a NUL character. Choose between names of up to "
-            f"{_LONGEST_TEXT:,} bytes."
+            f"parameters[{name!r}] has a text of {size:,} bytes. Choose between names of up to {_LONGEST_TEXT:,} bytes."
         )
 
 
-def _read_objectives(minimize: object, maximize: object) -> Mapping[str, str]:
+def _read_objectives(minimize: str | Iterable[str], maximize: str | Iterable[str]) -> Mapping[str, str]:
     objectives: dict[str, str] = {}
     for direction, names in (("minimize", minimize), ("maximize", maximize)):
-        listed = [names] if isinstance(names, str) else names
-        if not isinstance(listed, Iterable):
-            raise SearchError(f"{direction} is {names!r}. Name a result of the trials: {direction}='loss'.")
-        for name in listed:
-            if not isinstance(name, str) or not output_name(name):
+        for name in [names] if isinstance(names, str) else names:
+            if not output_name(name):
                 raise SearchError(f"{direction} has {name!r}. Name a result of the trials: {direction}='loss'.")
             if name in objectives:
                 raise SearchError(
@@ -162,16 +153,14 @@ def _read_objectives(minimize: object, maximize: object) -> Mapping[str, str]:
     return objectives
 
 
-def _read_optimizer(optimizer: object) -> str:
+def _check_optimizer(optimizer: str) -> None:
     known = (*asking.OPTIMIZERS, "ax")
-    if isinstance(optimizer, str):
-        module, _, function = optimizer.partition(":")
-        if optimizer in known or all(part.isidentifier() for part in [*module.split("."), function]):
-            return optimizer
-    raise SearchError(
-        f"optimizer is {optimizer!r}.{did_you_mean(optimizer, known)} Write 'random', 'grid', 'ax', or "
-        "'module:function' for a function of your image."
-    )
+    module, _, function = optimizer.partition(":")
+    if optimizer not in known and not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise SearchError(
+            f"optimizer is {optimizer!r}.{did_you_mean(optimizer, known)} Write 'random', 'grid', 'ax', or "
+            "'module:function' for a function of your image."
+        )
 
 
 def _size(space: Space) -> float:

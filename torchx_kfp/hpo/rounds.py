@@ -22,7 +22,7 @@ from torchx_kfp.contract.carried.programs import ASK
 from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.inputs import plain_json
 from torchx_kfp.errors import ChannelError, SearchError
-from torchx_kfp.hpo.definition import TRIALS, Plan, plan_search
+from torchx_kfp.hpo.definition import TRIALS, SearchDefinition, define_search
 from torchx_kfp.hpo.spaces import Space
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates 
 
 #: The aliases with which ``ask`` reads the stage before it, and its trials.
 _BEFORE, _TRIALS = "search", "trials"
-#: Stands for a parameter where a trial's image and variables are looked at.
+#: Begins the name of a stand-in, with which ``trial`` is called before the search starts.
 _STAND_IN = "torchx-kfp-parameter-"
 
 
@@ -139,14 +139,14 @@ def search(
     """
     check_names("search", options, TrialOptions, *_LISTED)
     check_name(name, "The name of the search")
-    plan = plan_search(name, parameters, minimize, maximize, rounds, trials, optimizer, seed)
-    if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
+    defined = define_search(name, parameters, minimize, maximize, rounds, trials, optimizer, seed)
+    if parallelism is not None and parallelism < 1:
         raise SearchError(f"parallelism is {parallelism!r}. Give a whole number, 1 or more, or leave it out.")
-    app = _ask_app(plan, _look_at(trial, plan), image, inline=options.get("inline", True))
+    app = _ask_app(defined, _look_at(trial, defined.parameters), image, inline=options.get("inline", True))
     own: Any = {option: value for option, value in options.items() if option in PublisherOptions.__annotations__}
-    own["cache"] = plan.cached and options.get("cache", True)
+    own["cache"] = defined.cached and options.get("cache", True)
     reads: Any = None
-    for number in range(1, plan.definition["rounds"] + 1):
+    for number in range(1, defined.definition["rounds"] + 1):
         asked = task_from_app(
             app,
             tracker_base=tracker_base,
@@ -156,32 +156,29 @@ def search(
             **own,
         )
         with dsl.ParallelFor(asked.outputs[TRIALS], parallelism=parallelism) as item:
-            channels = Parameters({parameter: getattr(item, parameter) for parameter in plan.parameters})
+            channels = Parameters({parameter: getattr(item, parameter) for parameter in defined.parameters})
             tried = task_from_app(trial(channels), tracker_base=tracker_base, results={}, may_fail=may_fail, **options)
             if configure is not None:
                 configure(tried)
         reads = {_BEFORE: asked, _TRIALS: dsl.Collected(tried.outputs["run_id"])}
-    return task_from_app(app, tracker_base=tracker_base, reads=reads, results=plan.results, name=f"{name}-best", **own)
+    return task_from_app(
+        app, tracker_base=tracker_base, reads=reads, results=defined.results, name=f"{name}-best", **own
+    )
 
 
 _LISTED = [name for name in search.__annotations__ if name not in ("options", "return")]
 
 
-def _look_at(trial: Callable[[Parameters], specs.AppDef], plan: Plan) -> specs.AppDef:
+def _look_at(trial: Callable[[Parameters], specs.AppDef], parameters: Sequence[str]) -> specs.AppDef:
     """Return the AppDef of a trial with stand-ins for its parameters."""
-    if not callable(trial):
-        raise SearchError(
-            f"trial is {trial!r}. Write a function that returns an AppDef: lambda p: train(lr=p.lr). It gets the "
-            "parameters of a trial."
-        )
     stand_ins = Parameters(
-        {
-            parameter: pipeline_channel.create_pipeline_channel(f"{_STAND_IN}{parameter}", "String")
-            for parameter in plan.parameters
-        }
+        {name: pipeline_channel.create_pipeline_channel(f"{_STAND_IN}{name}", "String") for name in parameters}
     )
-    if not _takes(trial, stand_ins) and (call := _call_of_component(trial, plan.parameters)):
-        raise SearchError(f"trial cannot be called with one argument, the parameters of a trial. {call}")
+    call = "Write a function of one argument that returns an AppDef, such as lambda p: train(lr=p.lr), or train(**p)."
+    try:
+        inspect.signature(trial).bind(stand_ins)
+    except TypeError as error:
+        raise SearchError(f"trial cannot be called with the parameters of a trial: {error}. {call}") from None
     try:
         app = trial(stand_ins)
     except ChannelError as error:
@@ -189,53 +186,25 @@ def _look_at(trial: Callable[[Parameters], specs.AppDef], plan: Plan) -> specs.A
             "trial() makes the AppDef of all trials, so it cannot depend on the values of parameters: pass them to the "
             f"application. ({str(error).replace(_STAND_IN, '')})"
         ) from None
-    if not isinstance(app, specs.AppDef):
-        raise SearchError(f"trial() returns {app!r} ({type(app).__name__}). It must return an AppDef.")
     check_app(app)
-    unused = [parameter for parameter in plan.parameters if parameter not in stand_ins._used]
+    unused = [name for name in parameters if name not in stand_ins._used]
     if unused:
-        way_out = _call_of_component(trial, plan.parameters) or (
-            f"Pass the parameter on, for example args=['--{unused[0]}', f'{{p.{unused[0]}}}'], or leave it out of "
-            "parameters."
-        )
         raise SearchError(
-            f"trial() does not use {', '.join(map(repr, unused))}: all values would give the same trial. {way_out}"
+            f"trial() does not use {', '.join(map(repr, unused))}: all values would give the same trial. Pass the "
+            f"parameter on, for example args=['--{unused[0]}', f'{{p.{unused[0]}}}'], or leave it out of parameters. "
+            f"{call}"
         )
     return app
 
 
-def _takes(trial: Callable[[Parameters], specs.AppDef], parameters: Parameters) -> bool:
-    """Tell whether the function can be called with one object, as far as can be known."""
-    try:
-        inspect.signature(trial).bind(parameters)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
-        return True
-    return True
-
-
-def _call_of_component(trial: Callable[..., object], parameters: Sequence[str]) -> str:
-    """Return how to call a function that is a component with parameters of the search; empty if it is not."""
-    try:
-        own = inspect.signature(trial).parameters
-    except (TypeError, ValueError):
-        return ""
-    both = [name for name in parameters if name in own]
-    if not both:
-        return ""
-    words = "**p" if len(both) == len(parameters) else ", ".join(f"{name}=p.{name}" for name in both)
-    name = getattr(trial, "__name__", "component")
-    call = f"lambda p: {'component' if name == '<lambda>' else name}({words})"
-    return f"It has the parameter {both[0]!r} itself, as a component does. Write {call}."
-
-
-def _ask_app(plan: Plan, app: specs.AppDef, image: str | Channel | None, *, inline: bool) -> specs.AppDef:
+def _ask_app(
+    defined: SearchDefinition, app: specs.AppDef, image: str | Channel | None, *, inline: bool
+) -> specs.AppDef:
     """Return the application of the stages that ask.
 
     It runs with the variables and the volumes of the trials, because both may be what the storage needs.
     """
-    optimizer = plan.definition["optimizer"]
+    optimizer = defined.definition["optimizer"]
     if image is None and optimizer not in OPTIMIZERS:
         needs = "torchx-kfp[ax]" if optimizer == "ax" else f"torchx-kfp and {optimizer.partition(':')[0]}"
         raise SearchError(f"optimizer={optimizer!r} needs an image with {needs}: search(..., image='repo/ask:1').")
@@ -245,7 +214,7 @@ def _ask_app(plan: Plan, app: specs.AppDef, image: str | Channel | None, *, inli
             f"The image of the trials, {role.image!r}, depends on a parameter. Name an image with python3 and "
             "fsspec for the stages that ask: search(..., image='repo/ask:1')."
         )
-    spec = plain_json({"name": plan.name, "definition": plan.definition, "fields": plan.fields})
+    spec = plain_json({"name": defined.name, "definition": defined.definition, "fields": defined.fields})
     program = ASK if inline and optimizer in OPTIMIZERS else installed_program("torchx_kfp.hpo", "ask")
     asking = specs.Role(
         name="ask",
@@ -255,7 +224,7 @@ def _ask_app(plan: Plan, app: specs.AppDef, image: str | Channel | None, *, inli
         env={key: value for key, value in role.env.items() if _STAND_IN not in str(value)},
         mounts=[mount for mount in role.mounts if isinstance(mount, specs.VolumeMount)],
     )
-    return specs.AppDef(name=plan.name, roles=[asking])
+    return specs.AppDef(name=defined.name, roles=[asking])
 
 
 __all__ = ["Parameters", "search"]

@@ -33,31 +33,26 @@ class Range:
 
     def __post_init__(self) -> None:
         low, high, points, is_int = self.low, self.high, self.points, self.kind == "int"
-        example = "two whole numbers such as hpo.int(1, 8)" if is_int else "two numbers such as hpo.float(0.0, 0.5)"
-        if self.log is True and not is_int:
-            example = "two numbers such as hpo.log(1e-4, 1.0)"
-        types = (builtins.int,) if is_int else (builtins.int, builtins.float)
-        if any(type(bound) not in types for bound in (low, high)) or not isinstance(self.log, bool):
-            raise SearchError(f"{self} is not a range. Write {example}.")
         if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
-            raise SearchError(f"{self} is not a range: low must be below high, and both finite. Write {example}.")
+            raise SearchError(f"{self} is not a range: low must be below high, and both finite.")
         if self.log and low <= 0:
             raise SearchError(
                 f"{self} begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers "
                 f"themselves evenly: hpo.{self.kind}({low!r}, {high!r})."
             )
-        if points is not None and (type(points) is not builtins.int or points < 2):
+        if points is not None and points < 2:
             raise SearchError(f"{self} has {points!r} points. A grid has 2 or more in a range: points=5.")
-        if is_int and max(abs(low), abs(high)) > _LARGEST_INT:
+        if is_int and not all(isinstance(bound, builtins.int) and abs(bound) <= _LARGEST_INT for bound in (low, high)):
             raise SearchError(
-                f"{self} goes beyond 2**53, above which KFP rounds whole numbers. Search for its logarithm instead."
+                f"{self} needs whole numbers such as hpo.int(1, 8), up to 2**53: KFP rounds larger ones. Search for "
+                "their logarithm instead."
             )
 
     def __str__(self) -> str:
         points = "" if self.points is None else f", points={self.points!r}"
-        if self.log is True and self.kind == "float":
+        if self.log and self.kind == "float":
             return f"hpo.log({self.low!r}, {self.high!r}{points})"
-        log = "" if self.log is False else f", log={self.log!r}"
+        log = ", log=True" if self.log else ""
         return f"hpo.{self.kind}({self.low!r}, {self.high!r}{log}{points})"
 
     @property
@@ -85,11 +80,8 @@ class Choice:
 
     def __post_init__(self) -> None:
         kinds = {type(value) for value in self.values}
-        example = 'Write hpo.choice("relu", "gelu").'
-        if not self.values:
-            raise SearchError(f"hpo.choice() has no values. {example}")
-        if not kinds <= {str, builtins.int, builtins.float, bool}:
-            raise SearchError(f"{self} has a value that is not text, a number or a boolean. {example}")
+        if not kinds or not kinds <= {str, builtins.int, builtins.float, bool}:
+            raise SearchError(f'{self} is not a choice of text, numbers or booleans. Write hpo.choice("relu", "gelu").')
         if len(kinds) > 1 and kinds != {builtins.int, builtins.float}:
             raise SearchError(
                 f"{self} mixes types, but the best value is an output with one type. Write all values as text."
