@@ -31,7 +31,7 @@ from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.source import RunRecord
-from torchx_kfp.host import Host, HostRun, submit
+from torchx_kfp.host import HostRun, submit
 from torchx_kfp.local import RunResult, StageFinished, StageStarted, Watch
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -212,7 +212,7 @@ class Suite:
     def remove(self, run_id: str) -> None:
         """Remove a run from the host, and what it has recorded."""
         if not self.place.keeps:
-            Host(Connection(read_settings({"host": self.place.host}))).delete(run_id)
+            Connection(read_settings({"host": self.place.host})).delete(f"/apis/v2beta1/runs/{run_id}")
             self._remove(f"{self.base}/{run_id}", f"{self.base}-artifacts/{run_id}")
 
     def close(self) -> None:

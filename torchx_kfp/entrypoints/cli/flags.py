@@ -105,7 +105,7 @@ def records_argument(runs: str) -> Decorator:
 
 
 def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse an empty text: with a variable of a shell that is not set, --delete --name "$x" would take all runs."""
+    """Refuse an empty text: with a variable of a shell that is not set, --name "$x" would select all runs."""
     if value == "":
         raise click.BadParameter("It is empty. Leave the option out if you mean none.", ctx, param)
     return value

@@ -238,20 +238,6 @@ class Host:
         found = self._runs(where.query(now), limit, experiment_id=experiment, sort_by=order)
         return itertools.islice((run for run in found if _meets(run, where, now)), limit)
 
-    def archive(self, run_id: str) -> None:
-        """Archive a run: KFP's UI shows it in another list. The errors are those of ``terminate``."""
-        self._act(run_id, ":archive")
-
-    def delete(self, run_id: str) -> None:
-        """Delete a run on the host, with its workflow, which ends it. Results under the tracker base are kept.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            HostError: the host does not answer.
-        """
-        with self._known(run_id):
-            self.connection.delete(f"{_RUNS}/{quote(run_id, safe='')}")
-
     def terminate(self, run_id: str) -> None:
         """Ask the host to end a run, which takes a moment.
 
@@ -259,7 +245,8 @@ class Host:
             UnknownRunError: there is no such run.
             HostError: the host does not answer, or the run has already ended.
         """
-        self._act(run_id, ":terminate")
+        with self._known(run_id):
+            self.connection.post(f"{_RUNS}/{quote(run_id, safe='')}:terminate")
 
     def retry(self, run_id: str) -> None:
         """Have KFP run again what failed in a run, in the same run. Stages that succeeded are kept.
@@ -284,10 +271,6 @@ class Host:
             raise ArgumentError(f"The run {run_id} is archived. Restore it in KFP's UI before you retry it.")
         # KFP refuses others itself, with its reason.
         self.connection.post(f"{path}:retry")
-
-    def _act(self, run_id: str, verb: str) -> None:
-        with self._known(run_id):
-            self.connection.post(f"{_RUNS}/{quote(run_id, safe='')}{verb}")
 
     @contextlib.contextmanager
     def _known(self, run_id: str) -> Iterator[None]:

@@ -264,7 +264,7 @@ def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
 
 
 def connect(**settings: Unpack[HostKeywords]) -> Host:
-    """Return a KFP host, whose runs can be listed, found, archived and deleted. Nothing is asked yet.
+    """Return a KFP host, whose runs can be listed and found. Nothing is asked yet.
 
     Args:
         settings: the connection, as for ``submit``.

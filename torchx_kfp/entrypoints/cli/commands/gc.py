@@ -121,7 +121,7 @@ class _How:
         older = "" if age is None else f", older than {duration(age)}"
         if age is not None and age < _SHORT:
             print_message(f"The age is {duration(age)}: m means minutes. For months, give days, such as 30d.")
-        ask(f"Remove {counted(len(going), noun)}{older}: {listed(going)}?", "removed")
+        ask(f"Remove {counted(len(going), noun)}{older}: {listed(going)}?")
 
 
 def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How) -> None:

@@ -1,4 +1,4 @@
-"""``torchx-kfp runs``: list the runs on this machine and on a KFP host, and archive or delete those of a host.
+"""``torchx-kfp runs``: list the runs on this machine and on a KFP host.
 
 ``results`` lists the runs of a tracker.
 """
@@ -15,7 +15,6 @@ from click.core import ParameterSource
 from torchx_kfp.common.text import counted, duration, printable, size_text
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import (
-    ask,
     print_json,
     print_message,
     say_left_out,
@@ -81,18 +80,12 @@ _COUNTING = 0.5
     multiple=True,
     help="Only runs with this tag under their tracker bases. May be given several times.",
 )
-@click.option("--archive", is_flag=True, help="Archive the listed runs of the host.")
-@click.option("--delete", is_flag=True, help="Delete the listed runs of the host; results are kept.")
-@click.option("--yes", is_flag=True, help="Do not ask before runs are archived or deleted.")
 @output_dir_option
 @format_option("table", "json")
 @host_options
 def runs_command(
     limit: int,
     is_unlimited: bool,
-    archive: bool,
-    delete: bool,
-    yes: bool,
     tag_words: tuple[str, ...],
     output_dir: str,
     form: str,
@@ -106,29 +99,12 @@ def runs_command(
     that KFP has not begun is queued. A host that does not answer within some seconds is left out, with a message;
     without runs on this machine, that is an error.
 
-    With --archive or --delete, the listed runs of the host are archived or deleted, after a question. A run that is not
-    over is left out, unless --state asks for it. Results under the tracker base are kept: `torchx-kfp gc` removes them.
-
-    \b
-    torchx-kfp runs --host https://kfp.example.com --all \\
-        --state failed --older-than 30d --delete
+    To archive or delete runs of a host, use KFP's UI, or `kfp run archive` and `kfp run delete`.
     """
-    if archive and delete:
-        raise click.UsageError("--archive and --delete contradict each other. Give only one of them.")
     where = _filter(flags, **words)
     most = None if is_unlimited else limit
     tags = read_tags(tag_words)
     given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
-    if archive or delete:
-        if given:
-            raise click.UsageError(
-                f"--{'archive' if archive else 'delete'} is for runs of a host. To remove runs on this machine: "
-                f"{this_command('gc', '--output-dir', output_dir, '--older-than', 'AGE')}"
-            )
-        _change(flags, where, most, tags, "archive" if archive else "delete", yes=yes, form=form)
-        return
-    if yes:
-        raise click.UsageError("--yes is for --archive and --delete.")
     here: list[RunRecord] = []
     there: list[RunSummary] = []
     name, none_here, stuck = "", "", dict[str, dict[str, str]]()
@@ -227,47 +203,6 @@ def _filter(
     return RunFilter(
         tuple(State(state) for state in states), name or "", experiment or "", schedule_id=schedule_id, **of_filter
     )
-
-
-def _change(
-    flags: Flags,
-    where: RunFilter,
-    limit: int | None,
-    tags: Mapping[str, str],
-    change: str,
-    *,
-    yes: bool,
-    form: str,
-) -> None:
-    """Archive or delete the runs of a host that are selected, as far as they are over."""
-    host = connect(flags)
-    found = _runs_of(host, where, limit, tags, flags)
-    if limit is not None and len(found) == limit:
-        print_message(f"There may be more than {counted(limit, 'run')}: --all takes all.")
-    done = f"{change}d"
-    runs = [run for run in found if run.state.is_over or run.state in where.states]
-    if left := len(found) - len(runs):
-        print_message(
-            f"Left out: {counted(left, 'run')} in progress. To include such runs, ask for them: "
-            f"--state {State.RUNNING} --state {State.QUEUED}."
-        )
-    if not runs:
-        print_message(f"There is nothing to {change} on {host.connection.name}.")
-        return
-    if form == "json":
-        print_json([_summary_as_json(run) for run in runs])
-    else:
-        _print_there(runs, above=f"On {host.connection.name}")
-    if not yes:
-        ask(f"{change.capitalize()} {counted(len(runs), 'run')}?", done)
-    number = 0
-    try:
-        for run in runs:
-            (host.archive if change == "archive" else host.delete)(run.run_id)
-            number += 1
-    finally:
-        # The message of an error, or of Ctrl-C, follows.
-        print_message(f"{done.capitalize()} {counted(number, 'run')} on {host.connection.name}.")
 
 
 def _stuck(host: Host, runs: Sequence[RunSummary]) -> dict[str, dict[str, str]]:

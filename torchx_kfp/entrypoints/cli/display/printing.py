@@ -39,20 +39,16 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def ask(question: str, done: str) -> None:
-    """Ask on the terminal; end the command if the answer is no.
-
-    Args:
-        question: what is asked.
-        done: the participle of what was not done then, such as "removed".
+def ask(question: str) -> None:
+    """Ask on the terminal whether to remove something; end the command if the answer is no.
 
     Raises:
         UsageError: there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise click.UsageError(f"Nothing was {done}: nobody can be asked. Give --yes.")
+        raise click.UsageError("Nothing was removed: nobody can be asked. Give --yes.")
     if not click.confirm(printable(question), err=True):
-        print_message(f"Nothing was {done}.")
+        print_message("Nothing was removed.")
         raise click.exceptions.Exit(1)
 
 
