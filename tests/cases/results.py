@@ -219,13 +219,17 @@ def register(name: str, results: dict[str, Any], artifacts: dict[str, str]) -> A
 
 
 def says_all(result: Any) -> None:
-    assert {stage.name: stage.reason for stage in result.stages} == {
-        "train": "declares the result 'acuracy' as float but recorded accuracy, loss, l2norm/mean. "
-        "Did you mean 'accuracy'? It declares the result 'loss' as str but recorded 1. "
-        "It declares the artifact 'modle' but recorded model. Did you mean 'model'?",
-        "none": "declares the result 'accuracy' as float but recorded nothing",
-        "fails": "ended with exit code 1",
-    }
+    declares, none = result["train"], "none declares the result 'accuracy' as float but recorded nothing"
+    assert [line.removeprefix("torchx-kfp: train declares the ") for line in declares.last_lines()] == [
+        "result 'acuracy' as float but recorded accuracy, loss, l2norm/mean. Did you mean 'accuracy'?",
+        "result 'loss' as str but recorded 1",
+        "artifact 'modle' but recorded model. Did you mean 'model'?",
+    ]
+    assert declares.reason == f"ended with exit code 1: {declares.last_lines()[-1].removeprefix('torchx-kfp: ')}"
+    assert [result[name].reason for name in ("none", "fails")] == [
+        f"ended with exit code 1: {none}",
+        "ended with exit code 1",
+    ]
 
 
 @case(state="failed", check=says_all)

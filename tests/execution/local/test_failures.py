@@ -91,11 +91,6 @@ NOT_STARTED = {
         "there is no command 'no-such-command' on this machine. Install it, put its folder into PATH, or run the stage "
         "in its image (--docker)",
     ),
-    "sh train.sh --lr 0.1": (
-        127,
-        "there is no command 'sh train.sh --lr 0.1' on this machine. If 'sh train.sh --lr 0.1' is an entrypoint, that "
-        "is one program: its arguments belong in args, entrypoint='sh', args=['train.sh', '--lr', '0.1']",
-    ),
     "/no/such/file": (127, "there is no file '/no/such/file' on this machine, or its interpreter is missing"),
     "/etc/passwd": (126, "'/etc/passwd' is not a program that can be run here"),
     "x" * 200_000: (
@@ -135,7 +130,7 @@ def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path)
         "ended with exit code 127: this machine lacks a command that it calls. Install it, put its folder into PATH, "
         "or run the stage in its image (--docker)"
     )
-    assert re.search(says("127", "'sh -c true'", "args=['-c', 'true']"), result["words"].reason)
+    assert result["words"].reason == result["app"].reason
 
 
 @pytest.mark.parametrize("words", [["-c", "import no_such.module"], ["-m", "no_such"]])
@@ -300,22 +295,6 @@ def test_what_has_left_the_stages_session_does_not_reach_the_next_stage(execute,
     assert (tmp_path / "end").exists()
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_process_that_has_left_everything_behind(execute, tmp_path, is_killed):
-    """It has left the stage's session and cleared its environment. Such processes used to survive the run."""
-    pid_file = tmp_path / "pid"
-    leave = f"setsid env -i sh -c 'echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 300'"
-    script = f"(cd /; {leave} > /dev/null 2>&1 < /dev/null &) ; until [ -s {pid_file} ]; do sleep 0.02; done"
-
-    pipeline = scripts(f"{script}{'; kill -KILL $$' if is_killed else ''}")
-    if is_killed:
-        with pytest.raises(StageFailedError):
-            execute(pipeline)
-    else:
-        execute(pipeline)
-    assert not alive(int(pid_file.read_text()))
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder on a disk with 512 KiB."""
@@ -382,52 +361,9 @@ def test_a_script_that_is_elsewhere(execute_failing, execute, tmp_path, monkeypa
     monkeypatch.chdir(here)
     failed = execute_failing(runs_a_script)
     assert failed["script"].reason == (
-        f"ended with exit code 2: there is no 'train.py' in {here}, where stages run; --directory names another folder"
+        f"ended with exit code 2: there is no '{here}/train.py'; --directory names another folder to run stages in"
     )
     # The words of a tracked stage come from its input `stage`; Python's options may precede the script.
     tracked = execute_failing(runs_a_tracked_script, {"tracker_base": str(tmp_path / "results")})
     assert tracked["evaluate"].reason == failed["script"].reason
     execute(runs_a_script, directory=there)
-
-
-def test_a_file_that_hides_a_module_of_python_is_named(execute_failing, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "math.py").write_text("x = 1")
-    (tmp_path / "train.py").write_text("import random")
-    failed = execute_failing(runs_a_script)
-    assert re.search(says("exit code 1", str(tmp_path / "math.py"), "hides", "another name"), failed["script"].reason)
-    # A module of the user's own may lack a name, too.
-    (tmp_path / "math.py").rename(tmp_path / "helper.py")
-    (tmp_path / "train.py").write_text("from helper import y")
-    assert execute_failing(runs_a_script)["script"].reason == "ended with exit code 1"
-
-
-@pytest.mark.parametrize("file", ["other/typing.py", "code/env/lib/python3.12/typing.py"])
-def test_a_module_of_another_python_hides_nothing(file, execute_failing, tmp_path, monkeypatch):
-    """Python itself, which may be in the working directory, lacks the name in this version."""
-    own = tmp_path / file
-    (tmp_path / "code").mkdir()
-    own.parent.mkdir(parents=True)
-    own.touch()
-    monkeypatch.chdir(tmp_path / "code")
-    message = f"cannot import name 'Self' from 'typing' ({own})"
-    (tmp_path / "code/train.py").write_text(f"raise ImportError({message!r})")
-    assert execute_failing(runs_a_script)["script"].reason == "ended with exit code 1"
-
-
-@pytest.mark.parametrize("travels", [True, False])
-def test_a_file_of_a_workspace_or_a_linked_folder_hides_a_module(travels, execute_failing, tmp_path):
-    @dsl.pipeline
-    def pipeline(tracker_base: str, workspace: str = ""):
-        role = Role("evaluate", image="image", entrypoint="python", args=["train.py"])
-        task_from_app(AppDef("evaluate", roles=[role]), tracker_base=tracker_base, workspace=workspace)
-
-    code, empty, link = (tmp_path / name for name in ("code", "empty", "link"))
-    code.mkdir()
-    empty.mkdir()
-    link.symlink_to("code")
-    (code / "math.py").touch()
-    (code / "train.py").write_text("from math import floor")
-    options = {"workspace": code, "directory": empty} if travels else {"directory": link}
-    failed = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")}, **options)
-    assert re.search(says("math.py", "hides", "another name"), failed["evaluate"].reason)

@@ -41,7 +41,6 @@ from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.transfer import (
     UnavailableError,
     copy_here,
-    describe_missing,
     read_outputs,
     read_run_id,
     registered_files,
@@ -272,10 +271,8 @@ class AttemptThread(threading.Thread):
             # The runner may be in another directory than the stage.
             recorder = Recorder.open(base, plan.directory)
             result = dataclasses.replace(result, results=recorder.get(run_id))
-            if result.exit_code:
-                reason = describe_missing(plan, recorder, run_id, result.results or {}) or result.reason
-                return dataclasses.replace(result, reason=reason)
-            result = dataclasses.replace(result, files=registered_files(plan, recorder.artifacts(run_id)))
+            if not result.exit_code:
+                result = dataclasses.replace(result, files=registered_files(plan, recorder.artifacts(run_id)))
         return result
 
     def _execute(self) -> StageResult:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common import safe_files
 from torchx_kfp.common.text import joined
-from torchx_kfp.contract.carried.publisher import missing, output_text
 from torchx_kfp.errors import explain
 from torchx_kfp.execution.pipeline.artifacts import (
     Artifact,
@@ -29,9 +28,8 @@ from torchx_kfp.execution.pipeline.artifacts import (
     is_object_store,
     read_report,
 )
-from torchx_kfp.execution.pipeline.values import TYPE_NAMES, convert, from_output
+from torchx_kfp.execution.pipeline.values import convert, from_output
 from torchx_kfp.tracking.recorder import Artifact as Registered
-from torchx_kfp.tracking.recorder import Recorder
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.local.executors.executor import AttemptPlan
@@ -290,43 +288,3 @@ def registered_files(attempt: AttemptPlan, registered: Mapping[str, Registered])
         mounted = map(attempt.container.mount_of, paths)
         paths = [found[1] for found in mounted if found is not None]
     return (*(path for path in paths if os.path.isabs(path) and os.path.exists(path)), *stored)
-
-
-def describe_missing(attempt: AttemptPlan, recorder: Recorder, run_id: str, results: Mapping[str, Any]) -> str:
-    """Describe the declared results that a stage did not record, or that KFP cannot pass on.
-
-    They made it fail after its application succeeded.
-
-    Return an empty text if the application itself failed: the stage's publisher writes its report only after the
-    application has succeeded.
-
-    Args:
-        attempt: the attempt, which has ended.
-        recorder: the records of the stage's tracker base.
-        run_id: the stage's run id.
-        results: the results that it has recorded.
-
-    Raises:
-        TrackerError: the store failed.
-    """
-    if not os.path.isfile(attempt.facts.executor_output):
-        return ""
-    sentences = []
-    outputs, files = attempt.component.outputs, attempt.facts.output_files
-    absent = {name: kind for name, kind in outputs.items() if not os.path.exists(files[name])}
-    recorded: dict[str, Any] = {}
-    if "LIST" in absent.values() or "STRUCT" in absent.values():
-        recorded |= recorder.metadata(run_id)
-    recorded |= results
-    for name, kind in absent.items():
-        try:
-            output_text(TYPE_NAMES.get(kind, kind), name, recorded)
-        except ValueError as error:
-            sentences.append(str(error))
-    lost = [name for name, artifact in attempt.facts.output_artifacts.items() if not os.path.exists(artifact.path)]
-    registered = recorder.artifacts(run_id) if lost else {}
-    sentences += [missing("artifact", name, registered) for name in lost]
-    text = ""
-    for sentence in sentences:
-        text += f"{' It ' if text.endswith('?') else '. It ' if text else ''}{sentence}"
-    return text

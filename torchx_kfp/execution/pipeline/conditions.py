@@ -37,9 +37,9 @@ def is_true(expression: str, parameters: Mapping[str, Any]) -> bool:
     import celpy
 
     program = _compile(expression)
-    # The backend stores numbers as doubles, and the compiler writes int(...) where that matters.
-    values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
     try:
+        # The backend stores numbers as doubles, and the compiler writes int(...) where that matters.
+        values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
         result = program.evaluate({"inputs": celpy.json_to_cel({"parameter_values": values})})
     except Exception as error:  # celpy may raise anything
         raise ValueError(f"cannot be evaluated: {_reason(error)}") from None
@@ -146,4 +146,5 @@ def _reason(error: Exception) -> str:
     args = error.args
     if len(args) > 1 and args[1] is KeyError:
         return f"the task has no input {', '.join(str(name) for name in args[2])}"
-    return str(args[0]) if args else type(error).__name__
+    # celpy's own errors have a message first.
+    return str(args[0]) if len(args) > 1 else f"{type(error).__name__}: {error}"

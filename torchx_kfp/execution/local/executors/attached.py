@@ -14,11 +14,10 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.contract.protocol import WORKSPACES
 from torchx_kfp.execution.local.executors.docker_stage import ContainerStage, DockerExecutor
+from torchx_kfp.execution.local.executors.executor import describe_end
 from torchx_kfp.execution.local.executors.process import (
     RUN_MARK,
-    describe_process,
     kill_marked,
     signal_marked,
     start_error,
@@ -55,7 +54,6 @@ class AttachedProcess:
     """A child process that shares this process's streams and its process group, so that Ctrl-C reaches it directly."""
 
     def __init__(self, words: Sequence[str], attempt: AttemptPlan) -> None:
-        self._words, self._attempt = words, attempt
         self._mark = attempt.environ.get(RUN_MARK, "").rpartition(":")[2]
         sys.stdout.flush()
         try:
@@ -82,8 +80,7 @@ class AttachedProcess:
 
     def describe(self, code: int, last_line: str) -> str:
         """Describe how a process with this exit code ended."""
-        workspaces = self._attempt.environ.get(WORKSPACES, "")
-        return describe_process(self._words, self._attempt.directory, workspaces, code, last_line)
+        return describe_end(code, last_line, here=True)
 
     def _pass_on(self, number: int) -> None:
         if number != signal.SIGINT:

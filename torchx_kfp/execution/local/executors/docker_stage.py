@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.safe_files import UnfitFileError, make_folder
 from torchx_kfp.execution.local.executors.docker import MARK_LABEL, RUN_LABEL, reason_of, remove_all
-from torchx_kfp.execution.local.executors.executor import RunningStage, StartError, missing_module
+from torchx_kfp.execution.local.executors.executor import NEEDS, NOT_FOUND, RunningStage, StartError, describe_end
 from torchx_kfp.execution.local.executors.mounts import share
 from torchx_kfp.execution.runs.result import describe_exit
 
@@ -27,9 +27,6 @@ _NVIDIA_DEVICE = "/dev/nvidiactl"
 # One of these names is in the errors of Docker and Podman if the init is not installed.
 _INITS = ("docker-init", "catatonit", "container-init")
 _MEGABYTE = 10**6
-#: A shell's exit code for a missing command, and a list of the commands that a stage starts with.
-_NOT_FOUND = 127
-_NEEDS = "an image needs sh, env and mkdir, and the commands that the application calls"
 # Engines do not create containers with less. On KFP, a stage with less memory would not start, either.
 _LEAST_MEMORY = 6 * 1024**2
 
@@ -220,16 +217,12 @@ class ContainerStage:
         """Describe how a container with this exit code, and this last line of its log, ended."""
         limit = self._plan.limits.memory
         limited = f" (its limit is {limit / _MEGABYTE:.0f} MB)" if limit else ""
-        if code == _NOT_FOUND:
-            return f"{describe_exit(code)}: its image lacks a command; {_NEEDS}"
         if self._out_of_memory:
             return f"{describe_exit(code)}: it was out of memory{limited}"
         if code == -signal.SIGKILL and limit and not self._stopped:
             # Podman does not always notice.
             return f"{describe_exit(code)}: perhaps it was out of memory{limited}"
-        if module := missing_module(last_line):
-            return f"{describe_exit(code)}: its image has no Python module {module!r}"
-        return describe_exit(code)
+        return describe_end(code, last_line, here=False)
 
     def say(self, line: str) -> None:
         """Write a line into the stage's log."""
@@ -260,8 +253,8 @@ class ContainerStage:
                 # A shell's exit code for a command that cannot be started.
                 code = 126 if "permission denied" in text else None
                 if "not found" in text or "no such file" in text:
-                    code = _NOT_FOUND
-                why = f"{reason_of(error)}; {_NEEDS}" if code == _NOT_FOUND else reason_of(error)
+                    code = NOT_FOUND
+                why = f"{reason_of(error)}; {NEEDS}" if code == NOT_FOUND else reason_of(error)
                 raise StartError(f"could not be started in the image {self._attempt.image!r}: {why}", code) from None
 
     def _start(self, has_init: bool) -> str:

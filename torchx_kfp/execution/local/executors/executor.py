@@ -30,13 +30,20 @@ from torchx_kfp.execution.pipeline.python_components import PythonComponent
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
 from torchx_kfp.execution.runs.journal import LOG_FILE
-from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.result import StageResult, describe_exit
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import written_folders
 
 #: The folder of an attempt to which its stage writes its outputs.
 MADE = "made"
+#: The exit code of a shell, and of ``env``, for a command that they do not find.
+NOT_FOUND = 127
+INSTALL = "Install it, put its folder into PATH, or run the stage in its image (--docker)"
+NEEDS = "an image needs sh, env and mkdir, and the commands that the application calls"
+#: Python's last lines if it does not find a module or a script, and the beginning of a line of a stage's own programs.
 _NO_MODULE = re.compile(r"\bNo module named '?([\w.]+)'?\)?$")
+_NO_SCRIPT = re.compile(r"\bcan't open file '?(.+?)'?: \[Errno 2\]")
+_OWN = "torchx-kfp: "
 
 
 @dataclass(frozen=True)
@@ -189,10 +196,27 @@ class RunningStage(Protocol):
         """Describe how an attempt with this exit code, and this last line of its log, ended."""
 
 
-def missing_module(last_line: str) -> str | None:
-    """Return the Python module that a program did not find, if the last line of its log says so."""
-    found = _NO_MODULE.search(last_line)
-    return found[1] if found else None
+def describe_end(code: int, last_line: str, *, here: bool) -> str:
+    """Describe how a stage ended, and the way out if its exit code or the last line of its log has one.
+
+    Args:
+        code: its exit code, negative for a signal.
+        last_line: the last line of its log.
+        here: whether it was a process of this machine, not a container.
+    """
+    why = ""
+    if code == NOT_FOUND:
+        lacks = f"this machine lacks a command that it calls. {INSTALL}"
+        why = lacks if here else f"its image lacks a command; {NEEDS}"
+    elif module := _NO_MODULE.search(last_line):
+        way_out = "Install it, start the run where it is (--directory), or run the stage in its image (--docker)"
+        lacks = f"there is no Python module {module[1]!r} here. {way_out}"
+        why = lacks if here else f"its image has no Python module {module[1]!r}"
+    elif here and (script := _NO_SCRIPT.search(last_line)):
+        why = f"there is no {script[1]!r}; --directory names another folder to run stages in"
+    elif last_line.startswith(_OWN):
+        why = last_line.removeprefix(_OWN)
+    return f"{describe_exit(code)}{why and ': '}{why}"
 
 
 class Executor(Protocol):
