@@ -19,14 +19,6 @@ if x != 8:
     run = current_run()
     run.put({"loss/mean": scale * (x - 3) ** 2, "loss/sem": 0.5, "size": x, "word": "many"})
 """
-#: As for Ax's own class: the results are under the index of the trial.
-BY_INDEX = """
-import sys
-from torchx.runtime.tracking import FsspecResultTracker
-
-tracker = FsspecResultTracker(sys.argv[1])
-tracker[sys.argv[2]] = {"loss": int(sys.argv[3])}
-"""
 #: Logs steps, and waits to be stopped.
 SLOW = """
 import time
@@ -50,11 +42,6 @@ def quadratic(x: int, scale: float = 1.0, volume: str = "") -> specs.AppDef:
     app = _app(QUADRATIC, x, scale)
     app.roles[0].mounts = [specs.VolumeMount("claim", volume)] if volume else []
     return app
-
-
-def by_index(x: int, tracker_base: str, trial_idx: int = -1, experiment_name: str = "") -> specs.AppDef:
-    assert experiment_name == "old"
-    return _app(BY_INDEX, tracker_base, trial_idx, x)
 
 
 def slow(x: int) -> specs.AppDef:

@@ -25,7 +25,7 @@ elif os.environ.get("TORCHX_KFP_REQUIRE_AX") == "1":
 @pytest.fixture
 def torchx_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """TorchX's runner of a new process: it knows no local apps, and those that it has started end with the test."""
-    from torchx_kfp.hpo.ax.apps import _close_runner, torchx_runner
+    from torchx_kfp.hpo.ax.runner import _close_runner, torchx_runner
 
     for name in [name for name in os.environ if name.startswith("TORCHX_")]:
         monkeypatch.delenv(name)

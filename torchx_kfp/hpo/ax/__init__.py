@@ -9,12 +9,9 @@
 
 Importing this package teaches Ax to save and load both classes, in JSON files and in databases.
 
-``library``     all that this project uses of Ax
-``experiments`` ``TorchXRunner`` and ``TorchXMetric``
-``apps``        submits and watches the app of a trial, and reads its results
-``optimizer``   the optimizer ``ax`` of searches in pipelines
-
-Arguments, components and results that Ax cannot use raise ``TrialError``; a store that fails raises ``TrackerError``.
+``runner``    ``TorchXRunner``: submits and watches the app of a trial
+``metric``    ``TorchXMetric``: reads what it has recorded
+``optimizer`` the optimizer ``ax`` of searches in pipelines
 """
 
 # ruff: noqa: E402 (the imports come after the check: they fail without the extra)
@@ -24,6 +21,7 @@ from torchx_kfp.common.extras import require
 
 require("ax", __name__)
 
-from torchx_kfp.hpo.ax.experiments import TorchXMetric, TorchXRunner
+from torchx_kfp.hpo.ax.metric import TorchXMetric
+from torchx_kfp.hpo.ax.runner import TorchXRunner
 
 __all__ = ["TorchXMetric", "TorchXRunner"]

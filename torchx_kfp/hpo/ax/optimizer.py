@@ -10,14 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ax.api.client import Client
+from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from ax.exceptions.core import OptimizationComplete
+from ax.exceptions.generation_strategy import MaxParallelismReachedException
+
 from torchx_kfp.contract.carried.asking import number_of_digits
-from torchx_kfp.hpo.ax.library import (
-    ChoiceParameterConfig,
-    Client,
-    MaxParallelismReachedException,
-    OptimizationComplete,
-    RangeParameterConfig,
-)
 
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 

