@@ -22,7 +22,9 @@ OTHERS = {
         *("--exclude-standard", "--get", "--ignore-submodules", "--includes", "--name-only", "--no-ext-diff"),
         *("--others", "--relative", "--short", "--show-scope", "--verify"),
     },
-    "authoring/inline_code.py": {"--command", "--eval", "--init-file", "--print", "--rcfile", "--split-string"},
+    "authoring/inline_code.py": {
+        *("--check-hash-based-pycs", "--command", "--eval", "--init-file", "--print", "--rcfile", "--split-string"),
+    },
     "authoring/engines/volcano.py": {"--publish-not-ready-addresses"},
     "execution/local/packages.py": {
         *("--default-pip", "--disable-pip-version-check", "--extra-index-url", "--find-links", "--index-url"),
