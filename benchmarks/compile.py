@@ -17,7 +17,7 @@ from torchx.specs import AppDef, Role
 
 from benchmarks import medians, show, timed
 from torchx_kfp import task_from_app
-from torchx_kfp.authoring.options import StageSettings
+from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.plan import plan_stage
 from torchx_kfp.common.sdk import quick_sdk
 
@@ -41,7 +41,7 @@ def chain(stages: int) -> Callable[..., None]:
 
 
 #: One stage as the package plans it, to be copied by hand.
-PLAN = plan_stage(make_app("stage-1", 0.1), StageSettings(tracker_base=(BASE,), sources={"previous": "a/b/c"}))
+PLAN = plan_stage(make_app("stage-1", 0.1), StageOptions(tracker_base=BASE, reads={"previous": "a/b/c"}))
 PLACES = {"/tmp/results": "tracker_base", "a/b/c": "previous", "0.1": "lr"}
 COMMAND = [
     re.sub("|".join(PLACES), lambda found: f"{{{{$.inputs.parameters['{PLACES[found[0]]}']}}}}", word)

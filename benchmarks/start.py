@@ -17,8 +17,7 @@ from kfp import dsl
 from torchx.specs import AppDef, Role
 
 from benchmarks import medians, show, timed
-from torchx_kfp.authoring.options import StageSettings
-from torchx_kfp.authoring.outputs import read_publication
+from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.plan import StagePlan, plan_stage
 
 ROUNDS = 100
@@ -52,7 +51,7 @@ def filled_in(plan: StagePlan, folder: str) -> list[str]:
 def added(label: str, most: float, **settings: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         app = AppDef("train", roles=[Role("trainer", image="x", entrypoint=NOW[0], args=NOW[1:])])
-        plan = plan_stage(app, StageSettings(tracker_base=(folder,), sources={"prepare": "run/prepare/1"}, **settings))
+        plan = plan_stage(app, StageOptions(tracker_base=folder, reads={"prepare": "run/prepare/1"}, **settings))
         stage = filled_in(plan, folder)
         bare, tracked = medians(ROUNDS, lambda: until_it_runs(NOW), lambda: until_it_runs(stage))
     show(f"a stage{label} adds", tracked - bare, "ms", most=most)
@@ -65,7 +64,7 @@ def imported(line: str) -> float:
 
 def main() -> None:
     added("", 2)
-    added(" with results", 32, publication=read_publication({"accuracy": float}, {"model": dsl.Model}))
+    added(" with results", 32, results={"accuracy": float}, artifacts={"model": dsl.Model})
     lines = ("pass", "import fsspec", "from torchx_kfp.tracking import current_run")
     bare, peer, ours = medians(15, *(lambda line=line: imported(line) for line in lines))
     show("from torchx_kfp.tracking import current_run", ours - bare, "ms", most=60, peer=("import fsspec", peer - bare))

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from torchx_kfp import local as local
     from torchx_kfp import tracking as tracking
     from torchx_kfp.authoring import engines as engines
-    from torchx_kfp.authoring.components import (
+    from torchx_kfp.authoring.importing import artifact_from_uri
+    from torchx_kfp.authoring.stages import (
+        Stages,
         component_from_app,
         component_from_function,
         component_spec_from_app,
+        container_from_app,
+        publish_results,
+        task_from_app,
     )
-    from torchx_kfp.authoring.tasks import Stages, artifact_from_uri, container_from_app, publish_results, task_from_app
     from torchx_kfp.tracking import current_run
 
 __version__ = "0.2.0"
@@ -42,9 +46,9 @@ __all__ = [
 _MODULES = {"engines": "authoring.engines", **{name: name for name in ("errors", "host", "hpo", "local", "tracking")}}
 #: The modules of the authoring functions, which load kfp and torchx.
 _AUTHORING = {
-    **dict.fromkeys(("component_from_app", "component_from_function", "component_spec_from_app"), "components"),
-    "Stages": "tasks",
-    **dict.fromkeys(("artifact_from_uri", "container_from_app", "publish_results", "task_from_app"), "tasks"),
+    name: "importing" if name == "artifact_from_uri" else "stages"
+    for name in __all__
+    if name not in ("__version__", "current_run")
 }
 #: Programs that commands compiled by version 0.1.0 import from here, if their image has torchx-kfp.
 _PROGRAMS = ("launcher", "publisher")

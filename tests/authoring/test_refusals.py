@@ -439,10 +439,10 @@ READS: list[Row] = [
         *("'train'", "'lr'", "p", "tracker_base"),
     ),
     *(
-        (lambda make=make: make(make_app()), "component(tracker_base=...)", "Stages.component", "'s3://b/results'")
+        (lambda make=make: make(Stages(tracker_base="s3://b/r")), "component(tracker_base=...)", "'s3://b/r'")
         for make in (
-            Stages(tracker_base="s3://b/results").component,
-            Stages(tracker_base="s3://b/results").component_from_function,
+            lambda stages: stages.component(make_app()),
+            lambda stages: stages.component_from_function(utils.booth, image="i"),
         )
     ),
     (lambda: Stages(tracker_base=5), "tracker_base is 5"),
@@ -514,8 +514,13 @@ PUBLISHERS: list[Row] = [
         "publish_results has no image",
         *IMAGES,
     ),
-    (lambda: publish_results("a/b/c", {}, image="x", tracker_base="/b"), "publish_results", "kfp.dsl.pipeline", "Call"),
-    (lambda: artifact_from_uri("s3://m/1"), "artifact_from_uri", "task", "kfp.dsl.pipeline", "Call"),
+    (
+        lambda: publish_results("a/b/c", {}, image="x", tracker_base="/b"),
+        "publish_results",
+        "kfp.dsl.pipeline",
+        "must be called",
+    ),
+    (lambda: artifact_from_uri("s3://m/1"), "artifact_from_uri", "kfp.dsl.pipeline", "must be called"),
 ]
 
 
@@ -650,21 +655,6 @@ ENGINE_CHANNELS: list[Row] = [
 
 
 OPTIONS: list[Row] = [
-    (lambda: Stages(tracker="mlflow"), "Stages()", "'tracker'", "Did you mean 'tracker"),
-    (lambda: Stages(reads=[]), "'reads'", "tracker_base"),
-    (lambda: Stages().with_options(cach=1), "Did you mean 'cache'"),
-    (lambda: Stages().task(make_app(), result={}), "Did you mean 'results'"),
-    (lambda: Stages().publish("a/b/c", image="i", labels=True), "Stages.publish()", "'labels'"),
-    (lambda: Stages().component(make_app(), tracker_base="x"), "'tracker_base'"),
-    (lambda: Stages(engine="job"), "Stages()", "'engine'", "give it to task()", "tracker_base"),
-    (lambda: Stages().task(apps(role()), engine="job", logs="first"), "'logs'", "engine=engines.Job(logs='first')"),
-    (
-        lambda: component_from_app(apps(role()), engine="job", succeeds_with="a"),
-        *("'succeeds_with'", "engine=engines.JobSet(succeeds_with='a')"),
-    ),
-    (lambda: component_from_app(make_app(), result={}), "component_from_app()", "'result'", "'results'"),
-    (lambda: component_spec_from_app(make_app(), nam=""), "component_spec_from_app()", "'nam'", "'name'"),
-    (lambda: task_from_app(make_app(), may_fial=True), "task_from_app()", "'may_fial'", "'may_fail'"),
     (inside(lambda _: component_from_app(make_app(), reads=["p"])(tracker_base="/tmp")), "train()", "required"),
 ]
 REFUSED: dict[type[Exception], list[Row]] = {
@@ -675,7 +665,7 @@ REFUSED: dict[type[Exception], list[Row]] = {
         (lambda: Stages(trackers=["mlflow"]), "trackers is ['mlflow']"),
     ],
     ChannelError: [*CHANNELS, *ENGINE_CHANNELS],
-    ReadsError: READS,
+    ReadsError: [*READS, (lambda: Stages().component(make_app(), tracker_base="x"), "tracker base", "component(")],
     OutputsError: OUTPUTS,
     TypeError: OPTIONS,
     UnknownOutputError: [

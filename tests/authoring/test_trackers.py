@@ -8,7 +8,6 @@ from torchx.components import utils
 
 from tests.authoring.apps import HOSTILE, compile_pipeline, compile_stage, load, make_app, unresolved_inputs
 from tests.authoring.kfp_engines import container_of, containers
-from tests.facts import says
 from torchx_kfp import component_from_app, component_from_function, component_spec_from_app, task_from_app
 
 pytestmark = pytest.mark.versions
@@ -79,14 +78,6 @@ def test_components(tmp_path: Path) -> None:
             "TORCHX_TRACKERS=torchx_kfp,mlflow",
             "TORCHX_TRACKER_MLFLOW_CONFIG=http://mlflow:5000",
         ]
-
-
-def test_a_misspelled_tracker_is_suspicious() -> None:
-    with pytest.warns(UserWarning, match=says("'mlfow'", "torchx.tracker", "'mlflow'")) as caught:
-        component_from_app(make_app(), tracked=True, trackers={"mlfow": "http://mlflow:5000"})
-    assert [warning.filename for warning in caught] == [__file__]
-    # The image may have a tracker that is not installed here.
-    component_from_app(make_app(), tracked=True, trackers={"neptune": None, "mlflow_x:create": None})
 
 
 def test_a_configuration_may_be_a_secret_or_that_of_an_untracked_role() -> None:

@@ -76,14 +76,11 @@ def wrong(tracker_base: str) -> None:
     task_from_app(APP, tracker_base=["s3://bucket"])  # wrong: arg-type
     task_from_app(APP, tracker_base=tracker_base, results=["accuracy"])  # wrong: arg-type
     publish_results(5, image="i")  # wrong: arg-type
-    publish_results("a/b/c", image="i", labels=True)  # wrong: call-arg
     artifact_from_uri(5)  # wrong: arg-type
-    component_from_app(APP, names="train")  # wrong: call-arg
-    component_from_function(utils.booth, reads=5)  # wrong: arg-type
     task_from_app(APP, engine=5)  # wrong: arg-type
     STAGES.task(APP, engine=["job"])  # wrong: arg-type
     STAGES.task(APP, engine="job", replicas="2")  # wrong: arg-type
-    component_from_app(APP, replicas={"train": 1.5})  # wrong: dict-item
+    STAGES.task(APP, engine="job", replicas={"train": 1.5})  # wrong: dict-item
     Stages(engine="job")  # wrong: call-arg
     engines.Job(succeeds_with="train")  # wrong: call-arg
     engines.Job(logs="some")  # wrong: arg-type

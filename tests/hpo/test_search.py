@@ -248,7 +248,7 @@ def test_wrong_arguments(arguments: Any, facts: list[str], tmp_path: Path) -> No
 
 
 def test_options_that_do_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=says("search()", "'results'", "minimize")):
+    with pytest.raises(TypeError, match="'results'"):
         compiled(searching(results={"loss": float}), tmp_path)
-    with pytest.raises(TypeError, match=says("'paralelism'", "Did you mean 'parallelism'?")):
+    with pytest.raises(TypeError, match="'paralelism'"):
         compiled(searching(paralelism=1), tmp_path)

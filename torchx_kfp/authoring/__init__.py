@@ -1,8 +1,9 @@
 """Turn an AppDef into a stage plan (pure data), and the plan into a KFP component or task.
 
-The public functions are in ``tasks`` and ``components``. A value's way, from an AppDef to the compiled file:
+The public functions are in ``stages`` and ``importing``. A value's way, from an AppDef to the compiled file:
 
-``options``, ``outputs``, ``reads``      the options of a stage, read and checked
+``options``                              the options of a stage
+``outputs``, ``reads``, ``variables``    those with rules of their own
 ``fields``, ``application``              the AppDef's fields; entrypoint, args and env, as text and references
 ``inline_code``                          channels inside of programs for shells
 ``replicas``, ``engines``                the launcher in its place, if an engine runs the replicas

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kfp.dsl import pipeline_channel
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
-from torchx_kfp.authoring.channels import check_parts, parse, parse_checked
+from torchx_kfp.authoring.channels import check_parts, ir_type, parse, parse_checked
 from torchx_kfp.authoring.fields import (
     Resources,
     read_node_selector,
@@ -24,16 +25,11 @@ from torchx_kfp.authoring.fields import (
     read_role,
     read_volumes,
     read_workspace_folders,
+    shown_value,
 )
 from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
-from torchx_kfp.authoring.options import (
-    PROTOCOL_VARIABLES,
-    StageSettings,
-    check_variables,
-    secret_variables,
-    tracker_env,
-)
+from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.references import (
     REPLICA,
     Parts,
@@ -42,11 +38,13 @@ from torchx_kfp.authoring.references import (
     join_constants,
     parameter_text,
 )
+from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, check_variables, secret_variables, tracker_env
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.programs import PUBLISHER, RESULTS_PUBLISHER
 from torchx_kfp.contract.command import Outputs, installed_program
 from torchx_kfp.contract.folders import folders_placeholder
-from torchx_kfp.contract.inputs import RUN_ID, output_placeholder
+from torchx_kfp.contract.inputs import RUN_ID, find_rewritten, output_placeholder
+from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.scripts import retry_words
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -91,7 +89,7 @@ class RoleCommand:
     field_paths: Mapping[str, str]
 
 
-def read_payload(app: specs.AppDef, settings: StageSettings) -> Payload:
+def read_payload(app: specs.AppDef, settings: StageOptions) -> Payload:
     """Read the stage of a role with one replica, whose pod KFP makes."""
     if settings.replicas is not None:
         raise AppDefError("replicas is given, but no engine. Give one, such as engine='job': it runs the replicas.")
@@ -118,7 +116,7 @@ def read_payload(app: specs.AppDef, settings: StageSettings) -> Payload:
 
 
 def read_role_command(
-    app: specs.AppDef, role: specs.Role, settings: StageSettings, *, replicas: bool = False
+    app: specs.AppDef, role: specs.Role, settings: StageOptions, *, replicas: bool = False
 ) -> RoleCommand:
     """Read the role's entrypoint, arguments and variables.
 
@@ -131,7 +129,7 @@ def read_role_command(
     """
     where = f"role {role.name!r}"
     tracked = settings.tracker_base is not None
-    configs = [protocol.tracker_config_variable(name) for name in settings.trackers]
+    configs = [protocol.tracker_config_variable(name) for name in settings.trackers or {}]
     for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, *configs) if tracked else ():
         if name in role.env:
             raise AppDefError(
@@ -179,12 +177,12 @@ def read_role_command(
     # TorchX applies macros only to args and env.
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
-    taken = {*variables, *secret_variables(settings.secrets), *configs}
+    taken = {*variables, *secret_variables(settings.secrets or {}), *configs}
     args, expanded = expand_channels(entrypoint, args, where, taken)
     env.update({variable: (reference,) for variable, reference in expanded.items()})
     args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     reserved = (*PROTOCOL_VARIABLES, *tracker_env(settings.trackers)) if tracked else ()
-    check_variables(settings.secrets, {*env, *field_paths}, reserved, where)
+    check_variables(settings.secrets or {}, {*env, *field_paths}, reserved, where)
     return RoleCommand(entrypoint, args, env, field_paths)
 
 
@@ -199,11 +197,32 @@ def check_program(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def role_workspace(role: specs.Role, settings: StageSettings) -> Parts | None:
+def parse_workspace(workspace: object) -> Parts | None:
+    """Return the workspace as text and references; None if there is none.
+
+    Raises:
+        AppDefError: it is neither a channel for a string nor the URL of a stored workspace.
+    """
+    if workspace is None or (isinstance(workspace, str) and not workspace):
+        return None
+    if isinstance(workspace, pipeline_channel.PipelineChannel):
+        fits = ir_type(workspace) == "STRING"
+    else:
+        fits = isinstance(workspace, str) and not find_rewritten(workspace) and bool(workspace_digest(workspace))
+    if not fits:
+        raise AppDefError(
+            f"workspace is {shown_value(workspace)}. Give the pipeline's parameter, workspace: str = '', which "
+            "`torchx-kfp submit --workspace DIR` fills in, or the URL of a stored workspace, which ends in its "
+            "SHA-256 and .tar."
+        )
+    return parse_checked(workspace, "workspace")
+
+
+def role_workspace(role: specs.Role, settings: StageOptions) -> Parts | None:
     """Return where the code is with which a role starts: its own folders, or the option of the stage."""
     folders = read_workspace_folders(role, f"role {role.name!r}")
     if not folders:
-        return settings.workspace
+        return parse_workspace(settings.workspace)
     if settings.workspace:
         raise AppDefError(
             f"Role {role.name!r} has a workspace of its own ({', '.join(map(repr, folders))}), and the stage has the "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp import compiler, dsl, kubernetes
-from kfp.dsl import container_component_class, pipeline_context
+from kfp.dsl import container_component_class
 
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.authoring.naming import output_name
@@ -100,32 +100,11 @@ def make_task(plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.P
     return _configure(_container_component(plan)(**arguments), plan, tracker_base)
 
 
-def import_artifact(uri: object, artifact_class: type[dsl.Artifact], metadata: dict[str, Any]) -> Any:
-    """Import the artifact at this URI.
-
-    On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. So it is put into a
-    nested pipeline, whose parameter can be either.
-    """
-
-    def body(uri: Any) -> Any:
-        return dsl.importer(artifact_uri=uri, artifact_class=artifact_class, metadata=metadata).output
-
-    name = "artifact-from-uri"
-    function = _function(name, "An artifact by its URI", [_parameter("uri", str)], body, artifact_class)
-    # KFP does not allow defining a pipeline while another one is being defined.
-    around, pipeline_context.Pipeline._default_pipeline = pipeline_context.Pipeline._default_pipeline, None
-    try:
-        component = dsl.pipeline(name=name)(function)
-    finally:
-        pipeline_context.Pipeline._default_pipeline = around
-    return component(uri=uri).output
-
-
-def component_yaml(plan: StagePlan) -> str:
-    """Return the stage's component as the text of a KFP v2 component file."""
+def component_yaml(component: StageComponent) -> str:
+    """Return the component as the text of a KFP v2 component file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "component.yaml")
-        compiler.Compiler().compile(StageComponent(plan), str(path))
+        compiler.Compiler().compile(component, str(path))
         return path.read_text(encoding="utf-8")
 
 

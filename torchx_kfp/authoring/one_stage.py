@@ -36,7 +36,7 @@ def pipeline_of(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False
     from kfp import dsl
 
     from torchx_kfp.authoring.naming import component_name
-    from torchx_kfp.authoring.tasks import task_from_app
+    from torchx_kfp.authoring.stages import task_from_app
 
     if has_workspace:
         app = copy.copy(app)

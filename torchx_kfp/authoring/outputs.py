@@ -66,16 +66,14 @@ def read_publication(
     artifacts: Artifacts | None,
     *,
     taken: Iterable[str] = (RUN_ID,),
-) -> Publication | None:
-    """Read a stage's declarations; None if it declares nothing. Empty results declare only the metrics.
+) -> Publication:
+    """Read a stage's declarations. Empty results declare only the metrics.
 
     Args:
         results: {name: int, float, bool, str, list or dict}.
         artifacts: {name: dsl.Model, dsl.HTML or another artifact class}.
         taken: names that the stage already uses for something else.
     """
-    if results is None and artifacts is None:
-        return None
     outputs: dict[str, str] = {}
     for what, declared, is_type, example in (
         (
@@ -113,12 +111,6 @@ def read_publication(
             **{output_name(name): (kind, name) for name, kind in (artifacts or {}).items()},
         },
     )
-
-
-def check_artifact_class(kind: object) -> None:
-    """Raise OutputsError for anything that is not an artifact class."""
-    if not _is_artifact_type(kind):
-        raise OutputsError(f"The class of an artifact is one of kfp.dsl's, such as dsl.Model. Got: {kind!r}.")
 
 
 def read_ui_metadata(ui_metadata: object) -> str | None:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.authoring.application import NOT_STARTED, pod_labels, publisher_program, read_payload, role_workspace
+from torchx_kfp.authoring.application import (
+    NOT_STARTED,
+    parse_workspace,
+    pod_labels,
+    publisher_program,
+    read_payload,
+    role_workspace,
+)
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.component_inputs import Input, Prefix, describe, lift, name_inputs, plan_inputs, reads, render
-from torchx_kfp.authoring.fields import Resources, check_app
+from torchx_kfp.authoring.engines import read_engine
+from torchx_kfp.authoring.fields import Resources, check_app, check_name
 from torchx_kfp.authoring.naming import component_name, stage_name
-from torchx_kfp.authoring.options import PROTOCOL_VARIABLES, Secrets, StageSettings, check_variables
-from torchx_kfp.authoring.reads import CollectedRuns
+from torchx_kfp.authoring.options import StageOptions
+from torchx_kfp.authoring.outputs import Publication, read_publication, read_ui_metadata
+from torchx_kfp.authoring.reads import CollectedRuns, ReadSource, parse_reads, parse_tracker_base
 from torchx_kfp.authoring.references import Parts, Reference, check_word, is_constant
 from torchx_kfp.authoring.replicas import read_launcher
+from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables, tracker_env
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import UI_METADATA, Application, Word, publish_other
 from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, escape, find_rewritten, parameter_placeholder
 from torchx_kfp.contract.scripts import signature, workspace_words
-from torchx_kfp.errors import AppDefError
+from torchx_kfp.errors import AppDefError, ReadsError
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class StagePlan:
 
 def plan_stage(
     app: specs.AppDef,
-    settings: StageSettings | None = None,
+    options: StageOptions | None = None,
     *,
     parameters: Mapping[Reference, object] | None = None,
     description: str | None = None,
@@ -65,113 +75,125 @@ def plan_stage(
 
     Args:
         app: an AppDef. Without an engine, it has one role and one replica.
-        settings: the options of the stage.
+        options: the options of the stage.
         parameters: inputs of the component, even unused ones, and their defaults (``NO_DEFAULT`` if there is none).
         description: the component's description. The default names the AppDef.
     """
-    settings = settings or StageSettings()
-    tracked = settings.tracker_base is not None
-    alias = settings.name
-    if alias is None:
-        check_app(app)
-        alias = app.name
-    engine = settings.engine
-    payload = read_launcher(app, settings, engine, alias) if engine else read_payload(app, settings)
-    if not engine:
-        settings = replace(settings, workspace=role_workspace(payload.role, settings))
+    options = options or StageOptions()
+    check_app(app)
+    alias = app.name if options.name is None else options.name
+    check_name(alias, "The stage's name")
+    tracked = options.tracker_base is not None
+    base, sources = parse_tracker_base(options.tracker_base), parse_reads(options.reads)
+    if tracker_env(options.trackers) and options.trackers and not tracked:
+        raise AppDefError(
+            f"trackers names {', '.join(map(repr, options.trackers))} for a stage that is not tracked. Give it a "
+            "tracker base: Stages(tracker_base=...).task(app), task_from_app(app, tracker_base=...), or "
+            "component_from_app(app, tracked=True)."
+        )
+    engine = read_engine(options.engine)
+    ui_metadata = read_ui_metadata(options.ui_metadata)
+    given = [part.name for part in _references(parameters or {}, base, sources) if part.argument is None]
+    published = _publication(options, [RUN_ID, *([TASK_CONFIG] if engine else []), *given])
+
+    payload = read_launcher(app, options, engine, alias) if engine else read_payload(app, options)
+    workspace = (parse_workspace(options.workspace) if engine else role_workspace(payload.role, options)) or ()
     variables, words, image = payload.variables, payload.words, payload.image
-    lifted = lift(stage_name(alias), list(settings.sources), variables, words, kept=list(payload.kept))
+    lifted = lift(stage_name(alias), list(sources), variables, words, kept=list(payload.kept))
     values = (Reference("stage", lifted.text, STAGE, "STRING"),) if tracked else ()
 
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
-    outputs.update(settings.publication.types if settings.publication else {})
-    outputs.update({UI_METADATA: dsl.Artifact} if settings.ui_metadata is not None else {})
-    workspace = settings.workspace or ()
-    parts = [
-        *(settings.tracker_base or ()),
-        *workspace,
-        *(part for word in (*variables, *words) for part in word),
-        *image,
-        *values,
-    ]
+    outputs.update(published.types if published else {})
+    outputs.update({UI_METADATA: dsl.Artifact} if ui_metadata is not None else {})
+    parts = [*base, *workspace, *(part for word in (*variables, *words) for part in word), *image, *values]
     # The name is kept free whatever kfp compiles the pipeline, so that all name other inputs in the same way.
-    taken = (*outputs, TASK_CONFIG) if settings.engine else outputs
-    inputs = name_inputs(parameters or {}, settings.sources, parts, taken)
+    taken = (*outputs, TASK_CONFIG) if engine else outputs
+    inputs = name_inputs(parameters or {}, sources, parts, taken)
     image_text, planned = plan_inputs(inputs, image, parameters or {})
     field_paths = dict(payload.field_paths)
-    if tracked and settings.publication is None:
+    if tracked and not published:
         field_paths[protocol.PIPELINE_RUN] = protocol.RUN_ID_LABEL
     if tracked:
         variables, words = lifted.variables, lifted.words
     program = payload.program
     if workspace and not engine:
         program = (*workspace_words(render(workspace, inputs)), *program)
-    application = Application(
-        _encode_words(variables, inputs), _encode_words(words, inputs), program, settings.ui_metadata
-    )
+    application = Application(_encode_words(variables, inputs), _encode_words(words, inputs), program, ui_metadata)
+    component, tracker_base = signature(describe(planned, outputs)), render(base, inputs)
+    stages = reads(sources, lifted.aliases, inputs)
+    if published:
+        fatal = (NOT_STARTED,) if engine or workspace else ()
+        declared = published.outputs(fatal if options.may_fail else None)
+        publisher = publisher_program(declared, inline=options.inline)
+        command = application.published(component, tracker_base, stages, declared, publisher)
+    elif tracked:
+        command = application.tracked(component, tracker_base, stages)
+    else:
+        command = application.untracked(component)
     return StagePlan(
         alias=alias,
         stage=stage_name(alias),
         component=component_name(alias),
         description=description or f"TorchX application {app.name}, role {payload.role.name}",
         image=image_text,
-        command=_command(application, settings, signature(describe(planned, outputs)), lifted.aliases, inputs),
+        command=command,
         inputs=planned,
         outputs=outputs,
         resources=payload.resources,
-        cache=settings.cache,
-        labels=pod_labels(app, payload.role, alone=True) if settings.labels else {},
+        cache=options.cache,
+        labels=pod_labels(app, payload.role, alone=True) if options.labels else {},
         field_paths=field_paths,
         node_selector=payload.node_selector,
         volumes=tuple(payload.volumes),
         task_config=TASK_CONFIG if payload.takes_config else None,
         has_volumes=payload.has_volumes,
-        secrets=settings.secrets,
+        secrets=options.secrets or {},
     )
 
 
-def _command(
-    application: Application,
-    settings: StageSettings,
-    component: str,
-    aliases: Sequence[str],
-    inputs: Mapping[Reference, str],
-) -> tuple[str, ...]:
-    """Return the command of a stage.
-
-    ``component`` is the signature of its component; the input ``stage`` has the names ``aliases``.
-    """
-    if settings.tracker_base is None:
-        return application.untracked(component)
-    base, stages = render(settings.tracker_base, inputs), reads(settings.sources, aliases, inputs)
-    if settings.publication is None:
-        return application.tracked(component, base, stages)
-    fatal = (NOT_STARTED,) if settings.engine or settings.workspace else ()
-    published = settings.publication.outputs(fatal if settings.may_fail else None)
-    program = publisher_program(published, inline=settings.inline)
-    return application.published(component, base, stages, published, program)
+def _references(parameters: Iterable[Reference], base: Parts, sources: Mapping[str, ReadSource]) -> Iterator[Reference]:
+    """Yield the references to inputs of the stage's component that are not in its AppDef."""
+    yield from parameters
+    for part in (*base, *sources.values()):
+        if isinstance(part, Reference):
+            yield part
 
 
-def plan_publisher(settings: StageSettings, name: str, image: str) -> StagePlan:
+def _publication(options: StageOptions, taken: Iterable[str]) -> Publication | None:
+    """Return what the stage publishes; ``taken`` are names that its outputs cannot have."""
+    if not options.publishing:
+        return None
+    # The program that publishes results also records the exit code of a stage that may fail.
+    return read_publication(options.results or {}, options.artifacts, taken=taken)
+
+
+def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
     """Plan a stage that publishes the records of another stage.
 
     Args:
-        settings: the options of the stage; its one source is the other stage.
-        name: the stage's name, unless the settings have one.
+        options: the options of the stage, which reads the other stage.
+        name: the stage's name, unless the options have one.
         image: an image with python3 and fsspec.
     """
-    (source,) = settings.sources.values()
-    assert settings.tracker_base is not None
-    assert settings.publication is not None
-    assert not isinstance(source, CollectedRuns)
-    alias = settings.name if settings.name is not None else name
-    check_variables(settings.secrets, (), PROTOCOL_VARIABLES, "the publisher")
+    base, sources = parse_tracker_base(options.tracker_base), parse_reads(options.reads)
+    (source,) = sources.values()
+    if isinstance(source, CollectedRuns):
+        raise ReadsError("publish_results publishes one stage and got several. Publish each inside its loop.")
+    if not base:
+        raise ReadsError(
+            "publish_results needs the tracker base of a stage that is not a task of task_from_app: "
+            "publish_results(run_id, ..., tracker_base=...)."
+        )
+    alias = name if options.name is None else options.name
+    check_name(alias, "The stage's name")
+    check_variables(options.secrets or {}, (), PROTOCOL_VARIABLES, "the publisher")
     if image == "":
         raise AppDefError("publish_results has no image. Name one with python3 and fsspec, such as images/publisher.")
     parts = parse_checked(image, "image")
-    outputs = {RUN_ID: str, **settings.publication.types}
-    published = settings.publication.outputs()
-    inputs = name_inputs({}, settings.sources, [*settings.tracker_base, *parts], outputs)
+    published = read_publication(options.results or {}, options.artifacts, taken=[RUN_ID])
+    outputs = {RUN_ID: str, **published.types}
+    declared = published.outputs()
+    inputs = name_inputs({}, sources, [*base, *parts], outputs)
     image_text, planned = plan_inputs(inputs, parts)
     return StagePlan(
         alias=alias,
@@ -181,15 +203,15 @@ def plan_publisher(settings: StageSettings, name: str, image: str) -> StagePlan:
         image=image_text,
         command=publish_other(
             signature(describe(planned, outputs)),
-            render(settings.tracker_base, inputs),
+            render(base, inputs),
             source if isinstance(source, str) else parameter_placeholder(inputs[source]),
-            published,
-            publisher_program(published, inline=settings.inline),
+            declared,
+            publisher_program(declared, inline=options.inline),
         ),
         inputs=planned,
         outputs=outputs,
-        cache=settings.cache,
-        secrets=settings.secrets,
+        cache=options.cache,
+        secrets=options.secrets or {},
     )
 
 

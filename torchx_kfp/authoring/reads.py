@@ -21,8 +21,7 @@ from torchx_kfp.authoring.channels import (
 )
 from torchx_kfp.authoring.references import Channel, Parts, PipelineTask, Reference, check_word
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten
-from torchx_kfp.contract.protocol import workspace_digest
-from torchx_kfp.errors import AppDefError, ChannelError, ReadsError, TrackerError
+from torchx_kfp.errors import ReadsError, TrackerError
 from torchx_kfp.tracking.tracker import check_tracker_base
 
 #: An fsspec URL, a directory, or a channel for one of these.
@@ -88,7 +87,7 @@ def stage_of(what: object) -> TaskStage | None:
     return _STAGES.get(what) if isinstance(what, dsl.PipelineTask) else None
 
 
-def read_sources(reads: object) -> dict[str, ReadSource]:
+def parse_reads(reads: object) -> dict[str, ReadSource]:
     """Return the sources by alias, in order. An alias that the author did not give is a ``StageName``.
 
     Args:
@@ -125,8 +124,10 @@ def check_alias(alias: object) -> str:
     )
 
 
-def read_tracker_base(tracker_base: object) -> Parts:
-    """Read the tracker base as text and references."""
+def parse_tracker_base(tracker_base: object) -> Parts:
+    """Return the tracker base as text and references; nothing for a stage that is not tracked."""
+    if tracker_base is None:
+        return ()
     if isinstance(tracker_base, pipeline_channel.PipelineChannel):
         if ir_type(tracker_base) != "STRING":
             raise ReadsError(
@@ -150,44 +151,6 @@ def read_tracker_base(tracker_base: object) -> Parts:
                 f"tracker_base is {tracker_base!r}; Argo or the kubelet would change {find_rewritten(part)!r} in it."
             )
     return parts
-
-
-def read_workspace(workspace: object) -> Parts | None:
-    """Read the workspace as text and references; None if there is none.
-
-    Raises:
-        AppDefError: it is neither a channel for a string nor the URL of a stored workspace.
-    """
-    if workspace is None or (isinstance(workspace, str) and not workspace):
-        return None
-    if isinstance(workspace, pipeline_channel.PipelineChannel):
-        fits = ir_type(workspace) == "STRING"
-    else:
-        fits = isinstance(workspace, str) and not find_rewritten(workspace) and bool(workspace_digest(workspace))
-    if not fits:
-        raise AppDefError(
-            f"workspace is {_show(workspace)}. Give the pipeline's parameter, workspace: str = '', which `torchx-kfp "
-            "submit --workspace DIR` fills in, or the URL of a stored workspace, which ends in its SHA-256 and .tar."
-        )
-    return parse_checked(workspace, "workspace")
-
-
-def read_uri(uri: object) -> object:
-    """Return the URI of an artifact: a channel for a string, or constant text."""
-    parts = parse(uri, "uri") if isinstance(uri, str) and uri else ()
-    if len(parts) > 1:
-        raise ChannelError(
-            f"uri is {uri!r}, text with a pipeline channel inside, which KFP would not fill in. Pass a channel that "
-            "is the whole URI: let the stage record it as a result."
-        )
-    argument = parts[0].argument if parts and isinstance(parts[0], Reference) else uri
-    if isinstance(argument, pipeline_channel.PipelineChannel):
-        if ir_type(argument) != "STRING":
-            raise ChannelError(f"uri is {_show(argument)} of type {ir_type(argument)}. It must be a string.")
-        check_in_scope(argument, "uri")
-    elif not isinstance(argument, str) or not argument:
-        raise ChannelError(f"uri is {uri!r}. Pass a URI such as 's3://models/7', or a channel that is one.")
-    return argument
 
 
 def _default_alias(what: object) -> str:
@@ -293,8 +256,12 @@ def _text_source(run_id: str, where: str) -> ReadSource:
     parts = parse(run_id, where)
     if len(parts) > 1:
         raise _mixed_text(run_id, where)
-    if isinstance(parts[0], Reference) and isinstance(parts[0].argument, pipeline_channel.PipelineChannel):
-        return _channel_source(parts[0].argument, where)
+    if isinstance(parts[0], Reference):
+        argument = parts[0].argument
+        if argument is None:  # an input of a component
+            return parts[0]
+        if isinstance(argument, pipeline_channel.PipelineChannel):
+            return _channel_source(argument, where)
     # Run ids are ASCII, like those that a stage's script makes, and must read the same in JSON.
     if (
         not run_id

@@ -27,9 +27,10 @@ from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
 from torchx_kfp.authoring.fields import FIELDS, check_app, check_role, read_retries, shown_value
 from torchx_kfp.authoring.naming import component_name
-from torchx_kfp.authoring.options import StageSettings, tracker_env
+from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.pods import pod_template
 from torchx_kfp.authoring.references import REPLICA, Parts, Reference
+from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.programs import LAUNCHER
@@ -106,7 +107,7 @@ class _Words:
         return placed
 
 
-def read_launcher(app: specs.AppDef, settings: StageSettings, engine: Engine, alias: str) -> Payload:
+def read_launcher(app: specs.AppDef, settings: StageOptions, engine: Engine, alias: str) -> Payload:
     """Read the stage whose replicas an engine runs; ``alias`` is the stage's name."""
     _check_roles(app)
     roles = dict(zip(role_names(app.roles), app.roles, strict=True))
@@ -140,7 +141,7 @@ def read_launcher(app: specs.AppDef, settings: StageSettings, engine: Engine, al
     shared = tracker_env(settings.trackers)
     # The publisher may have to read files there; a launcher that publishes nothing would only bind a node to them.
     mounts = [mount for mount in main.mounts if isinstance(mount, specs.VolumeMount) and not mount.read_only]
-    volumes = [(mount.src, mount.dst_path) for mount in mounts] if settings.publication else []
+    volumes = [(mount.src, mount.dst_path) for mount in mounts] if settings.publishing else []
     stage = component_name(alias)[:_LONGEST_STAGE].rstrip("-")
     specification = Specification(
         stage=stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
@@ -169,7 +170,7 @@ def read_launcher(app: specs.AppDef, settings: StageSettings, engine: Engine, al
         },
         volumes=volumes,
         takes_config=hasattr(dsl, "TaskConfig"),
-        has_volumes=settings.publication is not None,
+        has_volumes=bool(settings.publishing),
     )
 
 
@@ -257,11 +258,11 @@ def role_names(roles: Sequence[specs.Role]) -> list[str]:
     return names
 
 
-def _variables(settings: StageSettings, command: RoleCommand) -> list[Mapping[str, object]]:
+def _variables(settings: StageOptions, command: RoleCommand) -> list[Mapping[str, object]]:
     """Return the variables of a role's container that Kubernetes fills in: from secrets, and fields of the pod."""
     secrets = [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        for secret, keys in settings.secrets.items()
+        for secret, keys in (settings.secrets or {}).items()
         for key, variable in keys.items()
     ]
     fields = [

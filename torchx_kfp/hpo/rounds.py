@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kfp import dsl
 from kfp.dsl import pipeline_channel
 from torchx import specs
 
 from torchx_kfp.authoring.fields import check_app, check_name
-from torchx_kfp.authoring.options import EngineOptions, PublisherOptions, check_names
-from torchx_kfp.authoring.outputs import Artifacts
-from torchx_kfp.authoring.reads import Reads, TrackerBase
+from torchx_kfp.authoring.reads import TrackerBase
 from torchx_kfp.authoring.references import Channel
-from torchx_kfp.authoring.tasks import task_from_app
+from torchx_kfp.authoring.stages import task_from_app
 from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.contract.carried.asking import OPTIMIZERS
 from torchx_kfp.contract.carried.programs import ASK
@@ -25,20 +23,10 @@ from torchx_kfp.errors import ChannelError, SearchError
 from torchx_kfp.hpo.definition import TRIALS, SearchDefinition, define_search
 from torchx_kfp.hpo.spaces import Space
 
-if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
-    from typing_extensions import Unpack
-
 #: The aliases with which ``ask`` reads the stage before it, and its trials.
 _BEFORE, _TRIALS = "search", "trials"
 #: Begins the name of a stand-in, with which ``trial`` is called before the search starts.
 _STAND_IN = "torchx-kfp-parameter-"
-
-
-class TrialOptions(EngineOptions, total=False):
-    """The options of a search that its trials have in common with other stages: see ``task_from_app``."""
-
-    reads: Reads | None
-    artifacts: Artifacts | None
 
 
 class _UnknownParameterError(SearchError, AttributeError):
@@ -93,7 +81,7 @@ def search(
     image: str | Channel | None = None,
     configure: Callable[[dsl.PipelineTask], object] | None = None,
     name: str = "search",
-    **options: Unpack[TrialOptions],
+    **options: Any,
 ) -> dsl.PipelineTask:
     """Search for the parameters with the best objective, in the pipeline that is being defined.
 
@@ -123,7 +111,7 @@ def search(
         configure: a function that changes the trials' task, for settings that an AppDef does not have, such as
             ``lambda task: kubernetes.add_toleration(task, key="gpu", operator="Exists")``. It is called for each round.
         name: the name of the search, with which the names of its stages begin.
-        options: options of the trials: those of ``task_from_app``, except ``results`` and ``ui_metadata``. ``secrets``,
+        options: options of the trials: those of ``task_from_app``, except ``results``. ``secrets``,
             ``cache`` and ``inline`` also apply to the stages that ask.
 
     Returns:
@@ -137,13 +125,12 @@ def search(
         AppDefError: a trial cannot become a stage without losing something.
         ReadsError: see ``task_from_app``, also for further errors.
     """
-    check_names("search", options, TrialOptions, *_LISTED)
     check_name(name, "The name of the search")
     defined = define_search(name, parameters, minimize, maximize, rounds, trials, optimizer, seed)
     if parallelism is not None and parallelism < 1:
         raise SearchError(f"parallelism is {parallelism!r}. Give a whole number, 1 or more, or leave it out.")
     app = _ask_app(defined, _look_at(trial, defined.parameters), image, inline=options.get("inline", True))
-    own: Any = {option: value for option, value in options.items() if option in PublisherOptions.__annotations__}
+    own = {option: value for option, value in options.items() if option in ("secrets", "inline")}
     own["cache"] = defined.cached and options.get("cache", True)
     reads: Any = None
     for number in range(1, defined.definition["rounds"] + 1):
@@ -164,9 +151,6 @@ def search(
     return task_from_app(
         app, tracker_base=tracker_base, reads=reads, results=defined.results, name=f"{name}-best", **own
     )
-
-
-_LISTED = [name for name in search.__annotations__ if name not in ("options", "return")]
 
 
 def _look_at(trial: Callable[[Parameters], specs.AppDef], parameters: Sequence[str]) -> specs.AppDef:

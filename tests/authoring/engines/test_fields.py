@@ -10,7 +10,7 @@ from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role, VolumeM
 from tests.authoring.engines.apps import EFA, INSTANCE, OVERLAY
 from torchx_kfp.authoring.engines import ENGINES
 from torchx_kfp.authoring.fields import FIELDS
-from torchx_kfp.authoring.options import StageSettings
+from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.plan import StagePlan, plan_stage
 from torchx_kfp.authoring.replicas import WITH_ENGINE
 from torchx_kfp.contract.carried.programs import LAUNCHER
@@ -34,7 +34,7 @@ def make(engine: str, app: Any = None, role: Any = None, resource: Any = None) -
 
 def plan(engine: str, app: AppDef) -> StagePlan:
     # Labels show the role's name also without an engine, where nothing else does.
-    return plan_stage(app, StageSettings(labels=True, engine=None if engine == NO_ENGINE else ENGINES[engine]()))
+    return plan_stage(app, StageOptions(labels=True, engine=None if engine == NO_ENGINE else engine))
 
 
 #: For each field, another value; and the fields that both applications have, where it needs them.

@@ -8,7 +8,7 @@ from typing import Any
 from torchx.specs import AppDef, Role
 
 from torchx_kfp.authoring.one_stage import pipeline_of
-from torchx_kfp.authoring.tasks import task_from_app
+from torchx_kfp.authoring.stages import task_from_app
 from torchx_kfp.common.sdk import import_kfp, quick_sdk
 from torchx_kfp.entrypoints.doctor import probe_program
 from torchx_kfp.entrypoints.doctor.pod_options import PodOptions

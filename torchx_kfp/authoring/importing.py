@@ -1,0 +1,89 @@
+"""Artifacts by their URIs, for KFP's own components and for KFP's lineage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kfp import dsl
+from kfp.dsl import pipeline_channel, pipeline_context
+
+from torchx_kfp.authoring.channels import check_in_scope, contains_channel, ir_type, parse
+from torchx_kfp.authoring.references import Channel, Reference
+from torchx_kfp.authoring.stages import check_in_pipeline
+from torchx_kfp.errors import ChannelError, OutputsError
+
+
+def artifact_from_uri(
+    uri: str | Channel, artifact_class: type[dsl.Artifact] = dsl.Artifact, *, metadata: Mapping[str, Any] | None = None
+) -> Any:
+    """Make a KFP artifact with this URI, for KFP's own components and for KFP's lineage.
+
+    If a stage registers an artifact by its URL, KFP's artifact has a different URI: that of a small file that names the
+    URL. An artifact that this function makes has the URI itself::
+
+        evaluated = task_from_app(app, tracker_base=tracker_base, results={"model_uri": str})
+        deploy(model=artifact_from_uri(evaluated.outputs["model_uri"], dsl.Model))
+
+    KFP downloads it before it starts a component that takes it, with the credentials of the ConfigMap ``kfp-launcher``.
+    If they do not grant access, the component fails.
+
+    Args:
+        uri: the URI, such as ``s3://models/7``: a constant, or an output, a parameter or a loop item that is a string.
+        artifact_class: ``dsl.Model``, ``dsl.Dataset`` or another artifact class.
+        metadata: the artifact's metadata, which must be constants.
+
+    Returns:
+        The artifact, to pass to a component.
+
+    Raises:
+        OutputsError: the class is not an artifact class, or the metadata is not constant.
+        ChannelError: the URI is text with a channel inside, or not a string.
+    """
+    check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
+    if not (isinstance(artifact_class, type) and issubclass(artifact_class, dsl.Artifact)):
+        raise OutputsError(f"The class of an artifact is one of kfp.dsl's, such as dsl.Model. Got: {artifact_class!r}.")
+    try:
+        json.dumps(metadata)
+        constant = metadata is None or (isinstance(metadata, Mapping) and not contains_channel(dict(metadata)))
+    except (TypeError, ValueError, RecursionError):
+        constant = False
+    if not constant:
+        raise OutputsError(
+            f"metadata of artifact_from_uri is {metadata!r}. Give a dict of constants that JSON can represent."
+        )
+    given = _parse_uri(uri)
+
+    # On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. So it is put into a
+    # nested pipeline, whose parameter can be either.
+    def body(uri: str) -> Any:
+        return dsl.importer(artifact_uri=uri, artifact_class=artifact_class, metadata=dict(metadata or {})).output
+
+    body.__doc__ = "An artifact by its URI"
+    body.__annotations__ = {"uri": str, "return": artifact_class}
+    # KFP does not allow defining a pipeline while another one is being defined.
+    around, pipeline_context.Pipeline._default_pipeline = pipeline_context.Pipeline._default_pipeline, None
+    try:
+        component = dsl.pipeline(name="artifact-from-uri")(body)
+    finally:
+        pipeline_context.Pipeline._default_pipeline = around
+    return component(uri=given).output
+
+
+def _parse_uri(uri: object) -> object:
+    """Return the URI of an artifact: a channel for a string, or constant text."""
+    parts = parse(uri, "uri") if isinstance(uri, str) and uri else ()
+    if len(parts) > 1:
+        raise ChannelError(
+            f"uri is {uri!r}, text with a pipeline channel inside, which KFP would not fill in. Pass a channel that "
+            "is the whole URI: let the stage record it as a result."
+        )
+    argument = parts[0].argument if parts and isinstance(parts[0], Reference) else uri
+    if isinstance(argument, pipeline_channel.PipelineChannel):
+        if ir_type(argument) != "STRING":
+            raise ChannelError(f"uri is {argument.full_name!r} of type {ir_type(argument)}. It must be a string.")
+        check_in_scope(argument, "uri")
+    elif not isinstance(argument, str) or not argument:
+        raise ChannelError(f"uri is {uri!r}. Pass a URI such as 's3://models/7', or a channel that is one.")
+    return argument

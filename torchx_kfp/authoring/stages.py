@@ -1,0 +1,331 @@
+"""The public functions: ``Stages`` makes tasks and components from AppDefs, and so do functions without it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from kfp import dsl
+from kfp.dsl import pipeline_context
+from kfp.local import config
+from torchx import specs
+
+from torchx_kfp.authoring import emit
+from torchx_kfp.authoring.application import parse_workspace
+from torchx_kfp.authoring.channels import contains_channel
+from torchx_kfp.authoring.emit import StageComponent
+from torchx_kfp.authoring.functions import call_function
+from torchx_kfp.authoring.naming import is_input_name
+from torchx_kfp.authoring.options import SharedOptions, StageOptions
+from torchx_kfp.authoring.outputs import METRICS, Artifacts, Results, UiMetadata
+from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
+from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
+from torchx_kfp.authoring.references import Reference, parameter, parameter_text
+from torchx_kfp.authoring.variables import tracker_env
+from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
+
+_Options = ParamSpec("_Options")
+_Result = TypeVar("_Result")
+
+
+def _takes(
+    kind: Callable[_Options, object],
+) -> Callable[[Callable[..., _Result]], Callable[Concatenate[Any, specs.AppDef, _Options], _Result]]:
+    """List the options of this class in the signature of a method that takes an app and these options."""
+
+    def listing(method: Callable[..., _Result]) -> Callable[..., _Result]:
+        *own, _ = (signature := inspect.signature(method)).parameters.values()
+        listed = inspect.signature(kind).parameters.values()
+        method.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+        return method
+
+    return listing
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stages(SharedOptions):
+    """The options that the stages of a pipeline share.
+
+    In a pipeline function::
+
+        stages = Stages(tracker_base=tracker_base)
+        prepared = stages.task(prepare)
+        stages.task(train, reads=prepared, results={"accuracy": float})
+
+    Options that do not depend on a pipeline can be shared by a whole module, and completed in its pipelines::
+
+        STAGES = Stages(secrets={"s3": {"id": "AWS_ACCESS_KEY_ID", "key": "AWS_SECRET_ACCESS_KEY"}})
+        convert = STAGES.component(app, tracked=True)
+
+        @dsl.pipeline
+        def pipeline(tracker_base: str):
+            stages = STAGES.with_options(tracker_base=tracker_base)
+
+    An option that is passed to a method replaces the shared one. ``Stages`` are immutable; ``with_options`` returns new
+    ones.
+
+    Raises:
+        ReadsError: the tracker base is neither text nor a channel for text.
+        AppDefError: the secrets or the trackers are malformed.
+        ChannelError: a pipeline channel is used where its value cannot be filled in.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Errors point to the line that passes the options.
+        parse_tracker_base(self.tracker_base)
+        parse_workspace(self.workspace)
+        tracker_env(self.trackers)
+
+    def with_options(self, **options: Any) -> Stages:
+        """Return ``Stages`` that also share these options. An option replaces the one with the same name."""
+        return replace(self, **options)
+
+    @_takes(StageOptions)
+    def task(self, app: specs.AppDef, **options: Any) -> dsl.PipelineTask:
+        """Make a task from the AppDef, in the pipeline that is being defined.
+
+        The entrypoint, the args, the values of env and the image may be channels, or text with channels inside.
+
+        Args:
+            app: an AppDef. With several roles or replicas, it needs an engine.
+            options: those of ``StageOptions``: the shared ones and the stage's own.
+
+        Returns:
+            The task. A tracked one has the output ``run_id`` and one output for each declared result and artifact. In
+            their names, each run of characters other than ASCII letters, digits and ``_`` becomes one ``_``: the result
+            ``l2norm/mean`` is the output ``l2norm_mean``.
+
+        Raises:
+            AppDefError: the app cannot become a stage without losing something.
+            ChannelError: a channel is used where its value cannot be filled in.
+            ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
+            OutputsError: a result or an artifact cannot be an output of KFP.
+        """
+        stage = self._options(options)
+        if stage.tracker_base is None:
+            for what in (*(["reads"] if stage.reads else []), *stage.publishing):
+                raise ReadsError(
+                    f"{what} needs a tracker base, under which results are stored: Stages(tracker_base=...).task(app, "
+                    f"{what}=...), or task_from_app(app, tracker_base=..., {what}=...)."
+                )
+        check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
+        return emit.make_task(plan_stage(app, stage), stage.tracker_base)
+
+    def publish(
+        self,
+        task: Readable,
+        results: Results | None = None,
+        *,
+        image: str,
+        artifacts: Artifacts | None = None,
+        name: str | None = None,
+        **shared: Any,
+    ) -> dsl.PipelineTask:
+        """Make a task that publishes the records of another stage, for stages whose image does not have Python.
+
+        Args:
+            task: a tracked task, or a channel or string that is a run id.
+            results: see ``StageOptions``, also for ``artifacts``.
+            image: an image with python3 (3.8 or newer), fsspec and the storage's driver, such as s3fs.
+            artifacts: artifacts that become KFP artifacts.
+            name: the stage's name. The default is ``publish-`` followed by the other stage's name.
+            shared: ``tracker_base`` of that stage, which is needed for a run id, but known for a task; ``secrets``,
+                ``cache`` and ``inline``. The other options of ``Stages`` are for applications.
+
+        Returns:
+            The task, with an output for each declared result and artifact, the artifact ``metrics``, and the output
+            ``run_id``, which is the other stage's run id: a stage that reads this task reads that stage.
+
+        Raises:
+            ReadsError: the task is not tracked, or the tracker base is not known.
+            OutputsError: a result or an artifact cannot be an output of KFP.
+            ChannelError: a channel is used where its value cannot be filled in.
+        """
+        check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
+        own = {"results": {} if results is None else results, "artifacts": artifacts, "name": name}
+        stage = self._options({**own, "reads": {"stage": task}, **shared})
+        known = stage_of(task)
+        if stage.tracker_base is None and known is not None:
+            stage = replace(stage, tracker_base=known.tracker_base)
+        plan = plan_publisher(stage, f"publish-{known.name}" if known else "publish", image)
+        return emit.make_task(plan, stage.tracker_base)
+
+    def component(
+        self,
+        app: specs.AppDef,
+        *,
+        tracked: bool = False,
+        reads: Iterable[str] = (),
+        **options: Any,
+    ) -> StageComponent:
+        """Make a KFP component from the AppDef, to be called in pipelines.
+
+        Args:
+            app: a static AppDef, without pipeline channels.
+            tracked: whether the stage records results. The component then has the input ``tracker_base`` and the output
+                ``run_id``.
+            reads: aliases of the stages that the component reads. Each becomes an input that takes another stage's
+                ``run_id``. Implies ``tracked``.
+            options: those of ``task``, except ``tracker_base``. Options that give the stage outputs imply ``tracked``;
+                all values are constants.
+
+        Raises:
+            AppDefError: the app cannot become a stage without losing something.
+            ChannelError: the app or an option contains a pipeline channel.
+            ReadsError: an alias cannot be the name of an input, or these stages share a tracker base, which a component
+                takes as an input.
+            OutputsError: a result or an artifact cannot be an output of KFP.
+        """
+        return StageComponent(self._plan_component(app, tracked, reads, options))
+
+    def component_from_function(
+        self, fn: Callable[..., specs.AppDef], /, **options_and_constants: Any
+    ) -> StageComponent:
+        """Make a KFP component from a TorchX component, which is a function that returns an AppDef.
+
+        The function's parameters become inputs with the same names, types, defaults and descriptions (from the
+        docstring), except those that are given as constants. The function sees an input as text. It may put it into the
+        entrypoint, the args, the values of env and the image, also inside other text; when the component runs, the
+        value is filled in as KFP writes it (``true``, ``0.1``, JSON). If the function needs a parameter's value
+        (arithmetic, a comparison, a number of replicas), that parameter must be a constant. A parameter with the
+        default None stays None unless it is given. The function is called several times.
+
+        Args:
+            fn: the function, such as ``torchx.components.utils.echo``.
+            options_and_constants: options of ``component``, except ``name`` and ``ui_metadata``, and values of
+                parameters; for ``*args``, a list under that name. A name that both have is the parameter's.
+
+        Raises:
+            AppDefError: a parameter that must be a constant is not one or has a name that the stage needs, or the
+                AppDef cannot become a stage.
+            ReadsError: an alias cannot be the name of an input.
+            OutputsError: a result or an artifact cannot be an output of KFP.
+        """
+        own = {"name", "ui_metadata", TRACKER_BASE, *inspect.signature(fn).parameters}
+        known = ["tracked", *(option.name for option in fields(StageOptions) if option.name not in own)]
+        known = [name for name in known if name not in own]
+        options = {name: value for name, value in options_and_constants.items() if name in known}
+        constants = {name: value for name, value in options_and_constants.items() if name not in known}
+        app, parameters = call_function(fn, constants, options, known)
+        tracked, reads = options.pop("tracked", False), options.pop("reads", ())
+        return StageComponent(
+            self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(fn))
+        )
+
+    def _options(self, own: Mapping[str, Any]) -> StageOptions:
+        shared = {option.name: getattr(self, option.name) for option in fields(SharedOptions)}
+        return StageOptions(**{**shared, **own})
+
+    def _plan_component(
+        self,
+        app: specs.AppDef,
+        tracked: bool,
+        reads: Iterable[str],
+        own: Mapping[str, Any],
+        parameters: Mapping[Reference, object] | None = None,
+        description: str | None = None,
+    ) -> StagePlan:
+        """Plan a component. Its caller passes the tracker base and the run ids of stages that it reads as inputs.
+
+        ``parameters`` are further inputs, which the AppDef may contain, and their defaults.
+        """
+        stage = self._options(own)
+        if stage.tracker_base is not None:
+            raise ReadsError(
+                f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "
+                "Stages without it, and pass it when you call the component: component(tracker_base=...)."
+            )
+        inputs = [reference.name for reference in parameters or {}]
+        aliases = _aliases(reads, inputs)
+        if tracked or aliases or stage.publishing:
+            names = (TRACKER_BASE, RUN_ID, *([METRICS] if stage.publishing else []))
+            _check_free(inputs, names, "names that a tracked stage uses itself")
+            stage = replace(
+                stage,
+                tracker_base=parameter_text(parameter(TRACKER_BASE, "STRING")),
+                reads={alias: parameter_text(parameter(alias, "STRING")) for alias in aliases},
+            )
+        if stage.engine is not None:
+            _check_free([*inputs, *aliases], [TASK_CONFIG], "a name that a stage with an engine uses itself")
+        plan = plan_stage(app, stage, parameters=parameters, description=description)
+        for key, planned in plan.inputs.items():
+            if planned.argument is not None and not isinstance(planned.argument, str):
+                holders = [name for name in ("trackers", "replicas") if contains_channel(getattr(stage, name))]
+                raise ChannelError(
+                    f"{holders[0] if holders else f'AppDef {app.name!r}'} contains the pipeline channel {key!r}. A "
+                    "component needs a static AppDef and static options, because any pipeline can use it. Call "
+                    "task_from_app in the pipeline function instead."
+                )
+        return plan
+
+
+task_from_app = Stages().task
+#: The name of this function in TorchX's own adapter.
+container_from_app = task_from_app
+
+
+def publish_results(task: Readable, results: Results | None = None, *, image: str, **options: Any) -> dsl.PipelineTask:
+    """Make a task that publishes the records of another stage: see ``Stages.publish``."""
+    return Stages().publish(task, results, image=image, **options)
+
+
+def component_from_app(app: specs.AppDef, ui_metadata: UiMetadata | None = None, **options: Any) -> StageComponent:
+    """Make a KFP component from the AppDef: see ``Stages.component``.
+
+    ``ui_metadata`` is the second argument, as in TorchX's own adapter.
+    """
+    return Stages().component(app, ui_metadata=ui_metadata, **options)
+
+
+def component_spec_from_app(app: specs.AppDef, **options: Any) -> str:
+    """Return the AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
+
+    The file contains the whole AppDef. It is a pipeline with one task, because the file of a single component has no
+    place for resources and pod settings. Arguments and errors are those of ``Stages.component``.
+    """
+    if pipeline_context.Pipeline.get_default_pipeline():
+        raise AppDefError(
+            "component_spec_from_app compiles a file, which KFP cannot do while a pipeline is being defined. Call it "
+            "outside the pipeline function, or use component_from_app or task_from_app inside."
+        )
+    return emit.component_yaml(Stages().component(app, **options))
+
+
+def component_from_function(fn: Callable[..., specs.AppDef], /, **options_and_constants: Any) -> StageComponent:
+    """Make a KFP component from a TorchX component function: see ``Stages.component_from_function``."""
+    return Stages().component_from_function(fn, **options_and_constants)
+
+
+def check_in_pipeline(function: str, otherwise: str) -> None:
+    """Refuse to make a task where no pipeline is being defined, and none runs with ``kfp.local``."""
+    if not pipeline_context.Pipeline.get_default_pipeline() and not config.LocalExecutionConfig.instance:
+        raise AppDefError(f"{function} must be called inside a function decorated with kfp.dsl.pipeline; {otherwise}.")
+
+
+def _aliases(reads: object, inputs: Collection[str]) -> list[str]:
+    """Return the aliases of the stages that a component reads, whose other inputs are ``inputs``."""
+    if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
+        raise ReadsError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
+    aliases: list[str] = []
+    for alias in map(check_alias, reads):
+        if not is_input_name(alias) or alias in (TRACKER_BASE, RUN_ID, *inputs):
+            raise ReadsError(
+                f"reads has the alias {alias!r}, which cannot be an input of a component. Use a Python identifier that "
+                f"is not a keyword, other than {TRACKER_BASE!r}, {RUN_ID!r}, 'self' and the names of other inputs."
+            )
+        if alias in aliases:
+            raise ReadsError(f"reads has the alias {alias!r} twice. Give each stage its own alias.")
+        aliases.append(alias)
+    return aliases
+
+
+def _check_free(inputs: Collection[str], names: Collection[str], whose: str) -> None:
+    if taken := sorted({*inputs} & {*names}):
+        raise AppDefError(
+            f"The component has the inputs {taken}, {whose}. Give these parameters as constants, or rename them."
+        )
