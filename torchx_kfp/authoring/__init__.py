@@ -11,8 +11,8 @@ The public functions are in ``stages`` and ``importing``. A value's way, from an
 ``plan``                                 all of it as a ``StagePlan``
 ``emit``                                 the plan as a KFP component and task
 
-``channels``, ``references`` and ``naming`` are what these share. ``functions`` and ``standins`` call TorchX component
-functions to see which AppDef they build from their inputs.
+``channels``, ``references`` and ``naming`` are what these share. ``functions`` calls TorchX component functions to see
+which AppDef they build from their inputs.
 
 A value that cannot be translated without losing something is refused where it is read: with ``AppDefError`` for the
 AppDef and the options of a stage, ``ChannelError`` for a channel that cannot be filled in where it stands,

@@ -1,24 +1,21 @@
 """Call a TorchX component function to see which AppDef it builds from the inputs of a KFP component.
 
-The function is called with stand-ins for values that are known only at run time. As text, a stand-in is KFP's
-placeholder for that input; every other use is an error that names the line of the function. Then the function is called
-with a few real values for each input, also such as the function itself has. It must build the same AppDef, with the
-text of the value in place of the placeholder.
+The function is called with placeholders for values that are known only at run time. A placeholder is text, and refuses
+every operation that needs more than that. Then the function is called with two sample values for each input, and must
+build the same AppDef, with the text of the value in place of the placeholder. This finds conversions in C code, which
+reads a placeholder's text without asking it, but not every such condition: ``re.match("gpu-", x)`` is one.
 """
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import functools
 import inspect
 import math
-import re
 import shlex
-import textwrap
+import sys
 import traceback
-import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
@@ -28,12 +25,77 @@ from torchx import specs
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
-from torchx_kfp.authoring.references import Reference, fill_parameters, parameter, parameters_in
-from torchx_kfp.authoring.standins import MoreThanTextError, Text, Value
+from torchx_kfp.authoring.references import Reference, fill_parameters, parameter, parameter_text, parameters_in
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import AppDefError
 
 _IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
+#: Two values of each type, whose text differs in length and in what has to be quoted.
+_SAMPLES: dict[str, tuple[object, object]] = {
+    "STRING": ("a, 'b'\t${h} \"%s\" \\/ü\n", "7"),
+    "NUMBER_INTEGER": (-3, 10**6),
+    "NUMBER_DOUBLE": (-1.5, 1e9),
+    "BOOLEAN": (True, False),
+    "LIST": ([1, 2], ["a"]),
+    "STRUCT": ({"k": 1}, {"a": "b"}),
+}
+
+
+class ValueNeededError(BaseException):
+    """A function needs the value of a parameter. Not an ``Exception``: the function might catch that."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(name, what)
+        self.name = name
+        self.what = what
+
+
+class Placeholder(str):
+    """An input's text. It is a str, so that joins and f-strings in C code accept it."""
+
+    input_name: str
+
+    def __new__(cls, reference: Reference) -> Placeholder:
+        text = super().__new__(cls, parameter_text(reference))
+        text.input_name = reference.name
+        return text
+
+    def __format__(self, how: str) -> str:
+        if how:
+            raise ValueNeededError(self.input_name, f"the format {how!r}")
+        return self
+
+    def __str__(self) -> str:
+        return self
+
+    def __copy__(self) -> Placeholder:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Placeholder:
+        return self
+
+
+#: What turns a placeholder into text, or what Python itself needs.
+_ALLOWED = {"__add__", "__class__", "__doc__", "__init__", "__new__", "__str__", "__format__", "__radd__", "__rmod__"}
+_ALLOWED |= {"__getattribute__", "__setattr__", "__delattr__", "__init_subclass__", "__subclasshook__", "__dir__"}
+_ALLOWED |= {"__getnewargs__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__", "__module__"}
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    what = f"the operation {name.strip('_')}" if name.startswith("__") else f"its .{name}()"
+
+    def refuse(self: Placeholder, *args: Any, **options: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") == "shlex":
+            # Functions build shell programs with shlex.quote and shlex.join, which test the text to decide whether it
+            # needs quotes. Only the calling frame tells their tests from the function's own.
+            return getattr("".join([self]), name)(*args, **options) if name != "__bool__" else True
+        raise ValueNeededError(self.input_name, what)
+
+    return refuse
+
+
+for _operation in {*dir(str), "__bool__", "__complex__", "__float__", "__index__", "__int__"} - _ALLOWED:
+    setattr(Placeholder, _operation, _refusal(_operation))
 
 
 def call_function(
@@ -42,7 +104,7 @@ def call_function(
     options: Mapping[str, Any] | None = None,
     known: Collection[str] = (),
 ) -> tuple[specs.AppDef, dict[Reference, object]]:
-    """Call the function with these constants, and stand-ins for all other parameters.
+    """Call the function with these constants, and placeholders for all other parameters.
 
     Args:
         fn: a function that returns an AppDef.
@@ -53,141 +115,156 @@ def call_function(
     Returns:
         The AppDef, and the function's inputs with their defaults.
     """
-    signature = inspect.signature(fn)
-    _check_constants(fn, signature, constants, known)
-    inputs = dict(_inputs(fn, signature, constants))
-    defaults = {reference: signature.parameters[name].default for name, reference in inputs.items()}
-    app = _call(fn, signature, constants, inputs, options or {})
+    call = _Call(fn, constants, options or {})
+    call.check_constants(known)
+    inputs = dict(call.inputs())
+    app = call.build({name: Placeholder(reference) for name, reference in inputs.items()})
+    if not isinstance(app, specs.AppDef):
+        raise AppDefError(f"{call.title} returned {app!r}, but a TorchX component returns an AppDef.")
+    if misplaced := _misplaced_inputs(app):
+        call.refuse(misplaced)
+    app = _plain(app)
+    call.check_samples(app, inputs)
+    defaults = {reference: call.signature.parameters[name].default for name, reference in inputs.items()}
     return app, {ref: NO_DEFAULT if value is inspect.Parameter.empty else value for ref, value in defaults.items()}
 
 
-def _check_constants(
-    fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any], options: Collection[str]
-) -> None:
-    for name in constants:
-        if name not in signature.parameters:
-            known = ", ".join(signature.parameters) or "none"
-            hint = did_you_mean(name, [*signature.parameters, *options])
-            also = f" The options of a stage are: {', '.join(options)}." if options else ""
-            raise AppDefError(f"{_title(fn)} has no parameter {name!r}.{hint} Its parameters are: {known}.{also}")
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL and not isinstance(constants[name], list | tuple):
-            raise AppDefError(f"{name}={constants[name]!r} is for *{name} of the function {_name(fn)!r}: give a list.")
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a component function with constants and options of its stage."""
 
+    fn: Callable[..., Any]
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
 
-def _inputs(
-    fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any]
-) -> Iterator[tuple[str, Reference]]:
-    """Yield the parameters that become inputs."""
-    try:
-        hints = typing.get_type_hints(fn)
-    except Exception:  # an annotation has an unknown name: the annotations themselves may be enough
-        hints = dict(getattr(fn, "__annotations__", {}))
-    for name, declared in signature.parameters.items():
-        if name in constants or declared.kind in (declared.VAR_POSITIONAL, declared.VAR_KEYWORD):
-            continue
-        if declared.default is None:
-            continue
-        hint = hints.get(name, str if declared.default is declared.empty else type(declared.default))
-        members = [member for member in typing.get_args(hint) if member is not type(None)]
-        member: Any = members[0] if len(members) == 1 else None  # the T in Optional[T]
-        optional: Any = typing.get_origin(member) or member
-        kind = _IR_TYPES.get(typing.get_origin(hint) or hint) or _IR_TYPES.get(optional)
-        if kind is None or not is_input_name(name):
-            raise AppDefError(
-                f"The parameter {name!r} of the function {_name(fn)!r} has the type {_code_of(hint)}, but inputs of "
-                f"KFP components are str, int, float, bool, list or dict. Give it as a constant: "
-                f"component_from_function({_name(fn)}, {name}=...)."
-            )
-        default = declared.default
-        can_pass = isinstance(default, PYTHON_TYPES[kind])
-        if kind == "NUMBER_DOUBLE":
-            can_pass = type(default) in (int, float) and math.isfinite(default)
-        elif kind == "NUMBER_INTEGER":
-            can_pass = type(default) is int and abs(default) <= 2**53
-        if default is not declared.empty and not can_pass:
-            raise AppDefError(
-                f"The parameter {name!r} of the function {_name(fn)!r} has the default {default!r}, which KFP "
-                f"cannot pass on as its type. Give it as a constant: component_from_function({_name(fn)}, {name}=...)."
-            )
-        yield name, parameter(name, kind)
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.fn)
 
+    @property
+    def name(self) -> str:
+        fn: Any = self.fn
+        return str(getattr(fn.func if isinstance(fn, functools.partial) else fn, "__name__", "fn"))
 
-def _call(
-    fn: Callable[..., specs.AppDef],
-    signature: inspect.Signature,
-    constants: Mapping[str, Any],
-    inputs: Mapping[str, Reference],
-    options: Mapping[str, Any],
-) -> specs.AppDef:
-    """Build the AppDef with stand-ins for the inputs.
+    @property
+    def title(self) -> str:
+        return f"The function {self.name!r}"
 
-    If a parameter must be a constant, the function is called again with its default, to find all such parameters.
-    """
-    values: dict[str, Any] = {
-        name: Text(reference) if reference.type == "STRING" else Value(reference) for name, reference in inputs.items()
-    }
-    wrong: dict[str, str] = {}
-    app = None
-    while True:
-        bound = signature.bind_partial()
-        for name in signature.parameters:
-            if name in constants:
-                bound.arguments[name] = constants[name]
-            elif name in values:
-                bound.arguments[name] = values[name]
-        bound.apply_defaults()
+    def check_constants(self, options: Collection[str]) -> None:
+        parameters = self.signature.parameters
+        for name, value in self.constants.items():
+            if name not in parameters:
+                hint = did_you_mean(name, [*parameters, *options])
+                also = f" The options of a stage are: {', '.join(options)}." if options else ""
+                raise AppDefError(
+                    f"{self.title} has no parameter {name!r}.{hint} Its parameters are: "
+                    f"{', '.join(parameters) or 'none'}.{also}"
+                )
+            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL and not isinstance(value, list | tuple):
+                raise AppDefError(f"{name}={value!r} is for *{name} of the function {self.name!r}: give a list.")
+
+    def inputs(self) -> Iterator[tuple[str, Reference]]:
+        """Yield the parameters that become inputs."""
         try:
-            app = build(fn, bound)
-        except MoreThanTextError as error:
-            found = {error.name: f"{error.what}, {_line_of(fn, error)}"}
+            hints = typing.get_type_hints(self.fn)
+        except Exception:  # an annotation has an unknown name: the annotations themselves may be enough
+            hints = dict(getattr(self.fn, "__annotations__", {}))
+        for name, declared in self.signature.parameters.items():
+            default = declared.default
+            if (
+                name in self.constants
+                or default is None
+                or declared.kind in (declared.VAR_POSITIONAL, declared.VAR_KEYWORD)
+            ):
+                continue
+            hint = hints.get(name, str if default is declared.empty else type(default))
+            members = [member for member in typing.get_args(hint) if member is not type(None)]
+            member: Any = members[0] if len(members) == 1 else None  # the T in Optional[T]
+            optional: Any = typing.get_origin(member) or member
+            kind = _IR_TYPES.get(typing.get_origin(hint) or hint) or _IR_TYPES.get(optional)
+            what = None
+            if kind is None or not is_input_name(name):
+                what = f"type {_code_of(hint)}, but inputs of KFP components are str, int, float, bool, list or dict"
+            elif default is not declared.empty and not _can_pass(default, kind):
+                what = f"default {default!r}, which KFP cannot pass on as its type"
+            if what or kind is None:
+                raise AppDefError(
+                    f"The parameter {name!r} of the function {self.name!r} has the {what}. Give it as a constant: "
+                    f"component_from_function({self.name}, {name}=...)."
+                )
+            yield name, parameter(name, kind)
+
+    def build(self, values: Mapping[str, object]) -> Any:
+        """Call the function with these values, and name the line of what it raises."""
+        try:
+            return self._run(values)
+        except ValueNeededError as error:
+            self.refuse({error.name: f"{error.what}, {self._line_of(error)}"})
         except Exception as error:
             raise AppDefError(
-                f"{_title(fn)} failed with {type(error).__name__}: {error} ({_line_of(fn, error)}). It was called with "
-                f"stand-ins for its inputs ({', '.join(values) or 'none'}), whose values are known only at run time. "
-                f"Give parameters whose values it needs as constants: component_from_function({_name(fn)}, NAME=...)."
+                f"{self.title} failed with {type(error).__name__}: {error} ({self._line_of(error)}). It was called "
+                f"with placeholders for its inputs ({', '.join(values) or 'none'}), whose values are known only at run "
+                "time. Give parameters whose values it needs as constants: "
+                f"component_from_function({self.name}, NAME=...)."
             ) from error
-        else:
-            found = {name: f"{place}, {_lines_with(fn, name)}" for name, place in misplaced_inputs(app).items()}
-            if not found and isinstance(app, specs.AppDef):
-                left = {name: inputs[name] for name in inputs if name not in wrong}
-                found = {
-                    name: f"its text is not all that the AppDef depends on, {_lines_with(fn, name)}"
-                    for name in values_that_matter(fn, bound, app, left)
-                }
-                if not found and content(build(fn, bound)) != content(app):
-                    raise AppDefError(
-                        f"{_title(fn)} builds a different AppDef each time it is called, even from the same arguments "
-                        "(a time, a random number, an object that it changes). A component is made only once: give "
-                        f"values that change as constants, component_from_function({_name(fn)}, NAME=...)."
-                    )
-        wrong.update(found)
-        fixed = {name for name in found if signature.parameters[name].default is not inspect.Parameter.empty}
-        if fixed != set(found) or not found:
-            break
-        for name in fixed:
-            values[name] = signature.parameters[name].default
-    if wrong:
-        _refuse_inputs(fn, signature, {**constants, **options}, wrong)
-    if not isinstance(app, specs.AppDef):
-        raise AppDefError(f"{_title(fn)} returned {app!r}, but a TorchX component returns an AppDef.")
-    return app
+
+    def _run(self, values: Mapping[str, object]) -> Any:
+        """Call the function with copies, so that it cannot change the arguments."""
+        bound = self.signature.bind_partial()
+        given = {**self.constants, **values}
+        bound.arguments.update({name: given[name] for name in self.signature.parameters if name in given})
+        bound.apply_defaults()
+        bound.arguments.update(copy.deepcopy(bound.arguments))
+        return self.fn(*bound.args, **bound.kwargs)
+
+    def check_samples(self, app: specs.AppDef, inputs: Mapping[str, Reference]) -> None:
+        """Refuse inputs for which the function uses more than the text, judging by two values."""
+        placeholders = {name: Placeholder(reference) for name, reference in inputs.items()}
+        if _content(self.build(placeholders)) != _content(app):
+            raise AppDefError(
+                f"{self.title} builds a different AppDef each time it is called, even from the same arguments (a time, "
+                "a random number, an object that it changes). A component is made only once: give values that change "
+                f"as constants, component_from_function({self.name}, NAME=...)."
+            )
+        for name, reference in inputs.items():
+            for value in _SAMPLES[reference.type]:
+                try:
+                    is_same = _content(self._run({**placeholders, name: value})) == _content(app, {name: str(value)})
+                except ValueNeededError:  # for another input, in a branch that this value leads to
+                    is_same = False
+                except Exception:  # the function does not accept this value
+                    continue
+                if not is_same:
+                    self.refuse({name: f"the AppDef depends on more than its text: {value!r} makes a different one"})
+
+    def refuse(self, wrong: Mapping[str, str]) -> NoReturn:
+        defaults = {name: self.signature.parameters[name].default for name in wrong}
+        given = {name: "..." if value is inspect.Parameter.empty else repr(value) for name, value in defaults.items()}
+        given |= {name: _code_of(value) for name, value in {**self.constants, **self.options}.items()}
+        call = ", ".join([self.name, *map("=".join, given.items())])
+        raise AppDefError(
+            f"{self.title} uses parameters for more than text, so KFP cannot fill them in at run time:\n"
+            + "\n".join(f"- {name!r}: {why}" for name, why in wrong.items())
+            + f"\nGive them as constants: component_from_function({call})."
+        ) from None
+
+    def _line_of(self, error: BaseException) -> str:
+        """Return the line of the function that raised the error."""
+        fn: Any = self.fn
+        while isinstance(fn, functools.partial):
+            fn = fn.func
+        code = getattr(inspect.unwrap(fn), "__code__", None)
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code is code]
+        return f"{code.co_filename}:{lines[-1]}" if code and lines else "an unknown line"
 
 
-def _refuse_inputs(
-    fn: Callable[..., Any], signature: inspect.Signature, others: Mapping[str, Any], wrong: Mapping[str, str]
-) -> NoReturn:
-    lines = [f"- {name!r}: {why}" for name, why in wrong.items()]
-    defaults = {name: signature.parameters[name].default for name in wrong}
-    given = [
-        *(f"{name}={'...' if value is inspect.Parameter.empty else repr(value)}" for name, value in defaults.items()),
-        *(f"{name}={_code_of(value)}" for name, value in others.items()),
-    ]
-    raise AppDefError(
-        f"{_title(fn)} uses parameters for more than text, so KFP cannot fill them in at run time:\n"
-        + "\n".join(lines)
-        + f"\nGive them as constants: component_from_function({_name(fn)}, {', '.join(given)})."
-    ) from None
+def _can_pass(default: object, kind: str) -> bool:
+    """Return whether KFP can pass on a default."""
+    if kind == "NUMBER_DOUBLE":
+        return type(default) in (int, float) and math.isfinite(default)  # type: ignore[arg-type]
+    if kind == "NUMBER_INTEGER":
+        return type(default) is int and abs(default) <= 2**53
+    return isinstance(default, PYTHON_TYPES[kind])
 
 
 def _code_of(value: object) -> str:
@@ -197,148 +274,20 @@ def _code_of(value: object) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)
 
 
-def _line_of(fn: Callable[..., Any], error: BaseException) -> str:
-    """Return the line of the function that raised the error."""
-    code, line = _code(fn), 0
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is code:
-            line = number
-    return f"{code.co_filename}:{line}" if code else "an unknown line"
-
-
-def _lines_with(fn: Callable[..., Any], name: str) -> str:
-    """Describe the lines of the function that use the parameter."""
-    code = _code(fn)
-    if code is None:
-        return "an unknown line"
-    try:
-        lines, start = inspect.getsourcelines(code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError):  # there is no file, for example in an interactive session
-        return f"{code.co_filename}:{code.co_firstlineno}"
-    used = {
-        node.lineno + start - 1
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-    }
-    return f"{code.co_filename}:{', '.join(map(str, sorted(used) or [start]))}"
-
-
-def _code(fn: Any) -> types.CodeType | None:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return getattr(inspect.unwrap(fn), "__code__", None)
-
-
-def _title(fn: Callable[..., Any]) -> str:
-    return f"The function {_name(fn)!r}"
-
-
-def _name(fn: Any) -> str:
-    return str(getattr(fn.func if isinstance(fn, functools.partial) else fn, "__name__", "fn"))
-
-
-#: Values of each type. A function must build the same AppDef from them as from their text.
-_PROBES: dict[str, tuple[object, ...]] = {
-    "STRING": (
-        "Probe-A,b c:1/x.Y_",
-        'it\'s "2" ${h} %s',
-        "7",
-        "",
-        " pad\t",
-        "/abs//b/",
-        "../x",
-        "-1",
-        "s3://b/ü\n1",
-        "long" * 80,
-    ),
-    "NUMBER_INTEGER": (7, 12, 0, -3, 10**6),
-    "NUMBER_DOUBLE": (0.25, 3.5, -1.5, 1e9),
-    "BOOLEAN": (True, False),
-    "LIST": ([1, 2], ["a"]),
-    "STRUCT": ({"k": 1}, {"a": "b"}),
-}
-
-
-#: Texts of a function that are tried as values: how many, and how long they may be.
-_MOST_TEXTS, _LONGEST_TEXT = 300, 200
-
-
-def _texts_of(fn: Any) -> list[str]:
-    """Return texts with which the function may compare its inputs: constants in its code, and matches of patterns.
-
-    A stand-in cannot refuse every comparison: regular expressions read text in C, and an f-string makes plain text.
-    """
-    code = _code(fn)
-    names = getattr(inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn), "__globals__", {})
-    waiting: list[object] = [code]
-    read: set[types.CodeType] = set()
-    texts: list[str] = []
-    for value in waiting:  # grows
-        if isinstance(value, types.FunctionType) and value.__globals__ is names:
-            value = value.__code__
-        if isinstance(value, types.CodeType) and value not in read:
-            read.add(value)
-            waiting += [*value.co_consts, *(names.get(name) for name in value.co_names)]
-        values = (
-            value if isinstance(value, list | tuple | set | frozenset | dict) else [getattr(value, "pattern", value)]
-        )
-        texts += [text for one in values if isinstance(one, str) for text in (one, *_matches(one))]
-    return [text for text in dict.fromkeys(texts) if len(text) <= _LONGEST_TEXT][:_MOST_TEXTS]
-
-
-def _matches(pattern: str) -> list[str]:
-    """Return texts that a pattern probably matches, if it is one."""
-    text = re.sub(r"\\d|\[0-9\]", "7", pattern)
-    text = re.sub(r"\\w|(?<![\\[])\.|\[[^]]{2,}\]", "a", text)
-    return re.sub(r"\\[AbBZ]|\(\?:|[][()^$+*?\\]|\{[\d,]*\}", "", text).split("|")
-
-
-def build(fn: Callable[..., Any], bound: inspect.BoundArguments, **values: object) -> Any:
-    """Call the function, with copies so that it cannot change the arguments. Text of an AppDef becomes plain str."""
-    call = copy.copy(bound)
-    call.arguments = {**copy.deepcopy(bound.arguments), **values}
-    app = fn(*call.args, **call.kwargs)
-    return _plain(app) if isinstance(app, specs.AppDef) else app
-
-
-def values_that_matter(
-    fn: Callable[..., Any], bound: inspect.BoundArguments, app: specs.AppDef, inputs: Mapping[str, Reference]
-) -> Iterator[str]:
-    """Yield the inputs for which the function uses more than the text, judging by a few values."""
-    texts = _texts_of(fn)
-    more: dict[str, list[Any]] = {
-        "STRING": [*texts],
-        "NUMBER_INTEGER": [int(text) for text in texts if text.isdecimal()],
-    }
-    for name, reference in inputs.items():
-        default = inspect.signature(fn).parameters[name].default
-        given = () if default is inspect.Parameter.empty else (default,)
-        probes = (*_PROBES[reference.type], *given, *more.get(reference.type, ()))
-        for value in probes:
-            try:
-                built = build(fn, bound, **{name: value})
-            except MoreThanTextError:  # for another input, in a branch that this value leads to
-                yield name
-                break
-            except Exception:  # the function does not accept this value
-                continue
-            if not isinstance(built, specs.AppDef) or not _is_same(built, app, {name: str(value)}):
-                yield name
-                break
-
-
-def _is_same(built: specs.AppDef, app: specs.AppDef, texts: Mapping[str, str]) -> bool:
-    """Tell whether the AppDefs are equal, with these texts for inputs. Shell programs are compared word by word."""
-    built = _plain(built)  # a copy, which is changed below
-    for role, other in zip(built.roles, app.roles, strict=False):
-        words = [(str(arg),) for arg in other.args]
-        index = find_program((str(other.entrypoint),), words)
-        if index is not None and index < len(role.args):
-            program = content(other.args[index], texts)
-            if role.args[index] != program and _words(role.args[index]) == content(_words(other.args[index]), texts):
-                role.args[index] = program
-    return content(built) == content(app, texts)
+def _content(value: object, texts: Mapping[str, str] | None = None) -> object:
+    """Return an AppDef as plain data, with these texts for inputs. Shell programs are compared word by word."""
+    if isinstance(value, str):
+        return fill_parameters(_plain(value), texts or {})
+    if isinstance(value, specs.Role) and all(isinstance(word, str) for word in (value.entrypoint, *value.args)):
+        index = find_program((_plain(value.entrypoint),), [(_plain(arg),) for arg in value.args])
+        if index is not None:
+            args = [*value.args[:index], _words(_plain(value.args[index])), *value.args[index + 1 :]]
+            value = dataclasses.replace(value, args=args)
+    if dataclasses.is_dataclass(value):
+        return {item.name: _content(getattr(value, item.name), texts) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {_plain(key): _content(item, texts) for key, item in value.items()}
+    return [_content(item, texts) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _words(program: str) -> list[str]:
@@ -348,58 +297,38 @@ def _words(program: str) -> list[str]:
         return [program]
 
 
-def content(value: object, texts: Mapping[str, str] | None = None) -> object:
-    """Return the AppDef as plain data, with these texts for inputs."""
-    if isinstance(value, str):
-        return fill_parameters(value, texts or {})
-    if dataclasses.is_dataclass(value):
-        return {item.name: content(getattr(value, item.name), texts) for item in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {_plain_text(key): content(item, texts) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [content(item, texts) for item in value]
-    return value
-
-
-def misplaced_inputs(app: object) -> dict[str, str]:
+def _misplaced_inputs(app: specs.AppDef) -> dict[str, str]:
     """Return the inputs that the AppDef contains other than as text, and where they are."""
-    if not isinstance(app, specs.AppDef):
-        return {}
-    found = dict.fromkeys(_stand_ins([app.name, app.metadata]), "in the name or the metadata of the AppDef")
+    found = dict.fromkeys(_inputs_in([app.name, app.metadata]), "in the name or the metadata of the AppDef")
     for role in app.roles:
-        texts = [role.entrypoint, role.image, *role.args, *role.env.values()]
-        found.update(dict.fromkeys(_stand_ins([text for text in texts if not isinstance(text, str)]), "not as text"))
         for item in dataclasses.fields(role):
             value = getattr(role, item.name)
             if item.name == "env":
-                found.update(dict.fromkeys(_stand_ins(list(value)), "a name in env"))
+                found.update(dict.fromkeys(_inputs_in(list(value)), "a name in env"))
             elif item.name not in ("entrypoint", "image", "args"):
-                found.update(dict.fromkeys(_stand_ins(value), f"the field {item.name} of a role"))
+                found.update(dict.fromkeys(_inputs_in(value), f"the field {item.name} of a role"))
     return found
 
 
-def _stand_ins(value: object) -> list[str]:
-    """Return the inputs whose stand-ins are anywhere in the value."""
-    if isinstance(value, Value):
-        return [value.input_name]
+def _inputs_in(value: object) -> list[str]:
+    """Return the inputs whose text is anywhere in the value."""
     if isinstance(value, str):
-        return parameters_in(value)
+        return parameters_in(_plain(value))
     if dataclasses.is_dataclass(value):
         value = [getattr(value, item.name) for item in dataclasses.fields(value)]
     if isinstance(value, Mapping):
         value = [*value, *value.values()]
-    return [name for item in value for name in _stand_ins(item)] if isinstance(value, list | tuple | set) else []
+    return [name for item in value for name in _inputs_in(item)] if isinstance(value, list | tuple | set) else []
 
 
-def _plain(app: specs.AppDef) -> specs.AppDef:
-    """Copy the AppDef; its text becomes plain str."""
-    plain = copy.deepcopy(app)
-    for role in plain.roles:
-        role.entrypoint, role.image = _plain_text(role.entrypoint), _plain_text(role.image)
-        role.args = [_plain_text(arg) for arg in role.args]
-        role.env = {_plain_text(name): _plain_text(value) for name, value in role.env.items()}
-    return plain
-
-
-def _plain_text(value: Any) -> Any:
-    return "".join([value]) if isinstance(value, str) else value
+def _plain(value: Any) -> Any:
+    """Return text as plain str, and an AppDef as a copy with such text."""
+    if isinstance(value, str):
+        return "".join([value])
+    if isinstance(value, specs.AppDef):
+        value = copy.deepcopy(value)
+        for role in value.roles:
+            role.entrypoint, role.image = _plain(role.entrypoint), _plain(role.image)
+            role.args = [_plain(arg) for arg in role.args]
+            role.env = {_plain(name): _plain(text) for name, text in role.env.items()}
+    return value
