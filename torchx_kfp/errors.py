@@ -1,46 +1,4 @@
-"""The exceptions that torchx-kfp raises.
-
-    TorchxKfpError
-    ├── AppDefError          an AppDef cannot become a KFP stage without losing something
-    │   └── ChannelError         a pipeline channel is used where its value cannot be filled in
-    ├── ReadsError           a stage's `reads` or tracker base is invalid
-    │   └── UnknownAliasError    a stage reads nothing under this alias
-    ├── OutputsError         declared results or artifacts cannot become KFP outputs
-    │   └── UnknownOutputError   a stage has no output with this name
-    ├── SearchError          the arguments of a search are wrong
-    ├── WorkspaceError       a folder cannot travel with a run, or its archive cannot be used
-    ├── TrialError           a trial of an Ax experiment cannot be run, or its outcome cannot be read
-    ├── ProtocolError        the stage protocol's environment variables are malformed
-    ├── UnknownNameError     there is no result, output, input or artifact with this name
-    ├── NotInStageError      the process was not started as a tracked stage
-    ├── TrackerError         the tracker cannot read or write
-    │   ├── TrackerBaseError     the tracker base cannot be used
-    │   ├── MissingCredentialsError  the storage needs credentials, and none were found
-    │   ├── KeyRefusedError      a key would leave the tracker base, or cannot be stored
-    │   ├── ResultRefusedError   a result has a type or size that trackers do not accept
-    │   ├── CorruptResultError   stored data is not a JSON object of results
-    │   ├── MissingResultsError  a run has recorded no results
-    │   ├── MissingArtifactError a run has no artifact with this name, or did not store it
-    │   ├── CorruptArtifactError a stored artifact is not what was stored
-    │   └── MissingMetricError   a run has logged no steps of this metric
-    ├── MissingExtraError    a feature needs an extra that is not installed
-    ├── HostError            a request to a KFP host failed
-    │   ├── HostSettingsError    no host is given, or its settings are wrong
-    │   ├── HostUnreachableError the host does not answer, or something else answers in its place
-    │   │   └── HostAnswerLostError  its answer was lost; the request may have been carried out
-    │   ├── HostCredentialsError the host does not accept the credentials
-    │   ├── HostNotFoundError    the host does not have the requested object
-    │   └── HostRefusedError     the host rejected a request as invalid
-    └── LocalRunError        a compiled pipeline cannot be run on this machine
-        ├── UnsupportedPipelineError  the pipeline uses something that cannot run here
-        ├── PipelineFileError         the file is not a compiled pipeline
-        ├── ArgumentError             the arguments do not fit the pipeline
-        │   ├── UnknownRunError           no run has this name, or several match it
-        │   │   └── AmbiguousRunError     several runs match a name
-        │   └── UnknownTagError           no run among several has a tag of this name
-        ├── ContainerEngineError      no container engine answers
-        ├── StageFailedError          a stage of the run failed
-        └── StageNotFoundError        the run has no such stage, or several match
+"""The exceptions that torchx-kfp raises; the tree is in docs/reference/errors.md.
 
 Errors that the caller can fix by changing an argument are also ``ValueError``. ``exit_code`` is the exit code of the
 command line: 2 for invalid input, 1 for everything else.
@@ -87,20 +45,8 @@ class ReadsError(TorchxKfpError, ValueError):
     """A stage's ``reads`` or tracker base is invalid."""
 
 
-class UnknownAliasError(ReadsError, KeyError):
-    """A stage reads nothing under this alias."""
-
-    __str__ = Exception.__str__  # KeyError would put the message in quotes
-
-
 class OutputsError(TorchxKfpError, ValueError):
     """The results or artifacts that a stage declares cannot become KFP outputs."""
-
-
-class UnknownOutputError(OutputsError, KeyError):
-    """A stage has no output with this name."""
-
-    __str__ = Exception.__str__
 
 
 class SearchError(TorchxKfpError, ValueError):
@@ -116,9 +62,9 @@ class ProtocolError(TorchxKfpError, ValueError):
 
 
 class UnknownNameError(TorchxKfpError, KeyError):
-    """There is no result, output, input or artifact with this name. The message names those that exist."""
+    """There is no stage, result, output, alias or metric with this name. The message names those that exist."""
 
-    __str__ = Exception.__str__
+    __str__ = Exception.__str__  # KeyError would put the message in quotes
 
 
 class NotInStageError(TorchxKfpError, RuntimeError):
@@ -161,12 +107,6 @@ class MissingArtifactError(TrackerError, LookupError):
 
 class CorruptArtifactError(TrackerError, ValueError):
     """The files of a stored artifact are not those that were stored."""
-
-
-class MissingMetricError(TrackerError, KeyError):
-    """The run has logged no steps of this metric."""
-
-    __str__ = Exception.__str__
 
 
 class MissingExtraError(TorchxKfpError, ImportError):
@@ -247,9 +187,3 @@ class ContainerEngineError(LocalRunError):
 
 class StageFailedError(LocalRunError):
     """A stage of a run failed."""
-
-
-class StageNotFoundError(LocalRunError, KeyError):
-    """The run has no stage with this name, or several match it."""
-
-    __str__ = Exception.__str__

@@ -28,7 +28,7 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError, UnknownOutputError
+from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError, UnknownNameError
 
 pytestmark = pytest.mark.versions
 
@@ -668,7 +668,7 @@ REFUSED: dict[type[Exception], list[Row]] = {
     ReadsError: [*READS, (lambda: Stages().component(make_app(), tracker_base="x"), "tracker base", "component(")],
     OutputsError: OUTPUTS,
     TypeError: OPTIONS,
-    UnknownOutputError: [
+    UnknownNameError: [
         (inside(lambda _: component_from_app(make_app())().outputs["run_id"]), "'run_id'", "tracked=True"),
         (
             inside(lambda _: tracked(results={"accuracy": float, "n/m": int}).outputs["acuracy"]),

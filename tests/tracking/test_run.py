@@ -23,7 +23,6 @@ from torchx_kfp.errors import (
     ReadsError,
     ResultRefusedError,
     TrackerError,
-    UnknownAliasError,
     UnknownNameError,
 )
 from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
@@ -158,7 +157,7 @@ class TestParents:
         parents = stage(tmp_path, parents={"train": "p1/train/e1", "prepare": "p1/prepare/e1"}).parents
         with pytest.raises(KeyError) as caught:
             parents["trian"]
-        assert isinstance(caught.value, UnknownAliasError)
+        assert isinstance(caught.value, UnknownNameError)
         assert str(caught.value) == (
             "The stage 'p1/eval/e1' does not read anything under the alias 'trian'. Did you mean 'train'? It reads "
             "'train', 'prepare'. Aliases are declared in the pipeline: stages.task(app, reads={alias: task})."
@@ -166,7 +165,7 @@ class TestParents:
         assert "trian" not in parents
         assert parents.get("trian") is None
         with pytest.raises(
-            UnknownAliasError,
+            UnknownNameError,
             match=says("'x'", "'p1/eval/e1'", "stages.task(app, reads={alias: task})"),
         ):
             stage(tmp_path).parents["x"]

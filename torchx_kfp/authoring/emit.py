@@ -20,7 +20,7 @@ from torchx_kfp.common.sdk import quick_sdk
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
-from torchx_kfp.errors import ReadsError, UnknownOutputError
+from torchx_kfp.errors import ReadsError, UnknownNameError
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
@@ -83,11 +83,11 @@ class StageOutputs(dict[str, Any]):
         if isinstance(name, str) and output_name(name) in self:
             return self[output_name(name)]
         if name == RUN_ID:
-            raise UnknownOutputError(
+            raise UnknownNameError(
                 f"The stage {self.stage!r} has no output {RUN_ID!r}, because it is not tracked. Pass a tracker_base to "
                 "its task_from_app, or tracked=True to its component_from_function."
             )
-        raise UnknownOutputError(
+        raise UnknownNameError(
             f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(name, self)} Its outputs: "
             f"{', '.join(map(repr, self)) or 'none'}. To make a result or an artifact an output, declare it where the "
             "stage is made: results={'accuracy': float}."

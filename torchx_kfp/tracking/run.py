@@ -16,7 +16,7 @@ from torchx_kfp.errors import (
     ProtocolError,
     ReadsError,
     ResultRefusedError,
-    UnknownAliasError,
+    UnknownNameError,
 )
 from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
 from torchx_kfp.tracking.lineage import (
@@ -344,7 +344,7 @@ class FanIn(list[Run]):
 class Parents(Mapping[str, Run | FanIn]):
     """The runs that a stage reads, by alias. A fan-in is the list of its runs, in loop order.
 
-    An alias that does not exist raises ``UnknownAliasError``.
+    An alias that does not exist raises ``UnknownNameError``.
     """
 
     def __init__(self, run_id: str, reads: Mapping[str, protocol.RunIds], tracker: FsspecResultTracker) -> None:
@@ -358,7 +358,7 @@ class Parents(Mapping[str, Run | FanIn]):
             there = (
                 f"It reads {', '.join(map(repr, self._reads))}." if self._reads else "It does not read another stage."
             )
-            raise UnknownAliasError(
+            raise UnknownNameError(
                 f"The stage {self._run_id!r} does not read anything under the alias {shown(alias)}."
                 f"{did_you_mean(alias, self._reads)} {there} Aliases are declared in the pipeline: "
                 "stages.task(app, reads={alias: task})."

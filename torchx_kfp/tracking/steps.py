@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchx_kfp.common.extras import require
 from torchx_kfp.common.text import describe_unknown, shown
-from torchx_kfp.errors import MissingMetricError, ResultRefusedError
+from torchx_kfp.errors import ResultRefusedError, UnknownNameError
 from torchx_kfp.tracking.results import check_results, scalar
 from torchx_kfp.tracking.statements import StatementKind
 from torchx_kfp.tracking.store import Store, time_name
@@ -82,10 +82,10 @@ class Curve:
 
 
 class History(dict[str, Curve]):
-    """The curves of a run by name. A name that does not exist raises ``MissingMetricError``."""
+    """The curves of a run by name. A name that does not exist raises ``UnknownNameError``."""
 
     def __missing__(self, name: str) -> Curve:
-        raise MissingMetricError(
+        raise UnknownNameError(
             f"{describe_unknown('The run', 'metric', name, sorted(self))} A stage logs metrics with "
             "current_run().log(step, loss=0.3)."
         )

@@ -8,7 +8,7 @@ from kfp import dsl
 
 from tests.execution.local.components import shell, shell_out
 from tests.facts import says
-from torchx_kfp.errors import StageNotFoundError, UnknownNameError
+from torchx_kfp.errors import UnknownNameError
 
 
 @dsl.container_component
@@ -44,7 +44,7 @@ def test_a_stage_is_found_by_its_name(result):
     assert result["inner-2/shell-out"].name == "inner-2[0]/shell-out", "a loop of one iteration needs no index"
     assert [stage.name for stage in result.all("inner/shell-out")] == ["inner[0]/shell-out", "inner[1]/shell-out"]
     assert result.all("nothing") == []
-    with pytest.raises(StageNotFoundError, match=says("'shel'", "'shell'", "inner")):
+    with pytest.raises(UnknownNameError, match=says("'shel'", "'shell'", "inner")):
         result["shel"]
     with pytest.raises(KeyError, match=says("result.all('inner/shell-out')")):
         result["inner/shell-out"]

@@ -23,7 +23,7 @@ from torchx_kfp.common.text import (
     shown,
 )
 from torchx_kfp.contract.protocol import Execution
-from torchx_kfp.errors import StageFailedError, StageNotFoundError
+from torchx_kfp.errors import StageFailedError, UnknownNameError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.vocabulary import State
@@ -155,11 +155,11 @@ class RunResult:
         """Return the stage with this name: ``result["train"]``, ``result["inner/train[2]"]``.
 
         Raises:
-            StageNotFoundError: no stage has this name, or several do, as in a loop. The message lists the stages.
+            UnknownNameError: no stage has this name, or several do, as in a loop. The message lists the stages.
         """
         found = [stage for stage in self.stages if stage.name == name] or self.all(name)
         if len(found) != 1:
-            raise StageNotFoundError(self._not_found(name, [stage.name for stage in found]))
+            raise UnknownNameError(self._not_found(name, [stage.name for stage in found]))
         return found[0]
 
     def all(self, name: str) -> list[StageResult]:
