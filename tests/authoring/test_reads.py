@@ -62,7 +62,6 @@ def test_dependencies_follow_from_what_is_read() -> None:
     [
         (lambda trial: {"trials": dsl.Collected(trial.outputs["run_id"])}, "trials"),
         (lambda trial: [dsl.Collected(trial.outputs["run_id"])], "trial"),
-        (dsl.Collected, "trial"),
     ],
 )
 def test_a_fan_in_over_a_loop(reads: Callable[[Any], Any], alias: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -118,7 +117,12 @@ def parse(value: object, where: str) -> Parts:
     if isinstance(value, pipeline_channel.PipelineChannel):
         return (_reference(value, where),)
     if not isinstance(value, str):
-        raise AppDefError(_no_text(value, where))
+        shown = f"the task {value.name!r}" if isinstance(value, dsl.PipelineTask) else repr(value)
+        raise AppDefError(
+            f"{where} is {shown} ({type(value).__name__}), but must be a string or a channel: a parameter, "
+            "task.outputs['...'] or a loop's item. "
+            "To read a task's results through the tracker, give reads=task."
+        )
     if value in _PLACEHOLDERS:
         return (Reference(value, value, _PLACEHOLDERS[value], "STRING"),)
     for placeholder in _PLACEHOLDERS:
@@ -199,24 +203,6 @@ def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
         return str(type_utils.get_parameter_type_name(channel.channel_type))
     except (ValueError, TypeError, AttributeError):
         return "ARTIFACT"
-
-
-def _no_text(value: object, where: str) -> str:
-    if isinstance(value, dsl.PipelineTask):
-        return (
-            f"{where} is the task {value.name!r}. Pass one of its outputs, task.outputs['...'], or read its results "
-            "through the tracker with reads=task."
-        )
-    if isinstance(value, pipeline_channel.ConditionOperation):
-        return (
-            f"{where} is a comparison of pipeline channels, which only dsl.If accepts. Pass the values, and compare "
-            "them in the application."
-        )
-    if value is None:
-        return f"{where} is None, but must be a string. Leave it out, or pass '' if you mean an empty one."
-    # Only for these types is the text of the value likely to be meant.
-    meant = f": write {str(value)!r}" if isinstance(value, (int, float, os.PathLike)) else ""
-    return f"{where} is {value!r} ({type(value).__name__}), but must be a string{meant}."
 
 
 def _refuse_lost(text: str, where: str) -> None:

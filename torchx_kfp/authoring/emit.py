@@ -202,9 +202,10 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
     if plan.resources.memory:
         task.set_memory_request(plan.resources.memory).set_memory_limit(plan.resources.memory)
     if plan.resources.accelerator:
-        task.set_accelerator_type(plan.resources.accelerator.type)
+        kind, count = plan.resources.accelerator
+        task.set_accelerator_type(kind)
         # The count is assigned directly, because kfp 2.14's setter accepts only 0, 1, 2, 4, 8 and 16.
-        task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(plan.resources.accelerator.count)
+        task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(count)
     if not plan.cache:
         task.set_caching_options(False)
     _configure_pod(task, plan)

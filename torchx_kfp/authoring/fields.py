@@ -7,14 +7,12 @@ that KFP cannot do; errors name the field and the way out.
 
 from __future__ import annotations
 
-import math
 import os
 import posixpath
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torchx import specs
 
@@ -69,47 +67,14 @@ GPU = "nvidia.com/gpu"
 _ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller, engine='volcano' needs Volcano"
 _ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
 
-#: The type of each field, and the name of that type in errors. Tuples are accepted as lists.
-APPDEF_TYPES: Mapping[str, tuple[type, str]] = {
-    "roles": (list, "a list of Roles"),
-    "metadata": (Mapping, "a dict"),
-}
-ROLE_TYPES: Mapping[str, tuple[type, str]] = {
-    "args": (list, "a list of strings"),
-    "env": (Mapping, "a dict of strings"),
-    "metadata": (Mapping, "a dict"),
-    "mounts": (list, "a list of mounts"),
-    "resource": (specs.Resource, "a torchx.specs.Resource"),
-}
-RESOURCE_TYPES: Mapping[str, tuple[type, str]] = {
-    "capabilities": (Mapping, "a dict"),
-    "devices": (Mapping, "a dict of numbers"),
-}
-#: The type of a list's items, or of a dict's keys, by field. Args and the values of env may be channels.
-_ITEM_TYPES: Mapping[str, Any] = {
-    "roles": specs.Role,
-    "env": str,
-    "mounts": specs.BindMount | specs.VolumeMount | specs.DeviceMount,
-    "capabilities": str,
-    "devices": str,
-}
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """A device type of Kubernetes, and how many of these devices a stage gets."""
-
-    type: str
-    count: int
-
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a stage as Kubernetes writes them; None if the stage does not ask for one."""
+    """The resources of a stage as Kubernetes writes them: None for no limit; a type of device, and its count."""
 
     cpu: str | None = None
     memory: str | None = None
-    accelerator: Accelerator | None = None
+    accelerator: tuple[str, int] | None = None
 
 
 def read_role(app: specs.AppDef) -> specs.Role:
@@ -140,19 +105,14 @@ def read_role(app: specs.AppDef) -> specs.Role:
 
 
 def check_app(app: specs.AppDef) -> None:
-    """Reject an AppDef whose own fields have wrong types, and one without roles."""
+    """Reject what is not an AppDef, and one without a name or roles."""
     if not isinstance(app, specs.AppDef):
-        name = getattr(app, "__name__", None)
-        way_out = f"Call it, {name}(...), or make a component of it: component_from_function({name})."
+        name = getattr(app, "__name__", "component")
         raise AppDefError(
-            f"An AppDef is needed, got the function {name!r}. {way_out}"
-            if callable(app) and name
-            else f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one."
+            f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one: call it, "
+            f"{name}(...), or make a component of it: component_from_function({name})."
         )
     check_name(app.name, "AppDef.name")
-    check_types(app, f"AppDef {app.name!r}", APPDEF_TYPES)
-    if contains_channel(app.metadata):
-        raise ChannelError(f"metadata of AppDef {app.name!r} contains a pipeline channel, but nothing reads it there.")
     if not app.roles:
         raise AppDefError(f"AppDef {app.name!r} has no roles. Give it one: AppDef(name=..., roles=[Role(...)]).")
 
@@ -161,11 +121,56 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     """Reject what no stage can do with a role; return the role's place, for further errors."""
     where = f"role {role.name!r} of AppDef {app.name!r}"
     check_name(role.name, f"The name of {where}")
-    check_types(role, where, ROLE_TYPES)
-    check_types(role.resource, f"resource of {where}", RESOURCE_TYPES)
-    refuse_channels(role, where)
-    _refuse_fields(role, where)
+    _refuse_channels(role, where)
+    if isinstance(role.args, str):  # each of its characters would be an argument
+        raise AppDefError(f"args of {where} is {role.args!r}; give a list of strings.")
+    # Comparing a channel with == makes a condition for dsl.If, which counts as true.
+    for name, what in (("entrypoint", "the program to run"), ("image", "a container image")):
+        value = getattr(role, name)
+        if isinstance(value, str) and value in ("", specs.MISSING):
+            raise AppDefError(f"{where} has no {name}. Set Role.{name} to {what}.")
+    if isinstance(role.entrypoint, str):
+        _check_entrypoint(role.entrypoint, where)
+    if getattr(role, "base_image", None):
+        raise AppDefError(
+            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "
+            "instead."
+        )
+    if isinstance(role.image, str) and find_rewritten(role.image) and not contains_channel(role.image):
+        raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
     return where
+
+
+def _check_entrypoint(entrypoint: str, where: str) -> None:
+    if entrypoint.startswith("-"):
+        raise AppDefError(
+            f"The entrypoint of {where} is {entrypoint!r}, which looks like an option. Set it to a program, and put "
+            "options into Role.args."
+        )
+    program, *args = entrypoint.split()
+    if args and "{{" not in program:
+        warn_caller(
+            f"The entrypoint of {where} is {entrypoint!r}, a program with spaces in its name. Arguments belong in "
+            f"args: entrypoint={program!r}, args={args!r}."
+        )
+
+
+def _refuse_channels(role: specs.Role, where: str) -> None:
+    """Reject channels in fields that must be known when the pipeline is compiled."""
+    mounts = [vars(mount) for mount in role.mounts if hasattr(mount, "__dict__")]
+    fields = ("num_replicas", "min_replicas", "max_retries", "port_map", "metadata", "retry_policy")
+    values = {name: getattr(role, name) for name in fields}
+    for name, value in {**values, "mounts": mounts, "the names in env": list(role.env)}.items():
+        if contains_channel(value):
+            raise ChannelError(
+                f"{name} of {where} contains a pipeline channel. Its value must be known when the pipeline is "
+                "compiled: channels work in entrypoint, args, the values of env, and image."
+            )
+    if contains_channel(vars(role.resource)):
+        raise ChannelError(
+            f"resource of {where} contains a pipeline channel. Set it on the task instead: "
+            "task_from_app(...).set_cpu_limit(channel), set_memory_limit and set_accelerator_limit take channels."
+        )
 
 
 def check_name(name: object, where: str) -> None:
@@ -178,13 +183,12 @@ def check_name(name: object, where: str) -> None:
 
 
 def read_resources(role: specs.Role) -> Resources:
-    """Read the role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
+    """Return the role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
     resource, where = role.resource, f"role {role.name!r}"
-    memory = number(resource.memMB, f"resource.memMB of {where}")
-    if 0 < memory < LAUNCHER_MB:
+    if 0 < resource.memMB < LAUNCHER_MB:
         warn_caller(
-            f"resource.memMB of {where} is {memory}, but KFP's launcher runs within the stage's limit. It needs about "
-            f"{LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
+            f"resource.memMB of {where} is {resource.memMB}, but KFP's launcher runs within the stage's limit. It "
+            f"needs about {LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
         )
     counts = read_devices(resource, where)
@@ -193,14 +197,12 @@ def read_resources(role: specs.Role) -> Resources:
             f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}), but a KFP task "
             "can have only one. Ask for one of them, or give an engine, such as engine='job', whose pods can have more."
         )
-    accelerator = next((Accelerator(name, count) for name, count in counts.items()), None)
-    return Resources(**read_amounts(resource, where), accelerator=accelerator)
+    return Resources(**read_amounts(resource, where), accelerator=next(iter(counts.items()), None))
 
 
 def read_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
     """Read cpu and memory as Kubernetes writes them. Those that the resource does not ask for are left out."""
-    cpu = number(resource.cpu, f"resource.cpu of {where}")
-    memory = number(resource.memMB, f"resource.memMB of {where}")
+    cpu, memory = resource.cpu, resource.memMB
     amounts = {}
     # TorchX declares cpu as an int, but people ask for half a core. Millicores can express both, as in its Kubernetes
     # scheduler.
@@ -246,76 +248,13 @@ def read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
 
 
 def read_retries(role: specs.Role) -> int:
-    """Read how often a failed stage is retried."""
-    retries = number(role.max_retries, f"max_retries of role {role.name!r}")
-    if retries < 0 or retries != int(retries):
-        raise AppDefError(f"max_retries of role {role.name!r} is {role.max_retries!r}; give a whole number, 0 or more.")
-    return int(retries)
-
-
-def check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:
-    """Reject fields whose type differs from TorchX's declaration, since a dataclass does not check types."""
-    for name, (kind, what) in types.items():
-        field = getattr(value, name)
-        items = field if kind in (list, Mapping) and isinstance(field, list | tuple | Mapping) else ()
-        if not isinstance(field, (list, tuple) if kind is list else kind):
-            raise AppDefError(f"{name} of {where} is {shown_value(field)} ({type(field).__name__}); give {what}.")
-        wanted = _ITEM_TYPES.get(name, object)
-        for item in items:
-            if not isinstance(item, wanted):
-                raise AppDefError(f"{name} of {where} has {shown_value(item)} ({type(item).__name__}); give {what}.")
+    """Return how often a failed stage is retried."""
+    return whole_number(role.max_retries, f"max_retries of role {role.name!r}", 0)
 
 
 def shown_value(value: object) -> str:
     """Return the value for an error."""
     return "a pipeline channel" if contains_channel(value) else repr(value)
-
-
-def refuse_channels(role: specs.Role, where: str) -> None:
-    compile_time = ("num_replicas", "min_replicas", "max_retries", "port_map", "mounts", "metadata", "retry_policy")
-    for name in compile_time:
-        value = getattr(role, name)
-        values = [vars(mount) for mount in value] if name == "mounts" else value
-        if contains_channel(values):
-            raise ChannelError(
-                f"{name} of {where} contains a pipeline channel. Its value must be known when the pipeline is "
-                "compiled: channels work in entrypoint, args, the values of env, and image."
-            )
-    if contains_channel(list(role.env)):
-        raise ChannelError(f"env of {where} has a pipeline channel as a name. Channels work in the values of env.")
-    if contains_channel(vars(role.resource)):
-        raise ChannelError(
-            f"resource of {where} contains a pipeline channel. Set it on the task instead: "
-            "task_from_app(...).set_cpu_limit(channel), set_memory_limit and set_accelerator_limit take channels."
-        )
-
-
-def _refuse_fields(role: specs.Role, where: str) -> None:
-    # Comparing a channel with == makes a condition for dsl.If, which counts as true.
-    entrypoint = role.entrypoint if isinstance(role.entrypoint, str) else "channel"
-    image = role.image if isinstance(role.image, str) else "channel"
-    if entrypoint in ("", specs.MISSING):
-        raise AppDefError(f"{where} has no entrypoint. Set Role.entrypoint to the program to run.")
-    if entrypoint.startswith("-"):
-        raise AppDefError(
-            f"The entrypoint of {where} is {role.entrypoint!r}, which looks like an option. Set it to a program, and "
-            "put options into Role.args."
-        )
-    program, *args = entrypoint.split()
-    if args and "{{" not in program:
-        warn_caller(
-            f"The entrypoint of {where} is {role.entrypoint!r}, a program with spaces in its name. Arguments belong in "
-            f"args: entrypoint={program!r}, args={args!r}."
-        )
-    if image in ("", specs.MISSING):
-        raise AppDefError(f"{where} has no image. Set Role.image to a container image.")
-    if getattr(role, "base_image", None):
-        raise AppDefError(
-            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "
-            "instead."
-        )
-    if find_rewritten(image) and not contains_channel(image):
-        raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
 
 
 def read_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
@@ -352,19 +291,15 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-def number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a finite number.")
-    return value
+def whole_number(value: object, where: str, least: int) -> int:
+    """Return the value if it is a whole number and not less than this."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or value < least:
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a whole number, {least} or more.")
+    return int(value)
 
 
 def read_devices(resource: specs.Resource, where: str) -> dict[str, int]:
-    """Read how many devices of each type the resource asks for."""
-    counts = {}
-    for name, given in {GPU: resource.gpu, **resource.devices}.items():
-        count = number(given, f"the count of {name} of {where}")
-        if count != int(count):
-            raise AppDefError(f"resource of {where} asks for {count!r} of {name}; give a whole number.")
-        if count > 0:
-            counts[name] = int(count)
-    return counts
+    """Return how many devices of each type the resource asks for."""
+    counts = {GPU: resource.gpu, **resource.devices}
+    whole = {name: whole_number(count, f"the count of {name} of {where}", -1) for name, count in counts.items()}
+    return {name: count for name, count in whole.items() if count > 0}

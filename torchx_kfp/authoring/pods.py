@@ -12,7 +12,7 @@ from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import role_to_pod, sanitize_for_serialization
 
 from torchx_kfp.authoring.engines.engine import ROLE_LABEL, STAGE_LABEL, Engine, Manifest, marker
-from torchx_kfp.authoring.fields import number, read_amounts, read_devices, read_node_selector
+from torchx_kfp.authoring.fields import read_amounts, read_devices, read_node_selector, whole_number
 from torchx_kfp.errors import AppDefError
 
 #: The fields of a pod that an overlay can change.
@@ -75,13 +75,13 @@ def read_ports(role: specs.Role) -> dict[str, int]:
     """Return the ports by names that Kubernetes accepts: 15 characters, with a letter, each in one place."""
     ports: dict[str, int] = {}
     for name, port in (role.port_map or {}).items():
-        value = number(port, f"port_map[{name!r}] of role {role.name!r}")
-        if value != int(value) or not 0 < value < 65536:
+        value = whole_number(port, f"port_map[{name!r}] of role {role.name!r}", 1)
+        if value > 65535:
             raise AppDefError(f"port_map[{name!r}] of role {role.name!r} is {port!r}; give a port from 1 to 65535.")
         label = re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")[:15].strip("-")
-        others = (f"port-{int(value)}{suffix}" for suffix in ("", *map("-{}".format, range(len(ports)))))
+        others = (f"port-{value}{suffix}" for suffix in ("", *map("-{}".format, range(len(ports)))))
         taken = label in ports or not re.search("[a-z]", label)
-        ports[next(other for other in others if other not in ports) if taken else label] = int(value)
+        ports[next(other for other in others if other not in ports) if taken else label] = value
     return ports
 
 

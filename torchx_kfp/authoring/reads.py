@@ -57,25 +57,6 @@ class CollectedRuns:
 #: What an alias stands for: a reference to a run id, several run ids, or a run id as text.
 ReadSource = Reference | CollectedRuns | str
 
-_collect = dsl.Collected.__init__
-
-
-def _collect_output_or_run_id(self: dsl.Collected, output: object) -> None:
-    """Let ``dsl.Collected(task)`` collect the run ids of a stage."""
-    if isinstance(output, dsl.PipelineTask):
-        if RUN_ID not in output.outputs:
-            names = ", ".join(map(repr, output.outputs)) or "none"
-            raise ReadsError(
-                f"dsl.Collected is given the task {output.name!r}, which is not tracked and has no run ids. Name one "
-                f"of its outputs: dsl.Collected(task.outputs['...']). Its outputs: {names}."
-            )
-        output = output.outputs[RUN_ID]
-    _collect(self, output)
-
-
-# KFP would fail with an AttributeError before any function here gets the object.
-dsl.Collected.__init__ = _collect_output_or_run_id
-
 
 def remember_stage(task: dsl.PipelineTask, stage: TaskStage) -> None:
     """Remember which stage the task is. The stage's name is its default alias when it is read."""
@@ -96,16 +77,19 @@ def parse_reads(reads: object) -> dict[str, ReadSource]:
     if reads is None:
         return {}
     if isinstance(reads, Mapping):
-        if _are_outputs(reads):
-            raise ReadsError("reads has the outputs of a task. Pass the task itself: reads=task.")
-        for alias in reads:
-            check_alias(alias)
-        return {alias: _source(what, f"reads[{alias!r}]") for alias, what in reads.items()}
+        return {check_alias(alias): _source(what, f"reads[{alias!r}]") for alias, what in reads.items()}
     if isinstance(reads, str | pipeline_channel.PipelineChannel) or not isinstance(reads, Iterable):
         reads = [reads]
     sources: dict[str, ReadSource] = {}
     for what in reads:
-        alias = _default_alias(what)
+        task: Any = what.output.task if isinstance(what, dsl.Collected) else what
+        if not isinstance(task, dsl.PipelineTask):
+            raise ReadsError(
+                f"reads has {_show(what)}, which is not a task. Pass the task itself: reads=task. If this is a run id, "
+                "give it an alias: reads={'train': ...}."
+            )
+        stage = stage_of(task)
+        alias = stage.name if stage else str(task.component_spec.name)
         if alias in sources:
             raise ReadsError(
                 f"reads has two stages named {alias!r}. Give each its own alias: "
@@ -153,129 +137,68 @@ def parse_tracker_base(tracker_base: object) -> Parts:
     return parts
 
 
-def _default_alias(what: object) -> str:
-    task: Any = what.output.task if isinstance(what, dsl.Collected) else what
-    if isinstance(task, dsl.PipelineTask):
-        stage = stage_of(task)
-        return stage.name if stage else str(task.component_spec.name)
-    if isinstance(what, str) and not contains_channel(what):
-        raise ReadsError(
-            f"reads has the text {what!r}. Pass the task: reads=task. If this is a run id, give it an alias: "
-            f"reads={{'train': {what!r}}}."
-        )
-    parts = parse(what, "reads") if isinstance(what, str) else (what,)
-    if len(parts) > 1:
-        raise _mixed_text(what, "reads")
-    channel = parts[0].argument if isinstance(parts[0], Reference) else what
-    if isinstance(channel, pipeline_channel.PipelineChannel):
-        raise _without_alias(channel)
-    raise _not_readable(what, "reads")
-
-
-def _are_outputs(reads: Mapping[Any, Any]) -> bool:
-    """Return whether the author passed ``task.outputs``, whose names are not aliases."""
-    tasks = (what.task for what in reads.values() if isinstance(what, pipeline_channel.PipelineChannel))
-    return any(isinstance(task, dsl.PipelineTask) and task.outputs is reads for task in tasks)
-
-
-def _without_alias(channel: pipeline_channel.PipelineChannel) -> ReadsError:
-    """Return the error for a channel that reads has in place of a task."""
-    made_by = channel.task if channel.task_name else None
-    what = f"the output {channel.name!r} of the task {channel.task_name!r}" if made_by else _show(channel)
-    if stage_of(made_by) and channel.name == RUN_ID:
-        return ReadsError(f"reads has {what}. Pass the task itself: reads=task.")
-    way_out = " To read the results of that task, pass the task itself: reads=task." if stage_of(made_by) else ""
-    return ReadsError(
-        f"reads has {what}.{way_out} If this is a run id, give it an alias: "
-        f"reads={{{channel.task_name or channel.name!r}: ...}}."
-    )
-
-
-def _not_readable(what: object, where: str) -> ReadsError:
-    return ReadsError(
-        f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a channel "
-        "or a string)."
-    )
-
-
 def _source(what: object, where: str) -> ReadSource:
     if isinstance(what, dsl.PipelineTask):
-        if RUN_ID not in what.outputs and what.pipeline_spec is not None:
-            raise ReadsError(
-                f"{where} is the task {what.name!r}, a nested pipeline. Let it return the run id of the stage, "
-                f"task.outputs[{RUN_ID!r}], and read this output: reads={{{what.name!r}: task.output}}."
-            )
         if RUN_ID not in what.outputs:
             raise ReadsError(
-                f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}, because it is not tracked. Pass a "
-                "tracker_base to its task_from_app, or tracked=True to its component_from_function. If it is a task of "
-                "another component, use its outputs as channels."
+                f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}. Give its stage a tracker_base "
+                "(task_from_app) or tracked=True (a component). Let a nested pipeline return the run id of its stage, "
+                f"and read that: reads={{{what.name!r}: task.output}}. For other components, use outputs as channels."
             )
-        return _source(what.outputs[RUN_ID], where)
-    if isinstance(what, pipeline_channel.PipelineChannel):
-        return _channel_source(what, where)
-    if isinstance(what, str):
-        return _text_source(what, where)
+        what = what.outputs[RUN_ID]
     if isinstance(what, list | tuple):
         sources = tuple(_source(item, f"{where}[{index}]") for index, item in enumerate(what))
         if any(isinstance(source, CollectedRuns) for source in sources):
             raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in its own alias.")
         return CollectedRuns(tuple(source for source in sources if not isinstance(source, CollectedRuns)))
-    raise _not_readable(what, where)
-
-
-def _mixed_text(text: object, where: str) -> ReadsError:
-    return ReadsError(f"{where} is {text!r}, text with a pipeline channel inside. Pass the task or the channel itself.")
+    if isinstance(what, str):
+        parts = parse(what, where)
+        if len(parts) > 1:
+            raise ReadsError(
+                f"{where} is {what!r}, text with a pipeline channel inside. Pass the task or the channel itself."
+            )
+        if not isinstance(parts[0], Reference):
+            return _run_id(what, where)
+        if parts[0].argument is None:  # an input of a component
+            return parts[0]
+        what = parts[0].argument
+    if isinstance(what, pipeline_channel.PipelineChannel):
+        return _channel_source(what, where)
+    raise ReadsError(
+        f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a channel "
+        "or a string)."
+    )
 
 
 def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> ReadSource:
     collected = isinstance(channel, dsl.Collected)
-    kind = ir_type(channel.output if collected else channel)
-    if collected and not is_in_loop(channel.output):
+    item = channel.output if collected else channel
+    kind = ir_type(item)
+    if kind != "STRING" and (collected or kind != "LIST"):
         raise ReadsError(
-            f"{where} collects {_show(channel.output)}, whose task runs once: it is not in a loop that ends before "
-            "this line. Pass the task itself; dsl.Collected is for tasks of a dsl.ParallelFor loop, after that loop."
+            f"{where} is {_show(item)} of type {kind}, which is not a run id. Give a task, "
+            "dsl.Collected(task.outputs['run_id']), or a channel for a run id or a list of run ids."
         )
-    if collected and kind != "STRING":
+    if collected and not is_in_loop(item):
         raise ReadsError(
-            f"{where} collects {_show(channel.output)} of type {kind}, which is not a run id. Write "
-            "dsl.Collected(task.outputs['run_id'])."
+            f"{where} collects {_show(item)}, whose task runs once: it is not in a loop that ends before this line. "
+            "Pass the task itself; dsl.Collected is for tasks of a dsl.ParallelFor loop, after that loop."
         )
-    if kind not in ("STRING", "LIST"):
-        raise ReadsError(
-            f"{where} is {_show(channel)} of type {kind}. A run id is a string, a fan-in a list of strings."
-        )
-    if collected:
-        return CollectedRuns(Reference(channel_key(channel), channel, channel.name, "LIST"))
-    check_in_scope(channel, where)
-    reference = Reference(channel_key(channel), channel, channel.name, kind)
-    return CollectedRuns(reference) if kind == "LIST" else reference
+    if not collected:
+        check_in_scope(channel, where)
+    reference = Reference(channel_key(channel), channel, channel.name, "LIST" if collected else kind)
+    return CollectedRuns(reference) if reference.type == "LIST" else reference
 
 
-def _text_source(run_id: str, where: str) -> ReadSource:
-    parts = parse(run_id, where)
-    if len(parts) > 1:
-        raise _mixed_text(run_id, where)
-    if isinstance(parts[0], Reference):
-        argument = parts[0].argument
-        if argument is None:  # an input of a component
-            return parts[0]
-        if isinstance(argument, pipeline_channel.PipelineChannel):
-            return _channel_source(argument, where)
+def _run_id(text: str, where: str) -> str:
     # Run ids are ASCII, like those that a stage's script makes, and must read the same in JSON.
-    if (
-        not run_id
-        or not (run_id.isascii() and run_id.isprintable())
-        or find_rewritten(run_id)
-        or set(run_id) & set('"\\')
-    ):
-        raise ReadsError(f"{where} is {run_id!r}, which is not a run id. A run id looks like 'run/stage/execution'.")
-    if "/" not in run_id:
+    is_plain = text.isascii() and text.isprintable() and not find_rewritten(text) and not set(text) & set('"\\')
+    if "/" not in text or not is_plain:
         raise ReadsError(
-            f"{where} is {run_id!r}, which is not a run id ('run/stage/execution'). To read a stage of this pipeline, "
-            f"give its task, not its name: reads={run_id if run_id.isidentifier() else 'task'}."
+            f"{where} is {text!r}, which is not a run id ('run/stage/execution'). To read a stage of this pipeline, "
+            f"give its task, not its name: reads={text if text.isidentifier() else 'task'}."
         )
-    return check_word(run_id, where)
+    return check_word(text, where)
 
 
 def _show(what: object) -> str:

@@ -6,7 +6,6 @@ Where an engine makes a difference, ``WITH_ENGINE`` says which; everything else 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 from kfp import dsl
@@ -25,7 +24,7 @@ from torchx_kfp.authoring.application import (
 from torchx_kfp.authoring.channels import check_parts, contains_channel, may_be_a_whole_number, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
-from torchx_kfp.authoring.fields import FIELDS, check_app, check_role, read_retries, shown_value
+from torchx_kfp.authoring.fields import FIELDS, check_app, check_role, read_retries, shown_value, whole_number
 from torchx_kfp.authoring.naming import component_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.pods import pod_template
@@ -180,9 +179,9 @@ def _check_roles(app: specs.AppDef) -> None:
     for role in app.roles:
         where = check_role(app, role)
         read_retries(role)
-        most = _count(role.num_replicas, f"num_replicas of {where}")
+        most = whole_number(role.num_replicas, f"num_replicas of {where}", 1)
         fewest = getattr(role, "min_replicas", None)
-        if fewest is not None and _count(fewest, f"min_replicas of {where}") > most:
+        if fewest is not None and whole_number(fewest, f"min_replicas of {where}", 1) > most:
             raise AppDefError(f"{where} has min_replicas={fewest}, which is more than its num_replicas ({most}).")
         for name in protocol.OF_REPLICAS:
             if name in role.env:
@@ -230,7 +229,7 @@ def _read_count(count: object, role: specs.Role) -> Parts:
             raise ChannelError(f"{where} is {what}. Give a channel for a whole number, such as an int result.")
         return parts
     least, most = _fewest(role), role.num_replicas
-    if not least <= _count(count, where) <= most:
+    if not least <= whole_number(count, where, 1) <= most:
         raise AppDefError(
             f"{where} is {count!r}. Give a number from {least} to {most}, as its min_replicas and num_replicas allow. "
             f"With dist.ddp, j='1:{most}x...' allows fewer: otherwise, its command waits for all nodes."
@@ -306,9 +305,3 @@ def _describe_role(
         least=None if count is None else _fewest(role),
         image=words.place(image, f"image of {where}") if filled else None,
     )
-
-
-def _count(value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value % 1:
-        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a whole number, 1 or more.")
-    return int(value)

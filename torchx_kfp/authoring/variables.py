@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 
 from torchx_kfp.authoring.channels import contains_channel, parse_checked
 from torchx_kfp.authoring.naming import is_shell_variable
-from torchx_kfp.authoring.references import Channel, Parts, check_word
+from torchx_kfp.authoring.references import Channel, Parts
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 
@@ -22,26 +22,17 @@ _SECRETS_EXAMPLE = "secrets={'s3-credentials': {'access_key': 'AWS_ACCESS_KEY_ID
 _TRACKERS_EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
 
 
-def parse_secrets(secrets: object) -> dict[str, dict[str, str]]:
+def parse_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:
     """Return the secrets as plain data."""
-    if secrets is None:
-        return {}
-    if not isinstance(secrets, Mapping):
-        raise AppDefError(f"secrets is {secrets!r}. Give {{secret: {{key: variable}}}}, such as {_SECRETS_EXAMPLE}.")
-    parsed: dict[str, dict[str, str]] = {}
     sources: dict[str, str] = {}
-    for secret, variables in secrets.items():
-        _check_secret_text(secret, f"secrets has {secret!r} as the name of a secret")
-        where = f"secrets[{secret!r}]"
-        if not isinstance(variables, Mapping) or not variables:
-            raise AppDefError(
-                f"{where} is {variables!r}. Name its keys and their variables, such as {_SECRETS_EXAMPLE}."
-            )
-        parsed[secret] = {}
+    for secret, variables in (secrets or {}).items():
         for key, variable in variables.items():
-            gives = f"{where} gives the key {key!r} the variable {variable!r}"
-            _check_secret_text(key, f"{where} has {key!r} as a key of the secret")
-            _check_secret_text(variable, gives)
+            gives = f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}"
+            if contains_channel([secret, key, variable]) or not (secret and key and variable):
+                raise AppDefError(
+                    f"{gives}. Give names that are known when the pipeline is compiled, such as {_SECRETS_EXAMPLE}. "
+                    "For others, call kfp.kubernetes.use_secret_as_env on the task."
+                )
             if not is_shell_variable(variable):
                 raise AppDefError(
                     f"{gives}, which shells do not pass on. Use ASCII letters, digits and '_', and do not begin with a "
@@ -50,8 +41,7 @@ def parse_secrets(secrets: object) -> dict[str, dict[str, str]]:
             if variable in sources:
                 raise AppDefError(f"{gives}, which {sources[variable]} has as well. Give each key its own variable.")
             sources[variable] = f"the key {key!r} of {secret!r}"
-            parsed[secret][key] = variable
-    return parsed
+    return {secret: dict(variables) for secret, variables in (secrets or {}).items()}
 
 
 def secret_variables(secrets: Secrets) -> list[str]:
@@ -70,27 +60,23 @@ def check_variables(secrets: Secrets, env: Container[str], reserved: Container[s
                 raise AppDefError(f"{gives}, which env of {where} sets as well. Remove one of them.")
 
 
-def _check_secret_text(value: object, what: str) -> None:
-    if contains_channel(value):
-        raise AppDefError(
-            f"{what}, which contains a pipeline channel. Names of secrets must be known when the pipeline is compiled. "
-            "For others, call kfp.kubernetes.use_secret_as_env on the task."
-        )
-    if not isinstance(value, str) or not value:
-        raise AppDefError(f"{what}. Give text, such as in {_SECRETS_EXAMPLE}.")
-
-
 def tracker_env(trackers: Trackers | None) -> dict[str, Parts]:
     """Return the variables that tell a stage its further trackers and their configurations; none if it has none."""
     if not trackers:
         return {}
-    if not isinstance(trackers, Mapping):
-        raise AppDefError(f"trackers is {trackers!r}. Give {{name: configuration}}, such as {_TRACKERS_EXAMPLE}.")
     env: dict[str, Parts] = {}
     names: dict[str, str] = {}
     for name, config in trackers.items():
-        _check_tracker_name(name)
+        if contains_channel(name) or not name or "," in name:  # TorchX separates names by commas
+            raise AppDefError(
+                f"trackers has the name {name!r}. Name an entry point torchx.tracker, or a function as "
+                f"'module:function': {_TRACKERS_EXAMPLE}."
+            )
         variable = protocol.tracker_config_variable(name)
+        if variable == protocol.TRACKER_CONFIG:
+            raise AppDefError(
+                f"trackers has the name {name!r}, the tracker of torchx-kfp, which every tracked stage has. Remove it."
+            )
         if variable in names:
             raise AppDefError(
                 f"trackers has {names[variable]!r} and {name!r}, but TorchX reads the configuration of both from the "
@@ -108,20 +94,3 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Parts]:
             )
         env[variable] = parse_checked(config, f"trackers[{name!r}]")
     return {protocol.TRACKERS: (protocol.encode_tracker_names(names.values()),), **env}
-
-
-def _check_tracker_name(name: object) -> None:
-    if not isinstance(name, str) or not name or contains_channel(name):
-        raise AppDefError(
-            f"trackers has the name {name!r}. Name an entry point torchx.tracker, or a function as 'module:function': "
-            f"{_TRACKERS_EXAMPLE}."
-        )
-    check_word(name, f"The name {name!r} in trackers")
-    if "," in name:
-        raise AppDefError(
-            f"trackers has the name {name!r}, but TorchX separates names by commas. Give each tracker its own entry."
-        )
-    if protocol.tracker_config_variable(name) == protocol.TRACKER_CONFIG:
-        raise AppDefError(
-            f"trackers has the name {name!r}, the tracker of torchx-kfp, which every tracked stage has. Remove it."
-        )
