@@ -85,16 +85,6 @@ def test_a_container_is_attached(docker_client: docker.DockerClient, folder: Pat
     assert not left(docker_client)
 
 
-def test_a_script_does_it_with_docker(docker_client: docker.DockerClient, folder: Path, ready_program: Ready) -> None:
-    if shutil.which("docker") is None:
-        pytest.skip("there is no docker command")
-    done = ready_program.call(("replay", "latest/ask", "--docker", "--print"), folder, dict(os.environ))
-    assert done.returncode == 0, done.stderr
-    ran = subprocess.run(["sh", "-c", done.stdout], cwd=folder, input="4\n", capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout) == (4, "in the image\nnumber? "), ran.stderr
-    assert [path.read_text() for path in folder.glob("results/replay-asks-*/ask/*")] == ['{"n": 4}\n']
-
-
 def test_a_folder_of_somebody_else_gives_a_container_no_files(folder: Path, ready_program: Ready) -> None:
     """No tracker base that never was one, nor an artifact, unless the user names it."""
     (folder / "private").mkdir()

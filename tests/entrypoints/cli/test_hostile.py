@@ -106,7 +106,6 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
         invoke("report", name, "-o", "page.html")
         assert not Path("page.html").exists() or SECRET not in Path("page.html").read_text()
         invoke("cancel", name)
-        invoke("replay", name, "--print")
         invoke("show", str(base), f"{name}/train")
         invoke("lineage", str(base), f"{name}/train")
         if seed % 4 == 0:
@@ -204,7 +203,7 @@ def test_a_folder_whose_name_and_options_are_odd(
     for docker in (1.5, None, ["no-such-stage"]):
         request["options"]["docker"] = docker
         (folder / "run.json").write_text(json.dumps(request))
-        assert "not in the image busybox" in invoke("replay", f"{folder}/load", "--print")
+        assert "not in the image busybox" in invoke("replay", f"{folder}/load")
     monkeypatch.chdir(folder)
     invoke("replay", "./load")
     assert "replays" in os.listdir(tmp_path), "it is next to the run, not in it"

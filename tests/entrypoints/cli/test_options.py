@@ -32,9 +32,6 @@ OTHERS = {
     },
     "execution/local/executors/docker.py": {"--user"},
     "entrypoints/doctor/probe_program.py": {"--no-cache-dir", "--target"},
-    "execution/local/replay_script.py": {
-        *("--cap-drop", "--cpus", "--entrypoint", "--gpus", "--init", "--memory", "--rm", "--shm-size", "--user")
-    },
     "execution/pipeline/python_components.py": {"--component", "--function", "--no-deps", "--no-warn-script-location"},
 }
 

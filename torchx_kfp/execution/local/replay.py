@@ -29,10 +29,8 @@ from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.local.replay_differences import Change
 from torchx_kfp.execution.local.replay_plan import ReplayPlan, plan_replay
-from torchx_kfp.execution.local.replay_script import script_of
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context, make_folder
-from torchx_kfp.execution.local.transfer import UnavailableError
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import make_run_name, without_indices
@@ -203,19 +201,6 @@ def run_replay(
             say(sentence)
         _name_original(plan)
         return _run(plan, context, docker)
-
-
-def print_script(invocation: Invocation, options: ReplayOptions) -> str:
-    """Return a shell script that replays the stage, without the values of secrets; nothing is started."""
-    run_id = make_run_name(f"{REPLAY}{invocation.pipeline.name}")
-    containers = _containers(invocation, options)
-    with connected(containers, run_id) as docker:
-        context = _context(invocation, options, containers, docker, run_id)
-        plan = _plan(invocation, context, options)
-    try:
-        return script_of(plan, notice(plan))
-    except UnavailableError as error:
-        raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
 
 
 def notice(plan: ReplayPlan) -> list[str]:

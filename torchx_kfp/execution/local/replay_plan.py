@@ -27,7 +27,6 @@ from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.attempt import RunContext, placed, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
-from torchx_kfp.execution.local.given_keys import VARIABLES, variables_of
 from torchx_kfp.execution.local.replay_differences import COMMAND_FILE, Change, differences
 from torchx_kfp.execution.pipeline.walk import PodNames, StageNames
 from torchx_kfp.execution.runs.invocation import Invocation
@@ -47,10 +46,7 @@ class ReplayPlan:
         run_id: the run id with which it records; empty if it is not tracked.
         words: the words that run it in the terminal.
         application: its own command line.
-        environ: the variables that the stage has because it is this stage, without those of this machine.
-        secret: the names of those whose values are not to be shown.
         differs: what is not as it was, in sentences.
-        removed: the variables that the stage does not have, because the user has removed them.
     """
 
     invocation: Invocation
@@ -59,10 +55,7 @@ class ReplayPlan:
     run_id: str
     words: Sequence[str]
     application: Sequence[str]
-    environ: Mapping[str, str]
-    secret: frozenset[str]
     differs: tuple[str, ...]
-    removed: frozenset[str] = frozenset()
 
     def prepare(self, attempt: AttemptPlan) -> Sequence[str]:
         """Write what the stage's own script would write, and return the words to run."""
@@ -107,27 +100,17 @@ def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> 
     url = url if url is not None else facts.workspace
     before = [*_IN_FOLDER, change.code] if change.code else workspace_words(url) if url else []
     program = _shell(attempt) if change.has_shell else application
-    secret = frozenset(
-        name for setting in VARIABLES for item in invocation.component.platform.get(setting) or ()
-        for name, _ in variables_of(item)
-    )  # fmt: skip
     if change.has_shell:
         environ[COMMAND_FILE] = _command_file(attempt)
-    changed = {name: value for name, value in change.environ.items() if value is not None}
-    own = {**_of_stage(attempt, context), **environ, **changed}
-    every = {**attempt.environ, **environ, **changed}
-    removed = frozenset(change.environ.keys() - changed.keys())
+    every = {**attempt.environ, **environ, **change.environ}
     return ReplayPlan(
         invocation,
-        dataclasses.replace(attempt, environ={name: every[name] for name in every if name not in removed}),
+        dataclasses.replace(attempt, environ={name: text for name, text in every.items() if text is not None}),
         facts,
         run_id,
         [*before, *program],
         [*application],
-        {name: own[name] for name in own if name not in removed},
-        secret - removed,
         tuple(differences(invocation, attempt, context, change)),
-        removed,
     )
 
 
@@ -160,13 +143,6 @@ def _both(attempt: AttemptPlan) -> tuple[Sequence[str], Sequence[str]]:
 
 def _command_file(attempt: AttemptPlan) -> str:
     return os.path.join(attempt.made, "command.sh")
-
-
-def _of_stage(attempt: AttemptPlan, context: RunContext) -> dict[str, str]:
-    """Return the variables of an attempt that this machine's environment does not have."""
-    if attempt.container is not None:
-        return dict(attempt.environ)
-    return {name: value for name, value in attempt.environ.items() if os.environ.get(name) != value}
 
 
 def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str | None]:

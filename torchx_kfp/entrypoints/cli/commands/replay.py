@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
+from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.flags import Flags, container_options, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import find_stage_source, refuse_foreign_latest
 from torchx_kfp.errors import ArgumentError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 @click.option("--workspace", metavar="DIR", help="Run the code in this folder, in place of the run's.")
 @click.option("--docker", is_flag=True, help="Run it in its image, with Docker or Podman.")
 @click.option("--shell", is_flag=True, help="Open a shell with everything set up, in place of the application.")
-@click.option("--print", "prints", is_flag=True, help="Print a script that does it, without the values of secrets.")
 @click.option("--replica", metavar="ROLE/INDEX", default="", help="Run one replica of a distributed stage alone.")
 @click.option(
     "--directory", metavar="DIR", help="The directory in which it runs.  [default: that of the run, or the current one]"
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 @container_options
 @output_dir_option
 @host_options
-def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, flags: Flags, **options: Any) -> None:
+def replay_command(run: str, stage: str | None, output_dir: str, flags: Flags, **options: Any) -> None:
     """Run one stage of RUN on this machine, with what it was given: arguments, variables, inputs, code, and the results
     that it reads.
 
@@ -64,7 +63,7 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
     """
     from torchx_kfp.execution.host.settings import read_settings
     from torchx_kfp.execution.local.given_keys import parse_given
-    from torchx_kfp.execution.local.replay import ReplayOptions, print_script, run_replay
+    from torchx_kfp.execution.local.replay import ReplayOptions, run_replay
     from torchx_kfp.execution.local.replay_differences import Change
 
     source, stage = find_stage_source(run, stage, output_dir, flags)
@@ -90,9 +89,6 @@ def replay_command(run: str, stage: str | None, prints: bool, output_dir: str, f
         secrets=parse_given(options["secrets"], "--secret"),
         config_maps=parse_given(options["config_maps"], "--config-map"),
     )
-    if prints:
-        print_text(print_script(invocation, chosen))
-        return
     result = run_replay(invocation, chosen, print_message)
     _show(result, has_shell=options["shell"])
     sys.exit(result.exit_code)
