@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from torchx_kfp.local import StageStarted
 
 _CHUNK = 1 << 16
-# The beginning of a replica's line in the output of a distributed stage.
-_REPLICA = re.compile(rb"([a-z0-9-]+/\d+) \| ")
 
 
 @click.command("logs", short_help="Print the output of stages.")
@@ -34,11 +31,6 @@ _REPLICA = re.compile(rb"([a-z0-9-]+/\d+) \| ")
 @click.argument("stage", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
 @click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
-@click.option(
-    "--replica",
-    metavar="ROLE/INDEX",
-    help="Only the lines of this replica of a distributed stage, such as trainer/3, without its name.",
-)
 @click.option("--all", "raw", is_flag=True, help="Also the lines that KFP's launcher prints around a stage's own.")
 @output_dir_option
 @host_options
@@ -47,7 +39,6 @@ def logs_command(
     stage: str | None,
     follow: bool,
     attempt: int | None,
-    replica: str | None,
     raw: bool,
     output_dir: str,
     flags: Flags,
@@ -62,12 +53,10 @@ def logs_command(
     \b
     torchx-kfp logs latest
     torchx-kfp logs digits-20260101 'train[2]' --follow
-    torchx-kfp logs latest train --replica trainer/3
+    torchx-kfp logs latest train | grep '^trainer/3 |'
     """
     if attempt is not None and stage is None:
         raise ArgumentError("--attempt needs a STAGE.")
-    if replica is not None and stage is None:
-        raise ArgumentError("--replica needs a STAGE.")
     _end_orderly()
     source = find_source(run, output_dir, flags, results="none", raw_logs=raw)
     record = source.read()
@@ -76,7 +65,7 @@ def logs_command(
         print_message(sentence)
     choice = _Choice(record, stage, attempt, partial(_origin, output_dir=output_dir, flags=flags, raw=raw))
     choice.verify(record, follow)
-    printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1, replica=replica)
+    printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1)
     while True:
         logs = list(choice.logs(record))
         has_all = source.fetch({name for name, _ in logs})
@@ -89,8 +78,6 @@ def logs_command(
     printer.finish()
     if printer.is_empty and not has_all:
         sys.exit(1)  # the source has said why
-    if replica is not None and replica not in printer.replicas and is_read():
-        raise _unknown_replica(replica, stage or "", printer.replicas)
     if printer.is_empty and is_read():
         what = f"The stage {stage!r} has" if stage else "The stages have"
         print_message(f"{what} printed nothing{'' if choice.is_over(record) else ' yet'}.")
@@ -241,11 +228,8 @@ class _Choice:
 class _Printer:
     """Prints the output that has been added to logs since the last call."""
 
-    def __init__(self, prefixed: bool, replica: str | None = None) -> None:
+    def __init__(self, prefixed: bool) -> None:
         self._prefixed = prefixed
-        self._replica = replica
-        #: The replicas that have printed something, if one was asked for.
-        self.replicas: set[str] = set()
         self._bytes = not prefixed and not sys.stdout.isatty()
         self._read: dict[Path, int] = {}
         #: The pieces of the last line that is not complete: joined once, however long the line is.
@@ -279,7 +263,7 @@ class _Printer:
                 self._print_lines(name, [rest])
 
     def _print(self, name: str, path: Path, data: bytes) -> None:
-        if self._bytes and self._replica is None:
+        if self._bytes:
             print_bytes(data)
             return
         pieces = self._rests.setdefault(path, (name, []))[1]
@@ -292,23 +276,8 @@ class _Printer:
             self._print_lines(name, lines)
 
     def _print_lines(self, name: str, lines: list[bytes]) -> None:
-        if self._replica is not None:
-            lines = list(self._of_replica(self._replica, lines))
-            if self._bytes:
-                print_bytes(b"".join(line + b"\n" for line in lines))
-                return
-            if not lines:
-                return
         start = f"{name} | " if self._prefixed else ""
         print_text("\n".join(start + clean_line(line) for line in lines) + "\n")
-
-    def _of_replica(self, replica: str, lines: list[bytes]) -> Iterator[bytes]:
-        for line in lines:
-            if found := _REPLICA.match(line):
-                label = found[1].decode()
-                self.replicas.add(label)
-                if label == replica:
-                    yield line[found.end() :].replace(b"\r" + found[0], b"\r")
 
 
 def _may_come(record: RunRecord, stage: str) -> bool:
@@ -325,24 +294,9 @@ def _may_come(record: RunRecord, stage: str) -> bool:
     return name in planned and (planned[name] or not indices_of(stage))
 
 
-def _unknown_replica(replica: str, stage: str, there: Collection[str]) -> ArgumentError:
-    names = sorted(there, key=lambda name: (name.rpartition("/")[0], int(name.rpartition("/")[2])))
-    # Another index is not a misspelling.
-    near = "" if any(name.rpartition("/")[0] == replica.rpartition("/")[0] for name in names) else replica
-    near = next((name for name in names if name.rpartition("/")[2] == replica), near)
-    return ArgumentError(
-        f"No replica {replica!r} has printed anything in the stage {stage!r}.{did_you_mean(near, names)} Replicas that "
-        f"have: {listed(names) or 'none'}."
-    )
-
-
 def _unknown(record: RunRecord, stage: str) -> ArgumentError:
     there = list(record.run.tasks_by_stage)
     hint = did_you_mean(stage, there)
-    if re.fullmatch(r"[a-z0-9-]+/\d+", stage):
-        several = [name for name, result in record.run.ends.items() if result.replicas]
-        name = several[0] if len(several) == 1 else "STAGE"
-        hint = f" For a replica: torchx-kfp logs {record.run_id} {name} --replica {stage}."
     return ArgumentError(
         f"There is no stage {stage!r} in the run {record.run_id}.{hint} Its stages: {listed(there) or 'none yet'}."
     )
