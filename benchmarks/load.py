@@ -59,13 +59,13 @@ print(lost)
 #: Removes everything that is older than this many seconds, again and again.
 COLLECTOR = """
 import select, sys, time
-from torchx_kfp.tracking.cleanup import Cleanup
+from torchx_kfp.tracking.cleanup import find_old_runs, remove_runs
 from torchx_kfp.tracking import FsspecResultTracker
 removed = 0
 store = FsspecResultTracker(sys.argv[1]).store
 print("ready", flush=True)
 while not select.select([sys.stdin], [], [], 0.002)[0]:
-    removed += sum(1 for _ in Cleanup(store, time.time() - 600).remove())
+    removed += sum(1 for _ in remove_runs(store, find_old_runs(store, time.time() - 600).old))
 print(removed)
 """
 

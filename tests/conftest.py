@@ -24,7 +24,7 @@ from tests.oldest import VERSION, oldest_python
 from tests.s3 import S3Server, running
 from tests.serving import serving
 from tests.skipped import summary
-from torchx_kfp.tracking import lineage
+from torchx_kfp.tracking import entries, lineage
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -215,3 +215,4 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let statements that a process makes once be made in each test, since tests share the tracker base in memory."""
     monkeypatch.setattr(lineage, "_said", set())
+    monkeypatch.setattr(entries, "_said", set())

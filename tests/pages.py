@@ -35,7 +35,7 @@ from pathlib import Path
 
 from tests.entrypoints.cli.ready import Ready, ready
 from tests.pages_host import NOTHING, Around, cluster
-from torchx_kfp.tracking.statements import add_artifact
+from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.tracker import open_store
 
 REPOSITORY = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.execution.report.runs import play
-from torchx_kfp.tracking.searches import SEARCH
+from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.tracker import open_store
 
 LR = {"type": "float", "bounds": [1e-4, 1.0], "log": True}
@@ -117,7 +117,7 @@ def play_search(folder: Path, *, ended: int | None = None, **options: Any) -> No
     base = folder.parent / "results"
     store = open_store(str(base))
     for name, statement in zip(asking, statements, strict=False):
-        SEARCH.add(store, f"{folder.name}/{name}/{name}-0", statement, "search")
+        add_entry(store, f"{folder.name}/{name}/{name}-0", {"search": statement})
         number = statement["round"]
         names += [name, *(f"trial-{number}[{index}]" for index in range(each) if number < len(statements))]
 

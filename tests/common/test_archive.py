@@ -326,7 +326,7 @@ def test_a_run_that_no_submit_has_recorded_records_its_code(tmp_path: Path) -> N
     url = str(tmp_path / "base" / workspace_key(digest))
     for _ in range(2):
         assert run(url, "true", folder=tmp_path, TORCHX_JOB_ID="run-1/train/pod").stderr == ""
-    assert recorder.facts_of(["run-1"]) == {"run-1": {"code": [Code(digest)]}}
+    assert recorder.record("run-1").code == (Code(digest),)
     # What a submit has recorded stays as it is.
     recorder.add_start("run-2", [Code(digest, 1, 1)], {})
     run(url, "true", folder=tmp_path, TORCHX_JOB_ID="run-2/train/pod")
@@ -343,9 +343,9 @@ def test_other_facts_of_a_run_do_not_stand_for_its_code(base: str, monkeypatch: 
     recorder = Recorder.open(base)
     recorder.add_start("run-1", [Code("0" * 64)], {"team": "vision"})
     monkeypatch.setenv("TORCHX_JOB_ID", "run-1/train/pod")
-    for number in range(2):
-        workspace.record(f"{base}/{workspace_key('1' * 64)}", f"temporary-{number}")
-    assert recorder.code_of(["run-1"]) == {"run-1": [Code("1" * 64), Code("0" * 64)]}
+    for _ in range(2):
+        workspace.record(f"{base}/{workspace_key('1' * 64)}")
+    assert recorder.record("run-1").code == (Code("1" * 64), Code("0" * 64))
     assert len(recorder.store.keys(".torchx_kfp/runs")) == 2
 
 

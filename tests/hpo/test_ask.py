@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote
 
 import fsspec
 import pytest
@@ -58,8 +57,8 @@ class Pipeline:
     def said(self, run: Run) -> Any:
         """Return what is stored of the search."""
         filesystem, path = fsspec.core.url_to_fs(self.tracker.tracker_base)
-        file = sorted(filesystem.find(f"{path}/.torchx_kfp/search/{quote(run.id, safe='')}"))[-1]
-        found = json.loads(filesystem.cat_file(file))
+        files = filesystem.find(f"{path}/.torchx_kfp/runs/{run.id}")
+        found = json.loads(filesystem.cat_file(max(file for file in files if file.endswith(".search"))))["search"]
         return SimpleNamespace(**{**found, "trials": [SimpleNamespace(**trial) for trial in found["trials"]]})
 
 

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from kfp import compiler
@@ -45,8 +44,8 @@ def execute(pipeline: Any, folder: Path, **options: Any) -> RunResult:
 def trials_of(result: RunResult, folder: Path) -> list[Any]:
     """Return what the last stage of a search has stored of its trials."""
     (run_id,) = (str(found.run_id) for found in result.stages if found.name == "search-best")
-    [file] = (folder / "tracker/.torchx_kfp/search" / quote(run_id, safe="")).iterdir()
-    return [SimpleNamespace(**trial) for trial in json.loads(file.read_text())["trials"]]
+    [file] = (folder / "tracker/.torchx_kfp/runs" / run_id).glob("*.search")
+    return [SimpleNamespace(**trial) for trial in json.loads(file.read_text())["search"]["trials"]]
 
 
 @pytest.mark.versions

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,13 +25,12 @@ from tests.s3 import S3Server
 from tests.tracking.stages import application, environ, stage
 from torchx_kfp.errors import (
     CorruptArtifactError,
-    CorruptResultError,
     MissingArtifactError,
     ResultRefusedError,
     TrackerError,
 )
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, artifact_files, objects
-from torchx_kfp.tracking.cleanup import Cleanup
+from torchx_kfp.tracking.cleanup import find_old_runs, remove_runs
 
 RUN = "p1/train/e1"
 
@@ -261,14 +261,24 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
     ],
     ids=str,
 )
-def test_a_record_that_leads_elsewhere_is_corrupt(tmp_path: Path, changed: dict[str, object]) -> None:
+def test_a_record_that_leads_elsewhere_is_left_out(
+    tmp_path: Path, changed: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "model").write_text("x")
     stage(tmp_path / "base").add_artifact("model", tmp_path / "model", store=True)
-    [entry] = tmp_path.glob("base/.torchx_kfp/artifacts/*/*")
-    record = json.loads(entry.read_text())
-    entry.write_text(json.dumps({**record, "stored": {**record["stored"], **changed}}))
-    with pytest.raises(CorruptResultError, match=says(entry)):
+    entry = change_stored(tmp_path, changed)
+    with pytest.raises(MissingArtifactError):
         reader(tmp_path / "base").artifact("model")
+    assert re.search(says(entry), caplog.text)
+
+
+def change_stored(folder: Path, changed: dict[str, object]) -> Path:
+    """Change what is recorded of the stored files of the artifact ``model``."""
+    [entry] = folder.glob("base/.torchx_kfp/runs/*/*/*/*.artifacts")
+    record = json.loads(entry.read_text())
+    record["artifacts"]["model"]["stored"].update(changed)
+    entry.write_text(json.dumps(record))
+    return entry
 
 
 @pytest.mark.parametrize(
@@ -283,12 +293,9 @@ def test_a_list_of_files_that_are_none_is_corrupt(tmp_path: Path, name: str, siz
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "x").write_text("x")
     stage(tmp_path / "base").add_artifact("model", tmp_path / "model", store=True)
-    [listing] = tmp_path.glob("base/.torchx_kfp/files/*/*.json")
+    [listing] = tmp_path.glob("base/.torchx_kfp/files/*/*/*/*.json")
     listing.write_text(json.dumps({"files": {name: [size, hashlib.sha256(b"x").hexdigest()]}, "folders": []}))
-    [entry] = tmp_path.glob("base/.torchx_kfp/artifacts/*/*")
-    record = json.loads(entry.read_text())
-    digest = hashlib.sha256(listing.read_bytes()).hexdigest()
-    entry.write_text(json.dumps({**record, "stored": {**record["stored"], "sha256": digest}}))
+    change_stored(tmp_path, {"sha256": hashlib.sha256(listing.read_bytes()).hexdigest()})
     with pytest.raises(CorruptArtifactError, match=says("malformed")):
         reader(tmp_path / "base").artifact("model").download(tmp_path / "copy")
     assert not (tmp_path / "copy").exists() or list((tmp_path / "copy").iterdir()) == []
@@ -371,7 +378,8 @@ current_run().add_artifact("model", sys.argv[1], store=True)
     assert stage(base).artifacts() == {}
     stage(base).add_artifact("model", folder, store=True)
     assert tree(reader(base).artifact("model").download(tmp_path / "copies")) == tree(folder)
-    gone = list(Cleanup(FsspecResultTracker(base).store, *[time.time() + 10] * 2).remove())
+    kept = FsspecResultTracker(base).store
+    gone = list(remove_runs(kept, find_old_runs(kept, *[time.time() + 10] * 2).old))
     assert [run.run for run in gone] == ["p1"]
     assert keys(base) == [], "the files of both are removed with the run"
     if store == "disk":

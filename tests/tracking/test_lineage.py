@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -18,7 +19,7 @@ from tests.facts import says
 from tests.s3 import S3Server
 from tests.tracking.stages import environ, stage
 from tests.tracking.trackers import backend as torchx_tracker
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
+from torchx_kfp.errors import KeyRefusedError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Source
 
 
@@ -67,28 +68,33 @@ def test_a_stage_records_for_its_own_run_only(base: str) -> None:
             record()
 
 
-#: For each folder of statements, what is none of them.
-NONE = {
-    "metadata": ["{", "[]", "{}", '{"metadata": 5}'],
-    "artifacts": ["{", "[]", '{"name": "model"}', '{"name": "m", "path": "x", "metadata": 5}'],
-    "sources": ['{"sources": 5}', '{"sources": [{}]}', '{"sources": [5]}', "{}"],
-    "steps": ["{}", '{"metrics": [1]}', '{"metrics": {"loss": {"steps": [], "values": [1]}}}'],
+#: For each field of entries, malformed ones.
+MALFORMED = {
+    "metadata": ["{", "[]", '{"metadata": 5}'],
+    "artifacts": ["{", "[]", '{"artifacts": {"m": {}}}', '{"artifacts": {"m": {"path": "x", "metadata": 5}}}'],
+    "sources": ['{"sources": 5}', '{"sources": [{}]}', '{"sources": [5]}', '{"sources": [{"run_id": 5}]}'],
+    "steps": ['{"steps": [1]}', '{"steps": {"loss": {"steps": [], "values": [1]}}}'],
 }
 
 
-@pytest.mark.parametrize("folder", NONE)
-def test_what_is_no_statement_is_named(folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", MALFORMED)
+def test_a_malformed_entry_is_left_out_and_named_once(
+    field: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = stage(tmp_path, parents={"train": "p1/train/e0"})
     run.add_metadata(a=1)
     run.add_artifact("model", "s3://models/1")
     run.log(1, loss=0.5)
     run.flush()
-    (entry,) = tmp_path.glob(f".torchx_kfp/{folder}/*/*")
+    (entry,) = tmp_path.glob(f".torchx_kfp/runs/p1/train/e1/*.{field}*")
     reads = {"metadata": run.metadata, "artifacts": run.artifacts, "sources": run.sources, "steps": run.history}
-    for content in NONE[folder]:
+    for content in MALFORMED[field]:
         entry.write_text(content)
-        with pytest.raises(CorruptResultError, match=says(entry, folder)):
-            reads[folder]()
+        caplog.clear()
+        for _ in range(2):
+            assert not reads[field]()
+        [message] = caplog.messages
+        assert re.search(says(entry, field, "Remove it"), message)
 
 
 REPLICA = """
@@ -245,9 +251,9 @@ def test_each_record_is_one_request(s3_server: S3Server, s3_base: str) -> None:
     root = f"/{bucket}/results/.torchx_kfp"
     parents = {"a": "p1/a/1", "trials": tuple(f"p1/train/{number}" for number in range(50))}
     declared = s3_server.requests(lambda: stage(s3_base, "p1/use/1", parents))
-    assert declared == [f"PUT {root}/sources/p1%252Fuse%252F1/0-reads"], "one, however much is read"
+    assert declared == [f"PUT {root}/runs/p1/use/1/0-start.sources.started"], "one, however much is read"
     assert s3_server.requests(lambda: stage(s3_base, "p1/use/1", parents)) == [], "once in a process"
-    assert s3_server.requests(lambda: stage(s3_base)) == [f"PUT {root}/sources/p1%252Ftrain%252Fe1/0-start"]
+    assert s3_server.requests(lambda: stage(s3_base)) == [f"PUT {root}/runs/p1/train/e1/0-start.started"]
     run = stage(s3_base)
     for action in (lambda: run.add_metadata(a=1, b=2), lambda: run.add_artifact("model", "s3://models/1")):
         (request,) = s3_server.requests(action)
@@ -283,17 +289,10 @@ def test_entries_are_json_that_others_can_read(tmp_path: Path) -> None:
     run = stage(tmp_path, "p1/use/1", {"train": "p1/train/1"})
     run.add_metadata(epochs=3)
     run.add_artifact("model", "s3://models/1")
-    entries = {
-        path.parent.relative_to(tmp_path): json.loads(path.read_text())
-        for path in tmp_path.rglob("*")
-        if path.is_file()
-    }
-    started = entries[Path(".torchx_kfp/sources/p1%2Fuse%2F1")].pop("started")
-    assert set(started) == {"time", "host", "image"}
-    assert entries == {
-        Path(".torchx_kfp/sources/p1%2Fuse%2F1"): {
-            "sources": [{"run_id": "p1/train/1", "artifact": None, "alias": "train"}]
-        },
-        Path(".torchx_kfp/metadata/p1%2Fuse%2F1"): {"metadata": {"epochs": 3}},
-        Path(".torchx_kfp/artifacts/p1%2Fuse%2F1"): {"name": "model", "path": "s3://models/1", "metadata": {}},
-    }
+    entries = [json.loads(path.read_text()) for path in sorted(tmp_path.glob(".torchx_kfp/runs/p1/use/1/*"))]
+    assert set(entries[0].pop("started")) == {"time", "host", "image"}
+    assert entries == [
+        {"sources": [{"run_id": "p1/train/1", "artifact": None, "alias": "train"}]},
+        {"metadata": {"epochs": 3}},
+        {"artifacts": {"model": {"path": "s3://models/1", "metadata": {}}}},
+    ]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.facts import says
 from torchx_kfp.common.git import GitState
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, store
-from torchx_kfp.tracking.recorder import Code, Recorder, is_run_id
-from torchx_kfp.tracking.statements import METADATA, add_metadata
+from torchx_kfp.tracking.recorder import Code, Record, Recorder, is_run_id
 
 
 def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +35,7 @@ def test_a_check_leaves_nothing_behind(base: str, tmp_path: Path) -> None:
 def test_all_that_is_recorded_has_a_time(base: str) -> None:
     recorder = Recorder.open(base)
     recorder["one/train/1"] = {"x": 1}
-    add_metadata(recorder.store, "two/train/1", {"x": 1})
+    recorder.add("two/train/1", {"metadata": {"x": 1}})
     assert (recorder.keys(), recorder.run_ids()) == (["one/train/1"], ["two/train/1"])
     assert recorder.written("one").keys() == {"one/train/1"}
     assert recorder.written("two") == {}
@@ -47,36 +48,51 @@ def test_giants_are_not_read(base: str, tmp_path: Path, monkeypatch: pytest.Monk
     recorder, giant, wrong = Recorder.open(base), b"{}" + b" " * 2000, list[CorruptResultError]()
     recorder["one/train/1"] = {"x": 1}
     recorder.store.write("two/train/1", giant)
-    recorder.store.write(".torchx_kfp/metadata/two%2Ftrain%2F1/1", giant)
+    recorder.store.write(".torchx_kfp/runs/two/train/1/1.metadata", giant)
     monkeypatch.setattr(store, "LARGEST_RECORD", 1000)
     assert recorder.get_many(recorder.keys(), corrupt=wrong.append) == {"one/train/1": {"x": 1}}
-    assert METADATA.read_many(recorder.store, ["two/train/1"], wrong.append) == {}
-    assert all("larger than" in str(error) for error in wrong)
-    assert len(wrong) == 2
-    with pytest.raises(CorruptResultError, match="larger than"):
-        recorder.metadata("two/train/1")
+    records = recorder.records(["two/train/1"])
+    assert records == {}
+    assert len(wrong) == len(records.problems) == 1
+    assert all("larger than" in str(error) for error in wrong + records.problems)
     recorder.store.fetch("two/train/1", 5, str(tmp_path / "copy"))
     assert (tmp_path / "copy").read_bytes() == giant[:5]
 
 
-def test_facts_of_whole_runs(base: str) -> None:
+def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder.open(base)
     recorder["one/train/1"] = {"x": 1}
-    before = recorder.last_written()
-    code = [Code("a" * 64, 10, 2, GitState("c" * 40, "main", None, changed=True)), Code("b" * 64)]
-    recorder.add_start("one", code[:1], {})
-    recorder.add_start("one", [Code("a" * 64), code[1]], {})
-    recorder.add_facts("one", continues="none", note="first")
-    recorder.add_facts("one", continues=None, note="größe")
-    recorder.add_facts("two", note="not started")
-    assert recorder.facts_of() == {"one": {"code": code, "note": "größe"}, "two": {"note": "not started"}}
-    assert recorder.facts_of(["one", "three"]) == {"one": {"code": code, "note": "größe"}}
-    # Facts are not records of stages.
-    assert (recorder.keys(), recorder.run_ids(), recorder.last_written()) == (["one/train/1"], [], before)
-    recorder.add_facts("three", code=[{"size": 1}])
-    with pytest.raises(CorruptResultError, match="three"):
-        recorder.facts_of()
-    assert recorder.facts_of(corrupt=lambda error: None).keys() == {"one", "two"}
+    code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", None, changed=True)), Code("b" * 64))
+    recorder.add_start("one", code[:1], {"team": "a", "stage": "x"}, ["zero"])
+    recorder.add_start("one", [Code("a" * 64), code[1]], {"team": None, "stage": "größe"}, ["none", "zero"])
+    recorder.add_start("two", [], {"team": "b"})
+    recorder.add("one/train/1", {"metadata": {"x": 1}})
+    one = Record(code=code, tags={"stage": "größe"}, resumes=("zero", "none"))
+    stage, two = Record(metadata={"x": 1}), Record(tags={"team": "b"})
+    assert recorder.records() == {"one": one, "one/train/1": stage, "two": two}
+    assert recorder.records(["one", "three"]) == {"one": one, "one/train/1": stage}
+    assert recorder.records(["one/train/1"]) == {"one/train/1": stage}
+    assert recorder.records(["one"], "tags") == {"one": Record(tags={"stage": "größe"})}
+    assert recorder.records([f"run-{number}" for number in range(100)] + ["two"])["two"] == two
+    assert (recorder.run_ids(), recorder.pipeline_runs()) == (["one/train/1"], ["one", "two"])
+    assert caplog.text == ""
+    # What cannot be understood is left out, and named once.
+    recorder.add("one", {"code": [{"size": 1}], "tags": {"lost": "x"}})
+    for _ in range(2):
+        records = recorder.records(["one"])
+        assert records == {"one": one, "one/train/1": stage}
+        [problem] = records.problems
+    assert isinstance(problem, CorruptResultError)
+    assert caplog.messages == [f"Left out: {problem}"]
+    assert re.search(says("runs/one/", "code and tags", "Remove it"), str(problem))
+
+
+def test_an_app_handle_is_a_run_id(base: str) -> None:
+    recorder, handle = Recorder.open(base), "local_cwd://session/app-1"
+    recorder.add(handle, {"metadata": {"x": 1}})
+    assert recorder.run_ids() == [handle]
+    assert recorder.record(handle).metadata == {"x": 1}
+    assert recorder.records()[handle].metadata == {"x": 1}
 
 
 @pytest.mark.parametrize("text", ["", "a/b", "b/train/1", "a/train/1/2", "a/../1", "a/.torchx_kfp/1", "a//1"])

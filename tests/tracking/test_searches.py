@@ -1,6 +1,7 @@
 """The statements of searches that count, and the best trials."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.facts import says
 from tests.searches import stated, tell
-from torchx_kfp.errors import CorruptResultError
-from torchx_kfp.tracking.searches import SEARCH, Search
-from torchx_kfp.tracking.tracker import open_store
-
-
-def parse(content: dict[str, Any]) -> Search:
-    found = SEARCH.parse(content)
-    assert found is not None
-    return found
-
+from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.searches import Search
+from torchx_kfp.tracking.searches import parse_search as parse
 
 VALUES = st.sampled_from([0.0, 1.0, 2.0, 3.0, -1.5, 1e308, math.nan, math.inf])
 
@@ -66,12 +61,14 @@ def test_the_latest_statement_of_each_search_counts() -> None:
         {"definition": {**stated(1)["definition"], "parameters": {"lr": 1}}},
         {"definition": {**stated(1)["definition"], "parameters": {"lr": {"bounds": ["a", "b"]}}}},
         {"trials": [{}]},
+        *({"trials": [{**stated(1)["trials"][0], "parameters": {"lr": value}}]} for value in (None, [1], {"a": 1})),
         {"asked": [1]},
         {"round": "x"},
     ],
 )
-def test_something_else_in_the_place_of_a_statement(wrong: dict[str, Any], tmp_path: Path) -> None:
-    store = open_store(str(tmp_path))
-    SEARCH.add(store, "run/ask/1", {**stated(1), **wrong}, "search")
-    with pytest.raises(CorruptResultError, match="search"):
-        SEARCH.read(store, "run/ask/1")
+def test_something_else_in_the_place_of_a_search(wrong: dict[str, Any], tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.add("run/ask/1", {"search": {**stated(1), **wrong}})
+    records = recorder.records(["run/ask/1"])
+    assert records["run/ask/1"].search is None
+    assert re.search(says("run/ask/1/", ".search", "Remove it"), str(records.problems[0]))

@@ -62,7 +62,7 @@ def start(code: str, base: object) -> subprocess.Popen[str]:
 
 
 def entries(base: Path) -> list[Path]:
-    return list((base / ".torchx_kfp/steps/p1%2Ftrain%2Fe1").glob("*"))
+    return list((base / ".torchx_kfp/runs/p1/train/e1").glob("*.steps"))
 
 
 class TestWhatIsKept:
@@ -208,7 +208,7 @@ class TestWriting:
         writes = s3_server.requests(log)
         assert len(writes) <= 2, "the last one, and another one if this machine takes long"
         assert {write.split("?")[0].rpartition("/")[0] for write in writes} == {
-            f"PUT /{s3_base[5:]}/.torchx_kfp/steps/p1%252Ftrain%252Fe1"
+            f"PUT /{s3_base[5:]}/.torchx_kfp/runs/p1/train/e1"
         }
 
     def test_processes_that_log_at_once(self, tmp_path: Path) -> None:

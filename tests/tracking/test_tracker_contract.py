@@ -317,10 +317,10 @@ def test_files_are_listed_with_sizes_and_removed(tracker: FsspecResultTracker) -
     before = time.time()
     tracker.put("p1/train/1", x=1)
     tracker.put("p1/train/2", x=1)
-    tracker.store.write(".torchx_kfp/metadata/r/1", b"{}")
+    tracker.store.write(".torchx_kfp/runs/r/1.metadata", b"{}")
     files = tracker.store.files()
     assert [(file.key, file.size) for file in files] == [
-        (".torchx_kfp/metadata/r/1", 2), ("p1/train/1", 12), ("p1/train/2", 12),
+        (".torchx_kfp/runs/r/1.metadata", 2), ("p1/train/1", 12), ("p1/train/2", 12),
     ]  # fmt: skip
     # The times of S3 are whole seconds.
     assert all(before - 2 < file.modified < time.time() + 2 for file in files)

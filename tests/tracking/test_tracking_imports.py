@@ -23,6 +23,7 @@ ALLOWED = {
     "torchx_kfp.common",
     "torchx_kfp.errors",
     "torchx_kfp.common.extras",
+    "torchx_kfp.common.git",
     "torchx_kfp.common.safe_files",
     "torchx_kfp.contract",
     "torchx_kfp.contract.protocol",

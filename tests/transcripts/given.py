@@ -18,9 +18,9 @@ from tests.transcripts.hosts import a_host as a_host
 from torchx_kfp.local import Watch
 from torchx_kfp.local import run as run_here
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Source
-from torchx_kfp.tracking.lineage import SOURCES, Start, add_source, encode_sources, record_start
-from torchx_kfp.tracking.searches import SEARCH
-from torchx_kfp.tracking.statements import add_artifact, add_metadata
+from torchx_kfp.tracking.artifacts import add_artifact
+from torchx_kfp.tracking.entries import add_entry
+from torchx_kfp.tracking.lineage import Start, add_source, record_start
 from torchx_kfp.tracking.store import Store
 
 RESULTS = {
@@ -82,7 +82,7 @@ def replays(folder: Path) -> None:
     """Record the results of a replay alone in ``replays``, and of a run, too, in ``both``."""
     for base, others in (("replays", {}), ("both", {"a-1/train/t": {"x": 1}})):
         record(folder / base, {"replay-a-1/train/t": {"x": 2}, **others})
-        add_metadata(FsspecResultTracker(folder / base).store, "replay-a-1/train/t", {"replays": "a-1/train/t"})
+        tracked(folder / base, "replay-a-1/train/t").add_metadata(replays="a-1/train/t")
 
 
 def names_that_move_the_cursor(folder: Path) -> None:
@@ -116,7 +116,7 @@ def lineage(base: Path | str) -> FsspecResultTracker:
 def declare(store: Store, run_id: str, parents: dict[str, list[str]]) -> None:
     """Record the sources that a stage records at its start, but not the start itself."""
     sources = [Source(source, alias=alias) for alias, ids in parents.items() for source in ids]
-    SOURCES.add(store, run_id, encode_sources(sources), "sources", "0-reads")
+    add_entry(store, run_id, {"sources": list(map(vars, sources))}, "0-start")
 
 
 def sources_that_are_not_runs(folder: Path) -> None:
@@ -158,7 +158,7 @@ def compared(base: Path | str) -> None:
             # Executions on a cluster have random names.
             tracker[f"{run}/train/{'abc'[(number + k) % 3]}"] = {"loss": loss, "optimizer": "adam", "seed": number}
         tracker[f"{run}/evaluate/e"] = {"accuracy": 0.5 + k / 4, "ok": k == 2, "uri": f"s3://models/{k}"}
-        add_metadata(tracker.store, f"{run}/evaluate/e", {"config": {"lr": k}, "note": "x"})
+        add_entry(tracker.store, f"{run}/evaluate/e", {"metadata": {"config": {"lr": k}, "note": "x"}})
     tracker["two/evaluate/e"] = {**tracker["two/evaluate/e"], "extra": 1}
 
 
@@ -192,12 +192,12 @@ def searches(folder: Path) -> None:
     def state(run_id: str, name: str, *results: dict[str, float] | None, **definition: Any) -> None:
         trials = [({"lr": 2 * its["loss"] if its else 1.0}, its) for its in results]
         content = tell(name, trials, parameters={"lr": LR}, run_id=f"{run_id}/trial/{{index}}", **definition)
-        SEARCH.add(tracker.store, run_id, content, "search")
+        add_entry(tracker.store, run_id, {"search": content})
 
     for run, losses in {"a": (0.5, None, 0.25), "b": (0.75, 0.5, 0.125, 0.25)}.items():
         first = tell("search", [], [{"lr": 2 * loss if loss else 1.0} for loss in losses])
-        SEARCH.add(tracker.store, f"{run}/ask-1/1", first, "search")
-        add_metadata(tracker.store, f"{run}/ask-1/1", {"trials": first["asked"]})
+        add_entry(tracker.store, f"{run}/ask-1/1", {"search": first})
+        add_entry(tracker.store, f"{run}/ask-1/1", {"metadata": {"trials": first["asked"]}})
         tracker[f"{run}/ask-1/1"] = {"round": 1}
         state(f"{run}/best/1", "search", *(None if loss is None else {"loss": loss} for loss in losses))
     two = {"loss": "minimize", "size": "maximize"}
@@ -220,7 +220,7 @@ def a_stage_with_everything(folder: Path) -> None:
     trials[0].artifact("model")
     tracker = FsspecResultTracker(base)
     tracker["a-1/train/t2"] = {"x": 1}
-    SEARCH.add(tracker.store, "a-1/ask-2/a", stated(1, each=2, failing=[0], run="a-1"), "search")
+    add_entry(tracker.store, "a-1/ask-2/a", {"search": stated(1, each=2, failing=[0], run="a-1")})
 
 
 def stored_artifacts(folder: Path) -> None:
@@ -260,9 +260,9 @@ def old_runs(folder: Path) -> None:
     for key in ("old/prepare/1", "old/train/1", "old/train/2", "used/train/1", "new/evaluate/1"):
         tracker[key] = {"loss": 0.25, "note": "x" * 500}
     add_artifact(tracker.store, "old/train/1", "model", "s3://models/1", None)
-    add_metadata(tracker.store, "older/train/1", {"note": "without results"})
+    add_entry(tracker.store, "older/train/1", {"metadata": {"note": "without results"}})
     add_source(tracker.store, "new/evaluate/1", Source("used/train/1"))
-    add_metadata(tracker.store, "used/train/1", {"note": "x"})
+    add_entry(tracker.store, "used/train/1", {"metadata": {"note": "x"}})
     (folder / "base/notes").mkdir()
     (folder / "base/notes/todo.txt").write_text("buy milk")
     tracker["baseline"] = {"loss": 1}

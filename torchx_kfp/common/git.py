@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
@@ -42,6 +41,8 @@ _OWN_SCOPES = ("local", "worktree")
 
 def run_git(folder: str, *words: str) -> bytes | None:
     """Return what git prints in a folder; None if it fails or is not installed."""
+    import subprocess  # applications import the module, for its class only
+
     # Otherwise, `git diff` would write to the index of the repository, and other commands would ask its remote.
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
     try:

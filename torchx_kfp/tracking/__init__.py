@@ -11,11 +11,11 @@ It needs only the standard library and fsspec. The application's image needs nei
 
 from __future__ import annotations
 
+from torchx_kfp.tracking.artifacts import Artifact
+from torchx_kfp.tracking.curves import Curve, History, Point
 from torchx_kfp.tracking.lineage import Lineage, Link, Source
 from torchx_kfp.tracking.results import Result
 from torchx_kfp.tracking.run import FanIn, Parents, Run, current_run
-from torchx_kfp.tracking.statements import Artifact
-from torchx_kfp.tracking.steps import Curve, History, Point
 from torchx_kfp.tracking.store import Key
 from torchx_kfp.tracking.tracker import FsspecResultTracker, ResultTracker
 

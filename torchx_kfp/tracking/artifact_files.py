@@ -4,7 +4,7 @@
     <tracker base>/.torchx_kfp/files/<run id>/<time>-<random>.json      the list of a folder's files
 
 The list has the size and digest of each file, and the empty folders; the SHA-256 of its JSON is the digest of the
-folder. Each time that something is stored, it gets a new place, and the statement that registers it is written last:
+folder. Each time that something is stored, it gets a new place, and the entry that registers it is written last:
 what an interrupted program leaves behind belongs to no artifact, and goes with the run (``cleanup``). S3 keeps the
 parts of an interrupted upload apart, where no listing shows them, until a rule of the bucket removes them.
 
@@ -41,8 +41,8 @@ _AT_ONCE = ((1 << 20, 64), (8 << 20, 6))
 _MOST_PARTS = 9000
 #: The bytes of the longest list of files that is read: those of a million files with long names.
 _LONGEST_LIST = 256 << 20
-#: What a statement may name as the place of files.
-_KEY = re.compile(r"\.torchx_kfp/files/[^/]+/[^/]+/(?!\.\.?$)[^/\0]+")
+#: What an entry may name as the place of files.
+_KEY = re.compile(r"\.torchx_kfp/files/.+/[^/]+/(?!\.\.?$)[^/\0]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -84,7 +84,7 @@ class StoredFiles:
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> StoredFiles:
-        """Return what a statement says.
+        """Return what an entry says.
 
         Raises:
             KeyError, TypeError, ValueError: it does not say it.

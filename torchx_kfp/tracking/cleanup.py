@@ -1,39 +1,34 @@
-"""Remove old pipeline runs from a tracker base: their results, and the statements about them.
+"""Remove old pipeline runs from a tracker base: their results, records and stored files, and code that no run uses.
 
 The base may be the wrong folder. So a pipeline run is removed only if every file in its folder is the result of a
-stage, ``<run>/<stage>/<execution>``, and if it is known to be a pipeline run: its name has the form that an engine
-gives to runs, or there is a statement about it, such as each stage makes that calls ``current_run()``. Everything else
-stays, and so does a run that may still be going on: one of its stages began within the last days, and has no results.
-Stored files of artifacts go with their run; those that are elsewhere are not touched.
+stage, ``<run>/<stage>/<execution>``, and if it is known to be a pipeline run: it has records, such as each stage makes
+that calls ``current_run()``, or its name has the form that an engine gives to runs. Everything else stays, and so does
+a run that may still be going on: one of its stages began within the last days, and has no results. Stored files of
+artifacts go with their run; those that are elsewhere are not touched.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torchx_kfp.common.text import UUID, duration
-from torchx_kfp.contract.carried.shared import folder_name
+from torchx_kfp.contract.carried.shared import FILES, PRIVATE, RUNS, fields_of
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking.lineage import SOURCES
-from torchx_kfp.tracking.run_facts import RESUMES, RUN_FACTS
-from torchx_kfp.tracking.statements import FILES, FOLDERS, StatementCache, run_id_of
-from torchx_kfp.tracking.store import PRIVATE, File, Store, pipeline_run, run_id_parts
+from torchx_kfp.tracking.entries import run_id_of
+from torchx_kfp.tracking.recorder import SCHEDULES, run_of
+from torchx_kfp.tracking.records import OF_PIPELINE_RUNS, Records, fold_records
+from torchx_kfp.tracking.store import File, Store, pipeline_run, run_id_parts
+from torchx_kfp.tracking.workspaces import KEPT, find_archives
 
 #: A larger file, in bytes, does not contain results. A result has at most 1 kB, and there are hundreds of names.
 _MAX_SIZE = 1 << 20
-#: The base is checked again after this many files have been removed, or after one part in this many of all files if
-#: that is more.
-_FILES, _PART = 2000, 8
-#: What begins the keys of statements that stages make when they begin.
-_BEGUN = f"{PRIVATE}/{SOURCES.folder}/"
-#: What begins the keys of statements that say which other runs a run uses.
-_USES = tuple(f"{PRIVATE}/{kind.folder}/" for kind in (SOURCES, RUN_FACTS))
+#: The fields that say which other runs a run uses.
+_USES = ("sources", "resumes")
 #: Seconds for which a stage that has no results keeps its run: it may be a long training, or have failed.
 UNFINISHED = 7 * 86400.0
 #: Seconds after which nobody writes a temporary file any more: its writer was killed.
@@ -42,6 +37,8 @@ _LEFT_OVER = 86400.0
 _MADE = re.compile(rf"{UUID.pattern}|.+-\d{{8}}-\d{{6}}-[0-9a-f]{{6}}")
 #: A file name extension, which executions do not have.
 _EXTENSION = re.compile(r"\.[A-Za-z]\w{0,9}$")
+#: How many runs are removed together, so that an object store gets few requests.
+_MANY = 50
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class OldRun:
     Attributes:
         run: its name.
         results: the files of its results.
-        statements: the files of the statements about it, and the stored files of its artifacts.
+        records: the files of its records, and its stored files.
         modified: when the newest file was written, in seconds since 1970.
         open_stage: what says that it may be going on, if anything does.
         kept: the reason to keep it in spite of its age, if there is one.
@@ -59,7 +56,7 @@ class OldRun:
 
     run: str
     results: tuple[File, ...]
-    statements: tuple[File, ...]
+    records: tuple[File, ...]
     modified: float
     open_stage: str = ""
     kept: str = ""
@@ -67,31 +64,27 @@ class OldRun:
     @property
     def files(self) -> int:
         """The number of its files."""
-        return len(self.results) + len(self.statements)
+        return len(self.results) + len(self.records)
 
     @property
     def size(self) -> int:
         """The bytes of all its files."""
-        return sum(file.size for file in (*self.results, *self.statements))
+        return sum(file.size for file in (*self.results, *self.records))
 
     @property
     def stages(self) -> list[str]:
         """The names of its stages."""
-        run_ids = [*(file.key for file in self.results), *(run_id_of(file.key) for file in self.statements)]
+        records = (file.key for file in self.records if file.key.startswith(f"{RUNS}/"))
+        run_ids = [*(file.key for file in self.results), *map(run_id_of, records)]
         return sorted({parts[1] for run_id in run_ids if (parts := run_id_parts(run_id))})
 
-    @property
-    def parts(self) -> tuple[list[File], list[File], list[File]]:
-        """Its files in the order in which they are removed: results, then statements and files, sources and facts last.
 
-        If the removal is interrupted, statements without results still belong to a known run, sources still protect
-        other runs, and facts the code of this one. A stored file goes after the statement that registers it.
-        """
-        others = sorted(
-            (file for file in self.statements if not file.key.startswith(_USES)),
-            key=lambda file: file.key.startswith(f"{PRIVATE}/{FILES}/"),
-        )
-        return list(self.results), others, [file for file in self.statements if file.key.startswith(_USES)]
+@dataclass(frozen=True)
+class UnusedCode:
+    """An archive of code that no run uses."""
+
+    digest: str
+    archive: File
 
 
 @dataclass(frozen=True)
@@ -111,181 +104,187 @@ class Findings:
     marked: bool
 
 
-class Cleanup:
-    """Finds and removes the pipeline runs under a tracker base that are older than a certain time.
+def find_old_runs(store: Store, before: float, begun: float | None = None, *, only: str | None = None) -> Findings:
+    """Find the pipeline runs under a tracker base that are older than a certain time. The base is listed once.
 
     Args:
         store: the store of the tracker base.
         before: runs whose newest file was written before this time are old, in seconds since 1970.
         begun: runs with a stage that has begun after this time and has no results stay, by default ``UNFINISHED`` ago.
         only: the run to find, whatever its age, even if it may be going on.
+
+    Raises:
+        CorruptResultError: a record cannot be understood, so it is not known which runs are used.
+        TrackerError: the store failed.
     """
+    files = store.files()
+    results, records = _grouped(files)
+    left_alone = {name: why for name, found in results.items() if (why := _shape_problem(found))}
+    left_alone |= {name: why for name, found in records.items() if (why := _records_problem(found))}
+    runs = {
+        name: (tuple(results.get(name, ())), tuple(records.get(name, ())))
+        for name in (results.keys() | records.keys()) - left_alone.keys()
+    }
+    newest = {run: max(file.modified for file in itertools.chain(*found)) for run, found in runs.items()}
+    wanted = (run for run in runs if (newest[run] < before if only is None else run == only))
+    old = [OldRun(run, *runs[run], newest[run]) for run in sorted(wanted, key=lambda run: (-newest[run], run))]
+    unknown = [run for run in old if not run.records and not _MADE.fullmatch(run.run)]
+    left_alone |= {run.run: f"nothing shows that {run.results[0].key!r} is a result of a stage" for run in unknown}
+    old = [run for run in old if run not in unknown]
+    begun = time.time() - UNFINISHED if begun is None else begun
+    old = [replace(run, open_stage=_open_stage(run, begun)) for run in old]
+    kept = {run.run: run.open_stage for run in old if run.open_stage and only is None}
+    users = _users(store, files, {run.run for run in old} - kept.keys())
+    kept |= {run: f"used by {user}" for run, user in users.items()}
+    return Findings(
+        old=tuple(replace(run, kept=kept.get(run.run, "")) for run in old),
+        younger=len(runs) - len(old) - len(unknown),
+        left_alone=left_alone,
+        marked=any(file.key.startswith(f"{PRIVATE}/") for file in files),
+    )
 
-    def __init__(self, store: Store, before: float, begun: float | None = None, *, only: str | None = None) -> None:
-        self._store = store
-        self._before = before
-        self._only = only
-        self._begun = time.time() - UNFINISHED if begun is None else begun
-        # Files are read once, and again only if they have changed.
-        self._problems: dict[File, str] = {}
-        self._sources, self._facts = StatementCache(SOURCES, store), StatementCache(RUN_FACTS, store)
 
-    def look(self) -> Findings:
-        """Return the current findings.
+def remove_runs(store: Store, going: Iterable[OldRun]) -> Iterator[OldRun]:
+    """Remove runs, and yield each that is completely gone. One that was written to since it was listed stays.
 
-        Raises:
-            CorruptResultError: the sources of a run cannot be read, so it is not known which runs are used.
-            TrackerError: the store failed.
-        """
-        files = self._store.files()
-        results, entries = _grouped(files)
-        left_alone = {name: why for name, files in results.items() if (why := _shape_problem(files))}
-        runs = (results.keys() | entries.keys()) - left_alone.keys()
-        newest = {run: max(file.modified for file in [*results.get(run, ()), *entries.get(run, ())]) for run in runs}
-        wanted = (run for run in runs if (newest[run] < self._before if self._only is None else run == self._only))
-        old = sorted(wanted, key=lambda run: (-newest[run], run))
-        self._read(file for run in old for file in results.get(run, ()))
-        for run in old:
-            problem = next(filter(None, (self._problems.get(file) for file in results.get(run, ()))), "")
-            if not problem and run not in entries and not _MADE.fullmatch(run):
-                problem = f"nothing shows that {results[run][0].key!r} is a result of a stage"
-            if problem:
-                left_alone[run] = problem
-        candidates = [
-            OldRun(run, tuple(results.get(run, ())), tuple(entries.get(run, ())), newest[run])
-            for run in old
-            if run not in left_alone
-        ]
-        candidates = [replace(run, open_stage=self._open_stage(run)) for run in candidates]
-        kept = {run.run: run.open_stage for run in candidates if run.open_stage and self._only is None}
-        users = self._users(files, {run.run for run in candidates} - kept.keys())
-        kept |= {run: f"used by {user}" for run, user in users.items()}
-        return Findings(
-            old=tuple(replace(it, kept=kept.get(it.run, "")) for it in candidates),
-            younger=len(runs) - len(old),
-            left_alone=left_alone,
-            marked=any(file.key.startswith(f"{PRIVATE}/") for file in files),
-        )
+    Each run is listed again just before it is removed. After an interruption, parts of some runs are gone. These runs
+    are as old as before, so the next call removes the rest: records go last, so the run is still known, and protects
+    what it uses.
 
-    def remove(self) -> Iterator[OldRun]:
-        """Remove the old runs that nothing protects, and yield each run that is completely gone.
+    Raises:
+        TrackerError: the store failed; or, after all others, files of some runs may not be removed.
+    """
+    denied: TrackerError | None = None
 
-        The base is checked again before every few thousand files, so runs that were written to or used meanwhile stay.
-        On a local file system, each file is also checked just before it is removed, with writers locked out
-        (``DiskStore.remove_old``). After an interruption, parts of some runs are gone. These runs are as old as before,
-        so the next call removes the rest.
+    def files_of(run: OldRun) -> list[File]:
+        return [file for place in (run.run, f"{RUNS}/{run.run}", f"{FILES}/{run.run}") for file in store.files(place)]
 
-        Raises:
-            TrackerError: the store failed; or, after all others, files of some runs may not be removed.
-        """
-        done: set[str] = set()
-        denied: TrackerError | None = None
-        share = 0
-        while going := [run for run in self.look().old if not run.kept and run.run not in done]:
-            share = share or sum(run.files for run in going) // _PART
-            counts = itertools.accumulate(run.files for run in going)
-            batch = going[: max(1, sum(count <= max(share, _FILES) for count in counts))]
-            written: set[str] = set()
-            for part in range(3):
-                files = [(run.run, file) for run in batch if run.run not in written for file in run.parts[part]]
-                gone = self._store.remove_many([file for _, file in files])
-                for (run, _), is_gone in zip(files, gone, strict=True):
-                    if is_gone is not True:
-                        written.add(run)
-                    if isinstance(is_gone, TrackerError):
-                        denied = denied or is_gone
-            # A file that exists again was written since then, so its run is not over.
-            done.update(run.run for run in batch)
-            yield from (run for run in batch if run.run not in written)
-        self._store.remove_leftovers(time.time() - _LEFT_OVER)
-        if denied is not None:
-            raise denied
+    waiting = iter(going)
+    while batch := list(itertools.islice(waiting, _MANY)):
+        there = zip(batch, store.each(files_of, batch), strict=True)
+        batch = [run for run, files in there if {*files} <= {*run.results, *run.records}]
+        left: set[str] = set()
+        for part in ("results", "records"):
+            files = [(run.run, file) for run in batch if run.run not in left for file in getattr(run, part)]
+            gone = store.remove_many([file for _, file in files])
+            for (run, _), is_gone in zip(files, gone, strict=True):
+                if is_gone is not True:
+                    left.add(run)
+                if isinstance(is_gone, TrackerError):
+                    denied = denied or is_gone
+        yield from (run for run in batch if run.run not in left)
+    store.remove_leftovers(time.time() - _LEFT_OVER)
+    if denied is not None:
+        raise denied
 
-    def _open_stage(self, run: OldRun) -> str:
-        """Return why a run may still be going on; empty if no stage says so."""
-        begun: dict[str, float] = {}
-        for file in run.statements:
-            if file.key.startswith(_BEGUN):
-                begun[run_id_of(file.key)] = max(file.modified, begun.get(run_id_of(file.key), 0.0))
-        done = {file.key: file.modified for file in run.results}
-        earlier = superseded({*begun, *done}, lambda run_id: done.get(run_id, 0.0))
-        late = {when: run_id for run_id, when in begun.items() if run_id not in earlier and run_id not in done}
-        newest = max(late, default=0.0)
-        if newest <= self._begun:
-            return ""
-        stage = late[newest].partition("/")[2].partition("/")[0]
-        return f"may be going on: {stage} has no results, and began {duration(time.time() - newest)} ago"
 
-    def _users(self, files: Iterable[File], candidates: Collection[str]) -> dict[str, str]:
-        """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them.
+def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -> list[UnusedCode]:
+    """Find the archives that no run and no schedule has recorded, and that no submit has stored for some time.
 
-        What runs use that are about to go does not matter, and is not read.
-        """
-        by_run: dict[str, list[File]] = {}
-        for file in files if candidates else ():
-            if file.key.startswith(_USES):
-                by_run.setdefault(pipeline_run(run_id_of(file.key)), []).append(file)
-        used: dict[str, str] = {}
-        waiting: Collection[str] = by_run.keys() - candidates
-        while waiting:
-            found = self._uses([file for run in waiting for file in by_run.get(run, ())])
-            new = {run: user for user, run in reversed(found) if run in candidates and run not in used}
-            used |= new
-            waiting = new.keys()
-        return used
+    A submit stores an archive again before it is a day old: see ``workspaces``.
 
-    def _uses(self, files: Sequence[File]) -> list[tuple[str, str]]:
-        """Return pairs of a run id, or a pipeline run, and a pipeline run that it has read or that it resumes."""
-        sources, facts = self._sources.read(files), self._facts.read(files)
-        resumes = ((run, earlier) for run, found in facts.items() for earlier in found.get(RESUMES, ()))
-        reads = ((run_id, pipeline_run(source.run_id)) for run_id, found in sources.items() for source in found)
-        return sorted([*reads, *resumes])
+    Args:
+        store: the store of the tracker base.
+        before: archives that were stored after this time are used, in seconds since 1970; those of the last day always.
+        going: the runs that are about to be removed.
 
-    def _read(self, files: Iterable[File]) -> None:
-        new = [file for file in files if file not in self._problems]
-        self._problems.update(zip(new, self._store.each(self._content_problem, new), strict=True))
+    Raises:
+        CorruptResultError: a record cannot be understood, so it is not known which archives are used.
+        TrackerError: the store failed.
+    """
+    # Archives first: a run that has recorded one since then is seen below.
+    old = {
+        digest: file for digest, file in find_archives(store).items() if file.modified < min(before, time.time() - KEPT)
+    }
+    if not old:
+        return []
+    schedules = _folded(store, store.keys(SCHEDULES), ["code"])
+    runs = _folded(store, (key for key in store.keys(RUNS) if run_of(key) not in going), ["code"])
+    used = {code.digest for record in (*schedules.values(), *runs.values()) for code in record.code}
+    return [UnusedCode(digest, file) for digest, file in sorted(old.items()) if digest not in used]
 
-    def _content_problem(self, file: File) -> str:
-        if PRIVATE in file.key.split("/"):
-            return ""
-        if file.size > _MAX_SIZE:
-            return f"{file.key!r} is larger than results can be"
-        try:
-            content = self._store.read(file.key)
-            if content is None:  # another gc has removed it since it was listed
-                return ""
-            found = json.loads(content)
-        except TrackerError:
-            return f"{file.key!r} cannot be read"
-        except (ValueError, RecursionError):
-            found = None
-        is_flat = isinstance(found, dict) and all(isinstance(item, int | float | str) for item in found.values())
-        return "" if is_flat else f"{file.key!r} does not hold results"
+
+def remove_code(store: Store, unused: Iterable[UnusedCode]) -> Iterator[UnusedCode]:
+    """Remove archives, and yield each that is gone. One that was stored again meanwhile stays."""
+    unused = list(unused)
+    for code, is_gone in zip(unused, store.each(store.remove_old, [code.archive for code in unused]), strict=True):
+        if is_gone:
+            yield code
+
+
+def _open_stage(run: OldRun, since: float) -> str:
+    """Return why a run may still be going on; empty if no stage says so."""
+    begun: dict[str, float] = {}
+    for file in run.records:
+        if file.key.startswith(f"{RUNS}/") and "started" in fields_of(file.key):
+            begun[run_id_of(file.key)] = max(file.modified, begun.get(run_id_of(file.key), 0.0))
+    done = {file.key: file.modified for file in run.results}
+    earlier = superseded({*begun, *done}, lambda run_id: done.get(run_id, 0.0))
+    late = {when: run_id for run_id, when in begun.items() if run_id not in earlier and run_id not in done}
+    newest = max(late, default=0.0)
+    if newest <= since:
+        return ""
+    stage = late[newest].partition("/")[2].partition("/")[0]
+    return f"may be going on: {stage} has no results, and began {duration(time.time() - newest)} ago"
+
+
+def _users(store: Store, files: Iterable[File], candidates: Collection[str]) -> dict[str, str]:
+    """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them.
+
+    What runs use that are about to go does not matter, and is not read.
+    """
+    by_run: dict[str, list[str]] = {}
+    for file in files if candidates else ():
+        if file.key.startswith(f"{RUNS}/") and not fields_of(file.key).isdisjoint(_USES):
+            by_run.setdefault(run_of(file.key), []).append(file.key)
+    used: dict[str, str] = {}
+    waiting: Collection[str] = by_run.keys() - candidates
+    while waiting:
+        records = _folded(store, (key for run in sorted(waiting) for key in by_run.get(run, ())), _USES)
+        new: dict[str, str] = {}
+        for user, record in sorted(records.items()):
+            for run in (*(pipeline_run(source.run_id) for source in record.sources), *record.resumes):
+                if run in candidates and run not in used:
+                    new.setdefault(run, user)
+        used |= new
+        waiting = new.keys()
+    return used
+
+
+def _folded(store: Store, keys: Iterable[str], fields: Collection[str]) -> Records:
+    records = fold_records(store, keys, fields)
+    if records.problems:
+        raise records.problems[0]
+    return records
 
 
 def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
-    """Group results by the first name of their keys, and statements by the pipeline run that they are about."""
+    """Group results by the first name of their keys, and records and stored files by their pipeline run."""
     results: dict[str, list[File]] = {}
-    entries: dict[str, list[File]] = {}
+    records: dict[str, list[File]] = {}
     for file in files:
-        names = file.key.split("/")
-        if names[0] != PRIVATE:
-            results.setdefault(names[0], []).append(file)
-        elif len(names) == 4 or (len(names) > 4 and names[1] == FILES):
-            run_id = run_id_of(file.key)
-            parts = run_id_parts(run_id) if names[1] in FOLDERS else None
-            run = parts[0] if parts else run_id if names[1] == RUN_FACTS.folder else ""
-            if run and "/" not in run and folder_name(run_id) == names[2]:
-                entries.setdefault(run, []).append(file)
-    return results, entries
+        if not file.key.startswith(f"{PRIVATE}/"):
+            results.setdefault(file.key.partition("/")[0], []).append(file)
+        elif "/" not in (run := run_of(file.key)) and run:
+            records.setdefault(run, []).append(file)
+    return results, records
 
 
 def _shape_problem(files: Iterable[File]) -> str:
     """Return why these files are not all results of stages; empty if they are."""
-    results = 0
     for file in files:
         names = file.key.split("/")
         if run_id_parts(file.key) is None or any(name.startswith(".") for name in names) or _EXTENSION.search(names[2]):
             return f"{file.key!r} is not a result of a stage"
-        results += 1
-    return "" if results else "it does not have a result of a stage"
+        if file.size > _MAX_SIZE:
+            return f"{file.key!r} is larger than results can be"
+    return ""
+
+
+def _records_problem(files: Iterable[File]) -> str:
+    """Return why these records are not all those of a pipeline run and its stages; empty if they are."""
+    for file in files:
+        fields = fields_of(file.key)
+        if file.key.startswith(f"{RUNS}/") and not (fields <= {*OF_PIPELINE_RUNS} or run_id_parts(run_id_of(file.key))):
+            return f"{file.key!r} is not about a stage of a pipeline run"
+    return ""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from torchx_kfp.common.extras import install_line, is_installed
 from torchx_kfp.contract.protocol import StageContext
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking.statements import absolute
+from torchx_kfp.tracking.artifacts import absolute
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.steps import Point
+    from torchx_kfp.tracking.curves import Point
 
 _GROUP = "torchx.tracker"
 #: For modules of this project that are trackers: the module that they need besides TorchX, and the extra that installs

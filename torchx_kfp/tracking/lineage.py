@@ -1,35 +1,31 @@
-"""Lineage: the sources that runs state, and what follows from them.
+"""Lineage: the sources of runs, and what follows from them.
 
-The start is the first statement of a stage, written before its application begins its work, so that a tracker base that
-cannot be written is noticed at once rather than after a training. Sources and start are in one file::
-
-    {"sources": [...], "started": {"time": 1767225600.5, "host": "node-3", "image": "repo/train:1"}}
+The start is the first entry of a stage, written before its application begins its work, so that a tracker base that
+cannot be written is noticed at once rather than after a training. It has the sources that the pipeline declares.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import KeyRefusedError, TrackerError
-from torchx_kfp.tracking.statements import ARTIFACTS, Artifact, StatementKind
+from torchx_kfp.tracking.artifacts import Artifact
+from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.store import Store, is_key
 
 _logger = logging.getLogger(__name__)
 
-#: The names of the first statement of a stage that reads others, and of one that does not. They are the same for all
-#: processes of a stage, and sort before names made from the time. A process that records a start without the stage's
-#: sources does not replace the statement that has them.
-_READS, _NONE = "0-reads", "0-start"
+#: The name of the first entry of a stage. It is the same for all processes of a stage, and sorts before names made from
+#: the time. A process that records a start without sources does not replace the entry that has them.
+_START = "0-start"
 #: Set by torchrun: it started this process, and this is the number of the process.
 _TORCHRUN, _RANK = "TORCHELASTIC_RUN_ID", "RANK"
-#: The statements that this process has made: tracker base, run id, and the source or "start".
+#: What this process has recorded: tracker base, run id, and the source or "start".
 _said: set[tuple[str, str, object]] = set()
 _NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
 
@@ -53,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a stage. If several processes of a stage start one after the other, the last start counts.
+    """The start of a stage: the first one, if several processes of a stage start one after the other.
 
     Attributes:
         time: seconds since 1970.
@@ -66,43 +62,13 @@ class Start:
     image: str | None = None
 
 
-def _parse_sources(content: Mapping[str, Any]) -> list[Source]:
-    return [
-        Source(str(found["run_id"]), found.get("artifact") or None, found.get("alias")) for found in content["sources"]
-    ]
-
-
-def _join_sources(found: list[list[Source]]) -> list[Source]:
-    unique: dict[tuple[str, str | None], Source] = {}
-    for source in itertools.chain(*found):
-        unique.setdefault((source.run_id, source.artifact), source)
-    return list(unique.values())
-
-
-def _parse_start(content: Mapping[str, Any]) -> Start:
-    started = content["started"]
-    image = started.get("image")
-    return Start(float(started["time"]), str(started["host"]), None if image is None else str(image))
-
-
-#: The sources of a run in the order in which they were stated, each once.
-SOURCES = StatementKind("sources", _parse_sources, _join_sources)
-#: The start of a run. Most statements of sources do not have one, and a malformed one is not worth an error.
-STARTS = StatementKind("sources", _parse_start, lambda found: min(found, key=lambda start: start.time))
-
-
-def encode_sources(sources: Iterable[Source]) -> dict[str, object]:
-    """Return the statement of these sources, in a form that JSON can represent."""
-    return {"sources": [{"run_id": s.run_id, "artifact": s.artifact, "alias": s.alias} for s in sources]}
-
-
 def add_source(store: Store, run_id: str, source: Source) -> None:
     """Record that a run uses a source. Recording it again changes nothing."""
-    SOURCES.add(store, run_id, encode_sources([source]), "source")
+    add_entry(store, run_id, {"sources": [vars(source)]})
 
 
 def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunIds], start: Start | None = None) -> None:
-    """Record the start of a run and the sources that the pipeline declares, in one file.
+    """Record the start of a run and the sources that the pipeline declares, in one entry.
 
     Args:
         store: the store of the tracker base.
@@ -111,7 +77,7 @@ def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunId
         start: the start, by default here and now.
 
     Raises:
-        KeyRefusedError: the store cannot hold a statement about this run id.
+        KeyRefusedError: the store cannot hold an entry about this run id.
     """
     sources = [
         Source(source, alias=alias)
@@ -119,8 +85,9 @@ def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunId
         for source in ([ids] if isinstance(ids, str) else ids)
         if source
     ]
-    content = {**encode_sources(sources), "started": vars(start or Start(time.time(), os.uname().nodename))}
-    SOURCES.add(store, run_id, content, "record of the start", _READS if sources else _NONE)
+    fields: dict[str, object] = {"sources": list(map(vars, sources))} if sources else {}
+    fields["started"] = vars(start or Start(time.time(), os.uname().nodename))
+    add_entry(store, run_id, fields, _START)
 
 
 def rank(environ: Mapping[str, str] = os.environ) -> int:
@@ -200,17 +167,7 @@ class Lineage:
     links: tuple[Link, ...] = ()
 
 
-def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
-    """Return the lineage of these runs, over all pipelines that use the tracker base.
-
-    This reads the sources of every run: a run records the runs that it uses, so that a stage with a thousand sources
-    writes one file rather than a thousand. A warning is logged for each file that does not contain sources.
-    """
-    sources = SOURCES.read_many(store, corrupt=lambda error: _logger.warning("Left out of the lineage: %s", error))
-    return trace(run_ids, sources, lambda wanted: ARTIFACTS.read_many(store, wanted))
-
-
-def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts_of: ArtifactsOf) -> Lineage:
+def trace(run_ids: Iterable[str], sources: Mapping[str, Sequence[Source]], artifacts_of: ArtifactsOf) -> Lineage:
     """Return the lineage of runs whose sources are known.
 
     Args:

@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
 
-from torchx_kfp.contract.carried.shared import PARTS
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.common.text import counted, size_text
+from torchx_kfp.contract.carried.shared import FILES, PRIVATE, RUNS, fields_of
+from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.tracking.artifact_files import StoredFiles
+from torchx_kfp.tracking.artifacts import Artifact
+from torchx_kfp.tracking.curves import Curve, History, Point
 from torchx_kfp.tracking.disk import DiskStore
-from torchx_kfp.tracking.lineage import SOURCES, STARTS, Source, Start
-from torchx_kfp.tracking.run_facts import (
-    CODE,
-    RESUMES,
-    RUN_FACTS,
-    SCHEDULE_FACTS,
-    TAGS,
-    Code,
-    describe_code,
-    encode_code,
-    parse_tags,
-)
-from torchx_kfp.tracking.searches import SEARCH, Search, Trial
-from torchx_kfp.tracking.statements import (
-    FOLDERS,
-    METADATA,
+from torchx_kfp.tracking.entries import add_entry, list_entries, name_after, run_id_of
+from torchx_kfp.tracking.lineage import Start
+from torchx_kfp.tracking.records import (
+    FIELDS,
+    OF_PIPELINE_RUNS,
     REPLAY,
     REPLAY_OF,
-    Artifact,
-    Corrupt,
-    add_metadata,
-    read_artifacts,
+    Code,
+    Record,
+    Records,
+    read_record,
+    read_records,
     replays_among,
-    run_id_of,
-    stated_runs,
 )
-from torchx_kfp.tracking.steps import STEPS, Curve, History, Point
-from torchx_kfp.tracking.store import PRIVATE, SHORT_PATIENCE, is_key, pipeline_run, run_id_parts
+from torchx_kfp.tracking.searches import Search, Trial
+from torchx_kfp.tracking.store import SHORT_PATIENCE, is_key, pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
 
@@ -53,7 +44,9 @@ __all__ = [
     "History",
     "PackedWorkspace",
     "Point",
+    "Record",
     "Recorder",
+    "Records",
     "Search",
     "Start",
     "StoredFiles",
@@ -62,15 +55,17 @@ __all__ = [
     "parse_tags",
 ]
 
+#: The folder for the code of schedules: their ids are in the place of run ids.
+SCHEDULES = f"{PRIVATE}/schedules"
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
+_TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 
 class Recorder(FsspecResultTracker):
     """A tracker of results that also has the other records of runs.
 
-    Methods that take several run ids fetch many at once, and leave out runs without such a record. ``corrupt`` is
-    called with the error for each file that cannot be understood; without it, the error is raised.
+    An entry that cannot be understood is left out, with a warning in the log, and is in ``Records.problems``.
     """
 
     @classmethod
@@ -102,117 +97,72 @@ class Recorder(FsspecResultTracker):
         """Return the archive of a workspace; see ``read_workspace``."""
         return read_workspace(self.store, digest)
 
-    def add_facts(self, run: str, **facts: object) -> None:
-        """Record facts about a pipeline run as a whole; see ``run_facts``.
+    def add(self, run_id: str, fields: Mapping[str, object], *, last: bool = False) -> None:
+        """Record something about a run, or a whole pipeline run; ``records.Record`` has the fields.
+
+        Args:
+            run_id: the run.
+            fields: values that JSON can represent.
+            last: whether it takes the place of what is there, even if that is from a machine whose clock is ahead.
 
         Raises:
             TrackerError: the store cannot be written.
         """
-        RUN_FACTS.add(self.store, run, facts, f"facts of the run {run!r}")
+        add_entry(self.store, run_id, fields, name_after(self.store, run_id) if last else "")
 
-    def change_facts(self, run: str, **facts: object) -> None:
-        """Record facts that take the place of earlier ones, even if those are from a machine whose clock is ahead."""
-        RUN_FACTS.add_last(self.store, run, facts, f"facts of the run {run!r}")
+    def records(self, run_ids: Iterable[str] | None = None, *fields: str) -> Records:
+        """Return the records of runs and of those of their stages, by default of all runs: see ``records``.
+
+        Args:
+            run_ids: ids of pipeline runs, or of runs of stages.
+            fields: the fields of ``Record`` that are wanted, by default all.
+        """
+        return read_records(self.store, run_ids, fields or FIELDS)
+
+    def record(self, run_id: str, *fields: str) -> Record:
+        """Return the record of one run."""
+        return read_record(self.store, run_id, *fields)
 
     def add_start(
         self, run: str, code: Sequence[Code], tags: Mapping[str, str | None], resumes: Sequence[str] = ()
     ) -> None:
         """Record the code that travelled with a pipeline run, its tags, and the runs from which it keeps stages."""
-        facts = {CODE: encode_code(code), TAGS: dict(tags), RESUMES: list(resumes)}
-        self.add_facts(run, **{name: value for name, value in facts.items() if value})
+        fields = {"code": [asdict(each) for each in code], "tags": dict(tags), "resumes": list(resumes)}
+        self.add(run, {name: value for name, value in fields.items() if value})
 
     def add_schedule(self, schedule: str, code: Sequence[Code]) -> None:
         """Record the code that travels with all runs of a schedule: ``gc`` keeps it."""
-        SCHEDULE_FACTS.add(self.store, schedule, {CODE: encode_code(code)}, f"code of the schedule {schedule!r}")
+        add_entry(self.store, schedule, {"code": [asdict(each) for each in code]}, folder=SCHEDULES)
 
-    def end_schedule(self, schedule: str, runs: Mapping[str, bool]) -> None:
-        """Hand the code of a schedule that was deleted over to its runs: ``gc`` removes it with the last of them.
+    def end_schedule(self, schedule: str, runs: Iterable[str]) -> None:
+        """Hand the code of a schedule that was deleted over to those of its runs that go on.
 
-        Args:
-            schedule: the id of the schedule.
-            runs: the ids of its runs, each with whether it goes on. Those that are over and have no records are left
-                out.
+        The stages of the others have recorded it.
         """
-        code = SCHEDULE_FACTS.read(self.store, schedule).get(CODE)
-        if code:
-            known = {pipeline_run(key) for key in (*self.keys(), *self.run_ids())}
-            for run in [run for run, goes_on in runs.items() if goes_on or run in known]:
-                self.add_start(run, code, {})
-        SCHEDULE_FACTS.remove(self.store, schedule)
-
-    def code_of(self, runs: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, list[Code]]:
-        """Return the code of each pipeline run that had any."""
-        return {run: facts[CODE] for run, facts in self.facts_of(runs, corrupt).items() if facts.get(CODE)}
-
-    def tags_of(self, runs: Iterable[str] | None = None, corrupt: Corrupt | None = None) -> dict[str, dict[str, str]]:
-        """Return the tags of each pipeline run that has any, by default of all runs."""
-        return {run: facts[TAGS] for run, facts in self.facts_of(runs, corrupt).items() if facts.get(TAGS)}
-
-    def facts_of(self, runs: Iterable[str] | None = None, corrupt: Corrupt | None = None) -> dict[str, dict[str, Any]]:
-        """Return the facts of each pipeline run by field, by default of all runs; see ``run_facts``."""
-        return RUN_FACTS.read_many(self.store, runs, corrupt)
-
-    def runs_with_facts(self) -> list[str]:
-        """Return the pipeline runs that have any facts, sorted."""
-        return [unquote(name.rstrip("/")) for name in self.store.names(f"{PRIVATE}/{RUN_FACTS.folder}")]
+        keys = list_entries(self.store, [schedule], SCHEDULES)
+        code = read_records(self.store, [schedule], ["code"], SCHEDULES)[schedule].code
+        for run in runs if code else ():
+            self.add_start(run, code, {})
+        list(self.store.each(self.store.remove, keys))
 
     def run_ids(self, run: str | None = None) -> list[str]:
-        """Return the runs that have recorded anything besides results, sorted. ``keys`` are those with results.
+        """Return the runs of stages that have recorded anything besides results, sorted.
+
+        ``keys`` are those with results.
 
         Args:
             run: the pipeline run to which they belong, by default any.
         """
-        return stated_runs(self.store, "" if run is None else f"{run}/")
+        keys = list_entries(self.store, None if run is None else [run])
+        return sorted({run_id_of(key) for key in keys if not fields_of(key).issubset(OF_PIPELINE_RUNS)})
+
+    def pipeline_runs(self) -> list[str]:
+        """Return the pipeline runs that have recorded anything, sorted."""
+        return sorted({pipeline_run(key) for key in (*self.keys(), *map(run_id_of, list_entries(self.store)))})
 
     def replays_among(self, keys: Iterable[str]) -> set[str]:
-        """Return the run ids of replays; see ``statements.replays_among``."""
+        """Return the run ids of replays; see ``records.replays_among``."""
         return replays_among(self.store, keys)
-
-    def artifacts(self, run_id: str) -> dict[str, Artifact]:
-        """Return the artifacts that a run has registered, by name."""
-        return self.artifacts_of([run_id]).get(run_id, {})
-
-    def metadata(self, run_id: str) -> dict[str, object]:
-        """Return the metadata that a run has recorded, by name."""
-        return METADATA.read(self.store, run_id)
-
-    def add_metadata(self, run_id: str, metadata: Mapping[str, object]) -> None:
-        """Record metadata of a run; see ``statements.add_metadata``."""
-        add_metadata(self.store, run_id, metadata)
-
-    def search(self, run_id: str) -> Search | None:
-        """Return the search that a run belongs to, as far as it had come then."""
-        return SEARCH.read(self.store, run_id)
-
-    def sources(self, run_id: str) -> list[Source]:
-        """Return the runs and other things that a run was made from."""
-        return SOURCES.read(self.store, run_id)
-
-    def artifacts_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Artifact]]:
-        """Return the artifacts of each run."""
-        return read_artifacts(self.store, run_ids)
-
-    def metadata_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
-        """Return the metadata of each run."""
-        return METADATA.read_many(self.store, run_ids)
-
-    def histories_of(self, run_ids: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, History]:
-        """Return the curves that each run has logged."""
-        return STEPS.read_many(self.store, run_ids, corrupt)
-
-    def searches_of(self, run_ids: Iterable[str], corrupt: Corrupt | None = None) -> dict[str, Search | None]:
-        """Return the search that each run belongs to, as far as it had come then."""
-        return SEARCH.read_many(self.store, run_ids, corrupt)
-
-    def sources_of(
-        self, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
-    ) -> dict[str, list[Source]]:
-        """Return the sources of each run, by default of all runs."""
-        return SOURCES.read_many(self.store, run_ids, corrupt)
-
-    def starts_of(self, run_ids: Iterable[str]) -> dict[str, Start]:
-        """Return when and where each run started."""
-        return STARTS.read_many(self.store, run_ids, corrupt=lambda error: None)
 
     def written(self, run: str) -> dict[str, float]:
         """Return when the results of a pipeline run were written, in seconds since 1970, by run id."""
@@ -222,11 +172,8 @@ class Recorder(FsspecResultTracker):
         """Return when each pipeline run recorded something last, in seconds since 1970."""
         times: dict[str, float] = {}
         for file in self.store.files():
-            names = file.key.split("/")
-            if names[0] == PRIVATE and (len(names) < 4 or names[1] not in FOLDERS):
-                continue
-            run = (run_id_of(file.key) if names[0] == PRIVATE else file.key).partition("/")[0]
-            times[run] = max(times.get(run, 0.0), file.modified)
+            if run := run_of(file.key).partition("/")[0]:
+                times[run] = max(times.get(run, 0.0), file.modified)
         return times
 
     def verify_writable(self) -> None:
@@ -241,9 +188,47 @@ class Recorder(FsspecResultTracker):
             self.store.remove(_PROBE)
 
 
+def run_of(key: str) -> str:
+    """Return the pipeline run to which a file below a tracker base belongs; empty if it does not belong to any."""
+    if not key.startswith(f"{PRIVATE}/"):
+        return pipeline_run(key)
+    return pipeline_run(run_id_of(key)) if key.startswith((f"{RUNS}/", f"{FILES}/")) else ""
+
+
 def written_folders(base: Path, run: str) -> list[Path]:
     """Return the folders below a local tracker base to which stages of a pipeline run write."""
-    return [base / run, base / PARTS, *(base / PRIVATE / kind for kind in FOLDERS)]
+    return [base / run, base / RUNS / run, base / FILES / run]
+
+
+def describe_code(code: Code) -> dict[str, str]:
+    """Return what a user is shown about the code of a run, by name: what it is, and where its commit is from."""
+    size = (
+        "" if code.files is None or code.size is None else f" ({counted(code.files, 'file')}, {size_text(code.size)})"
+    )
+    text = f"{code.digest[:12]}{size}"
+    if git := code.git:
+        branch, changed = f" on {git.branch}" if git.branch else "", ", changed" if git.changed else ""
+        text += f", commit {git.commit[:7]}{branch}{changed}"
+    return {"workspace": text, **({"remote": git.remote} if git and git.remote else {})}
+
+
+def parse_tags(words: Iterable[str]) -> dict[str, str | None]:
+    """Read tags that are written as ``NAME=VALUE``; without a value, the tag is taken back.
+
+    Raises:
+        ArgumentError: a word has another form, or a name is given twice.
+    """
+    tags: dict[str, str | None] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not _TAG.fullmatch(name):
+            raise ArgumentError(
+                f"The tag {word!r} is not NAME=VALUE with a name of ASCII letters, digits and '_', such as team=vision."
+            )
+        if name in tags:
+            raise ArgumentError(f"The tag {name!r} is given twice.")
+        tags[name] = value or None
+    return tags
 
 
 def is_run_id(text: str, run: str) -> bool:

@@ -18,19 +18,14 @@ from torchx_kfp.errors import (
     ResultRefusedError,
     UnknownNameError,
 )
+from torchx_kfp.tracking.artifacts import Artifact, add_artifact
+from torchx_kfp.tracking.curves import History
+from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
-from torchx_kfp.tracking.lineage import (
-    SOURCES,
-    Lineage,
-    Source,
-    announce_start,
-    announce_use,
-    rank,
-    read_lineage,
-)
+from torchx_kfp.tracking.lineage import Lineage, Source, announce_start, announce_use, rank
+from torchx_kfp.tracking.records import Record, read_lineage, read_record
 from torchx_kfp.tracking.results import Result, check_results, results_frame
-from torchx_kfp.tracking.statements import METADATA, Artifact, add_artifact, add_metadata, read_artifacts
-from torchx_kfp.tracking.steps import STEPS, History, flush, step_log
+from torchx_kfp.tracking.steps import flush, step_log
 from torchx_kfp.tracking.store import PATIENCE, key_text
 from torchx_kfp.tracking.tracker import Batch, FsspecResultTracker, describe_missing, wait_for_results
 
@@ -45,8 +40,9 @@ class Run:
 
     ``current_run()`` returns the run of this process. Only that run can record; runs that it reads can be read.
 
-    All methods that record or read raise a ``TrackerError`` if the store fails. Those that read raise a
-    ``CorruptResultError``, which is one, if a file under the tracker base is malformed.
+    All methods that record or read raise a ``TrackerError`` if the store fails. ``results`` raises a
+    ``CorruptResultError``, which is one, if the results are malformed. Other malformed records are left out, with a
+    warning in the log.
     """
 
     def __init__(
@@ -163,7 +159,7 @@ class Run:
         ``history().to_frame()`` is a pandas DataFrame.
         """
         self.flush()
-        return STEPS.read(self._tracker.store, self.id)
+        return self._read("steps").steps
 
     def add_metadata(self, metadata: Mapping[str, object] | None = None, /, **named: object) -> None:
         """Record metadata of this run: hyperparameters, the environment, notes, of any size.
@@ -183,13 +179,13 @@ class Run:
         """
         self._refuse_others("records metadata", "add_metadata")
         new = {**(metadata or {}), **named}
-        add_metadata(self._tracker.store, self.id, new)
+        add_entry(self._tracker.store, self.id, {"metadata": new})
         for tracker in self._further:
             tracker.add_parameters(new)
 
     def metadata(self) -> dict[str, object]:
         """Return the metadata that this run has recorded, by name."""
-        return SuggestingDict(METADATA.read(self._tracker.store, self.id), f"The run {self.id!r}", "metadata key")
+        return SuggestingDict(dict(self._read("metadata").metadata), f"The run {self.id!r}", "metadata key")
 
     def add_artifact(
         self, name: str, path: str | os.PathLike[str], /, *, store: bool = False, **metadata: object
@@ -231,8 +227,7 @@ class Run:
 
     def artifacts(self) -> dict[str, Artifact]:
         """Return the artifacts that this run has registered, by name."""
-        found = read_artifacts(self._tracker.store, [self.id]).get(self.id, {})
-        return SuggestingDict(found, f"The run {self.id!r}", "artifact")
+        return SuggestingDict(dict(self._read("artifacts").artifacts), f"The run {self.id!r}", "artifact")
 
     def artifact(self, name: str) -> Artifact:
         """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.
@@ -252,7 +247,7 @@ class Run:
 
     def sources(self) -> list[Source]:
         """Return the sources of this run: the runs that it reads, in order, and the artifacts that it has used."""
-        return SOURCES.read(self._tracker.store, self.id)
+        return list(self._read("sources").sources)
 
     def lineage(self) -> Lineage:
         """Return the lineage of this run, over all pipelines that use the tracker base.
@@ -277,6 +272,9 @@ class Run:
     def parents(self) -> Parents:
         """The runs that this stage reads, by alias. A fan-in is the list of its runs, in loop order."""
         return Parents(self.id, self._declared(), self._tracker)
+
+    def _read(self, field: str) -> Record:
+        return read_record(self._tracker.store, self.id, field)
 
     def _refuse_others(self, what: str, method: str) -> None:
         if self._reads is None:

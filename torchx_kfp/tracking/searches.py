@@ -1,6 +1,6 @@
 """The progress of a search: its definition, the trials with their results, and what it asks for next.
 
-Each stage of a search between its trials makes one statement (``torchx_kfp.hpo.ask``), and so does the last one::
+Each stage of a search between its trials records one entry (``torchx_kfp.hpo.ask``), and so does the last one::
 
     {"name": "search", "round": 2,
      "definition": {"parameters": {"lr": {"type": "float", "bounds": [0.0001, 1.0], "log": true},
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.contract.carried.shared import unbeaten
-from torchx_kfp.tracking.statements import StatementKind
+from torchx_kfp.tracking.entries import from_json
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Search:
 
     @staticmethod
     def latest(stated: Iterable[Search | None]) -> list[Search]:
-        """Return the statements that no later one continues: one for each search, in their order.
+        """Return the latest state of each search, in their order.
 
-        Each stage of a search states all that is known by then. Several searches may have the same name, for example in
-        the iterations of a loop.
+        Each stage of a search records all that is known by then. Several searches may have the same name, for example
+        in the iterations of a loop.
         """
         found = [one for one in stated if one is not None and one.objectives]
         return [one for one in found if not any(other._continues(one) for other in found)]
@@ -115,7 +115,7 @@ class Search:
         return [complete[index] for index in unbeaten(costs)]
 
     def _continues(self, earlier: Search) -> bool:
-        """Return whether this statement repeats the trials of another one, and has those that the other asks for."""
+        """Return whether this state repeats the trials of another one, and has those that the other asks for."""
         if self.round <= earlier.round or self.name != earlier.name:
             return False
         count = len(earlier.trials)
@@ -123,18 +123,6 @@ class Search:
         return [trial.run_id for trial in self.trials[:count]] == [trial.run_id for trial in earlier.trials] and [
             trial.parameters for trial in since
         ] == list(earlier.asked)
-
-
-def _parse_trial(content: Mapping[str, Any]) -> Trial:
-    return Trial(
-        int(content["round"]),
-        int(content["index"]),
-        str(content["run_id"]),
-        dict(content["parameters"]),
-        {name: float(value) for name, value in content["results"].items()},
-        int(content["exit_code"]),
-        bool(content["failed"]),
-    )
 
 
 def _parse_space(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -147,19 +135,8 @@ def _parse_space(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return space
 
 
-def _parse(content: Mapping[str, Any]) -> Search:
+def parse_search(content: Mapping[str, Any]) -> Search:
+    """Return the search in an entry. Raises KeyError, TypeError or ValueError if it is malformed."""
     definition = content["definition"]
-    return Search(
-        str(content["name"]),
-        int(content["round"]),
-        {name: _parse_space(space) for name, space in definition["parameters"].items()},
-        {name: str(direction) for name, direction in definition["objectives"].items()},
-        int(definition["rounds"]),
-        tuple(_parse_trial(trial) for trial in content["trials"]),
-        tuple(dict(asked) for asked in content["asked"]),
-        dict(definition),
-    )
-
-
-#: The progress of the search, for each run of one of its stages. The last statement of a stage counts.
-SEARCH = StatementKind("search", _parse, lambda found: found[-1] if found else None)
+    spaces = {name: _parse_space(space) for name, space in definition["parameters"].items()}
+    return from_json(Search, {**definition, **content, "parameters": spaces})

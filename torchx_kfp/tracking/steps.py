@@ -1,11 +1,11 @@
 """Metrics over the steps of a training: one curve for each name, which stays small however long the training is.
 
-Each process of a run has one statement. For each name, it keeps up to ``MAX_POINTS`` points: every value at first, then
+Each process of a run has one entry. For each name, it keeps up to ``MAX_POINTS`` points: every value at first, then
 every second one, every fourth one, and so on. The number of values, the last one, the smallest and the largest are
 exact.
 
-Logging appends to a queue, without a request for each step. A thread takes from the queue and replaces the statement of
-the process: after two seconds, then every five, and later less often, down to once a minute. A process that is killed
+Logging appends to a queue, without a request for each step. A thread takes from the queue and replaces the entry of the
+process: after two seconds, then every five, and later less often, down to once a minute. A process that is killed
 loses the metrics since the last write. A process that ends, or is asked to end with SIGTERM, writes the rest first.
 """
 
@@ -21,18 +21,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchx_kfp.common.extras import require
-from torchx_kfp.common.text import describe_unknown, shown
-from torchx_kfp.errors import ResultRefusedError, UnknownNameError
+from torchx_kfp.common.text import shown
+from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.tracking.curves import Point, Series, encode_series
+from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.results import check_results, scalar
-from torchx_kfp.tracking.statements import StatementKind
 from torchx_kfp.tracking.store import Store, time_name
-
-if TYPE_CHECKING:
-    import pandas
 
 _logger = logging.getLogger(__name__)
 
@@ -52,95 +47,6 @@ _MANY, _TOO_MANY = 10_000, 200_000
 _LAST = 120.0
 #: Seconds by which SIGTERM is delayed. Engines kill some seconds after it.
 _SIGTERM = 5.0
-
-
-class Point(NamedTuple):
-    """A value that was logged at a step. ``time`` is in seconds since 1970."""
-
-    step: int
-    value: float
-    time: float
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The values that a run has logged with one name, in the order of their steps.
-
-    Attributes:
-        points: the points that were kept, about 1,000 for each process.
-        count: the number of values that were logged.
-        last: the value at the largest step.
-        min: the smallest value. NaN does not count, unless all values are NaN.
-        max: the largest value, likewise.
-    """
-
-    points: tuple[Point, ...]
-    count: int
-    last: Point
-    min: Point
-    max: Point
-
-
-class History(dict[str, Curve]):
-    """The curves of a run by name. A name that does not exist raises ``UnknownNameError``."""
-
-    def __missing__(self, name: str) -> Curve:
-        raise UnknownNameError(
-            f"{describe_unknown('The run', 'metric', name, sorted(self))} A stage logs metrics with "
-            "current_run().log(step, loss=0.3)."
-        )
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return the points as a pandas DataFrame with a row for each step and a column for each name.
-
-        A name without a point at a step has NaN there. Of several points at one step, the last one counts.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        require("pandas", "A DataFrame")
-        import pandas
-
-        columns = {name: {point.step: point.value for point in curve.points} for name, curve in self.items()}
-        steps = sorted({step for column in columns.values() for step in column})
-        index = pandas.Index(steps, name="step", dtype="int64")
-        return pandas.DataFrame(columns, index=index, columns=list(columns), dtype=float)
-
-
-class Series:
-    """The points of one name while they are logged."""
-
-    last: Point
-    min: Point
-    max: Point
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.points: list[Point] = []
-        self._every = 1
-
-    def add(self, point: Point, most: int) -> None:
-        """Add a point, and keep at most this number of points."""
-        if self.count:
-            if _order(point) >= _order(self.last):
-                self.last = point
-            # NaN is neither smaller nor larger than a number, and a number replaces it.
-            if point.value < self.min.value or self.min.value != self.min.value:
-                self.min = point
-            if point.value > self.max.value or self.max.value != self.max.value:
-                self.max = point
-        else:
-            self.last = self.min = self.max = point
-        if self.count % self._every == 0:
-            self.points.append(point)
-            while len(self.points) > most:
-                del self.points[1::2]
-                self._every *= 2
-        self.count += 1
-
-    def kept(self) -> list[Point]:
-        """Return the points in the order of their steps, including the exact ones."""
-        return sorted({*self.points, self.last, self.min, self.max}, key=_order)
 
 
 def points_for_each(names: int) -> int:
@@ -175,62 +81,6 @@ def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[in
                 f"{shown(value)}."
             ) from None
     return found, checked
-
-
-def encode_series(series: Mapping[str, Series]) -> dict[str, object]:
-    """Return the statement of these series, in a form that JSON can represent."""
-    return {
-        "metrics": {
-            name: {
-                "count": it.count,
-                **dict(zip(("steps", "values", "times"), map(list, zip(*it.kept(), strict=True)), strict=True)),
-                **{which: list(point) for which, point in (("last", it.last), ("min", it.min), ("max", it.max))},
-            }
-            for name, it in series.items()
-        }
-    }
-
-
-def _parse_curves(content: Mapping[str, Any]) -> dict[str, Curve]:
-    curves: dict[str, Curve] = {}
-    for name, stored in content["metrics"].items():
-        columns = zip(stored["steps"], stored["values"], stored["times"], strict=True)
-        last, low, high = (_point(*stored[which]) for which in ("last", "min", "max"))
-        curves[name] = Curve(tuple(_point(*row) for row in columns), int(stored["count"]), last, low, high)
-    return curves
-
-
-def _join_curves(processes: list[dict[str, Curve]]) -> History:
-    history = History()
-    for curves in processes:
-        for name, curve in curves.items():
-            history[name] = _joined(history[name], curve) if name in history else curve
-    return history
-
-
-#: The curves of a run. Values that several processes have logged with one name become one curve.
-STEPS = StatementKind("steps", _parse_curves, _join_curves)
-
-
-def _joined(one: Curve, other: Curve) -> Curve:
-    """Join the curves of two processes."""
-    both = (one, other)
-    comparable = [curve for curve in both if curve.min.value == curve.min.value] or both
-    return Curve(
-        tuple(sorted((*one.points, *other.points), key=_order)),
-        one.count + other.count,
-        max((curve.last for curve in both), key=_order),
-        min((curve.min for curve in comparable), key=lambda point: point.value),
-        max((curve.max for curve in comparable), key=lambda point: point.value),
-    )
-
-
-def _order(point: Point) -> tuple[int, float]:
-    return point.step, point.time
-
-
-def _point(step: Any, value: Any, when: Any) -> Point:
-    return Point(int(step), float(value), float(when))
 
 
 #: Passes new points on to a further tracker.
@@ -326,7 +176,7 @@ class StepLog:
         new, self._new = self._new, {}
         if self._unsaved:
             try:
-                STEPS.add(self._store, self._run_id, encode_series(self._series), "steps", self._name)
+                add_entry(self._store, self._run_id, {"steps": encode_series(self._series)}, self._name)
                 self._unsaved = False
             except Exception as error:  # the training goes on, and the next write includes everything
                 self._warn(error)

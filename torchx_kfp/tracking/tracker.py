@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from torchx_kfp.common.extras import install_line
 from torchx_kfp.common.text import SuggestingDict, listed, shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
+from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
+from torchx_kfp.tracking.records import read_record, replays_among
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
-from torchx_kfp.tracking.statements import replays_among
-from torchx_kfp.tracking.steps import STEPS, History
 from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class FsspecResultTracker(ResultTracker):
 
     def history(self, key: Key) -> History:
         """Return the metrics that a run has logged with ``current_run().log()``, one curve for each name."""
-        return STEPS.read(self._store, key_text(key))
+        return read_record(self._store, key_text(key), "steps").steps
 
     def keys(self, prefix: Key | None = None) -> list[str]:
         """Return all keys that have results, sorted. The results are not read.

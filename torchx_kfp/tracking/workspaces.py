@@ -1,15 +1,9 @@
 """Workspaces under a tracker base: stored once under their SHA-256, however many runs use them.
 
-A submit may find an archive there just when ``gc`` removes it. So each writes a file before it looks, and at least one
-of them sees the other's: a submit says that it uses the archive, ``gc`` that it is about to remove it::
-
     <tracker base>/.torchx_kfp/workspaces/<digest>.tar
-    <tracker base>/.torchx_kfp/workspaces/<digest>.used       its time is that of the last submit, to half a day
-    <tracker base>/.torchx_kfp/workspaces/<digest>.removing   while ``gc`` removes the archive
 
-If a submit sees the second one, it waits, and stores the archive again. If ``gc`` sees that the archive was used since
-it has looked, it leaves it alone. Most submits do not need this: they send one request, because ``gc`` keeps archives
-for longer than a submit takes one for fresh.
+A submit stores an archive that is there again if it is half a day old, and ``gc`` removes none that is younger than a
+day: there is enough time for the run to record that it uses the archive.
 """
 
 from __future__ import annotations
@@ -28,19 +22,15 @@ from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file
 from torchx_kfp.errors import WorkspaceError
 from torchx_kfp.tracking.disk import DiskStore
-from torchx_kfp.tracking.run_facts import Code
+from torchx_kfp.tracking.records import Code
 from torchx_kfp.tracking.store import File, Store
 
 _FOLDER = workspace_key("").rpartition("/")[0]
-#: The files of a workspace, by the end of their names.
-ARCHIVE, USED, REMOVING = "tar", "used", "removing"
-_NAME = re.compile(rf"{re.escape(_FOLDER)}/([0-9a-f]{{64}})\.({ARCHIVE}|{USED}|{REMOVING})")
+_NAME = re.compile(rf"{re.escape(_FOLDER)}/([0-9a-f]{{64}})\.tar")
 #: The bytes of an archive, at most: its files, and up to as much around them.
 _LARGEST_ARCHIVE = 10 * LARGEST
-#: Seconds for which a submit takes an archive for fresh, and those for which gc keeps one after its last use.
+#: Seconds for which a submit takes an archive for fresh, and those for which gc keeps one.
 FRESH, KEPT = 12 * 3600.0, 24 * 3600.0
-#: Seconds within which gc removes an archive after it has said so, and those between two looks at that.
-REMOVAL, _PAUSE = 60.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -74,55 +64,22 @@ class PackedWorkspace:
         return Code(self.digest, self.size, len(self.entries), self.git)
 
     def upload(self) -> bool:
-        """Store the archive, and return True; False if it is there already.
-
-        For an archive that was used within the last hours, one request is sent.
+        """Store the archive, and return True; False if it is there already, and was stored within the last hours.
 
         Raises:
             TrackerError: the store cannot be read or written.
         """
-        there = find_archives(self.store).get(self.digest, {})
+        there = find_archives(self.store).get(self.digest)
         # An archive of another size was damaged.
-        is_new = ARCHIVE not in there or there[ARCHIVE].size != self.size
-        if not is_new and time.time() - last_used(there) < FRESH:
+        if there is not None and there.size == self.size and time.time() - there.modified < FRESH:
             return False
-        if is_new:
-            self.store.write(workspace_key(self.digest), self.archive)
-        else:
-            self.store.write(file_key(self.digest, USED), b"")
-        if is_new and REMOVING not in there:
-            return True
-        # A process that was killed has left its file. This one's clock may differ from the store's.
-        until = time.monotonic() + 2 * REMOVAL
-        while True:
-            there = find_archives(self.store).get(self.digest, {})
-            said = there.get(REMOVING)
-            if said and last_used(there) - said.modified < REMOVAL and time.monotonic() < until:
-                time.sleep(_PAUSE)
-            elif ARCHIVE in there and there[ARCHIVE].size == self.size:
-                return is_new
-            else:
-                is_new = True
-                self.store.write(workspace_key(self.digest), self.archive)
+        self.store.write(workspace_key(self.digest), self.archive)
+        return True
 
 
-def find_archives(store: Store) -> dict[str, dict[str, File]]:
-    """Return the files of each workspace by what they are, by its digest."""
-    found: dict[str, dict[str, File]] = {}
-    for file in store.files(_FOLDER):
-        if name := _NAME.fullmatch(file.key):
-            found.setdefault(name[1], {})[name[2]] = file
-    return found
-
-
-def file_key(digest: str, kind: str) -> str:
-    """Return the key of a file of a workspace."""
-    return f"{_FOLDER}/{digest}.{kind}"
-
-
-def last_used(files: Mapping[str, File]) -> float:
-    """Return when a workspace was stored or used, in seconds since 1970; 0 if it is not there."""
-    return max((files[kind].modified for kind in (ARCHIVE, USED) if kind in files), default=0.0)
+def find_archives(store: Store) -> dict[str, File]:
+    """Return the archives by their digests."""
+    return {name[1]: file for file in store.files(_FOLDER) if (name := _NAME.fullmatch(file.key))}
 
 
 def pack_folders(

@@ -463,14 +463,14 @@ def assert_refused(done: subprocess.CompletedProcess[str], path: Path | str, kin
     assert f"{path} is a {kind}, not a file" in done.stderr
 
 
-@pytest.mark.parametrize("place", ["results", "statement", "path", "url", "folder", "link", "x", "model", "report"])
+@pytest.mark.parametrize("place", ["results", "entry", "path", "url", "folder", "link", "x", "model", "report"])
 def test_a_fifo_is_refused_wherever_a_file_is_read_or_written(place: str, tmp_path: Path) -> None:
     """The application may have created it."""
     stage = Stage(tmp_path, results={"x": float}, artifacts={"model": dsl.Model})
     model = tmp_path / "models" / "model"
     made = {
         "results": Path(stage.base, RUN_ID),
-        "statement": Path(stage.base, ".torchx_kfp", "artifacts", RUN_ID.replace("/", "%2F"), "0"),
+        "entry": Path(stage.base, ".torchx_kfp/runs", RUN_ID, "0.artifacts"),
         "report": tmp_path / "out" / "executor_output.json",
         **{output: tmp_path / "out" / output for output in ("x", "model")},
     }.get(place, model)
@@ -496,9 +496,10 @@ def test_an_artifact_that_is_a_device_or_a_socket_is_refused(tmp_path: Path) -> 
 
 def name_artifact(stage: Stage, name: str, path: str) -> None:
     """Register an artifact, as an application in any language can."""
-    folder = Path(stage.base, ".torchx_kfp", "artifacts", RUN_ID.replace("/", "%2F"))
+    folder = Path(stage.base, ".torchx_kfp/runs", RUN_ID)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{time.time_ns()}").write_text(json.dumps({"name": name, "path": path, "metadata": None}))
+    entry = {"artifacts": {name: {"path": path, "metadata": {}}}}
+    (folder / f"{time.time_ns()}.artifacts").write_text(json.dumps(entry))
 
 
 # Images

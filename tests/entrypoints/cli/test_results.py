@@ -81,9 +81,9 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     # There is one listing, and one request for each result.
     requests = s3_server.requests(lambda: call("results", s3_base, "a-1"))
     assert len(requests) <= 3 + 2
-    # Statements are listed once: those of the latest run only if its name is that of a replay.
+    # Records are listed once: those of the latest run only if its name is that of a replay.
     requests = s3_server.requests(lambda: call("results", s3_base, "latest", "--format", "json"))
-    assert sum("prefix=results/.torchx_kfp/metadata/" in request for request in requests) == 1
+    assert sum("prefix=results/.torchx_kfp/runs/" in request for request in requests) == 1
     done = call("results", f"{s3_base}-missing/x".replace("bucket-", "no-bucket-"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "does not exist. Create it, or name another one. The tracker does not create buckets.\n" in done.stderr

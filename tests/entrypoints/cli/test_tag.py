@@ -85,7 +85,7 @@ def test_a_tag_counts_whatever_other_clocks_say(project: Path, inside: Call) -> 
     tracker = FsspecResultTracker(project / "base")
     tracker["run/train/1"] = {"x": 1}
     ahead = f"{time.time_ns() + 10**15:019}-00000000"
-    tracker.store.write(f".torchx_kfp/runs/run/{ahead}", b'{"tags": {"team": "a"}}')
+    tracker.store.write(f".torchx_kfp/runs/run/{ahead}.tags", b'{"tags": {"team": "a"}}')
     assert inside("tag", "base", "run", "team=b").stdout == "team=b\n"
     assert inside("tag", "base", "run", "team=c \n 日本").returncode == 0
     shown = json.loads(inside("show", "base", "run/train", "--format", "json").stdout)

@@ -21,7 +21,7 @@ from torchx_kfp.execution.report.trials import (
     draw_trials,
     number_trials,
 )
-from torchx_kfp.tracking.searches import SEARCH
+from torchx_kfp.tracking.searches import parse_search
 
 
 @st.composite
@@ -82,7 +82,8 @@ def inside(places: Iterable[tuple[float, float]], left: float, top: float, right
 
 
 ANYTHING = st.one_of(st.floats(), st.integers(), st.booleans(), st.none(), st.text(max_size=3), st.just([1]))
-VALUES = st.dictionaries(st.sampled_from("abcd"), ANYTHING | st.floats(min_value=1e-4, max_value=1.0))
+SCALARS = ANYTHING.filter(lambda value: type(value) in (int, float, bool, str))
+VALUES = st.dictionaries(st.sampled_from("abcd"), SCALARS | st.floats(min_value=1e-4, max_value=1.0))
 
 
 @given(
@@ -100,7 +101,7 @@ def test_trials_are_inside_of_their_drawings_whatever_they_are(
 ) -> None:
     parameters = {"a": LR, "b": LAYERS, "c": ACT, "d": odd}
     told = [(values, None if failed else {"y": y, "z": z}) for y, z, values, failed in trials]
-    search = SEARCH.parse(tell("s", told, parameters=parameters, objectives=objectives))
+    search = parse_search(tell("s", told, parameters=parameters, objectives=objectives))
     assert search is not None
     shown = number_trials(search, [""] * len(told))
     left, right = plots.LEFT, plots.WIDTH - plots.RIGHT
@@ -123,7 +124,7 @@ def test_trials_are_inside_of_their_drawings_whatever_they_are(
 def test_the_best_so_far_and_the_front() -> None:
     losses = [0.5, 0.75, None, 0.25, 0.375]
     trials = [({"a": 0.1}, None if it is None else {"y": it, "z": 1 / it}) for it in losses]
-    one = SEARCH.parse(tell("s", trials, parameters={"a": LR}, objectives={"y": "minimize"}, each=2, rounds=3))
+    one = parse_search(tell("s", trials, parameters={"a": LR}, objectives={"y": "minimize"}, each=2, rounds=3))
     assert one is not None
     (figure,) = draw_trials(one, number_trials(one, [""] * 5))
     plot = figure[0]
@@ -135,7 +136,7 @@ def test_the_best_so_far_and_the_front() -> None:
     ]
     assert plot.note == "best 0.25 in trial 4 · 1 trial without a value"
     assert plot.borders == [pytest.approx((xs[2] + xs[3]) / 2, abs=0.1), pytest.approx((xs[4] + xs[5]) / 2, abs=0.1)]
-    two = SEARCH.parse(tell("s", trials, parameters={"a": LR}, objectives={"y": "minimize", "z": "minimize"}))
+    two = parse_search(tell("s", trials, parameters={"a": LR}, objectives={"y": "minimize", "z": "minimize"}))
     assert two is not None
     front, *others = draw_trials(two, number_trials(two, [""] * 5))
     assert [(front[0].what, front[0].over), *(it[0].what for it in others)] == [("z", "y"), "y", "z"]

@@ -21,8 +21,8 @@ from torchx_kfp.execution.local.runner import start
 from torchx_kfp.execution.runs.earlier_run import read_earlier
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.prepared_run import prepare
-from torchx_kfp.tracking.recorder import Code, Recorder
-from torchx_kfp.tracking.run_facts import SCHEDULE_FACTS
+from torchx_kfp.tracking.recorder import SCHEDULES, Code, Recorder
+from torchx_kfp.tracking.records import read_records
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
 #: TorchX 0.7.0 has no workspaces with several projects.
@@ -45,7 +45,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def recorded(base: str | os.PathLike[str]) -> list[Any]:
     recorder = Recorder.open(os.fspath(base))
-    return [recorder.metadata(run_id) for run_id in recorder.run_ids()]
+    return [recorder.record(run_id).metadata for run_id in recorder.run_ids()]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"tracker_base": "../there"}], ids=["default", "relative"])
@@ -58,10 +58,9 @@ def test_a_local_run_starts_with_the_code(code: Path, arguments: dict[str, str])
     assert recorded(base) == [{"here": 7}]
     [archive] = base.glob(".torchx_kfp/workspaces/*.tar")
     again = local.run(one, {"tracker_base": str(base), "workspace": str(archive)}, watch=local.Watch())
-    assert Recorder.open(str(base)).code_of([result.run_id, again.run_id]) == {
-        result.run_id: [Code(archive.stem, archive.stat().st_size, 1)],
-        again.run_id: [Code(archive.stem)],
-    }
+    records = Recorder.open(str(base)).records([result.run_id, again.run_id])
+    assert records[result.run_id].code == (Code(archive.stem, archive.stat().st_size, 1),)
+    assert records[again.run_id].code == (Code(archive.stem),)
 
 
 def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,12 +79,12 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.Mo
         run.wait(timeout=120).raise_for_failure()
         assert recorded(base) == [{"here": 7}]
         recorder = Recorder.open(str(base))
-        [[found]] = recorder.code_of([run.run_id]).values()
+        [found] = recorder.record(run.run_id).code
         assert found.files == 1
         made = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
         # What a schedule will use is not removed with old runs.
-        [facts] = SCHEDULE_FACTS.read_many(recorder.store).values()
-        assert facts["code"] == [found]
+        [record] = read_records(recorder.store, None, ["code"], SCHEDULES).values()
+        assert record.code == (found,)
         # Once it is deleted, its runs keep the code; KFP has told nobody here when they began.
         kfp_host.fire(3600.0)
         monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", str(base))
@@ -95,8 +94,8 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.Mo
         host.attach(fired, host=kfp_host.url).wait(timeout=120)
         recorder[f"{fired}/app/1"] = {"loss": 0.5}
         schedules.delete(made)
-        assert SCHEDULE_FACTS.read_many(recorder.store) == {}
-        assert recorder.code_of([fired]) == {fired: [found]}
+        assert read_records(recorder.store, None, ["code"], SCHEDULES) == {}
+        assert [code.digest for code in recorder.record(fired).code] == [found.digest]
         unread = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
         monkeypatch.delenv("TORCHX_KFP_TRACKER_BASE")
         with pytest.warns(UserWarning, match=says("code of the schedule stays", str(base), "TORCHX_KFP_TRACKER_BASE")):
@@ -233,7 +232,8 @@ def test_the_code_of_what_is_kept_is_not_that_of_the_new_run(code: Path) -> None
     again = local.run(
         both, workspace=code, resume=first, from_stages=["second"], output_dir="runs", watch=local.Watch()
     )
-    found = Recorder.open("results").code_of([first.run_id, again.run_id])
+    records = Recorder.open("results").records([first.run_id, again.run_id])
+    found = {run: list(records[run].code) for run in (first.run_id, again.run_id)}
     [old], [new] = found[first.run_id], found[again.run_id]
     assert (old == new, new.files) == (False, 1)
 

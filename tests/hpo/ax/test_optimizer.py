@@ -14,7 +14,7 @@ import pytest
 
 from tests.modules import needs
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.searches import SEARCH
+from torchx_kfp.tracking.records import read_record
 
 pytestmark = [
     needs("ax", "needs Ax, which `make test-ax` installs"),
@@ -152,7 +152,7 @@ def test_ax_chooses_the_trials_of_a_pipeline(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     tracker = FsspecResultTracker(tmp_path / "results")
     [(best, results)] = [(key, results) for key, results in tracker.items() if "/search-best/" in key]
-    found = SEARCH.read(tracker.store, best)
+    found = read_record(tracker.store, best, "search").search
     assert found is not None
     assert [trial.failed for trial in found.trials] == [True, False, False, False]
     assert results["loss"] == min(trial.results["loss"] for trial in found.trials[1:])

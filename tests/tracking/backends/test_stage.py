@@ -208,17 +208,6 @@ def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tm
     assert repr(api.build_trackers({"torchx_kfp": config})) == f"[StageTracker({str(tmp_path)!r})]"
 
 
-def test_what_are_no_sources_is_left_out_of_the_lineage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    backend = backend_of(tmp_path)
-    backend.add_source("p/b/1", "p/a/1")
-    for number, content in enumerate(("{", "{}")):
-        path = tmp_path / ".torchx_kfp" / "sources" / f"p%2Fc%2F{number}" / "1"
-        path.parent.mkdir()
-        path.write_text(content)
-    assert backend.lineage("p/a/1").descendants == ("p/b/1",)
-    assert caplog.text.count("Left out of the lineage: ") == 2
-
-
 def test_a_tracker_base_in_the_home_folder(tmp_path: Path) -> None:
     """TorchX's configuration and its variables may contain it, and shells do not expand it there."""
     code = (

@@ -32,8 +32,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from torchx_kfp.contract.carried.shared import (
-    folder_of,
-    list_statements,
+    RUNS,
+    list_entries,
     read_json,
     read_results,
     say,
@@ -185,9 +185,9 @@ def main(text: str, /, ask: Any = ask_for) -> None:
     reads = json.loads(os.environ.get("TORCHX_PARENT_RUN_IDS", "{}"))
     store, root = fsspec.core.url_to_fs(os.environ["TORCHX_TRACKER_BASE"])
 
-    def add(kind: str, statement: Any, name: str = "") -> None:
-        name = name or f"{time.time_ns():019}-{os.urandom(4).hex()}"
-        write_record(store, root, f"{folder_of(kind, run_id)}/{name}", json.dumps(statement))
+    def add(name: str = "", **fields: Any) -> None:
+        name = ".".join([name or f"{time.time_ns():019}-{os.urandom(4).hex()}", *fields])
+        write_record(store, root, f"{RUNS}/{run_id}/{name}", json.dumps(fields))
 
     sources = [
         {"run_id": source, "artifact": None, "alias": alias}
@@ -195,11 +195,11 @@ def main(text: str, /, ask: Any = ask_for) -> None:
         for source in ([ids] if type(ids) is str else ids)
     ]
     started = {"time": time.time(), "host": os.uname().nodename, "image": os.environ.get("TORCHX_KFP_IMAGE")}
-    add("sources", {"sources": sources, "started": started}, "0-reads" if reads else "0-start")
+    add("0-start", **({"sources": sources} if sources else {}), started=started)
 
     before: Any = {"round": 0, "trials": [], "asked": [], "state": None}
     if reads:
-        before = read_json(store, list_statements(store, f"{root}/{folder_of('search', reads['search'])}")[-1])
+        before = read_json(store, list_entries(store, root, reads["search"], "search")[-1])["search"]
     ended = reads.get("trials", [])
     reasons = tell_all(definition, before, ended, lambda trial: read_results(store, f"{root}/{trial}"))
     told = before["trials"]
@@ -208,7 +208,7 @@ def main(text: str, /, ask: Any = ask_for) -> None:
     statement = {"name": search["name"], "round": number, "definition": definition, "trials": told}
     if reasons:
         if not good:
-            add("search", {**statement, "asked": [], "state": before["state"]})
+            add(search={**statement, "asked": [], "state": before["state"]})
         report(before["round"], ended, reasons, good)
     results = {}
     lists = {}
@@ -226,9 +226,9 @@ def main(text: str, /, ask: Any = ask_for) -> None:
         lists["trials"] = asked
         results = {"round": number, **results}
         say(f"round {number} of {definition['rounds']}:", *asked)
-    add("search", {**statement, "asked": asked, "state": state})
+    add(search={**statement, "asked": asked, "state": state})
     if lists:
-        add("metadata", {"metadata": lists})
+        add(metadata=lists)
     write_record(store, root, run_id, json.dumps(results))
 
 

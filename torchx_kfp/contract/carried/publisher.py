@@ -34,8 +34,7 @@ import signal
 import sys
 
 from torchx_kfp.contract.carried.shared import (
-    folder_of,
-    list_statements,
+    list_entries,
     read_json,
     read_results,
     regular,
@@ -294,7 +293,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     recorded = results
     if WHOLE and any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
         recorded = {}
-        for path in list_statements(store, f"{root}/{folder_of('metadata', run_id)}"):
+        for path in list_entries(store, root, run_id, "metadata"):
             recorded.update(read_json(store, path)["metadata"])
         recorded.update(results)
     for output, (kind, name) in spec["results"].items():
@@ -310,15 +309,14 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
 
     entries = {}
     if WHOLE and len(spec["artifacts"]) > 1:
-        for path in list_statements(store, f"{root}/{folder_of('artifacts', run_id)}"):
-            entry = read_json(store, path, parse_constant=str)
-            entries[entry["name"]] = entry
+        for path in list_entries(store, root, run_id, "artifacts"):
+            entries.update(read_json(store, path, parse_constant=str)["artifacts"])
     for (output, (_, name, shown)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
         artifact = outputs["artifacts"][output]["artifacts"][0]
         if output == "metrics":
             publish_artifact(artifact, metrics, target)
         elif WHOLE and name in entries:
-            publish_artifact(artifact, entries[name]["metadata"] or {}, target, entries[name]["path"], shown)
+            publish_artifact(artifact, entries[name]["metadata"], target, entries[name]["path"], shown)
         elif WHOLE:
             failed = True
             say(stage, missing("artifact", name, entries))

@@ -36,23 +36,18 @@ def say(*words: object) -> None:
 
 # Files of runs below a tracker base
 
-#: The folder for everything that a tracker keeps besides results, and for temporary files. Listings leave it out.
+#: The folder for everything that a tracker keeps besides results. Listings leave it out.
 PRIVATE = ".torchx_kfp"
-#: The folder of temporary files. The users of all containers of a run may write to it.
-PARTS = f"{PRIVATE}/parts"
+#: The folders below which each run has one for its entries (``tracking.entries``), and one for files that it stores.
+RUNS = f"{PRIVATE}/runs"
+FILES = f"{PRIVATE}/files"
+#: Begins the names of temporary files. Listings leave them out.
+TEMPORARY = f"{PRIVATE}-"
 
 
-def folder_of(kind: str, run_id: str, /) -> str:
-    """Return the folder of the statements of a kind about a run."""
-    return f"{PRIVATE}/{kind}/{folder_name(run_id)}"
-
-
-def folder_name(run_id: str, /) -> str:
-    """Return the name of the run's folder, which ``urllib.parse.unquote`` reads back.
-
-    TorchX's own backend uses base32, which makes the run ids of a cluster longer than a file system allows (255 bytes).
-    """
-    return run_id.replace("%", "%25").replace("/", "%2F")
+def fields_of(key: str, /) -> set[str]:
+    """Return the fields that an entry has, which are in its name: ``<time>-<random>.<field>[.<field>]``."""
+    return {*key.rpartition("/")[2].split(".")[1:]}
 
 
 def regular(path: str, local: bool = True, /) -> str:
@@ -76,9 +71,11 @@ def read_results(store: Any, path: str, /) -> Any:
         return {}
 
 
-def list_statements(store: Any, folder: str, /) -> list[str]:
-    """Return the paths of the statements in a folder, the oldest first."""
-    return sorted(store.ls(folder, False)) if store.exists(folder) else []
+def list_entries(store: Any, root: str, run_id: str, field: str, /) -> list[str]:
+    """Return the paths of the entries about a run that have a field, the oldest first."""
+    folder = f"{root}/{RUNS}/{run_id}"
+    found = store.ls(folder, False) if store.exists(folder) else []
+    return sorted(path for path in found if field in fields_of(path))
 
 
 def write_text(path: str, text: str, /) -> None:
@@ -94,9 +91,8 @@ def write_record(store: Any, root: str, key: str, text: str, /) -> None:
     if not hasattr(store, "local_file"):
         store.pipe_file(path, text.encode())
         return
-    part = f"{root}/{PARTS}/{os.urandom(8).hex()}"
+    part = f"{os.path.dirname(path)}/{TEMPORARY}{os.urandom(8).hex()}"
     write_text(part, text)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     os.replace(part, path)
 
 

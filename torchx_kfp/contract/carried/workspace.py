@@ -77,14 +77,13 @@ def unpack(archive: bytes, folder: str, /) -> None:
             raise ValueError(f"it has a link to {target!r}")
 
 
-def record(url: str, name: str, /) -> None:
+def record(url: str, /) -> None:
     """Record which code a run has, if nobody has: KFP's UI and schedules start runs that no submit has recorded.
 
-    So ``gc`` keeps the code for as long as the run (``tracking.run_facts``). The stage runs anyway.
+    So ``gc`` keeps the code for as long as the run (``tracking.records``). The stage runs anyway.
 
     Args:
         url: where the workspace is.
-        name: a name for a temporary file that no other stage uses.
     """
     base, _, file = url.rpartition(f"/{_OWN}workspaces/")
     run = os.environ.get("TORCHX_JOB_ID", "").split("/")[0]
@@ -94,16 +93,15 @@ def record(url: str, name: str, /) -> None:
     try:
         import fsspec
 
-        store, root = fsspec.core.url_to_fs(f"{base}/{_OWN}")
-        root = root.rstrip("/")
-        folder = f"{root}/runs/{run}"
-        # There may be other facts, such as tags, and the code of other stages.
-        known = store.cat(folder, recursive=True, on_error="omit") if store.exists(folder) else {}
-        if not any(digest in facts for facts in known.values()):
-            # A reader finds the whole record or none. It sorts before those that have the time as their name.
-            store.pipe_file(f"{root}/{name}", b'{"code": [{"digest": "%s"}]}' % digest)
+        store, folder = fsspec.core.url_to_fs(f"{base}/{_OWN}runs/{run}")
+        # There may be the code of other stages.
+        entries = [path for path in store.ls(folder, False) if ".code" in path] if store.exists(folder) else []
+        if not any(digest in store.cat_file(path) for path in entries):
+            # A reader finds the whole entry or none. It sorts before those that have the time as their name.
+            part = f"{folder}/.torchx_kfp-{os.urandom(8).hex()}"
             store.makedirs(folder, exist_ok=True)
-            store.mv(f"{root}/{name}", f"{folder}/0-{file[:16]}")
+            store.pipe_file(part, b'{"code": [{"digest": "%s"}]}' % digest)
+            store.mv(part, f"{folder}/0-{file[:16]}.code")
     except Exception as error:  # each file system has its own errors
         print(f"torchx-kfp: the code of the run {run} is not recorded: {error}", file=sys.stderr)
 
@@ -112,7 +110,7 @@ def start(archive: bytes, words: list[str], url: str = "", /) -> None:
     """Unpack the workspace into a new folder, and replace this process by the application, which starts there."""
     folder = os.path.realpath(tempfile.mkdtemp(prefix="workspace-", dir=os.environ.get("TORCHX_KFP_WORKSPACES")))
     unpack(archive, folder)
-    record(url, os.path.basename(folder))
+    record(url)
     os.chdir(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     try:

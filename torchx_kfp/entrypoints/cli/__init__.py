@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import sys
 import traceback
 from collections.abc import Iterator
@@ -74,6 +75,13 @@ def _closed_streams() -> Iterator[None]:
         raise click.exceptions.Exit(error.exit_code) from None
 
 
+class _Messages(logging.Handler):
+    """Prints warnings on stderr without control characters."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_message(record.getMessage())
+
+
 class _CommandGroup(click.Group):
     """Loads a command when it is used, and prints torchx-kfp's errors as messages, with a traceback on request.
 
@@ -102,6 +110,8 @@ class _CommandGroup(click.Group):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
+        logger, handler = logging.getLogger("torchx_kfp"), _Messages(logging.WARNING)
+        logger.addHandler(handler)
         try:
             with _closed_streams():
                 return super().invoke(ctx)
@@ -114,6 +124,8 @@ class _CommandGroup(click.Group):
         except KeyboardInterrupt:
             print_message("Interrupted.")
             ctx.exit(130)
+        finally:
+            logger.removeHandler(handler)
 
 
 @click.group(cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})

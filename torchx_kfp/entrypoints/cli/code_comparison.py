@@ -122,7 +122,7 @@ def _digest(located: Located, run: str, recorder: Recorder) -> str | None:
     digest = workspace_digest(given) if isinstance(given, str) else None
     if digest is not None:
         return digest
-    code = recorder.code_of([run]).get(run)
+    code = recorder.record(run, "code").code
     return code[0].digest if code else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchx_kfp.common.text import LISTED, UUID, counted, did_you_mean_path, listed, most_similar, nearest, printable
 from torchx_kfp.contract.protocol import superseded
@@ -85,11 +85,6 @@ def read(recorder: Recorder, keys: Iterable[str]) -> dict[str, dict[str, Result]
     if len(corrupt) > LISTED:
         print_message(f"Also left out: {counted(len(corrupt) - LISTED, 'more file')} without results.")
     return found
-
-
-def facts_of(recorder: Recorder, run: str) -> dict[str, Any]:
-    """Return the facts about a pipeline run by field, such as its tags. Those that cannot be read are named."""
-    return recorder.facts_of([run], say_left_out).get(run, {})
 
 
 def say_if_misplaced(base: str, keys: Collection[str]) -> None:
@@ -191,7 +186,7 @@ def choose_run(located: Located, recorder: Recorder) -> str:
     word, base = pipeline_run(located.run or ""), recorder.tracker_base
     if UUID.fullmatch(word):
         return word
-    known = sorted({*map(pipeline_run, recorded(recorder)), *recorder.runs_with_facts()})
+    known = recorder.pipeline_runs()
     here = RunsHere(located.output_dir, base, frozenset(known))
     if word == LATEST and word not in known:
         word = _newest(recorder, here) or word
@@ -324,7 +319,7 @@ def _newest(recorder: Recorder, here: RunsHere) -> str | None:
     from torchx_kfp.tracking.recorder import REPLAY
 
     def is_replay(run: str) -> bool:
-        # Only for these names, the statements of the run are listed.
+        # Only for these names, the records of the run are listed.
         return run.startswith(REPLAY) and bool(recorder.replays_among(recorder.run_ids(run)))
 
     times = recorder.last_written()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from torchx_kfp.common.text import did_you_mean
-from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
+from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import ArgumentError, TorchxKfpError, UnknownTagError
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def with_tags(runs: Iterable[tuple[R, str]], wanted: Mapping[str, str], where: s
         if base not in tags:
             tags[base] = {}
             try:
-                tags[base] = Recorder.open(base).tags_of(corrupt=say_left_out)
+                runs_there = [run.run_id for run, place in runs if place == base]
+                records = Recorder.open(base).records(runs_there, "tags")
+                tags[base] = {run: record.tags for run, record in records.items()}
             except TorchxKfpError as error:
                 print_message(f"The tags of some runs could not be read: {error}")
     found = [(run, tags[base].get(run.run_id, {})) for run, base in runs]

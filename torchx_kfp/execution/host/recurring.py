@@ -168,7 +168,7 @@ class Schedules:
         path = f"{_SCHEDULES}/{schedule.schedule_id}"
         has_code = bool(named_workspaces(json.dumps(self._connection.get(path))))
         found = self._host.list(self.runs_of(schedule)) if has_code else ()
-        runs = {run.run_id: not run.state.is_over for run in found}
+        runs = [run.run_id for run in found if not run.state.is_over]
         # By default, Kubernetes would delete the workflows of the runs, too. KFP before 2.16 ignores this (its #12574).
         self._connection.delete(path, propagation_policy="ORPHAN")
         if not has_code:

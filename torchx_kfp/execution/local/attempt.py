@@ -272,7 +272,8 @@ class AttemptThread(threading.Thread):
             recorder = Recorder.open(base, plan.directory)
             result = dataclasses.replace(result, results=recorder.get(run_id))
             if not result.exit_code:
-                result = dataclasses.replace(result, files=registered_files(plan, recorder.artifacts(run_id)))
+                artifacts = recorder.record(run_id, "artifacts").artifacts
+                result = dataclasses.replace(result, files=registered_files(plan, artifacts))
         return result
 
     def _execute(self) -> StageResult:

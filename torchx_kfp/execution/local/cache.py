@@ -281,7 +281,7 @@ class Memory:
         if not urls or run_id is None or base is None:
             return True
         try:
-            found = Recorder.open(base, self._directory).artifacts(run_id).values()
+            found = Recorder.open(base, self._directory).record(run_id, "artifacts").artifacts.values()
             return urls <= {it.path for it in found if it.stored and it.stored.are_there()}
         except TrackerError:
             return False

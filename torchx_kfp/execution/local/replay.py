@@ -329,7 +329,7 @@ def _name_original(plan: ReplayPlan) -> None:
     if plan.run_id and base:
         result = plan.invocation.result
         original = (result.run_id if result is not None else None) or plan.invocation.name
-        Recorder.open(base, plan.attempt.directory).add_metadata(plan.run_id, {REPLAY_OF: original})
+        Recorder.open(base, plan.attempt.directory).add(plan.run_id, {"metadata": {REPLAY_OF: original}})
 
 
 def _run(plan: ReplayPlan, context: RunContext, docker: DockerExecutor | None) -> ReplayResult:

@@ -29,7 +29,7 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.state import Attempt, Session, StageState, outline
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import Artifact, History, Recorder, Search, Start
+from torchx_kfp.tracking.recorder import Artifact, History, Record, Recorder, Search, Start
 
 _READS, _STAGE = re.compile(rf"{READS}(_\d+)?"), re.compile(rf"{STAGE}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
@@ -257,42 +257,42 @@ def _origin(source: Origin) -> tuple[str, str]:
 class Tracked:
     """The tracker's records, by tracker base and run id. ``problems`` are sentences about unreadable records."""
 
-    histories: dict[tuple[str, str], History] = field(default_factory=dict)
-    metadatas: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    records: dict[tuple[str, str], Record] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    starts: dict[tuple[str, str], Start] = field(default_factory=dict)
-    stated: dict[tuple[str, str], Search | None] = field(default_factory=dict)
-    registered: dict[tuple[str, str], Mapping[str, Artifact]] = field(default_factory=dict)
+    #: The record of the run as a whole: its code and tags.
+    whole: Record = field(default_factory=Record)
 
-    #: The facts of the run: its code and tags.
-    facts: dict[str, Any] = field(default_factory=dict)
+    def record(self, stage: StageView) -> Record:
+        """Return the record of the stage; for a cached stage, of the run that has made its results."""
+        return self.records.get(_key(stage), Record())
 
     def start(self, stage: StageView) -> Start | None:
         """Return when and where the stage started; for a cached stage, when its results were made."""
-        return self.starts.get(_key(stage))
+        return self.record(stage).started
 
     def history(self, stage: StageView) -> History:
         """Return the curves that the stage has logged."""
-        return self.histories.get(_key(stage), History())
+        return self.record(stage).steps
 
     def metadata(self, stage: StageView) -> Mapping[str, Any]:
         """Return the metadata that the stage has recorded."""
-        return self.metadatas.get(_key(stage), {})
+        return self.record(stage).metadata
 
     def artifacts(self, stage: StageView) -> Mapping[str, Artifact]:
         """Return the artifacts that the stage has registered, except for those that it has declared to KFP."""
-        found = self.registered.get(_key(stage), {})
+        found = self.record(stage).artifacts
         return {name: artifact for name, artifact in found.items() if identifier(name) not in stage.result.artifacts}
 
     def search(self, stage: StageView) -> Search | None:
         """Return what the stage has stated about the search that it belongs to."""
-        return self.stated.get(_key(stage))
+        return self.record(stage).search
 
 
 def read_tracked(run: RunView) -> Tracked:
     """Read the trackers of a run's stages. A store that is not read adds a sentence to ``problems``."""
-    tracked = Tracked()
-    problems = tracked.problems
+    records: dict[tuple[str, str], Record] = {}
+    problems: list[str] = []
+    whole = Record()
     run_ids: dict[str, list[str]] = {}
     for base, run_id in map(_key, run.stages):
         if base and run_id:
@@ -302,21 +302,13 @@ def read_tracked(run: RunView) -> Tracked:
             problems.append(missing(base, why))
             continue
         try:
-            recorder = Recorder.open(base)
-            histories = recorder.histories_of(wanted, lambda error: problems.append(str(error)))
-            tracked.histories.update({(base, run_id): history for run_id, history in histories.items()})
-            searches = recorder.searches_of(wanted, lambda error: problems.append(str(error)))
-            tracked.stated.update({(base, run_id): search for run_id, search in searches.items()})
-            metadatas = recorder.metadata_of(wanted)
-            tracked.metadatas.update({(base, run_id): metadata for run_id, metadata in metadatas.items()})
-            registered = recorder.artifacts_of(wanted)
-            tracked.registered.update({(base, run_id): found for run_id, found in registered.items()})
-            for facts in recorder.facts_of([run.run_id], lambda error: problems.append(str(error))).values():
-                tracked.facts.update(facts)
-            tracked.starts.update({(base, run_id): start for run_id, start in recorder.starts_of(wanted).items()})
+            found = Recorder.open(base).records([run.run_id, *wanted])
+            records.update({(base, run_id): found[run_id] for run_id in wanted})
+            problems += map(str, found.problems)
+            whole = found.get(run.run_id, whole)
         except TrackerError as error:
             problems.append(f"Metrics of steps, searches and metadata could not be read: {error}")
-    return tracked
+    return Tracked(records, problems, whole)
 
 
 def _key(stage: StageView) -> tuple[str, str]:

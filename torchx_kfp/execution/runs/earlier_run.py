@@ -104,7 +104,7 @@ def earlier_run(
 
 def _has_records(recorder: Recorder, run: str) -> bool:
     """Tell whether a tracker base has anything of a pipeline run besides results."""
-    return bool(recorder.facts_of([run]) or recorder.run_ids(run))
+    return bool(recorder.records([run]))
 
 
 def _run_of(end: StageResult) -> str:

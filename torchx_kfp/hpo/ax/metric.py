@@ -84,10 +84,9 @@ def _run_ids(recorder: Recorder, handle: str) -> list[str]:
     scheduler, session, app = specs.parse_app_handle(handle)
     if scheduler == "kfp":
         # An attempt that has only logged steps so far has no results.
-        stated = [run_id for run_id in recorder.run_ids() if run_id.startswith(f"{app}/")]
-        found = list(dict.fromkeys([*recorder.keys(app), *stated]))
-        starts = recorder.starts_of(found)
-        return sorted(found, key=lambda run_id: starts[run_id].time if run_id in starts else 0.0, reverse=True)
+        found = dict.fromkeys([*recorder.keys(app), *recorder.run_ids(app)])
+        starts = {run_id: record.started for run_id, record in recorder.records([app], "started").items()}
+        return sorted(found, key=lambda run_id: start.time if (start := starts.get(run_id)) else 0.0, reverse=True)
     # kubernetes: <namespace>:<app>, aws_batch: <queue>:<app>, gcp_batch: <project>:<location>:<app>
     name = app.rpartition(":")[2]
     if scheduler == "ray":

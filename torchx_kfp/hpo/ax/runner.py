@@ -28,7 +28,7 @@ from urllib3.exceptions import HTTPError
 from torchx_kfp.common.text import did_you_mean, joined, printable
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import HostUnreachableError, TrialError
-from torchx_kfp.tracking.statements import absolute
+from torchx_kfp.tracking.artifacts import absolute
 
 _logger = logging.getLogger(__name__)
 

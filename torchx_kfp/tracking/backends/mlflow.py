@@ -24,8 +24,8 @@ from torchx.tracker.api import TrackerBase
 from torchx_kfp.common.extras import install_line
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.backends import mlflow_values as values
+from torchx_kfp.tracking.curves import Point
 from torchx_kfp.tracking.lineage import rank
-from torchx_kfp.tracking.steps import Point
 
 try:
     from mlflow import MlflowClient

@@ -1,6 +1,6 @@
 """The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage.
 
-It stores the same statements as ``current_run()`` of ``torchx_kfp.tracking``: artifacts, metadata and sources, below
+It stores the same records as ``current_run()`` of ``torchx_kfp.tracking``: artifacts, metadata and sources, below
 the tracker base like the results. TorchX loads it through the entry point ``torchx_kfp`` of the group
 ``torchx.tracker``.
 """
@@ -14,9 +14,10 @@ from torchx.tracker import api
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import NotInStageError
-from torchx_kfp.tracking.lineage import Lineage, Source, add_source, announce_start, read_lineage
+from torchx_kfp.tracking.artifacts import add_artifact
+from torchx_kfp.tracking.lineage import Lineage, Source, add_source, announce_start
 from torchx_kfp.tracking.recorder import Recorder
-from torchx_kfp.tracking.statements import add_artifact, add_metadata
+from torchx_kfp.tracking.records import read_lineage
 from torchx_kfp.tracking.store import Store
 
 
@@ -50,16 +51,16 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
 
     def artifacts(self, run_id: str) -> Mapping[str, api.TrackerArtifact]:
         """Return the run's artifacts by name. The metadata of an artifact without any is None."""
-        found = self._recorder.artifacts(run_id)
+        found = self._recorder.record(run_id, "artifacts").artifacts
         return {name: api.TrackerArtifact(name, it.path, dict(it.metadata) or None) for name, it in found.items()}
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
         """Record metadata of the run: values that JSON can represent."""
-        add_metadata(self.store, run_id, kwargs)
+        self._recorder.add(run_id, {"metadata": kwargs})
 
     def metadata(self, run_id: str) -> Mapping[str, object]:
         """Return the metadata of the run by name."""
-        return self._recorder.metadata(run_id)
+        return self._recorder.record(run_id, "metadata").metadata
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
         """Record that the run uses another run or an external source, and which of its artifacts."""
@@ -67,7 +68,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[api.TrackerSource]:
         """Return the sources of the run, each once. With a name, return only those with this artifact."""
-        found = self._recorder.sources(run_id)
+        found = self._recorder.record(run_id, "sources").sources
         return [api.TrackerSource(it.run_id, it.artifact) for it in found if artifact_name in (None, "", it.artifact)]
 
     def lineage(self, run_id: str) -> AppLineage:
@@ -83,8 +84,8 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         found = self._recorder.run_ids()
         if not parent_run_id:
             return found
-        sources = self._recorder.sources_of(found)
-        return [key for key in found if any(it.run_id == parent_run_id for it in sources.get(key, ()))]
+        records = self._recorder.records(found, "sources")
+        return [key for key in found if any(it.run_id == parent_run_id for it in records[key].sources)]
 
     def __repr__(self) -> str:
         return f"StageTracker({self._recorder.tracker_base!r})"

@@ -114,5 +114,5 @@ def _read(located: Located) -> tuple[str, list[tuple[str, Artifact]]]:
     recorder = open_recorder(located.base)
     chosen = choose(located, recorded(recorder, located), recorder)
     say_cached(chosen)
-    found = recorder.artifacts_of(chosen.keys)
-    return chosen.name, [(key, it) for key in chosen.keys for it in found.get(key, {}).values()]
+    found = recorder.records(chosen.keys, "artifacts")
+    return chosen.name, [(key, it) for key in chosen.keys for it in found[key].artifacts.values()]

@@ -26,7 +26,6 @@ from torchx_kfp.entrypoints.cli.resolver import Located, locate
 from torchx_kfp.entrypoints.cli.selection import (
     Chosen,
     choose,
-    facts_of,
     open_recorder,
     parts,
     read,
@@ -108,7 +107,6 @@ def compare_command(
     runs (--workspace); --code shows how, in the form of `diff -u`.
     """
     from torchx_kfp.entrypoints.cli.code_comparison import compare_code, print_differences
-    from torchx_kfp.tracking.store import pipeline_run
 
     if shows_code and form != "table":
         raise click.UsageError(f"--code and --format {form} contradict each other. JSON has the names of files.")
@@ -131,10 +129,10 @@ def compare_command(
         for code in codes:
             print_differences(code)
         return
-    facts = [facts_of(recorders[it.base], pipeline_run(label)) for it, label in zip(located, labels, strict=True)]
+    tags = [recorders[it.base].record(run, "tags").tags for it, run in zip(located, runs, strict=True)]
     rows = [
         *_rows(_PARAMETER, [_of_run(_arguments(it)) for it in located]),
-        *_rows(_TAG, [_of_run(its.get("tags", {})) for its in facts]),
+        *_rows(_TAG, list(map(_of_run, tags))),
         *_recorded_rows(located, recorders, chosen),
         *_cached_rows(chosen),
     ]
@@ -200,9 +198,10 @@ def _recorded_rows(
         of_base = (found for found, it in zip(keys, located, strict=True) if it.base == base)
         wanted = list(dict.fromkeys(key for found in of_base for key in found))
         results.update(read(recorder, wanted))
-        metadata.update(recorder.metadata_of(wanted))
-        history.update(recorder.histories_of(wanted))
-        stated.update(recorder.searches_of(wanted))
+        records = recorder.records(wanted, "metadata", "steps", "search")
+        metadata.update({key: records[key].metadata for key in wanted})
+        history.update({key: records[key].steps for key in wanted})
+        stated.update({key: records[key].search for key in wanted})
     for key, search in stated.items():
         if search is not None and search.asked:  # rows of the search show what came of it
             results.pop(key, None)

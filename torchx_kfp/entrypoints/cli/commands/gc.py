@@ -18,8 +18,7 @@ from torchx_kfp.entrypoints.cli.selection import choose_run, open_recorder
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.cleanup import Findings
-    from torchx_kfp.tracking.workspace_cleanup import UnusedWorkspace
+    from torchx_kfp.tracking.cleanup import Findings, UnusedCode
 
 #: The seconds below which an age may be meant as months.
 _SHORT = 3600.0
@@ -133,8 +132,7 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
         one: the run to remove, whatever its age.
         how: whether to ask, and the form of what is shown.
     """
-    from torchx_kfp.tracking.cleanup import Cleanup
-    from torchx_kfp.tracking.workspace_cleanup import UnusedWorkspace, WorkspaceCleanup
+    from torchx_kfp.tracking.cleanup import UnusedCode, find_old_runs, find_unused_code, remove_code, remove_runs
 
     dry_run, form = how.dry_run, how.form
     recorder = open_recorder(tracker_base)
@@ -142,10 +140,9 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
     if one is not None:
         one = choose_run(Located(tracker_base, one, ""), recorder)
     before = time.time() if age is None else time.time() - age
-    cleanup, workspaces = Cleanup(store, before, only=one), WorkspaceCleanup(store, before)
-    findings = cleanup.look()
-    going = {run.run for run in findings.old if not run.kept}
-    unused = workspaces.look(going) if one is None else []
+    findings = find_old_runs(store, before, only=one)
+    going = [run for run in findings.old if not run.kept]
+    unused = find_unused_code(store, before, {run.run for run in going}) if one is None else []
     if one is None:
         _say_left_alone(findings)
     elif not findings.old:
@@ -160,18 +157,20 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
             print_message(f"{run.run} {run.open_stage}.")
     if findings.old and not findings.marked:
         print_message(f"{tracker_base!r} has results but no .torchx_kfp. Is it a tracker base?")
-    how.ask([run.run for run in findings.old if not run.kept], "pipeline run", age)
-    gone, codes, rest = set[str](), list[UnusedWorkspace](), "not removed, or only in part: run gc again"
+    how.ask([run.run for run in going], "pipeline run", age)
+    gone, codes, rest = set[str](), list[UnusedCode](), "not removed, or only in part: run gc again"
     try:
         if dry_run:
-            gone, codes = going, unused
+            gone, codes = {run.run for run in going}, unused
         else:
-            for run in cleanup.remove():
+            # While gc has asked, others may have gone on.
+            now = {*find_old_runs(store, before, only=one).old}
+            for run in remove_runs(store, [run for run in going if run in now]):
                 gone.add(run.run)
             rest = "kept: in use, or changed meanwhile"
             # The code of a run goes after the run, which may have been used meanwhile.
             if one is None:
-                codes += workspaces.remove()
+                codes += remove_code(store, find_unused_code(store, before))
     finally:
         # The message of an error, or of Ctrl-C, follows the table.
         rows = [
@@ -303,7 +302,7 @@ def _kind(reason: str) -> str:
     return f"{kept}: used by others" if rest.startswith("used by ") else f"{kept}: {rest.partition(': ')[0]}"
 
 
-def _print_code(codes: Sequence[UnusedWorkspace], *, dry_run: bool) -> None:
+def _print_code(codes: Sequence[UnusedCode], *, dry_run: bool) -> None:
     if codes:
         what, size = "Would remove" if dry_run else "Removed", size_text(sum(code.archive.size for code in codes))
         print_text(f"{what} {counted(len(codes), 'archive')} of code that no run uses any more, {size}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -14,7 +15,6 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
     print_message,
     print_text,
-    say_left_out,
     show_results,
     styled,
     terminal_width,
@@ -79,18 +79,19 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     shows the first 20 runs that are read under one alias; the other formats show all.
     """
     from torchx_kfp.tracking.lineage import trace
+    from torchx_kfp.tracking.records import artifacts_of
     from torchx_kfp.tracking.store import is_key, pipeline_run
 
     [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
-    sources = recorder.sources_of(corrupt=say_left_out)
+    sources = {run_id: record.sources for run_id, record in recorder.records(None, "sources").items()}
     named = {source.run_id for found in sources.values() for source in found}
     known = recorded(recorder, located) | sources.keys() | named
     chosen = choose(located, known, recorder)
     earlier = earlier_attempts(recorder, known, located.run_ids) - {*chosen.keys}
     sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
     say_cached(chosen)
-    lineage = trace(chosen.keys, sources, recorder.artifacts_of)
+    lineage = trace(chosen.keys, sources, partial(artifacts_of, recorder.store))
     if not lineage.links:
         print_message(
             f"No lineage is recorded for {located.run!r}. "
@@ -104,8 +105,10 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
         results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
         # A tree shows only the starts of the requested runs.
         shown = runs_of(lineage) if form == "json" else lineage.run_ids
-        starts = recorder.starts_of(filter(is_key, shown))
-        codes = recorder.code_of(dict.fromkeys(map(pipeline_run, shown)), say_left_out)
+        runs = list(filter(is_key, shown))
+        records = recorder.records([*runs, *map(pipeline_run, runs)], "started", "code")
+        starts = {run_id: start for run_id in runs if (start := records[run_id].started)}
+        codes = {run: records[run].code for run in map(pipeline_run, runs) if records[run].code}
     if form == "json":
         print_json(_as_json(lineage, results, starts, codes))
     elif form == "tree":

@@ -18,7 +18,6 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     print_csv,
     print_json,
     print_message,
-    say_left_out,
     show_results,
     show_value,
     terminal_width,
@@ -145,7 +144,9 @@ def results_command(
     found: Results = read(recorder, _of_stages(keys, stages))
     tags: Tags = {}
     if any(_TAG in expression for expression in expressions):
-        tags = recorder.tags_of(corrupt=say_left_out)
+        from torchx_kfp.tracking.store import pipeline_run
+
+        tags = {run: record.tags for run, record in recorder.records(map(pipeline_run, keys), "tags").items()}
     for expression in expressions if found else ():
         found = {key: found[key] for key in _matching(expression, found, tags)}
     for sort in reversed(sorts if found else ()):

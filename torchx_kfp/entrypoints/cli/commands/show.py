@@ -23,7 +23,6 @@ from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options,
 from torchx_kfp.entrypoints.cli.resolver import host_words, locate
 from torchx_kfp.entrypoints.cli.selection import (
     choose,
-    facts_of,
     nothing_recorded,
     open_recorder,
     read,
@@ -34,8 +33,8 @@ from torchx_kfp.entrypoints.cli.selection import (
 from torchx_kfp.errors import MissingResultsError, UnknownRunError
 
 if TYPE_CHECKING:
+    from torchx_kfp.tracking.curves import Curve
     from torchx_kfp.tracking.recorder import Artifact, Code, Search
-    from torchx_kfp.tracking.steps import Curve
 
 
 @click.command("show", short_help="Show all records of a stage's run.")
@@ -81,27 +80,27 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
             f"{located.run!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
             f"{listed([run_id, *others])}. Give the run id of one."
         )
-    facts = facts_of(recorder, pipeline_run(run_id))
-    codes = facts.get("code", [])
-    artifacts = recorder.artifacts(run_id)
+    run = pipeline_run(run_id)
+    records = recorder.records([run, run_id])
+    record, whole = records[run_id], records[run]
     found = {
         "run_id": run_id,
         "results": read(recorder, [run_id]).get(run_id, {}),
-        "steps": {name: _curve_as_json(curve) for name, curve in recorder.history(run_id).items()},
-        "search": asdict(search) if (search := recorder.search(run_id)) else None,
-        "metadata": recorder.metadata(run_id),
-        "artifacts": {name: _artifact_as_json(it) for name, it in artifacts.items()},
-        "sources": [vars(source) for source in recorder.sources(run_id)],
-        "code": [asdict(code) for code in codes],
-        "tags": facts.get("tags", {}),
-        "resumes": facts.get("resumes", []),
-        "started": vars(start) if (start := recorder.starts_of([run_id]).get(run_id)) else None,
+        "steps": {name: _curve_as_json(curve) for name, curve in record.steps.items()},
+        "search": asdict(record.search) if record.search else None,
+        "metadata": record.metadata,
+        "artifacts": {name: _artifact_as_json(it) for name, it in record.artifacts.items()},
+        "sources": [vars(source) for source in record.sources],
+        "code": [asdict(code) for code in whole.code],
+        "tags": whole.tags,
+        "resumes": whole.resumes,
+        "started": vars(record.started) if record.started else None,
     }
     say_cached(chosen)
     if form == "json":
         print_json(found)
     else:
-        _print_table(found, search, codes, artifacts, located.name)
+        _print_table(found, record.search, whole.code, record.artifacts, located.name)
 
 
 def _curve_as_json(curve: Curve) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torchx_kfp.common.text import listed, printable
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import is_base, locate, names_host
-from torchx_kfp.entrypoints.cli.selection import choose_run, facts_of, open_recorder
+from torchx_kfp.entrypoints.cli.selection import choose_run, open_recorder
 
 
 @click.command("tag", short_help="Give a run tags.")
@@ -47,13 +47,13 @@ def tag_command(words: tuple[str, ...], output_dir: str, flags: Flags) -> None:
     if len(runs) > 1 and not names_host(flags):
         run = choose_run(located, recorder)
     gone = [name for name, value in tags.items() if value is None]
-    if absent := {*gone} - facts_of(recorder, run).get("tags", {}).keys() if gone else set():
+    if absent := {*gone} - recorder.record(run, "tags").tags.keys() if gone else set():
         print_message(f"The run has no tag {listed(map(repr, sorted(absent)))} that could be removed.")
     if tags:
-        recorder.change_facts(run, tags=tags)
+        recorder.add(run, {"tags": tags}, last=True)
         if run not in runs:
             print_message(f"The run is {printable(run)}.")
-    found = facts_of(recorder, run).get("tags", {})
+    found = recorder.record(run, "tags").tags
     for name, value in found.items():
         print_text(f"{name}={value}")
     if not found:

@@ -1,0 +1,177 @@
+"""Append-only records about runs, one small file each: an entry.
+
+So the processes of a run can record at the same time without locks, and an entry is never half replaced. Entries are
+named by the time, which is their order, and by the fields that they have. They are in a folder below the tracker base
+that keys of results cannot name and listings of results leave out, with one folder for each run::
+
+    <tracker base>/.torchx_kfp/runs/<run id>/<nanoseconds>-<random>.<field>[.<field>]    {"<field>": ...}
+
+``<run id>`` is that of a stage, or a whole pipeline run. ``records`` says which fields there are. The programs that
+commands carry share the layout (``carried.shared``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from torchx_kfp.contract.carried.shared import RUNS, fields_of
+from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.tracking.store import Store, key_text, pipeline_run, time_name
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: What parsing a malformed entry raises.
+MALFORMED = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+#: For more pipeline runs than these, all entries are listed at once.
+_FEW_RUNS = 64
+#: In a folder, the two slashes of an app handle become one: ``local_cwd://session/app``.
+_HANDLE = re.compile(r"^([A-Za-z][A-Za-z0-9_.+-]*:)/(?!/)")
+#: The messages that this process has logged.
+_said: set[str] = set()
+
+
+class Entry(NamedTuple):
+    """An entry that was read: its key, the run that it is about, and its content."""
+
+    key: str
+    run_id: str
+    content: Mapping[str, Any]
+
+
+def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str = "", folder: str = RUNS) -> None:
+    """Store an entry about a run.
+
+    Args:
+        store: the store of the tracker base.
+        run_id: the run.
+        fields: what is recorded, in a form that JSON can represent.
+        name: the name of the entry, by default the time. A second entry with the same name and fields replaces the
+            first one.
+        folder: the folder of all runs.
+
+    Raises:
+        KeyRefusedError: the run id cannot be a key.
+        ResultRefusedError: JSON cannot represent a field. Nothing was written.
+    """
+    content = encode_json(fields, f"{' and '.join(fields)} of the run {run_id!r}")
+    store.write(".".join([f"{folder}/{key_text(run_id)}/{name or time_name()}", *fields]), content)
+
+
+def name_after(store: Store, run_id: str) -> str:
+    """Return a name that sorts after all entries about the run, even those of a machine whose clock is ahead."""
+    last = max((key.rpartition("/")[2] for key in list_entries(store, [run_id])), default="").partition("-")[0]
+    return time_name(int(last) if last.isdecimal() else 0)
+
+
+def list_entries(store: Store, run_ids: Iterable[str] | None = None, folder: str = RUNS) -> list[str]:
+    """Return the keys of the entries about these runs and the runs of their stages, or about all runs."""
+    groups: dict[str, list[str]] = {}
+    for run_id in dict.fromkeys(run_ids or ()):
+        groups.setdefault(pipeline_run(run_id), []).append(key_text(run_id))
+    if run_ids is None or len(groups) > _FEW_RUNS:
+        return store.keys(folder)
+    prefixes = [found[0] if len(found) == 1 else run for run, found in groups.items()]
+    return [key for keys in store.each(lambda prefix: store.keys(f"{folder}/{prefix}"), prefixes) for key in keys]
+
+
+def run_id_of(key: str) -> str:
+    """Return the run id in the key of an entry."""
+    return _HANDLE.sub(r"\1//", key.split("/", 2)[2].rpartition("/")[0])
+
+
+def read_entries(store: Store, keys: Iterable[str], wanted: Collection[str]) -> list[Entry | CorruptResultError]:
+    """Return the entries with these keys that have one of the wanted fields; for a malformed one, the error."""
+    keys = [key for key in keys if not fields_of(key).isdisjoint(wanted)]
+
+    def read(key: str) -> bytes | CorruptResultError | None:
+        try:
+            return store.read_record(key)
+        except CorruptResultError as error:
+            return error
+
+    found: list[Entry | CorruptResultError] = []
+    for key, text in zip(keys, store.each(read, keys), strict=True):
+        if isinstance(text, CorruptResultError):
+            found.append(text)
+        elif text is not None:  # not removed since it was listed
+            try:
+                content = json.loads(text)
+                if not isinstance(content, dict):
+                    raise TypeError("it is not a JSON object")
+                found.append(Entry(key, run_id_of(key), content))
+            except MALFORMED as error:
+                found.append(malformed(store, key, error))
+    return found
+
+
+def malformed(store: Store, key: str, error: Exception) -> CorruptResultError:
+    """Return the error for an entry that cannot be understood."""
+    what = " and ".join(sorted(fields_of(key)))
+    return CorruptResultError(
+        f"{store.location(key)} does not hold {what}: {error!r}. Something else wrote it. Remove it."
+    )
+
+
+def warn_once(problem: CorruptResultError) -> None:
+    """Log once in a process that an entry is left out."""
+    if str(problem) not in _said:
+        _said.add(str(problem))
+        _logger.warning("Left out: %s", problem)
+
+
+def encode_json(content: Mapping[str, object], what: str) -> bytes:
+    """Return an entry as JSON.
+
+    Raises:
+        ResultRefusedError: JSON cannot represent it.
+    """
+    try:
+        return json.dumps(content).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ResultRefusedError(
+            f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
+        ) from None
+
+
+def from_json(kind: Callable[..., T], content: Mapping[str, Any]) -> T:
+    """Return the dataclass with these values, which have the types of its fields. Other names are left out.
+
+    Raises:
+        TypeError: a value is missing or has another type.
+    """
+    hints = _hints(kind)
+    return kind(**{name: _checked(hint, content[name]) for name, hint in hints.items() if name in content})
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
+def _checked(hint: Any, value: Any) -> Any:
+    arguments = get_args(hint)
+    if hint in (Any, object):
+        return value
+    if get_origin(hint) is tuple:
+        return tuple(_checked(arguments[0], item) for item in list(value))
+    if get_origin(hint) is Mapping:
+        return {_checked(arguments[0], name): _checked(arguments[1], item) for name, item in value.items()}
+    kind: Any = next((each for each in arguments or (hint,) if _fits(each, value)), None)  # arguments: X | Y
+    if kind is None:
+        raise TypeError(f"{value!r} is not {hint}")
+    return from_json(kind, value) if isinstance(value, dict) else float(value) if kind is float else value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    if is_dataclass(kind):
+        return isinstance(value, dict)
+    return type(value) in ((int, float) if kind is float else (kind,))

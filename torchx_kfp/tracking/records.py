@@ -1,0 +1,208 @@
+"""The records of runs: everything that the entries about a run say, folded in the order of time.
+
+To add a kind of record, add a field to ``Record``, and to ``_FOLDS`` how an entry changes it. Write it with
+``add_entry(store, run_id, field=value)``, and describe it in ``docs/reference/layout.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchx_kfp.common.git import GitState
+from torchx_kfp.contract.carried.shared import RUNS
+from torchx_kfp.errors import CorruptResultError
+from torchx_kfp.tracking.artifacts import Artifact, parse_artifact
+from torchx_kfp.tracking.curves import History, join_curves, parse_curves
+from torchx_kfp.tracking.entries import MALFORMED, from_json, list_entries, malformed, read_entries, warn_once
+from torchx_kfp.tracking.lineage import Lineage, Source, Start, trace
+from torchx_kfp.tracking.searches import Search, parse_search
+from torchx_kfp.tracking.store import Store
+
+#: Begins the run ids of replays.
+REPLAY = "replay-"
+#: The metadata of a replay that names the stage's run.
+REPLAY_OF = "replays"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A workspace that travelled with a run.
+
+    Attributes:
+        digest: the SHA-256 of its archive, in hexadecimal digits.
+        size: the bytes of the archive; None if only its URL was given.
+        files: the number of its files, likewise.
+        git: the commit that the files are from, if the folder is in a repository.
+    """
+
+    digest: str
+    size: int | None = None
+    files: int | None = None
+    git: GitState | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that a run has recorded besides results. The last three fields are those of a whole pipeline run.
+
+    Attributes:
+        artifacts: its artifacts by name; of several with one name, the last one.
+        metadata: its metadata by name; of several values with one name, the last one.
+        sources: what it was made from, in order, each once.
+        started: when and where it started, the first time.
+        steps: the curves that it has logged; those of several processes with one name are joined.
+        search: the search that it belongs to, as far as it had come then.
+        code: what travelled with it.
+        tags: text by name; of several values with one name, the last one. Null takes a tag back.
+        resumes: the runs from which it has kept stages.
+    """
+
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
+    started: Start | None = None
+    steps: History = field(default_factory=History)
+    search: Search | None = None
+    code: tuple[Code, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    resumes: tuple[str, ...] = ()
+
+
+#: The fields of whole pipeline runs, and all fields.
+OF_PIPELINE_RUNS = ("code", "tags", "resumes")
+FIELDS = tuple(Record.__dataclass_fields__)
+
+
+class Records(dict[str, Record]):
+    """The records of runs by run id; a run without any has an empty one.
+
+    Attributes:
+        problems: the errors for entries that could not be read, and are left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problems: list[CorruptResultError] = []
+
+    def __missing__(self, run_id: str) -> Record:
+        return Record()
+
+
+def read_records(
+    store: Store, run_ids: Iterable[str] | None = None, fields: Collection[str] = FIELDS, folder: str = RUNS
+) -> Records:
+    """Return the records of these runs and of those of their stages, or of all runs.
+
+    A warning is logged for each entry that cannot be understood. Artifacts that are stored can be read.
+
+    Args:
+        store: the store of the tracker base.
+        run_ids: ids of pipeline runs, or of runs of stages, by default all.
+        fields: the fields that are wanted. Entries without any of them are not read.
+        folder: the folder of all runs.
+
+    Raises:
+        TrackerError: the store failed.
+    """
+    records = fold_records(store, list_entries(store, run_ids, folder), fields)
+    for problem in records.problems:
+        warn_once(problem)
+    return records
+
+
+def fold_records(store: Store, keys: Iterable[str], fields: Collection[str] = FIELDS) -> Records:
+    """Return the records in the entries with these keys: see ``read_records``. Nothing is logged."""
+    records = Records()
+    for entry in read_entries(store, keys, fields):
+        if isinstance(entry, CorruptResultError):
+            records.problems.append(entry)
+            continue
+        old = records[entry.run_id]
+        there = [name for name in fields if name in entry.content]
+        try:
+            changes = {name: _FOLDS[name](getattr(old, name), entry.content[name]) for name in there}
+        except MALFORMED as error:
+            records.problems.append(malformed(store, entry.key, error))
+        else:
+            records[entry.run_id] = replace(old, **changes)
+    for run_id, record in records.items():
+        stored = {name: it.bind(store) for name, it in record.artifacts.items()}
+        records[run_id] = replace(record, artifacts=stored)
+    return records
+
+
+def read_record(store: Store, run_id: str, *fields: str) -> Record:
+    """Return the record of one run: see ``read_records``."""
+    return read_records(store, [run_id], fields or FIELDS)[run_id]
+
+
+def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
+    """Return the lineage of these runs, over all pipelines that use the tracker base.
+
+    This reads the sources of every run: a run records the runs that it uses, so that a stage with a thousand sources
+    writes one entry rather than a thousand.
+    """
+    records = read_records(store, None, ["sources"])
+    sources = {run_id: record.sources for run_id, record in records.items()}
+    return trace(run_ids, sources, lambda wanted: artifacts_of(store, wanted))
+
+
+def artifacts_of(store: Store, run_ids: Iterable[str]) -> dict[str, Mapping[str, Artifact]]:
+    """Return the artifacts of each of these runs, by name."""
+    wanted = list(run_ids)
+    records = read_records(store, wanted, ["artifacts"])
+    return {run_id: records[run_id].artifacts for run_id in wanted}
+
+
+def replays_among(store: Store, keys: Iterable[str]) -> set[str]:
+    """Return the run ids of replays: `torchx-kfp replay` calls them ``replay-...`` and records what they replay."""
+    candidates = [key for key in keys if key.startswith(REPLAY)]
+    records = read_records(store, candidates, ["metadata"])
+    return {key for key in candidates if REPLAY_OF in records[key].metadata}
+
+
+def _fold_artifacts(old: Mapping[str, Artifact], new: Mapping[str, Any]) -> dict[str, Artifact]:
+    # The order is that of the artifacts that count.
+    kept = {name: artifact for name, artifact in old.items() if name not in new}
+    return {**kept, **{name: parse_artifact(name, content) for name, content in new.items()}}
+
+
+def _fold_sources(old: tuple[Source, ...], new: Iterable[Mapping[str, Any]]) -> tuple[Source, ...]:
+    unique: dict[tuple[str, str | None], Source] = {}
+    for source in (*old, *(from_json(Source, content) for content in new)):
+        unique.setdefault((source.run_id, source.artifact), source)
+    return tuple(unique.values())
+
+
+def _fold_started(old: Start | None, new: Mapping[str, Any]) -> Start:
+    start = from_json(Start, new)
+    return start if old is None or start.time < old.time else old
+
+
+def _fold_code(old: tuple[Code, ...], new: Iterable[Mapping[str, Any]]) -> tuple[Code, ...]:
+    code = {each.digest: each for each in old}
+    for each in (from_json(Code, content) for content in new):
+        if each.digest not in code or each.size is not None:
+            code[each.digest] = each
+    return tuple(code.values())
+
+
+def _fold_tags(old: Mapping[str, str], new: Mapping[str, str | None]) -> dict[str, str]:
+    tags = {**old, **{str(name): None if value is None else str(value) for name, value in new.items()}}
+    return {name: value for name, value in tags.items() if value is not None}
+
+
+#: How what an entry has in a field changes what is known from earlier ones.
+_FOLDS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "artifacts": _fold_artifacts,
+    "metadata": lambda old, new: {**old, **new},
+    "sources": _fold_sources,
+    "started": _fold_started,
+    "steps": lambda old, new: join_curves(old, parse_curves(new)),
+    "search": lambda old, new: parse_search(new),
+    "code": _fold_code,
+    "tags": _fold_tags,
+    "resumes": lambda old, new: tuple(dict.fromkeys([*old, *map(str, new)])),
+}
