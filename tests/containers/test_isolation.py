@@ -240,23 +240,56 @@ def test_a_tracker_base_that_only_the_pipeline_names(host, where):
     assert f"--tracker-base {base}" in failed.reason
 
 
+@dsl.container_component
+def tracked(tracker_base: str, script: str):
+    return dsl.ContainerSpec(image=BUSYBOX_IMAGE, command=["sh", "-c", script], args=[tracker_base])
+
+
+@pytest.mark.parametrize("user", [0, 1234])
+def test_a_container_writes_below_its_own_run_only(host, user):
+    base = host.folder / "base"
+    files = ["other/train/1", ".torchx_kfp/runs/other/train/1/1.metadata", ".torchx_kfp/workspaces/code.tar"]
+    for name in files:
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("{}")
+        (base / name).chmod(0o666)
+    names = " ".join([*files, "new", "other/train/2", ".torchx_kfp/new", ".torchx_kfp/runs/new/1.tags"])
+    own = '"$0"/own-* "$0"/.torchx_kfp/runs/own-* "$0"/.torchx_kfp/files/own-*'
+    script = (
+        f'for name in {names}; do mkdir -p "$(dirname "$0/$name")"; echo evil >"$0/$name" && echo WROTE $name; done; '
+        f'for folder in {own}; do mkdir "$folder"/train && echo x >"$folder"/train/1 || exit 1; done; '
+        'cat "$0"/other/train/1'
+    )
+
+    @dsl.pipeline(name="own")
+    def pipeline(tracker_base: str):
+        task = tracked(tracker_base=tracker_base, script=script)
+        kubernetes.set_security_context(task, run_as_user=user)
+
+    result = host.run(pipeline, {"tracker_base": str(base)})
+    result.raise_for_failure()
+    log = stages_of(result)["tracked"].log_file.read_text()
+    assert "WROTE" not in log
+    assert "{}" in log
+    assert [(base / name).read_text() for name in files] == ["{}"] * 3
+    own = [path for path in base.rglob("*") if path.is_file() and path.read_text() == "x\n"]
+    assert len(own) == 3
+
+
 def test_a_link_in_the_tracker_base_is_not_followed(host):
     """The runner creates folders there that all users may write to, but not where a link leads."""
 
-    @dsl.container_component
-    def tracked(tracker_base: str, script: str):
-        return dsl.ContainerSpec(image=BUSYBOX_IMAGE, command=["sh", "-c", script], args=[tracker_base])
-
     @dsl.pipeline
-    def twice(tracker_base: str):
-        links = f'cd "$0"; for name in * .torchx_kfp; do rm -rf "$name"; ln -s {host.private} "$name"; done'
-        first = tracked(tracker_base=tracker_base, script=links)
-        second = tracked(tracker_base=tracker_base, script="true").after(first)
-        kubernetes.set_security_context(second, run_as_user=1234)
+    def once(tracker_base: str):
+        task = tracked(tracker_base=tracker_base, script="true")
+        kubernetes.set_security_context(task, run_as_user=1234)
 
-    result = host.run(twice, {"tracker_base": str(host.folder / "base")})
+    base = host.folder / "base"
+    base.mkdir()
+    (base / ".torchx_kfp").symlink_to(host.private)
+    result = host.run(once, {"tracker_base": str(base)})
     host.assert_untouched(result)
-    assert " is a symbolic link" in stages_of(result)["tracked-2"].reason
+    assert " is a symbolic link" in stages_of(result)["tracked"].reason
 
 
 @pytest.mark.parametrize("prefix", ["", "file://", "local://", "simplecache::file://", "http://127.0.0.1:1"])

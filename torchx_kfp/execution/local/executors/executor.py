@@ -266,6 +266,8 @@ class Containers:
         for base in bases:
             if holds(base, runs):
                 raise ValueError(f"records results at {base}, which contains {_keeps_runs(runs)}")
+        # A stage records only what is about its own run.
+        written = {str(path): base for base in bases for path in written_folders(Path(base), folder.parent.name)}
         made, inputs = plan.made, str(folder / "inputs")
         volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
         secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
@@ -277,7 +279,8 @@ class Containers:
             *artifact_mounts(facts.parameters, self.named, self.mounts, workspace, self.runs or runs),
             *([Mount(inputs, inputs, read_only=True)] if has_inputs else ()),
             *copied_mounts(plan.copies),
-            *(Mount(base, base) for base in bases),
+            *(Mount(base, base, read_only=True) for base in bases),
+            *(Mount(path, path) for path in written),
             Mount(made, made),
             *(Mount(source, target) for source, target in volumes.items()),
             *(Mount(source, target, read_only=True) for source, target in secrets.items()),
@@ -297,7 +300,7 @@ class Containers:
             shared_folders={
                 **{path: str(folder) for path in (made, f"{made}/outputs", f"{made}/artifacts", *volumes)},
                 **({workspace: workspace} if has_workspace else {}),
-                **{str(path): base for base in bases for path in written_folders(Path(base), folder.parent.name)},
+                **written,
             },
             files={source: files[target] for source, target in secrets.items()},
             limits=read_limits(container.resources, facts),
