@@ -4,7 +4,7 @@ The public functions are in ``stages`` and ``importing``. A value's way, from an
 
 ``options``                              the options of a stage
 ``outputs``, ``reads``, ``variables``    those with rules of their own
-``fields``, ``application``              the AppDef's fields; entrypoint, args and env, as text and references
+``fields``, ``program``                  the AppDef's fields; entrypoint, args and env, as text and references
 ``inline_code``                          channels inside of programs for shells
 ``replicas``, ``engines``                the launcher in its place, if an engine runs the replicas
 ``component_inputs``                     the inputs of the component, and the names of references among them

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.authoring.application import (
-    NOT_STARTED,
-    parse_workspace,
-    pod_labels,
-    publisher_program,
-    read_payload,
-    role_workspace,
-)
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.component_inputs import Input, Prefix, describe, lift, name_inputs, plan_inputs, reads, render
 from torchx_kfp.authoring.engines import read_engine
-from torchx_kfp.authoring.fields import Resources, check_app, check_name
+from torchx_kfp.authoring.fields import (
+    Resources,
+    check_app,
+    check_name,
+    read_node_selector,
+    read_resources,
+    read_volumes,
+)
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import Publication, read_publication, read_ui_metadata
+from torchx_kfp.authoring.program import (
+    NOT_STARTED,
+    env_words,
+    parse_workspace,
+    pod_labels,
+    pod_program,
+    publisher_program,
+    role_workspace,
+)
 from torchx_kfp.authoring.reads import CollectedRuns, ReadSource, parse_reads, parse_tracker_base
 from torchx_kfp.authoring.references import Parts, Reference, check_word, is_constant
-from torchx_kfp.authoring.replicas import read_launcher
+from torchx_kfp.authoring.replicas import launcher_program, publisher_volumes
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables, tracker_env
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import UI_METADATA, Application, Word, publish_other
@@ -96,10 +104,14 @@ def plan_stage(
     given = [part.name for part in _references(parameters or {}, base, sources) if part.argument is None]
     published = _publication(options, [RUN_ID, *([TASK_CONFIG] if engine else []), *given])
 
-    payload = read_launcher(app, options, engine, alias) if engine else read_payload(app, options)
-    workspace = (parse_workspace(options.workspace) if engine else role_workspace(payload.role, options)) or ()
-    variables, words, image = payload.variables, payload.words, payload.image
-    lifted = lift(stage_name(alias), list(sources), variables, words, kept=list(payload.kept))
+    program = launcher_program(app, options, engine, alias) if engine else pod_program(app, options)
+    main = app.roles[0]
+    where = f"role {main.name!r}"
+    workspace = (parse_workspace(options.workspace) if engine else role_workspace(main, options)) or ()
+    image = parse_checked((engine and engine.launcher_image) or main.image, f"image of {where}")
+    variables: Sequence[Parts] = env_words(program, where, first=not tracked)
+    words = program.words
+    lifted = lift(stage_name(alias), list(sources), variables, words, kept=program.env.keys() - main.env.keys())
     values = (Reference("stage", lifted.text, STAGE, "STRING"),) if tracked else ()
 
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
@@ -110,15 +122,15 @@ def plan_stage(
     taken = (*outputs, TASK_CONFIG) if engine else outputs
     inputs = name_inputs(parameters or {}, sources, parts, taken)
     image_text, planned = plan_inputs(inputs, image, parameters or {})
-    field_paths = dict(payload.field_paths)
+    field_paths = dict(program.field_paths)
     if tracked and not published:
         field_paths[protocol.PIPELINE_RUN] = protocol.RUN_ID_LABEL
     if tracked:
         variables, words = lifted.variables, lifted.words
-    program = payload.program
+    starter = program.starter
     if workspace and not engine:
-        program = (*workspace_words(render(workspace, inputs)), *program)
-    application = Application(_encode_words(variables, inputs), _encode_words(words, inputs), program, ui_metadata)
+        starter = (*workspace_words(render(workspace, inputs)), *starter)
+    application = Application(_encode_words(variables, inputs), _encode_words(words, inputs), starter, ui_metadata)
     component, tracker_base = signature(describe(planned, outputs)), render(base, inputs)
     stages = reads(sources, lifted.aliases, inputs)
     if published:
@@ -134,19 +146,19 @@ def plan_stage(
         alias=alias,
         stage=stage_name(alias),
         component=component_name(alias),
-        description=description or f"TorchX application {app.name}, role {payload.role.name}",
+        description=description or f"TorchX application {app.name}, role {main.name}",
         image=image_text,
         command=command,
         inputs=planned,
         outputs=outputs,
-        resources=payload.resources,
+        resources=Resources() if engine else read_resources(main),
         cache=options.cache,
-        labels=pod_labels(app, payload.role, alone=True) if options.labels else {},
+        labels=pod_labels(app, main, alone=True) if options.labels else {},
         field_paths=field_paths,
-        node_selector=payload.node_selector,
-        volumes=tuple(payload.volumes),
-        task_config=TASK_CONFIG if payload.takes_config else None,
-        has_volumes=payload.has_volumes,
+        node_selector={} if engine else read_node_selector(main),
+        volumes=publisher_volumes(main, options) if engine else read_volumes(main),
+        task_config=TASK_CONFIG if engine and hasattr(dsl, "TaskConfig") else None,
+        has_volumes=not engine or bool(options.publishing),
         secrets=options.secrets or {},
     )
 

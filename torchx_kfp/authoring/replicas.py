@@ -8,19 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 
-from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.authoring.application import (
-    NOT_STARTED,
-    Payload,
-    RoleCommand,
-    application_words,
-    check_program,
-    pod_labels,
-    read_role_command,
-    role_workspace,
-)
 from torchx_kfp.authoring.channels import check_parts, contains_channel, may_be_a_whole_number, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
@@ -28,6 +17,7 @@ from torchx_kfp.authoring.fields import FIELDS, check_app, check_role, read_retr
 from torchx_kfp.authoring.naming import component_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.pods import pod_template
+from torchx_kfp.authoring.program import NOT_STARTED, Program, check_starter, pod_labels, role_program, role_workspace
 from torchx_kfp.authoring.references import REPLICA, Parts, Reference
 from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.text import did_you_mean
@@ -106,25 +96,25 @@ class _Words:
         return placed
 
 
-def read_launcher(app: specs.AppDef, settings: StageOptions, engine: Engine, alias: str) -> Payload:
-    """Read the stage whose replicas an engine runs; ``alias`` is the stage's name."""
+def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, alias: str) -> Program:
+    """Return the program that starts the replicas of a stage with an engine; ``alias`` is the stage's name."""
     _check_roles(app)
     roles = dict(zip(role_names(app.roles), app.roles, strict=True))
     main = app.roles[0]
-    counts = _read_replicas(settings.replicas, app.roles)
-    commands = [read_role_command(app, role, settings, replicas=True) for role in app.roles]
+    counts = _read_replicas(options.replicas, app.roles)
+    programs = [role_program(app, role, options, replicas=True) for role in app.roles]
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
-    inherited = {name: parts for name, parts in commands[0].env.items() if REPLICA not in parts}
+    inherited = {name: parts for name, parts in programs[0].env.items() if REPLICA not in parts}
     words = _Words()
     unpacking: dict[Parts | None, list[list[int | None]]] = {None: []}
     described, pods = [], []
     for position, (name, role) in enumerate(roles.items()):
-        workspace = role_workspace(role, settings) or None
+        workspace = role_workspace(role, options) or None
         if workspace and workspace not in unpacking:
             unpack: list[Parts] = [*((word,) for word in workspace_words("")[:-1]), workspace]
             unpacking[workspace] = [words.place(parts, "the workspace") for parts in unpack]
         own = inherited if position == 0 else {}
-        one = _describe_role(role, name, commands[position], words, own, counts.get(role.name), unpacking[workspace])
+        one = _describe_role(role, name, programs[position], words, own, counts.get(role.name), unpacking[workspace])
         described.append(one)
         pods.append(
             pod_template(
@@ -133,14 +123,11 @@ def read_launcher(app: specs.AppDef, settings: StageOptions, engine: Engine, ali
                 name,
                 position,
                 image=marker(f"{position}.image") if one.image else role.image,
-                env=_variables(settings, commands[position]),
-                labels=pod_labels(app, role) if settings.labels else {},
+                env=_variables(options, programs[position]),
+                labels=pod_labels(app, role) if options.labels else {},
             )
         )
-    shared = tracker_env(settings.trackers)
-    # The publisher may have to read files there; a launcher that publishes nothing would only bind a node to them.
-    mounts = [mount for mount in main.mounts if isinstance(mount, specs.VolumeMount) and not mount.read_only]
-    volumes = [(mount.src, mount.dst_path) for mount in mounts] if settings.publishing else []
+    shared = tracker_env(options.trackers)
     stage = component_name(alias)[:_LONGEST_STAGE].rstrip("-")
     specification = Specification(
         stage=stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
@@ -149,28 +136,31 @@ def read_launcher(app: specs.AppDef, settings: StageOptions, engine: Engine, ali
         protocol=[*protocol.VARIABLES, *(name for name in shared if name not in protocol.VARIABLES)],
         config=TASK_CONFIG,
         logs=engine.logs,
-        claims=[path for _, path in volumes],
+        claims=[path for _, path in publisher_volumes(main, options)],
         roles=described,
-        failure=NOT_STARTED if settings.may_fail else None,
+        failure=NOT_STARTED if options.may_fail else None,
         **engine.workload(roles, pods),
     )
-    launcher = LAUNCHER if settings.inline else installed_program("torchx_kfp", "launcher")
-    return Payload(
-        role=main,
-        image=(engine.launcher_image,) if engine.launcher_image else parse_checked(main.image, "image"),
-        variables=application_words(("",), (), {**shared, **inherited}, f"role {main.name!r}", first=False)[0],
-        program=check_program(launcher_words(launcher, specification)),
-        words=words.words,
-        kept={*shared, *commands[0].env} - main.env.keys(),
-        field_paths={
+    launcher = LAUNCHER if options.inline else installed_program("torchx_kfp", "launcher")
+    return Program(
+        words.words,
+        {**shared, **inherited},
+        {
             protocol.ARGO_NODE: protocol.ARGO_NODE_ANNOTATION,
             protocol.SERVICE_ACCOUNT: "spec.serviceAccountName",
             protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL,
         },
-        volumes=volumes,
-        takes_config=hasattr(dsl, "TaskConfig"),
-        has_volumes=bool(settings.publishing),
+        check_starter(launcher_words(launcher, specification)),
     )
+
+
+def publisher_volumes(main: specs.Role, options: StageOptions) -> tuple[tuple[str, str], ...]:
+    """Return the volumes of the launcher's pod, whose publisher may have to read files there.
+
+    A launcher that publishes nothing has none: they would only bind it to a node.
+    """
+    mounts = [mount for mount in main.mounts if isinstance(mount, specs.VolumeMount) and not mount.read_only]
+    return tuple((mount.src, mount.dst_path) for mount in mounts) if options.publishing else ()
 
 
 def _check_roles(app: specs.AppDef) -> None:
@@ -257,16 +247,16 @@ def role_names(roles: Sequence[specs.Role]) -> list[str]:
     return names
 
 
-def _variables(settings: StageOptions, command: RoleCommand) -> list[Mapping[str, object]]:
+def _variables(options: StageOptions, program: Program) -> list[Mapping[str, object]]:
     """Return the variables of a role's container that Kubernetes fills in: from secrets, and fields of the pod."""
     secrets = [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        for secret, keys in (settings.secrets or {}).items()
+        for secret, keys in (options.secrets or {}).items()
         for key, variable in keys.items()
     ]
     fields = [
         {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for variable, path in command.field_paths.items()
+        for variable, path in program.field_paths.items()
     ]
     return [*secrets, *fields]
 
@@ -274,7 +264,7 @@ def _variables(settings: StageOptions, command: RoleCommand) -> list[Mapping[str
 def _describe_role(
     role: specs.Role,
     name: str,
-    application: RoleCommand,
+    program: Program,
     words: _Words,
     inherited: Collection[str],
     count: Parts | None,
@@ -288,11 +278,10 @@ def _describe_role(
     where = f"role {role.name!r}"
     env = [
         (variable, None if variable in inherited else words.place(parts, f"env[{variable!r}] of {where}"))
-        for variable, parts in application.env.items()
+        for variable, parts in program.env.items()
     ]
     image = parse_checked(role.image, f"image of {where}")
     filled = any(isinstance(part, Reference) for part in image)
-    arguments = [application.entrypoint, *application.args]
     return RoleSpecification(
         name=name,
         most=role.num_replicas,
@@ -300,7 +289,7 @@ def _describe_role(
         env=env,
         ports=sorted({int(port) for port in (role.port_map or {}).values()}),
         restarts=restarts_alone(role) or None,
-        command=[*prefix, *(words.place(parts, f"an argument of {where}") for parts in arguments)],
+        command=[*prefix, *(words.place(parts, f"an argument of {where}") for parts in program.words)],
         count=None if count is None else words.place(count, f"replicas of {where}")[0],
         least=None if count is None else _fewest(role),
         image=words.place(image, f"image of {where}") if filled else None,

@@ -13,7 +13,6 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.authoring import emit
-from torchx_kfp.authoring.application import parse_workspace
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
@@ -21,6 +20,7 @@ from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.options import SharedOptions, StageOptions
 from torchx_kfp.authoring.outputs import METRICS, Artifacts, Results, UiMetadata
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
+from torchx_kfp.authoring.program import parse_workspace
 from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
 from torchx_kfp.authoring.references import Reference, parameter, parameter_text
 from torchx_kfp.authoring.variables import tracker_env

@@ -1,4 +1,4 @@
-"""The application of a stage: the entrypoint, arguments and variables of its role, with macros applied.
+"""The program of a stage: the entrypoint, arguments and variables of a role, with macros applied.
 
 TorchX substitutes macros with ``string.Template``, which also turns ``$$`` into ``$``. Here, only macros are replaced,
 so that all other text reaches the application as it is in the AppDef. There is one exception: ``$${${rank0_env}``,
@@ -8,8 +8,8 @@ which ``dist.ddp`` writes, becomes ``${TORCHX_RANK0_HOST``, the shell's expansio
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kfp.dsl import pipeline_channel
@@ -18,12 +18,8 @@ from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp.authoring.channels import check_parts, ir_type, parse, parse_checked
 from torchx_kfp.authoring.fields import (
-    Resources,
-    read_node_selector,
-    read_resources,
     read_retries,
     read_role,
-    read_volumes,
     read_workspace_folders,
     shown_value,
 )
@@ -57,79 +53,45 @@ NOT_STARTED = 125
 
 
 @dataclass(frozen=True)
-class Payload:
-    """The program of a stage and its pod.
+class Program:
+    """What a pod of a stage runs: its words, the constant words of a program that starts them, and its variables.
 
-    ``variables`` are the words of ``env`` before the program, ``program`` constant words that begin it, and ``words``
-    the others. ``kept`` are variables that all stages of a pipeline share. ``takes_config`` tells whether the program
-    gets what is set on the task, and ``has_volumes`` whether its own pod has the task's volumes, too.
+    ``field_paths`` are variables that name fields of the pod.
     """
 
-    role: specs.Role
-    image: Parts
-    variables: Sequence[Parts]
-    program: Sequence[str]
     words: Sequence[Parts]
-    kept: Iterable[str] = ()
-    field_paths: Mapping[str, str] = field(default_factory=dict)
-    resources: Resources = field(default_factory=Resources)
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    volumes: Sequence[tuple[str, str]] = ()
-    takes_config: bool = False
-    has_volumes: bool = True
-
-
-@dataclass(frozen=True)
-class RoleCommand:
-    """The application's command line and its variables; ``field_paths`` are variables that name fields of the pod."""
-
-    entrypoint: Parts
-    args: Sequence[Parts]
     env: Mapping[str, Parts]
-    field_paths: Mapping[str, str]
+    field_paths: Mapping[str, str] = field(default_factory=dict)
+    starter: Sequence[str] = ()
 
 
-def read_payload(app: specs.AppDef, settings: StageOptions) -> Payload:
-    """Read the stage of a role with one replica, whose pod KFP makes."""
-    if settings.replicas is not None:
+def pod_program(app: specs.AppDef, options: StageOptions) -> Program:
+    """Return the program of a stage without an engine: that of its one role, with its retries and trackers."""
+    if options.replicas is not None:
         raise AppDefError("replicas is given, but no engine. Give one, such as engine='job': it runs the replicas.")
     role = read_role(app)
-    where = f"role {role.name!r}"
-    tracked = settings.tracker_base is not None
-    application = read_role_command(app, role, settings)
-    shared = tracker_env(settings.trackers)
-    variables, words = application_words(
-        application.entrypoint, application.args, {**shared, **application.env}, where, first=not tracked
-    )
-    return Payload(
-        role=role,
-        image=parse_checked(role.image, f"image of {where}"),
-        variables=variables,
-        program=check_program(retry_words(read_retries(role), output_placeholder(RUN_ID) if tracked else None)),
-        words=words,
-        kept={*shared, *application.env} - role.env.keys(),
-        field_paths=application.field_paths,
-        resources=read_resources(role),
-        node_selector=read_node_selector(role),
-        volumes=read_volumes(role),
+    program = role_program(app, role, options)
+    run_id_file = None if options.tracker_base is None else output_placeholder(RUN_ID)
+    return replace(
+        program,
+        env={**tracker_env(options.trackers), **program.env},
+        starter=check_starter(retry_words(read_retries(role), run_id_file)),
     )
 
 
-def read_role_command(
-    app: specs.AppDef, role: specs.Role, settings: StageOptions, *, replicas: bool = False
-) -> RoleCommand:
-    """Read the role's entrypoint, arguments and variables.
+def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, replicas: bool = False) -> Program:
+    """Return the role's entrypoint and arguments, and its variables.
 
     Args:
         app: the AppDef, whose name is ``${app_id}``.
         role: one of its roles.
-        settings: the options of the stage.
+        options: the options of the stage.
         replicas: whether the role may have several replicas: ``${replica_id}`` becomes ``REPLICA``, next to which text
             is not checked, and an engine sets the host of replica 0.
     """
     where = f"role {role.name!r}"
-    tracked = settings.tracker_base is not None
-    configs = [protocol.tracker_config_variable(name) for name in settings.trackers or {}]
+    tracked = options.tracker_base is not None
+    configs = [protocol.tracker_config_variable(name) for name in options.trackers or {}]
     for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, *configs) if tracked else ():
         if name in role.env:
             raise AppDefError(
@@ -177,21 +139,21 @@ def read_role_command(
     # TorchX applies macros only to args and env.
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
-    taken = {*variables, *secret_variables(settings.secrets or {}), *configs}
-    args, expanded = expand_channels(entrypoint, args, where, taken)
+    secrets = options.secrets or {}
+    args, expanded = expand_channels(entrypoint, args, where, {*variables, *secret_variables(secrets), *configs})
     env.update({variable: (reference,) for variable, reference in expanded.items()})
     args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
-    reserved = (*PROTOCOL_VARIABLES, *tracker_env(settings.trackers)) if tracked else ()
-    check_variables(settings.secrets or {}, {*env, *field_paths}, reserved, where)
-    return RoleCommand(entrypoint, args, env, field_paths)
+    reserved = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if tracked else ()
+    check_variables(secrets, {*env, *field_paths}, reserved, where)
+    return Program((entrypoint, *args), env, field_paths)
 
 
 def _check(parts: Parts, place: str) -> Parts:
     return parts if REPLICA in parts else check_parts(parts, place)
 
 
-def check_program(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of a stage's own program if processes can receive them."""
+def check_starter(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of a program that starts others if processes can receive them."""
     for word in words:
         check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
     return words
@@ -218,12 +180,12 @@ def parse_workspace(workspace: object) -> Parts | None:
     return parse_checked(workspace, "workspace")
 
 
-def role_workspace(role: specs.Role, settings: StageOptions) -> Parts | None:
+def role_workspace(role: specs.Role, options: StageOptions) -> Parts | None:
     """Return where the code is with which a role starts: its own folders, or the option of the stage."""
     folders = read_workspace_folders(role, f"role {role.name!r}")
     if not folders:
-        return parse_workspace(settings.workspace)
-    if settings.workspace:
+        return parse_workspace(options.workspace)
+    if options.workspace:
         raise AppDefError(
             f"Role {role.name!r} has a workspace of its own ({', '.join(map(repr, folders))}), and the stage has the "
             "option workspace. Remove one of them: set Role.workspace to None, or pass workspace=None to task()."
@@ -253,21 +215,23 @@ def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> d
     return {key: label_value(str(value)) for key, value in labels.items() if alone or not key.endswith(numbers)}
 
 
-def application_words(
-    entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str, *, first: bool
-) -> tuple[tuple[Parts, ...], tuple[Parts, ...]]:
-    """Return the words of ``env`` that set the application's variables, and the application's command line.
+def env_words(program: Program, where: str, *, first: bool) -> tuple[Parts, ...]:
+    """Return the words of ``env`` that set the program's variables; none if it does not need them.
 
     ``first`` tells whether these words begin the command: older backends do not fill placeholders into the first one.
     """
     assignments = [
-        check_parts(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}") for name, parts in env.items()
+        check_parts(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}")
+        for name, parts in program.env.items()
     ]
-    prefix: tuple[Parts, ...] = (("env",),) if env or (first and not is_constant(entrypoint)) else ()
-    if prefix and any(isinstance(part, str) and "=" in part for part in entrypoint):
+    # The words of a launcher are only its arguments.
+    entrypoint = () if program.starter else program.words[0]
+    if not assignments and not (first and entrypoint and not is_constant(entrypoint)):
+        return ()
+    if any(isinstance(part, str) and "=" in part for part in entrypoint):
         shown = "".join(part if isinstance(part, str) else f"<{part.name}>" for part in entrypoint)
         raise AppDefError(
             f"The entrypoint of {where} contains '=' ({shown!r}), so the `env` before it takes it for a "
             "variable. Call it through a shell or a link without '='."
         )
-    return (*prefix, *assignments), (entrypoint, *args)
+    return (("env",), *assignments)
