@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -51,16 +50,12 @@ _WIDTH, _DEPTH = 20, 30
 _INDENT, _ROOM = 4, 40
 #: How many characters of results, and of an artifact's path, a tree shows.
 _RESULTS, _PATH = 60, 40
-#: Matches characters to escape: all except those without a meaning inside quotes in any version of Mermaid.
-_MERMAID_PLAIN = re.compile(r"[^\w /.:,=@+?!%()\[\]-]|[\r\n]")
 
 
 @click.command("lineage", short_help="Show the runs that a run was made from, and those made from it.")
 @records_argument("RUN")
 @output_dir_option
-@format_option(
-    "tree", "mermaid", "dot", "json", text="The format of the output; mermaid and dot (Graphviz) are graphs."
-)
+@format_option("tree", "json")
 @host_options
 def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
     """Show the runs that RUN was made from, and those made from it, across all pipelines that use its tracker base.
@@ -76,7 +71,7 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
 
     Runs are shown with their results and artifacts: in brackets the artifacts that were used, or in parentheses all
     artifacts of the run if the used ones are unknown. RUN itself is shown with its time, host, image and code. A tree
-    shows the first 20 runs that are read under one alias; the other formats show all.
+    shows the first 20 runs that are read under one alias; JSON has all.
     """
     from torchx_kfp.tracking.lineage import trace
     from torchx_kfp.tracking.records import artifacts_of
@@ -97,24 +92,17 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
             f"No lineage is recorded for {located.run!r}. "
             "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
-    results: Results = {}
-    starts: Mapping[str, Start] = {}
-    codes: Codes = {}
-    if form in ("tree", "json"):
-        # Other sources than runs have no results, and their names need not be keys.
-        results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
-        # A tree shows only the starts of the requested runs.
-        shown = runs_of(lineage) if form == "json" else lineage.run_ids
-        runs = list(filter(is_key, shown))
-        records = recorder.records([*runs, *map(pipeline_run, runs)], "started", "code")
-        starts = {run_id: start for run_id in runs if (start := records[run_id].started)}
-        codes = {run: records[run].code for run in map(pipeline_run, runs) if records[run].code}
+    # Other sources than runs have no results, and their names need not be keys.
+    results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
+    # A tree shows only the starts of the requested runs.
+    runs = list(filter(is_key, runs_of(lineage) if form == "json" else lineage.run_ids))
+    records = recorder.records([*runs, *map(pipeline_run, runs)], "started", "code")
+    starts = {run_id: start for run_id in runs if (start := records[run_id].started)}
+    codes = {run: records[run].code for run in map(pipeline_run, runs) if records[run].code}
     if form == "json":
         print_json(_as_json(lineage, results, starts, codes))
-    elif form == "tree":
-        _print_trees(lineage, results, starts, codes)
     else:
-        print_text(mermaid(lineage) if form == "mermaid" else dot(lineage))
+        _print_trees(lineage, results, starts, codes)
 
 
 def _as_json(lineage: Lineage, results: Results, starts: Mapping[str, Start], codes: Codes) -> dict[str, Any]:
@@ -152,59 +140,10 @@ def runs_of(lineage: Lineage) -> list[str]:
     return [*reversed(lineage.ancestors), *lineage.run_ids, *lineage.descendants]
 
 
-def mermaid(lineage: Lineage) -> str:
-    """Write a flow chart for Mermaid; the requested runs are highlighted."""
-    ids = {run_id: f"n{number}" for number, run_id in enumerate(runs_of(lineage))}
-    lines = ["flowchart LR"]
-    lines += [f'    {name}["{_mermaid_text(run_id)}"]' for run_id, name in ids.items()]
-    for link in lineage.links:
-        label = _mermaid_text(link_label(link))
-        lines.append(f"    {ids[link.source]} -->{f'|{_quoted(label)}|' if label else ''} {ids[link.run_id]}")
-    lines.append("    classDef asked stroke-width:3px,font-weight:bold")
-    lines.append(f"    class {','.join(ids[run_id] for run_id in lineage.run_ids)} asked")
-    return "\n".join(lines)
-
-
-def dot(lineage: Lineage) -> str:
-    """Write a graph for Graphviz; the requested runs are highlighted."""
-    ids = {run_id: f"n{number}" for number, run_id in enumerate(runs_of(lineage))}
-    asked = set(lineage.run_ids)
-    lines = ["digraph lineage {", "    rankdir=LR", "    node [shape=box]"]
-    for run_id, name in ids.items():
-        lines.append(f"    {name} [label={_dot_text(run_id)}{', style=bold' if run_id in asked else ''}]")
-    for link in lineage.links:
-        label = link_label(link)
-        lines.append(f"    {ids[link.source]} -> {ids[link.run_id]}{f' [label={_dot_text(label)}]' if label else ''}")
-    return "\n".join([*lines, "}"])
-
-
-def link_label(link: Link) -> str:
-    """Return the label of a link: its alias and its artifacts."""
-    artifacts = ", ".join(artifact_label(artifact) for artifact in link.artifacts)
-    artifacts = artifacts if link.named or not artifacts else f"({artifacts})"
-    return f"{link.alias}: {artifacts}" if link.alias and artifacts else link.alias or artifacts
-
-
-def artifact_label(artifact: Artifact, width: int | None = 48) -> str:
+def _artifact_label(artifact: Artifact, width: int | None) -> str:
     """Return the label of an artifact: its name and the end of its path, which tells paths apart."""
     path = artifact.path if width is None else shorten(artifact.path, width, keep="end")
     return f"{artifact.name} {path}" if path else artifact.name
-
-
-def _mermaid_text(text: str) -> str:
-    # As entities, Mermaid and Markdown do not read these characters as syntax.
-    return _MERMAID_PLAIN.sub(lambda found: f"#{ord(found[0])};", text)
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'
-
-
-def _dot_text(text: str) -> str:
-    # Graphviz reads HTML entities in every label.
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
-    # Graphviz does not draw control characters.
-    return _quoted("".join(character if character.isprintable() else " " for character in escaped))
 
 
 def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start], codes: Codes) -> None:
@@ -324,7 +263,7 @@ class _Forest:
             results = shorten(results, _RESULTS)
         alias = f"{printable(link.alias)}: " if link and link.alias else ""
         artifacts = link.artifacts if link else ()
-        shown = ", ".join(printable(artifact_label(artifact, _PATH if cut else None)) for artifact in artifacts[:3])
+        shown = ", ".join(printable(_artifact_label(artifact, _PATH if cut else None)) for artifact in artifacts[:3])
         more = f" and {counted(len(artifacts) - 3, 'more artifact')}" if len(artifacts) > 3 else ""
         brackets = "[]" if link and link.named else "()"
         artifact = f"{brackets[0]}{shown}{more}{brackets[1]}" if shown else ""
