@@ -17,8 +17,8 @@ from torchx_kfp.execution.local.executors.docker import remove_containers
 from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.preflight import check_supported
 from torchx_kfp.execution.local.replay import ReplayResult, replay
-from torchx_kfp.execution.local.run_options import ResumeKeywords, RunKeywords, RunOptions, default_parallelism
-from torchx_kfp.execution.local.runner import resume, run
+from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions, default_parallelism
+from torchx_kfp.execution.local.runner import run
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -54,7 +54,6 @@ __all__ = [
     "Pipeline",
     "PipelineRetried",
     "ReplayResult",
-    "ResumeKeywords",
     "ResumePlan",
     "RunEnding",
     "RunFinished",
@@ -80,6 +79,5 @@ __all__ = [
     "plan_run",
     "remove_containers",
     "replay",
-    "resume",
     "run",
 ]

@@ -362,5 +362,5 @@ def test_a_resumed_run_runs_no_command_of_a_container(host):
     result = host.run(pipeline)
     before = {path.name: path.read_text() for path in result.folder.iterdir() if path.is_file()}
     assert not any(text.startswith("evil") for text in before.values())
-    again = local.resume(result.folder, watch=Watch())
+    again = local.run(resume=result.folder, output_dir=result.folder.parent, watch=Watch())
     assert (again.state, len(again.stages)) == ("failed", 1)

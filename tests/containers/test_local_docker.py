@@ -354,11 +354,13 @@ def test_a_killed_run_goes_on_in_containers(engine, tmp_path):
     runner.wait()
     assert len(running(tmp_path, engine)) == 1
     (tmp_path / "seen" / "go").touch()
-    result = local.resume(tmp_path / "runs" / run_of(tmp_path), watch=Watch())
+    earlier = run_of(tmp_path)
+    options = {"mounts": [f"{tmp_path}/seen"], "kfp_workspace": tmp_path / "shared"}
+    result = local.run(resume=earlier, output_dir=tmp_path / "runs", watch=Watch(), **options)
     result.raise_for_failure()
     assert log_of(result, "shell-2") == "first\n"
     assert (tmp_path / "shared" / "ran").read_text() == "first\n"
-    assert containers_of(engine, result.run_id) == []
+    assert containers_of(engine, earlier) == []
 
 
 def run_of(folder: Path) -> str:

@@ -3,7 +3,7 @@
 It reads a request, as JSON, from the file that is its argument. Each line of the journal is an event of the run (see
 ``runs.events``), or a fact about a task, which may be a loop, a branch or a nested pipeline: it has begun, its DAG was
 opened or closed, it has ended. Tasks have the names of their Argo nodes. Parts of the runner are replaced: the run has
-the id that KFP gave it, and its pods have Argo's names. A run that is retried is resumed, with the same names again.
+the id that KFP gave it, and its pods have Argo's names. A run that is retried runs again, with the same names.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from torchx_kfp.execution.local import attempt, dag_scheduler, runner, stage_que
 from torchx_kfp.execution.local.dag_run import DagRun, TaskRun
 from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.pipeline.spec import Component, Importer
+from torchx_kfp.execution.pipeline.walk import walk, without_indices
 from torchx_kfp.execution.runs.events import Event, encode
 from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.prepared_run import prepare
 
 
 class Journal(local.Watch):
@@ -123,6 +126,20 @@ class Recording(dag_scheduler.Scheduler):
         super()._finish(run, state, outputs)
 
 
+def retry(request: dict[str, Any], folder: Path, options: dict[str, Any]) -> local.RunResult:
+    """Run the pipeline again in its folder, without the stages that have succeeded."""
+    prepared = prepare(local.load_pipeline(request["pipeline"]), request["arguments"], directory=".")
+    anew = {place.name for place in walk(prepared.pipeline) if place.task.runs_always}
+    kept: dict[str, local.StageResult] = {}
+    for end in read_run(folder).run.ends.values():
+        if end.state.is_success and without_indices(end.name) not in anew:
+            kept[end.name] = end
+        elif end.pod_name and not end.state.is_success:
+            (folder / end.pod_name).rename(folder / f"{end.pod_name}.{time.time_ns()}")
+    plan = local.ResumePlan(request["run_id"], (), prepared.pipeline, reusable=kept)
+    return runner.start(replace(prepared, plan=plan), **options)
+
+
 def main() -> None:
     """Run the pipeline of a request."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
@@ -139,14 +156,12 @@ def main() -> None:
         # In a cluster, an address that a stage names counts.
         attempt.own_endpoints = lambda *_, **__: {}
     stage_queue.PodNames = Pods
+    options = {"output_dir": request["folder"], **given, **request["options"]}
     try:
         if folder.exists():
-            for end in read_run(folder).run.ends.values():
-                if end.pod_name and not end.state.is_success:
-                    (folder / end.pod_name).rename(folder / f"{end.pod_name}.{time.time_ns()}")
-            result = local.resume(folder, **given)
+            runner.make_folder = lambda path, *_, **__: Path(path).mkdir(exist_ok=True)
+            result = retry(request, folder, options)
         else:
-            options = {"output_dir": request["folder"], **given, **request["options"]}
             result = local.run(request["pipeline"], request["arguments"], **options)
     except TorchxKfpError as error:
         # A cluster runs some pipelines that this machine does not.

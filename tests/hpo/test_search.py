@@ -21,7 +21,7 @@ from tests.facts import says
 from tests.hpo.apps import TRIAL, python, searching, train, with_search
 from torchx_kfp import hpo
 from torchx_kfp.errors import AppDefError, SearchError
-from torchx_kfp.local import RunResult, Watch, resume, run
+from torchx_kfp.local import RunResult, Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -122,7 +122,7 @@ if os.path.getsize(started) == 4:
     runner.wait()
     assert len((tmp_path / "notes").read_text().splitlines()) == 3
     (folder,) = (path for path in (tmp_path / "local_outputs").iterdir() if path.name != ".cache")
-    done = resume(folder, watch=Watch())
+    done = run(resume=folder, output_dir=folder.parent, watch=Watch())
     done.raise_for_failure()
     trials = trials_of(done, tmp_path)
     notes = [tuple(map(float, line.split())) for line in (tmp_path / "notes").read_text().splitlines()]

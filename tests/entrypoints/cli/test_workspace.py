@@ -128,13 +128,9 @@ def test_the_hint_after_a_failure_runs_mended_code(project: Path, call: Call) ->
     assert hint, failed.stderr
     assert call("report", "latest", "-o", "it.html").returncode == 0
     assert "run PIPELINE --workspace DIR --resume required-" in (project / "it.html").read_text()
-    again = call("run", "--resume", "latest")
-    assert again.returncode == 1
-    assert "The code is that of the archive " in again.stderr
-    assert "has changed since" not in again.stderr
     (project / "code" / "helper.py").write_text("VALUE = 5\n")
     again = call("run", "--resume", "latest")
-    assert (again.returncode, f"The folder {project}/code has changed since." in again.stderr) == (1, True)
+    assert (again.returncode, "Resumes required-" in again.stderr) == (1, True), "it has the code that was sent"
     assert call(*hint[1].split()).returncode == 0
 
 
@@ -273,12 +269,11 @@ def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
         (["pipe.py:one", "--workspace", "none", "--tracker-base", "base"], ["'none'", "not a folder"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-p", "workspace=x"], ["given twice"]),
         (["pipe.py:one", "--workspace", "code", "--dry-run", "--tracker-base", "base", "-p", "wrong=x"], ["'wrong'"]),
-        (["--resume", "latest", "--workspace", "code"], ["--workspace", "--resume"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--tag", "team"], ["'team'", "NAME=VALUE"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--mount", "/tmp"], ["--docker"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-qv"], ["--quiet", "--verbose"]),
     ],
-    ids=["parameter", "folder", "twice", "dry-run", "resume", "tag", "mount", "view"],
+    ids=["parameter", "folder", "twice", "dry-run", "tag", "mount", "view"],
 )
 def test_refused(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
     done = call("run", *words)

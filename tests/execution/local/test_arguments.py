@@ -22,14 +22,12 @@ from torchx_kfp.errors import (
     StageFailedError,
 )
 from torchx_kfp.local import (
-    ResumeKeywords,
     RunKeywords,
     RunOptions,
     Watch,
     describe_parameters,
     load_pipeline,
     parse_arguments,
-    resume,
     run,
 )
 
@@ -171,28 +169,11 @@ def test_every_keyword_is_an_option_with_a_default():
     options = {item.name for item in dataclasses.fields(RunOptions)}
     # The URLs of copy_from are among what is named.
     assert keywords == options - {"python_path", "project", "named"} | {"copy_from"}
-    assert set(ResumeKeywords.__annotations__) < keywords
 
 
-def test_a_run_is_resumed_where_and_with_what_it_ran_before(tmp_path, monkeypatch):
-    """Runs of versions before an option was added can be resumed, if the option may change on resume."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "of_mine.py").write_text("print('found')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+def test_options_are_recorded(tmp_path, monkeypatch):
     options = {"directory": tmp_path, "kfp_workspace": "", "timeout": 50, "parallelism": 3}
-    pipeline = scripts("pwd; python -m of_mine; test -e mended")
-    failed = run(pipeline, output_dir=tmp_path / "runs", watch=Watch(), **options)
-    monkeypatch.delenv("PYTHONPATH")
-    file = failed.folder / "run.json"
-    record = json.loads(file.read_text())
-    kept = record["options"]
-    assert [kept[name] for name in ("timeout", "parallelism", "directory")] == [50, 3, str(tmp_path)]
-    assert kept["workspace"] == os.getcwd(), "an empty path is the current directory"
-    for name in ("docker", "mounts", "directory", "workspace", "python_path", "named"):
-        file.write_text(json.dumps({**record, "options": {key: kept[key] for key in kept if key != name}}))
-        with pytest.raises(ArgumentError, match=says(failed.run_id, repr(name), "Start")):
-            resume(failed.folder, watch=Watch())
-    without = {key: value for key, value in kept.items() if key not in ResumeKeywords.__annotations__}
-    file.write_text(json.dumps({**record, "options": without}))
-    (tmp_path / "mended").touch()
-    assert resume(failed.folder, watch=Watch(), parallelism=7)["shell"].last_lines() == [str(tmp_path), "found"]
+    done = run(scripts(":"), output_dir=tmp_path / "runs", watch=Watch(), **options)
+    found = json.loads((done.folder / "run.json").read_text())["options"]
+    assert [found[name] for name in ("timeout", "parallelism", "directory")] == [50, 3, str(tmp_path)]
+    assert found["kfp_workspace"] == os.getcwd(), "an empty path is the current directory"

@@ -13,7 +13,7 @@ from torchx.specs import AppDef, Role
 
 from tests.facts import says
 from torchx_kfp import task_from_app
-from torchx_kfp.local import RunResult, Watch, resume
+from torchx_kfp.local import RunResult
 from torchx_kfp.tracking import FsspecResultTracker
 
 Execute = Callable[..., RunResult]
@@ -52,18 +52,14 @@ def chain(folder: Path, *losses: str, reads: bool = True, retry: int = 0, **fiel
     return chain
 
 
-@pytest.fixture(params=["max_retries", "set_retry", "resume"])
-def finished(request: Any, execute: Execute, execute_failing: Execute, tmp_path: Path) -> tuple[str, str, str]:
+@pytest.fixture(params=["max_retries", "set_retry"])
+def finished(request: Any, execute: Execute, tmp_path: Path) -> tuple[str, str, str]:
     """A run whose stage has failed once: its id, and the executions of both attempts."""
     arguments = {"base": str(tmp_path / "results")}
     if request.param == "max_retries":
         result = execute(chain(tmp_path, "0.5", max_retries=1), arguments)
-    elif request.param == "set_retry":
-        result = execute(chain(tmp_path, "0.5", retry=2), arguments)
     else:
-        failed = execute_failing(chain(tmp_path, "0.5"), arguments)
-        result = resume(failed.folder, watch=Watch())
-        result.raise_for_failure()
+        result = execute(chain(tmp_path, "0.5", retry=2), arguments)
     return result.run_id, "fit-0", "fit-0_2" if request.param == "max_retries" else "fit-1"
 
 
@@ -90,11 +86,11 @@ def test_only_the_last_attempt_is_shown(finished: tuple[str, str, str], call: Ca
     csv = shown("results", "results", "--sort", "loss", "--format", "csv").splitlines()
     assert [line.partition(",")[0] for line in csv[1:]] == [fit, *own, read]
     assert re.search(rf"^{run_id} +2 +fit read$", shown("results", "results"), re.MULTILINE)
-    for run in (["results", run_id], [run_id, "--output-dir", "runs"]):
-        assert json.loads(shown("results", *run, *as_json)) == rows
-        name = [*run[:-1], f"{run_id}/fit"] if run[0] == "results" else [f"{run_id}/fit", *run[1:]]
+    for words in (["results", run_id], [run_id, "--output-dir", "runs"]):
+        assert json.loads(shown("results", *words, *as_json)) == rows
+        name = [*words[:-1], f"{run_id}/fit"] if words[0] == "results" else [f"{run_id}/fit", *words[1:]]
         assert json.loads(shown("show", *name, *as_json))["run_id"] == fit
-        lineage = json.loads(shown("lineage", *run, *as_json))
+        lineage = json.loads(shown("lineage", *words, *as_json))
         assert sorted(node["run_id"] for node in lineage["nodes"]) == sorted(rows)
     assert "0.5" in shown("compare", "results", run_id, "a")
     named = call("show", "results", f"{run_id}/fit/{first}", *as_json)

@@ -16,7 +16,7 @@ from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import MissingCredentialsError, TrackerError
-from torchx_kfp.local import Watch, resume, run
+from torchx_kfp.local import Watch, run
 
 
 def task(name: str, base: Any, program: str = "true") -> Any:
@@ -107,8 +107,8 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     failed = run(fails, {"tracker_base": "base"}, output_dir="runs", watch=Watch())
     shutil.rmtree("base")
     (tmp_path / "base").touch()
-    with pytest.raises(TrackerError, match=says("'base'", "result", "tracker base", "torchx_kfp", "Name")):
-        resume(failed.folder, watch=Watch())
+    with pytest.raises(TrackerError, match=says("/base'", "result", "tracker base", "torchx_kfp", "Name")):
+        run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
 
 
 @pytest.mark.s3

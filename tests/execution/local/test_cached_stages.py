@@ -8,7 +8,9 @@ from kfp import dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from tests.execution.local.components import scripts, shell, shell_out
+from tests.facts import says
 from torchx_kfp import task_from_app
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunResult, State, Watch, run
 
 
@@ -150,6 +152,10 @@ def test_a_stage_that_uses_the_workspace_or_cleans_up_is_run(states, tmp_path):
 
     assert states(pipeline) == ["succeeded"] * 2
     assert states(pipeline, kfp_workspace=tmp_path / "shared") == ["succeeded"] * 2
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=says("--kfp-workspace", "File exists")):
+        run(pipeline, output_dir=tmp_path / "none", kfp_workspace=tmp_path / "file")
+    assert not [*(tmp_path / "none").glob("*")], "nothing was begun"
 
 
 def test_what_is_not_cached(states, tmp_path):

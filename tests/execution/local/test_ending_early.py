@@ -20,7 +20,6 @@ from torchx_kfp.local import (
     StageWaiting,
     Watch,
     load_pipeline,
-    resume,
     run,
 )
 
@@ -306,4 +305,5 @@ def test_a_run_that_was_ended_goes_on(execute_failing, tmp_path):
     failed = execute_failing(pipeline, {"folder": str(tmp_path)}, fail_fast=True)
     assert states(failed) == {"shell": "failed", "python": "canceled"}
     (tmp_path / "mended").touch()
-    assert states(resume(failed.folder, watch=Watch())) == {"shell": "succeeded", "python": "succeeded"}
+    done = run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
+    assert states(done) == {"shell": "succeeded", "python": "succeeded"}

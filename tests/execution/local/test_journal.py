@@ -16,11 +16,9 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import find_run, find_runs, read_run
 from torchx_kfp.execution.runs.journal import Journal
 from torchx_kfp.local import (
-    RunFinished,
     RunStarted,
     StageFinished,
     StageResult,
-    StageStarted,
     State,
     load_pipeline,
 )
@@ -115,13 +113,6 @@ def test_an_events_file_that_ends_anywhere(tmp_path):
             complete = whole[:end].count(b"\n")
             record = read_run(path.parent)
             assert (record.events, record.corrupt) == (events[:complete], ())
-            with Journal.reopen(path.parent, pytest.fail) as journal:
-                journal.write(stage("after"))
-            *before, after = read_run(path.parent).events
-            # A line that only lacks its line end is complete.
-            assert tuple(before) in (events[:complete], events[: complete + 1])
-            assert after.result.name == "after"
-            assert read_run(path.parent).corrupt == ()
 
 
 def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
@@ -151,8 +142,6 @@ def test_a_file_that_is_not_a_record_is_not_read_on(tmp_path):
         *(f"Line {number} of {path} is ignored" for number in range(2, 7)),
         f"{path} has more than 1,000 such lines",
     ]
-    with pytest.raises(ArgumentError, match=says("cannot be resumed", "more than 1,000 lines of events.jsonl")):
-        Journal.reopen(path.parent, pytest.fail)
     path.write_bytes(path.read_bytes()[:1000].rstrip(b"\n") + b"\n")
     assert len(read_run(path.parent).corrupt) == 6
     assert read_run(path.parent).corrupt[-1] == f"So are 3 more lines of {path}."
@@ -200,29 +189,6 @@ def test_what_json_has_not(tmp_path):
     assert len(warnings) == 1
     assert "TypeError: Object of type object is not JSON serializable. The run goes on" in warnings[0]
     assert list(read_run(tmp_path / "run-1").run.ends) == ["b"]
-
-
-def test_a_run_that_was_resumed(tmp_path):
-    """The last end of a stage counts; the time in between does not."""
-    folder = tmp_path / "run-1"
-    with create(tmp_path) as journal:
-        journal.write(RunStarted("p", "run-1", folder, time=100.0))
-        journal.write(StageStarted("a", "a-0", 1, time=101.0))
-        journal.write(stage("a", State.FAILED))
-        journal.write(StageStarted("b", "b-0", 1, time=105.0))
-    # The runner was killed.
-    with Journal.reopen(folder, pytest.fail) as journal:
-        journal.write(RunStarted("p", "run-1", folder, resumed=True, time=1000.0))
-        assert read_run(folder).run.counts() == {"waiting": 2}
-        journal.write(StageStarted("a", "a-1", 2, time=1001.0))
-        assert read_run(folder).run.active == ["a"]
-        journal.write(stage("a"))
-        journal.write(RunFinished("run-1", State.SUCCEEDED, 7.0, time=1007.0))
-        assert read_run(folder).run.has_ended("a")
-    record = read_run(folder)
-    assert record.run.ends["a"].state is State.SUCCEEDED
-    assert [event.pod_name for event in record.run.attempts["a"]] == ["a-0", "a-1"]
-    assert (record.state, record.duration) == ("succeeded", 12.0)
 
 
 def test_a_request_that_cannot_be_read(tmp_path):

@@ -13,7 +13,7 @@ from torchx.specs import AppDef, Role
 
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
-from torchx_kfp.local import RunResult, Watch, resume, run
+from torchx_kfp.local import RunResult, Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
 
 Collect = Callable[[str], None]
@@ -87,9 +87,9 @@ def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(tmp_path: Path, c
     assert states(failed) == {"record-0": "succeeded", "read": "failed"}
     collect(base)
     (tmp_path / "mended").touch()
-    resumed = resume(failed.folder, watch=Watch())
+    resumed = run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
     resumed.raise_for_failure()
-    assert {stage.name: stage.attempts for stage in resumed.stages} == {"record-0": 2, "read": 2}
+    assert {stage.name: stage.cached_from for stage in resumed.stages} == {"record-0": "", "read": ""}
 
 
 def test_a_relative_base_is_that_of_the_run_wherever_it_is_resumed(
@@ -100,9 +100,9 @@ def test_a_relative_base_is_that_of_the_run_wherever_it_is_resumed(
     (tmp_path / "mended").touch()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    resumed = resume(failed.folder, watch=Watch())
+    resumed = run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
     resumed.raise_for_failure()
-    assert {stage.name: stage.attempts for stage in resumed.stages} == {"record-0": 1, "read": 2}
+    assert {stage.name: stage.cached_from for stage in resumed.stages} == {"record-0": failed.run_id, "read": ""}
     assert [stage.results for stage in resumed.stages] == [{"value": 1}] * 2
 
 
@@ -146,7 +146,8 @@ def test_a_stage_whose_registered_file_is_gone_or_changed_runs_again(tmp_path: P
     assert states(failed) == {"make": "succeeded", "use": "failed"}
     data.unlink()
     (tmp_path / "broken").unlink()
-    assert states(resume(failed.folder, watch=Watch())) == {"make": "succeeded", "use": "succeeded"}
+    done = run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
+    assert states(done) == {"make": "succeeded", "use": "succeeded"}
 
 
 STORE = """

@@ -1,4 +1,4 @@
-"""A run that failed, was ended or was killed goes on, and does not repeat stages that have succeeded."""
+"""A new run continues one that failed, was ended or was killed, and does not repeat stages that have succeeded."""
 
 import contextlib
 import errno
@@ -20,12 +20,13 @@ from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import RunResult, StageFinished, StageStarted, Watch, resume, run
+from torchx_kfp.local import RunResult, RunStarted, StageFinished, StageStarted, Watch, plan_run, run
 
 
-def go_on(folder: Path, **options: Any) -> RunResult:
+def go_on(folder: Path | None, **options: Any) -> RunResult:
+    assert folder is not None
     options.setdefault("watch", Watch())
-    return resume(folder, **options)
+    return run(resume=folder, output_dir=folder.parent, **options)
 
 
 def noted(folder: Path) -> list[str]:
@@ -50,6 +51,8 @@ def test_an_interrupted_resume_keeps_what_had_succeeded(way, execute_failing, tm
         inner(folder=folder, text=first.output)
 
     def hear(event):
+        if isinstance(event, RunStarted):
+            folders.append(event.folder)
         if isinstance(event, StageFinished):
             stages[event.result.name] = str(event.result.state)
         if isinstance(event, StageStarted) and event.name == "shell-out":
@@ -60,6 +63,7 @@ def test_an_interrupted_resume_keeps_what_had_succeeded(way, execute_failing, tm
                 os.kill(os.getpid(), signal.Signals[way])
 
     canceling: list[Any] = []
+    folders: list[Path] = []
     stages: dict[str, str] = {}
     (tmp_path / "do").write_text(":")
     failed = execute_failing(pipeline, {"folder": str(tmp_path)}, parallelism=1)
@@ -73,11 +77,11 @@ def test_an_interrupted_resume_keeps_what_had_succeeded(way, execute_failing, tm
     if way == "timeout":  # recalling needs no room: another stage had the only place
         assert next(iter(stages)) == "shell-out-2"
     assert stages.pop("shell-out") == ("failed" if way == "fail_fast" else "canceled")
-    assert stages.pop("shell[1]") == "not run"
+    assert stages.pop("shell") == "not run", "the iterations that had not succeeded"
     assert set(stages.items()) == {(name, "succeeded") for name in ("shell-out-2", "shell[0]", "inner/shell")}
     (tmp_path / "do").write_text(":")
     (tmp_path / "mended").touch()
-    assert go_on(failed.folder, fail_fast=False).state == "succeeded"
+    assert go_on(folders[0]).state == "succeeded"
     assert [note for note in noted(tmp_path) if note != "first"] == ["a-x", "alone", "b-x", "b-x", "inner-x"]
 
 
@@ -147,9 +151,10 @@ def test_a_task_that_cleans_up_does_so_again(execute_failing, tmp_path):
             shell(script=f"echo work >> {folder}/notes; test -e {folder}/mended")
 
     failed = execute_failing(pipeline, {"folder": str(tmp_path)})
-    assert go_on(failed.folder).state == "failed"
+    again = go_on(failed.folder)
+    assert again.state == "failed"
     (tmp_path / "mended").touch()
-    assert go_on(failed.folder).state == "succeeded"
+    assert go_on(again.folder).state == "succeeded"
     assert noted(tmp_path) == ["clean"] * 3 + ["work"] * 3
 
 
@@ -170,9 +175,7 @@ def test_a_killed_runner(call, tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.name != ".cache")
-    with pytest.raises(
-        ArgumentError, match=says(folder.name, f"(process {runner.pid})", f"torchx-kfp cancel {folder.name}")
-    ):
+    with pytest.raises(ArgumentError, match=says(folder.name, "not over", f"torchx-kfp cancel {folder.name}")):
         go_on(folder)
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
@@ -224,11 +227,57 @@ def test_what_cannot_go_on(execute, execute_failing, tmp_path):
         shell(script=f"exit {code}")
 
     done = execute(pipeline)
-    with pytest.raises(ArgumentError, match=says(done.run_id, "has succeeded", "nothing left")):
+    with pytest.raises(ArgumentError, match=says(done.run_id, "have succeeded", "nothing left")):
         go_on(done.folder)
-    with pytest.raises(ArgumentError, match=says("is not the folder of a run", "events.jsonl is missing")):
+    with pytest.raises(ArgumentError, match="There are no runs in"):
         go_on(tmp_path)
-    failed = execute_failing(pipeline, {"code": 3})
-    (failed.folder / "run.json").unlink()
-    with pytest.raises(ArgumentError, match=says("'directory'", "new run")):
-        go_on(failed.folder)
+    with pytest.raises(ArgumentError, match=says("needs a pipeline", "resume=RUN")):
+        run(output_dir=tmp_path)
+
+
+def test_iterations_that_succeeded_are_kept_unless_they_have_changed(execute_failing, tmp_path):
+    def pipeline_with(word="old"):
+        @dsl.pipeline(name="loops")
+        def pipeline(folder: str, text: str = "t"):
+            with dsl.ParallelFor(["a", "b", "c"]) as item:
+                first = shell_out(script=f'echo {item}-{text} >> {folder}/notes; printf {item} > "$0"')
+                shell(script=f"echo {word}-{first.output} >> {folder}/notes; test {item} != b -o -e {folder}/mended")
+
+        return pipeline
+
+    def ran(folder, *words, **options):
+        (tmp_path / "notes").write_text("")
+        result = run(*words, resume=folder, output_dir=folder.parent, watch=Watch(), **options)
+        assert result.state == "succeeded"
+        return noted(tmp_path), result
+
+    failed = execute_failing(pipeline_with(), {"folder": str(tmp_path)}, cache=False)
+    (tmp_path / "mended").touch()
+    plan = plan_run(pipeline_with(), resume=failed)
+    assert str(plan).splitlines()[2].strip() == "kept inside, if the inputs are the same: 5 stages"
+    notes, result = ran(failed.folder, cache=False)
+    assert notes == ["old-b"]
+    assert {stage.name: stage.cached_from for stage in result.stages} == {
+        **{f"shell-out[{index}]": failed.run_id for index in range(3)},
+        **{f"shell[{index}]": "" if index == 1 else failed.run_id for index in range(3)},
+    }
+    assert ran(failed.folder, pipeline_with("new"), cache=False)[0] == ["new-a", "new-b", "new-c"]
+    every = ["a-t", "b-t", "c-t", "old-a", "old-b", "old-c"]
+    assert ran(failed.folder, from_stages=["shell"], cache=False)[0] == every
+    other = ran(failed.folder, None, {"text": "u"}, cache=False)[0]
+    assert [note for note in other if note.endswith("-u")] == ["a-u", "b-u", "c-u"]
+
+
+def test_a_run_without_a_pipeline_has_the_directory_of_the_earlier_one(execute_failing, tmp_path, monkeypatch):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="pwd; test -e mended")
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    failed = execute_failing(pipeline, directory=here)
+    monkeypatch.chdir(there)
+    (here / "mended").touch()
+    assert go_on(failed.folder)["shell"].last_lines() == [str(here)]
+    assert go_on(failed.folder, directory=there).state == "failed"

@@ -18,7 +18,6 @@ from torchx_kfp.local import (
     StageFinished,
     StageResult,
     State,
-    resume,
     run,
 )
 
@@ -95,7 +94,7 @@ def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
     failed = execute_failing(scripts(":", f"test -e {tmp_path}/mended"))
     (tmp_path / "mended").touch()
     stream = io.StringIO()
-    resume(failed.folder, watch=Lines(stream))
+    run(resume=failed.folder, output_dir=failed.folder.parent, watch=Lines(stream))
     assert stream.getvalue().splitlines()[1] == "shell is kept: it succeeded before."
     assert re.fullmatch(r"shell-2 succeeded \([\d.]+s\)\.", stream.getvalue().splitlines()[2])
     stream = io.StringIO()

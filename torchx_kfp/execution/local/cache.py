@@ -1,10 +1,10 @@
-"""Stages that need not run again: those that a resumed run has already finished, and those of earlier runs.
+"""Stages that need not run again: those of the run that is resumed, and those of other earlier runs.
 
 Keys are equal for two stages that would produce the same outputs, as far as this can be determined. ``input_key``
-covers a stage's inputs: when a run is resumed, a stage that has succeeded with the same inputs is kept. ``cache_key``
-is for KFP's cache between runs. KFP's backend considers the image, the command and the values of the inputs, but not
-the environment; the code is in the image. Here, the environment counts as well, and so does the code that a process
-finds on this machine (see ``code_files``).
+covers a stage's inputs: in a loop that is resumed, a stage that has succeeded with the same inputs is kept.
+``cache_key`` is for KFP's cache between runs. KFP's backend considers the image, the command and the values of the
+inputs, but not the environment; the code is in the image. Here, the environment counts as well, and so does the code
+that a process finds on this machine (see ``code_files``).
 
 Finished stages of earlier runs are small files in a folder, named by their keys. Several runs may use one folder at
 once.
@@ -34,7 +34,6 @@ from torchx_kfp.execution.runs.events import StageFinished, decode, encode
 from torchx_kfp.execution.runs.history import is_name
 from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume import missing_files, why_not_kept
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -220,19 +219,19 @@ class Memory:
 
     Args:
         run_id: the id of the run that asks.
-        finished: how its stages ended before it was resumed, by their names.
+        reusable: how those stages of the run that it resumes ended that are kept if their inputs are the same.
         cache: the cache of all runs; None if it is not used.
         directory: the directory in which stages run. Relative tracker bases are relative to it.
     """
 
-    def __init__(self, run_id: str, finished: Mapping[str, StageResult], cache: Cache | None, directory: str) -> None:
+    def __init__(self, run_id: str, reusable: Mapping[str, StageResult], cache: Cache | None, directory: str) -> None:
         self._run_id = run_id
         self._directory = directory
-        self._finished = finished
+        self._reusable = reusable
         self._cache = cache
         #: How stages ended, also by names without some of the last indices.
         self._executions: dict[tuple[str, tuple[int, ...]], list[StageResult]] = {}
-        for end in finished.values():
+        for end in reusable.values():
             path, indices = without_indices(end.name), indices_of(end.name)
             for count in range(len(indices) + 1):
                 self._executions.setdefault((path, indices[:count]), []).append(end)
@@ -244,15 +243,13 @@ class Memory:
         return self._cache is not None
 
     def executions(self, name: str) -> list[StageResult]:
-        """Return how executions of the stage had ended before the run was resumed; the name may lack indices."""
+        """Return how executions of the stage ended in the run that is resumed; the name may lack indices."""
         return self._executions.get((without_indices(name), indices_of(name)), [])
 
     def kept(self, name: str, key: str) -> StageResult | None:
-        """Return how the stage of this name ended in this run, if it succeeded with these inputs."""
-        found = self._finished.get(name)
-        if found is None or why_not_kept(found, missing_files(found)):
-            return None
-        return found if found.key == key and self._has_records(found) else None
+        """Return how the stage of this name ended in the run that is resumed, if its inputs were the same."""
+        found = self._reusable.get(name)
+        return found if found is not None and found.key == key else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""

@@ -55,8 +55,6 @@ class TaskRun:
         self.reason = ""
         #: How often it was started, which counts for its own retry policy. A nested pipeline may be retried as a whole.
         self.tries = 0
-        #: Whether nothing in the task has run since the run was resumed.
-        self.kept = True
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
         #: Outputs that some iterations of a loop did not produce, and the reason. KFP's driver fails on tasks that take
@@ -92,7 +90,7 @@ class TaskRun:
         )
 
     def constants(self, run_id: str) -> dict[str, str]:
-        """Return the placeholders whose values differ by task; they keep their values when the run is resumed."""
+        """Return the placeholders whose values differ by task;"""
         uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{self.name}"))
         return {"pipeline_task_name": self.task.display_name, "pipeline_task_uuid": uid}
 
@@ -127,9 +125,8 @@ class DagRun:
     names: StageNames
     owner: TaskRun | None = None
     index: int = 0
-    #: Whether a task has failed, and whether nothing has run since the run was resumed.
+    #: Whether a task has failed.
     failed: bool = False
-    kept: bool = True
 
     def __post_init__(self, pipeline: Pipeline) -> None:
         """Connect the tasks."""

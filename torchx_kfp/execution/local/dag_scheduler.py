@@ -36,7 +36,7 @@ from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.execution.pipeline.spec import Component, Importer, Pipeline, volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, indices_of, walk, without_indices
 from torchx_kfp.execution.runs import reasons
-from torchx_kfp.execution.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
+from torchx_kfp.execution.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -66,9 +66,7 @@ class Scheduler:
         pump: LogPump,
         listener: Listener,
         memory: Memory,
-        earlier: Mapping[str, Sequence[StageStarted]],
     ) -> None:
-        """Prepare a run; ``earlier`` has the attempts at stages, by their names, before the run was resumed."""
         self._pipeline = pipeline
         self._context = context
         self._options = options = context.options
@@ -94,7 +92,7 @@ class Scheduler:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
         self._stages = StageQueue(
-            context, pump, listener, memory, earlier, self._messages, later=self._later, ended=self._finish
+            context, pump, listener, memory, self._messages, later=self._later, ended=self._finish
         )
 
     def run(self, arguments: Mapping[str, Any]) -> DagRun:
@@ -311,7 +309,6 @@ class Scheduler:
         run = dag.owner
         if run is None:
             return
-        run.kept &= dag.kept
         if run.loop is not None:
             run.loop.ended += 1
             run.loop.failed |= dag.failed
@@ -347,7 +344,6 @@ class Scheduler:
         dag.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
         if self._options.fail_fast and failed and not _may_be_retried(dag):
             self._failure = self._failure or run
-        dag.kept &= run.kept
         dag.remaining -= 1
         for dependent in run.dependents:
             dependent.waiting -= 1

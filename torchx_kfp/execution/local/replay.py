@@ -281,7 +281,7 @@ def _with_workspace(invocation: Invocation, context: RunContext) -> Invocation:
     record, own = invocation.record, context.constants["workspace_path"]
     if record.folder is None or not has_workspace(invocation.pipeline):
         return invocation
-    source = str(record.options.get("workspace") or record.folder.absolute() / "workspace")
+    source = str(record.options.get("kfp_workspace") or record.folder.absolute() / "workspace")
     container = invocation.component.container
     texts = [*(container.words if container is not None else ()), *map(str, invocation.inputs.values())]
     if not any(path in text for path in (WORKSPACE, source) for text in texts):

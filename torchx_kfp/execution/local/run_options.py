@@ -1,11 +1,10 @@
-"""The options of a run: their types, their checks, and how they are stored for a run that is resumed.
+"""The options of a run: their types and their checks.
 
-To add an option, add it with its type to one of the keyword classes, and with its default to ``RunOptions``.
+To add an option, add it with its type to ``RunKeywords``, and with its default to ``RunOptions``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -15,8 +14,6 @@ from typing import Any, TypedDict
 from torchx_kfp.common.text import did_you_mean, did_you_mean_path, shown
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.executors.mounts import Mount, parse_mount
-from torchx_kfp.execution.runs.events import verify_fields
-from torchx_kfp.execution.runs.source import RunRecord
 
 #: Seconds from asking a stage to end (SIGTERM) to killing it (SIGKILL).
 GRACE = 10.0
@@ -33,8 +30,12 @@ def default_parallelism() -> int:
     return max(4, 2 * len(os.sched_getaffinity(0)))
 
 
-class ResumeKeywords(TypedDict, total=False):
-    """The options that may change when a run is resumed: see ``RunOptions``. None keeps the value or default."""
+#: The variable in which the command line keeps the folder of the pipeline's project.
+PROJECT = "TORCHX_KFP_PROJECT"
+
+
+class RunKeywords(TypedDict, total=False):
+    """The options of a run: see ``RunOptions``. None means the default."""
 
     parallelism: int | None
     cache: bool | None
@@ -42,19 +43,6 @@ class ResumeKeywords(TypedDict, total=False):
     timeout: float | None
     fail_fast: bool | None
     max_items: int | None
-
-
-#: The options that ``run.json`` stores under the names that they had before.
-_STORED = {"kfp_workspace": "workspace"}
-#: The options that runs of earlier versions do not record.
-_LATER = {"project"}
-#: The variable in which the command line keeps the folder of the pipeline's project.
-PROJECT = "TORCHX_KFP_PROJECT"
-
-
-class RunKeywords(ResumeKeywords, total=False):
-    """The options of a run: see ``RunOptions``. None means the default."""
-
     docker: bool | Collection[str] | None
     mounts: Sequence[str | Mount] | None
     copy_from: Sequence[str] | None
@@ -128,7 +116,9 @@ class RunOptions:
             ArgumentError: an option has the wrong type, or makes no sense.
             TypeError: there is no such option.
         """
-        given = _known(keywords, RunKeywords)
+        for name in keywords.keys() - RunKeywords.__annotations__.keys():
+            raise TypeError(f"There is no option {name!r}.{did_you_mean(name, RunKeywords.__annotations__)}")
+        given: dict[str, Any] = {**keywords}
         for name in ("directory", "kfp_workspace"):
             if given.get(name) == "":
                 given[name] = os.curdir
@@ -144,47 +134,13 @@ class RunOptions:
         given["named"] = [*named, *places]
         return cls(**_converted(given))
 
-    @classmethod
-    def of_record(cls, record: RunRecord) -> RunOptions:
-        """Return the options that a run had; options that may change and that it does not record have their defaults.
-
-        Raises:
-            ArgumentError: the run's folder does not record an option that may not change.
-        """
-        names = {_STORED.get(item.name, item.name): item.name for item in dataclasses.fields(cls)}
-        for name in sorted(names.keys() - ResumeKeywords.__annotations__.keys() - _LATER - record.options.keys()):
-            raise ArgumentError(
-                f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} does not record its option "
-                f"{name!r}. Start a new run."
-            )
-        try:
-            options = cls(**_converted({names[name]: value for name, value in record.options.items() if name in names}))
-            verify_fields(options)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} records other options than a run "
-                f"has ({error}). Start a new run."
-            ) from None
-        return options
-
-    def resumed(self, keywords: ResumeKeywords) -> RunOptions:
-        """Return these options, changed by the keywords of ``resume``. Raises the same exceptions as ``of``."""
-        return dataclasses.replace(self, **_converted(_known(keywords, ResumeKeywords)))
-
     def as_json(self) -> dict[str, Any]:
-        """Return the options as ``run.json`` stores them for ``of_record``."""
-        options = {_STORED.get(name, name): value for name, value in vars(self).items()}
-        return {**options, "mounts": [str(mount) for mount in self.mounts]}
+        """Return the options as ``run.json`` stores them."""
+        return {**vars(self), "mounts": [str(mount) for mount in self.mounts]}
 
     def workspace_of(self, folder: str | os.PathLike[str]) -> str:
         """Return the workspace of the run in this folder."""
         return self.kfp_workspace or os.path.join(folder, "workspace")
-
-
-def _known(keywords: Any, kind: type[Any]) -> dict[str, Any]:
-    for name in keywords.keys() - kind.__annotations__.keys():
-        raise TypeError(f"There is no option {name!r}.{did_you_mean(name, kind.__annotations__)}")
-    return dict(keywords)
 
 
 def _converted(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``run`` and ``resume``, which run a compiled pipeline on this machine, with stages as processes or in containers."""
+"""``run``, which runs a compiled pipeline on this machine, with stages as processes or in containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.execution.local.cache import Cache, Memory
 from torchx_kfp.execution.local.dag_scheduler import Interrupted, Scheduler
-from torchx_kfp.execution.local.executors.docker import connect
+from torchx_kfp.execution.local.executors.docker import connect, remove_all
 from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import Containers, choose_containers, verify_private
 from torchx_kfp.execution.local.executors.mounts import named_places
@@ -27,7 +27,7 @@ from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.local.preflight import check_bases, check_supported, find_not_applied
-from torchx_kfp.execution.local.run_options import PROJECT, ResumeKeywords, RunKeywords, RunOptions
+from torchx_kfp.execution.local.run_options import PROJECT, RunKeywords, RunOptions
 from torchx_kfp.execution.model.checks import of_arguments
 from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
@@ -37,12 +37,11 @@ from torchx_kfp.execution.pipeline.walk import known_scopes, make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
-from torchx_kfp.execution.runs.history import is_name, read_run
+from torchx_kfp.execution.runs.history import is_name
 from torchx_kfp.execution.runs.journal import LOG_FILE, Journal
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
-from torchx_kfp.execution.runs.result import RunResult
+from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.resume_record import continuation_of
-from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Watch, awaitable_processes, ending_signals, raise_for_signal
@@ -52,7 +51,7 @@ if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates 
 
 
 def run(
-    pipeline: PipelineLike,
+    pipeline: PipelineLike | None = None,
     arguments: Mapping[str, Any] | None = None,
     *,
     tracker_base: str | os.PathLike[str] | None = None,
@@ -71,10 +70,11 @@ def run(
 
     Each stage is a process in the current environment, where ``python`` is the running interpreter, or a container.
     If a stage fails, the stages that depend on it do not run; the others finish. A signal (Ctrl-C) ends all processes.
-    Each event is recorded in the run's folder at once, from which ``resume`` continues.
+    Each event is recorded in the run's folder at once, from which another run can continue: ``run(resume=...)``.
 
     Args:
-        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``. Default: the pipeline
+            of the run that is resumed, with its directory, and in containers if it was.
         arguments: values of the pipeline's parameters.
         tracker_base: where stages record results: the value of the parameter ``tracker_base``.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
@@ -115,12 +115,19 @@ def run(
                 f"{{{TRACKER_BASE_PARAMETER!r}: {arguments[TRACKER_BASE_PARAMETER]!r}}}. Give it once."
             )
         arguments = {**arguments, TRACKER_BASE_PARAMETER: os.fspath(tracker_base)}
+    earlier = None if resume is None else read_earlier(resume, output_dir)
+    if pipeline is None:
+        if earlier is None:
+            raise ArgumentError("run needs a pipeline, or resume=RUN, a run whose pipeline runs again.")
+        pipeline = earlier.pipeline
+        own: Any = earlier.options
+        options = {**own, **options}
     prepared = prepare(
         load_pipeline(pipeline),
         arguments,
         workspace=workspace,
         tags=tags,
-        earlier=None if resume is None else read_earlier(resume, output_dir),
+        earlier=earlier,
         from_stages=from_stages,
         directory=os.fspath(options.get("directory") or os.curdir),
         without=[os.fspath(output_dir)],
@@ -156,6 +163,8 @@ def start(
     watch = watch if watch is not None else Lines()
     with connected(containers, run_id) as docker:
         prepared.upload(say)
+        if chosen.kfp_workspace and has_workspace(loaded):
+            make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
         if docker is not None and docker.remaps_users:
             folder.chmod(0o711)
@@ -169,65 +178,18 @@ def start(
             resumes=before.resumes if (before := continuation_of(loaded.description)) else "",
             warn=watch.on_warning,
         ) as journal:
+            if prepared.plan is not None and prepared.plan.folder is not None:
+                _end_left(prepared.plan.folder, docker)
             context = make_context(folder, chosen, given, containers, docker)
             prepared.record(run_id, watch.on_warning)
-            return _execute(loaded, values, found, context, journal, watch)
+            return _execute(prepared, found, context, journal, watch)
 
 
-def resume(
-    folder: str | os.PathLike[str],
-    *,
-    watch: Watch | None = None,
-    secrets: Given | None = None,
-    config_maps: Given | None = None,
-    env: Collection[str] = (),
-    **options: Unpack[ResumeKeywords],
-) -> RunResult:
-    """Resume a run that failed, was ended, or was killed; stages that succeeded do not run again.
-
-    The exception is a stage whose inputs have changed since, such as an exit task. The run keeps its arguments and
-    options, and stages run in the same directory. Processes that a killed runner has left are ended first.
-
-    Args:
-        folder: the run's folder: see ``history.find_run``.
-        watch: as in ``run``; it also gets the events of stages that do not run again.
-        secrets: as in ``run``: they are not stored.
-        config_maps: as in ``run``.
-        env: as in ``run``.
-        options: options of ``run`` to change: see ``ResumeKeywords``. A ``timeout`` counts from now on.
-
-    Raises:
-        ArgumentError: there is no such run, it still runs, or it has succeeded.
-        Others: as ``run``.
-    """
-    path = Path(folder).absolute()
-    read_run(path)  # raises if it is not a run's folder
-    watch = watch if watch is not None else Lines()
-    with Journal.reopen(path, watch.on_warning) as journal:
-        # Read it again: another process may have gone on with the run before it was locked.
-        record = read_run(path)
-        if record.state is State.SUCCEEDED:
-            raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
-        loaded = record.load()
-        chosen = RunOptions.of_record(record).resumed(options)
-        containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
-        found = check_supported(loaded, containers)
-        if not os.path.isdir(chosen.directory):
-            raise ArgumentError(
-                f"The run {record.run_id} was run in the directory {chosen.directory!r}, which is gone. Create it "
-                "again, or start a new run."
-            )
-        check_bases(loaded, record.arguments, chosen.directory, containers)
-        given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env))
-        _verify_given(loaded, record.arguments, given, containers)
-        with connected(containers, record.run_id) as docker:
-            # A runner that was killed may have left processes.
-            kill_marked(run_mark(path))
-            if docker is not None:
-                docker.mark = run_mark(path)
-                docker.remove_left()
-            context = make_context(path, chosen, given, containers, docker, record.created)
-            return _execute(loaded, dict(record.arguments), found, context, journal, watch, record)
+def _end_left(folder: Path, docker: DockerExecutor | None) -> None:
+    """End what a killed runner has left of the run in this folder."""
+    kill_marked(run_mark(folder))
+    if docker is not None:
+        remove_all(docker.client, folder.name, run_mark(folder))
 
 
 def _named_variables(names: Collection[str]) -> dict[str, str]:
@@ -243,18 +205,13 @@ def _verify_given(pipeline: Pipeline, arguments: Mapping[str, Any], given: Given
 
 
 def make_context(
-    folder: Path,
-    options: RunOptions,
-    given: GivenKeys,
-    containers: Containers,
-    docker: DockerExecutor | None,
-    created: float | None = None,
+    folder: Path, options: RunOptions, given: GivenKeys, containers: Containers, docker: DockerExecutor | None
 ) -> RunContext:
-    """Return the facts that all stages of the run in this folder share; ``created`` is None if it begins now."""
+    """Return the facts that all stages of the run in this folder share."""
     run_id, mark = folder.name, run_mark(folder)
     if docker is not None:
         docker.mark = mark
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", PROJECT)}
     if options.python_path:
         environ["PYTHONPATH"] = options.python_path
@@ -278,22 +235,20 @@ def make_context(
 
 
 def _execute(
-    pipeline: Pipeline,
-    arguments: Mapping[str, Any],
-    findings: Sequence[Finding],
-    context: RunContext,
-    journal: Journal,
-    watch: Watch,
-    earlier: RunRecord | None = None,
+    prepared: PreparedRun, findings: Sequence[Finding], context: RunContext, journal: Journal, watch: Watch
 ) -> RunResult:
-    """Run the pipeline in the journal's folder; ``earlier`` is the run so far if it is resumed."""
+    """Run the pipeline in the journal's folder."""
+    pipeline, arguments = prepared.pipeline, prepared.values
     run_id, folder = context.run_id, context.folder
     if has_workspace(pipeline):
-        make_folder(Path(context.constants["workspace_path"]), "workspace", "--kfp-workspace")
+        Path(context.constants["workspace_path"]).mkdir(0o700, exist_ok=True)
     before = continuation_of(pipeline.description)
     state = RunState(outline(pipeline))
-    for event in earlier.events if earlier else ():
-        state.on_event(event)
+
+    def with_log(kept: StageResult) -> StageResult:
+        # A pipeline, or the folder of a run, may be anybody's: the log is one of a run next to this one.
+        log = kept.log_file if _is_log_of(kept.log_file, folder.parent, kept.cached_from) else None
+        return dataclasses.replace(kept, log_file=log)
 
     def listener(event: Event) -> None:
         # Record the event first: whoever gets it will find it in the folder.
@@ -302,11 +257,13 @@ def _execute(
         watch.on_event(event)
 
     cache = Cache(folder.parent / CACHE_FOLDER) if context.options.cache else None
-    memory = Memory(run_id, earlier.run.ends if earlier else {}, cache, context.options.directory)
+    reusable = prepared.plan.reusable if prepared.plan is not None else {}
+    reusable = {name: with_log(end) for name, end in reusable.items()}
+    memory = Memory(run_id, reusable, cache, context.options.directory)
     not_applied = find_not_applied(pipeline, arguments, context.given, context.containers)
     started = time.monotonic()
     with LogPump(watch) as pump:
-        scheduler = Scheduler(pipeline, context, pump, listener, memory, earlier.run.attempts if earlier else {})
+        scheduler = Scheduler(pipeline, context, pump, listener, memory)
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
                 listener(
@@ -316,14 +273,11 @@ def _execute(
                         folder=folder,
                         not_applied=not_applied,
                         arguments=arguments,
-                        resumed=earlier is not None,
                         differs=tuple(map(str, findings)),
                     )
                 )
                 for kept in before.ends if before else ():
-                    # A pipeline may be anybody's: the log is one of a run next to this one.
-                    log = kept.log_file if _is_log_of(kept.log_file, folder.parent, kept.cached_from) else None
-                    listener(StageFinished(dataclasses.replace(kept, log_file=log), kept=True))
+                    listener(StageFinished(with_log(kept), kept=True))
                 root = scheduler.run(arguments)
             except Interrupted as interrupted:
                 name = signal.Signals(interrupted.number).name

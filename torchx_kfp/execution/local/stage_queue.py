@@ -6,7 +6,7 @@ import dataclasses
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -47,7 +47,6 @@ class StageQueue:
         pump: reads the output of stages.
         listener: gets their events.
         memory: knows which stages need not run.
-        earlier: attempts at stages, by their names, before the run was resumed.
         messages: a queue for the end of each attempt, which the caller passes to ``take``.
         later: calls a function after a number of seconds, for retries.
         ended: is called with a task whose stage has ended, its state, and its outputs.
@@ -59,7 +58,6 @@ class StageQueue:
         pump: LogPump,
         listener: Listener,
         memory: Memory,
-        earlier: Mapping[str, Sequence[StageStarted]],
         messages: queue.SimpleQueue[Message],
         later: Callable[[float, Callable[[], None]], None],
         ended: Callable[[TaskRun, State, Mapping[str, Any]], None],
@@ -73,9 +71,9 @@ class StageQueue:
         self._ended = ended
         self._processes = ProcessExecutor()
         self._code = CodeFiles(Path(context.options.directory))
-        self._pod_names = PodNames({event.pod_name: name for name, events in earlier.items() for event in events})
-        self._attempts = Counter({name: len(events) for name, events in earlier.items()})
-        #: Stages that may have succeeded before the run was resumed: looking that up needs no room.
+        self._pod_names = PodNames()
+        self._attempts = Counter[str]()
+        #: Stages that may have succeeded in the run that is resumed: looking that up needs no room.
         self._recallable: deque[TaskRun] = deque()
         self._startable: deque[TaskRun] = deque()
         self._running: dict[AttemptThread, TaskRun] = {}
@@ -114,7 +112,7 @@ class StageQueue:
             self.pass_over(name, task, State.NOT_RUN, reason)
 
     def pass_over(self, name: str, task: str, state: State, reason: str) -> None:
-        """Report that a stage does not run now. What had succeeded before the run was resumed stays.
+        """Report that a stage does not run now. What has succeeded in the run that is resumed stays.
 
         Args:
             name: the stage's name; in a loop that has not begun, without the loop's index.
@@ -125,11 +123,8 @@ class StageQueue:
         before = self._memory.executions(name) if state is State.NOT_RUN else []
         before = [end for end in before if end.name not in self._results]
         for end in before:
-            if end.state.is_success:
-                self.report(end, kept=True)
-            else:
-                self.report(StageResult(end.name, task, state, reason=reason))
-        if not before:
+            self.report(end, kept=True)
+        if name not in self._results:
             self.report(StageResult(name, task, state, reason=reason))
 
     def _cancel_waiting(self, last: StageResult, why: str) -> None:
@@ -149,7 +144,6 @@ class StageQueue:
         expected = isinstance(error, ValueError)
         reason = str(error) if expected else f"could not be prepared: {type(error).__name__}: {error}"
         run.reason = reason
-        run.kept = False
         self.report(StageResult(run.name, run.task.name, State.FAILED, reason=reason))
         self._ended(run, State.FAILED, {})
 
@@ -273,21 +267,15 @@ class StageQueue:
 
     def _recall(self, run: TaskRun) -> bool:
         """Tell whether the stage need not run, and if so, record its earlier result."""
-        # An exit task runs again, unless nothing before it has run.
-        upstream = [run.dag.runs[name] for name in run.task.depends_on] if run.task.runs_always else []
-        known = self._memory.kept(run.name, run.key) if all(other.kept for other in upstream) else None
-        kept = known is not None
-        if known is None:
-            known = self._memory.cached(run.name, run.task.name, run.key, run.cache_key)
+        kept = self._memory.kept(run.name, run.key)
+        known = kept or self._memory.cached(run.name, run.task.name, run.key, run.cache_key)
         if known is None:
             return False
-        run.kept = kept
-        self.report(known, kept=kept)
+        self.report(known, kept=kept is not None)
         self._ended(run, known.state, {**known.outputs, **known.artifacts})
         return True
 
     def _start(self, run: TaskRun, plan: AttemptPlan) -> None:
-        run.kept = False
         self._attempts[run.name] += 1
         run.tries, run.attempts = run.tries + 1, self._attempts[run.name]
         if run.started_at is None:

@@ -152,9 +152,8 @@ def is_execution(name: str, stage: str) -> bool:
 class PodNames:
     """Makes names for pods (``KFP_POD_NAME``) that are readable, and unique within the run."""
 
-    def __init__(self, taken: Mapping[str, str] | None = None) -> None:
-        """Begin with the names that are already taken, and their stages."""
-        self._stages = {pod_name.rpartition("-")[0]: stage for pod_name, stage in (taken or {}).items()}
+    def __init__(self) -> None:
+        self._stages: dict[str, str] = {}
 
     def make(self, stage: str, attempt: int) -> str:
         """Make a name: ``train-2-0`` for the first attempt (counted from 1) at ``train[2]``."""

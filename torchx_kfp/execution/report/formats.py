@@ -44,7 +44,7 @@ def circumstances(options: Mapping[str, Any]) -> dict[str, Any]:
         "stages ran": stages,
         "at the same time": f"up to {counted(parallelism, 'stage')}" if isinstance(parallelism, int) else "",
         "directory": options.get("directory"),
-        "workspace": options.get("workspace"),
+        "workspace": options.get("kfp_workspace"),
         "mounts": options.get("mounts"),
         "time limit": duration(limit) if isinstance(limit, int | float) else "",
         "cache": "off" if options.get("cache") is False else "",

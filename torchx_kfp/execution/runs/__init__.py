@@ -14,8 +14,8 @@ def resume_words(folder: Path, sent: Sequence[str] = ()) -> list[str]:
 
     Args:
         folder: the run's folder.
-        sent: the pipeline and the option for the code that was sent with the run: without them, the run goes on with
-            that code, although it may have been mended since.
+        sent: the pipeline and the option for the code that was sent with the run: without them, the new run has that
+            code, although it may have been mended since.
     """
     return ["run", *sent, "--resume", folder.name, *output_dir_words(folder)]
 

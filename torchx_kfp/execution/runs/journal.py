@@ -56,7 +56,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        """Make a journal that is not open yet; use ``create`` or ``reopen``."""
+        """Make a journal that is not open yet; use ``create``."""
         self.folder = folder
         self._warn = warn
         self._warned = False
@@ -84,7 +84,7 @@ class Journal:
             pipeline: the pipeline's name.
             text: the compiled pipeline.
             arguments: the values of all parameters.
-            options: the options that the run keeps when it is resumed.
+            options: how it runs.
             resumes: the id of the run that it continues, in a folder of its own.
             warn: takes a sentence, once, if the run cannot be recorded.
 
@@ -117,34 +117,6 @@ class Journal:
             ) from None
         with journal._recording():
             journal._open_events()
-        return journal
-
-    @classmethod
-    def reopen(cls, folder: Path, warn: Callable[[str], None]) -> Journal:
-        """Open the journal of a run that is resumed, and remove a line that the last process left unfinished.
-
-        Args:
-            folder: the run's folder.
-            warn: takes a sentence, once, if the run cannot be recorded.
-
-        Raises:
-            ArgumentError: the run is still running, or its folder is not writable.
-        """
-        journal = cls(folder, warn)
-        try:
-            journal._take_lock()
-            journal._open_events()
-            journal._repair()
-        except BlockingIOError:
-            journal.close()
-            pid = read_pid(folder)
-            raise ArgumentError(
-                f"The run {folder.name} is still running{f' (process {pid})' if pid else ''}. Wait until it ends, or "
-                f"end it with 'torchx-kfp cancel {folder.name}'."
-            ) from None
-        except OSError as error:
-            journal.close()
-            raise ArgumentError(f"The run in {str(folder)!r} cannot be resumed: {error}.") from None
         return journal
 
     def write(self, event: Event) -> None:
@@ -210,8 +182,7 @@ class Journal:
         os.write(self._lock, f"{os.getpid()}\n".encode())
 
     def _open_events(self) -> None:
-        # The file is also readable, because reopening looks for the last whole line.
-        self._events = self._open(EVENTS_FILE, os.O_RDWR | os.O_APPEND)
+        self._events = self._open(EVENTS_FILE, os.O_WRONLY | os.O_APPEND)
 
     def _open(self, name: str, flags: int) -> int:
         """Open a file of the folder, or create it. If the folder is somebody else's, it may be a link or a device."""
@@ -221,19 +192,6 @@ class Journal:
             os.close(descriptor)
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return descriptor
-
-    def _repair(self) -> None:
-        assert self._events is not None
-        end, bad, last = 0, 0, b""
-        with open(self._events, "rb", closefd=False) as file:
-            while line := file.readline(LONGEST_LINE):
-                if is_event(line):
-                    end, last = file.tell(), line
-                elif (bad := bad + 1) > MOST_BAD_LINES:
-                    raise OSError(errno.EINVAL, f"more than {MOST_BAD_LINES:,} lines of {EVENTS_FILE} are not events")
-        os.ftruncate(self._events, end)
-        if last and not last.endswith(b"\n"):
-            os.write(self._events, b"\n")
 
 
 def is_event(line: bytes) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.text import listed
+from torchx_kfp.common.text import counted, listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of
 from torchx_kfp.execution.runs.source import RunRecord
@@ -55,6 +57,12 @@ class EarlierRun:
         found = self.record.options.get("named")
         places = [path for path in found if isinstance(path, str)] if isinstance(found, (list, tuple)) else []
         return self.record.bases_among(places)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How its stages were run on this machine: in containers, and in which directory."""
+        found = self.record.options if self.record.folder is not None else {}
+        return {name: found[name] for name in ("docker", "directory") if found.get(name)}
 
     def arguments_for(
         self, pipeline: Pipeline, given: Mapping[str, Any], without: Collection[str] = ()
@@ -103,6 +111,9 @@ class ResumePlan:
         arguments: the arguments of the new run that are not defaults.
         dropped: stages of the earlier run that the pipeline does not have any more.
         notes: sentences about what could not be verified, or is left out.
+        reusable: how stages inside loops, branches and nested pipelines that run had ended, by their names: each is
+            kept if its inputs are the same again. Only a run on this machine that resumes one here has some.
+        folder: the folder of the earlier run, if it is on this machine.
     """
 
     run_id: str
@@ -111,6 +122,8 @@ class ResumePlan:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    reusable: Mapping[str, StageResult] = field(default_factory=dict, repr=False)
+    folder: Path | None = None
 
     @property
     def kept(self) -> tuple[Step, ...]:
@@ -131,6 +144,9 @@ class ResumePlan:
             lines.append(f"  {step.name.ljust(width)}  {said}")
             changed = "changed, kept anyway" if step.kept_from else "changed"
             lines += [f"  {' ' * width}  {changed}: {change}" for change in step.changes]
+            if not step.kept_from and (count := sum(without_indices(name) in step.stages for name in self.reusable)):
+                stages = counted(count, "stage")
+                lines.append(f"  {' ' * width}  kept inside, if the inputs are the same: {stages}")
         if different := [step for step in self.kept if step.changes]:
             words = " ".join(f"--from {step.stages[0]}" for step in different[:_NAMED])
             lines.append(f"To run what has changed as well: {words}")

@@ -349,7 +349,26 @@ class _Planner:
             ),
             dropped=tuple(sorted(self._names - names)),
             notes=tuple(notes),
+            reusable=self._reusable() if self._is_here and self._earlier.record.folder is not None else {},
+            folder=self._earlier.record.folder,
         )
+
+    def _reusable(self) -> dict[str, StageResult]:
+        """Return the ends of unchanged stages inside groups that run, unless they are to start anew."""
+        found: dict[str, StageResult] = {}
+        for unit in self._units.values():
+            is_group = unit.component.dag is not None and unit.key in self._before
+            if is_group and unit.path in self._runs.keys() - self._anew.keys():
+                changes = self._changes(unit)
+                for place in unit.stages:
+                    is_changed = any(change.startswith(f"{place.name}: ") for change in changes)
+                    if not is_changed and not place.task.runs_always:
+                        found.update(
+                            (end.name, dataclasses.replace(end, cached_from=self._origin(end)))
+                            for end in self._executions.get(place.name, ())
+                            if not why_not_kept(end, self._earlier.gone.get(end.name, ""))
+                        )
+        return found
 
     def _steps(self) -> list[Step]:
         steps: list[Step] = []

@@ -26,12 +26,12 @@ def retry_command(
     as_json: bool,
     flags: Flags,
 ) -> None:
-    """Run again what failed in RUN, or was canceled, in the same run. Stages that succeeded are kept.
+    """Run again what failed in RUN, or was canceled. Stages that succeeded are kept.
 
     RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
-    the KFP host, also by its name. There, KFP starts the failed stages again, as "Retry" in its UI does; the pipeline
-    and its arguments stay as they are. A run on this machine is continued as with `torchx-kfp run --resume RUN`, and
-    shown until its end.
+    the KFP host, also by its name. There, KFP starts the failed stages again in the same run, as "Retry" in its UI
+    does; the pipeline and its arguments stay as they are. A run on this machine is continued by a new run, as with
+    `torchx-kfp run --resume RUN`, which is shown until its end.
     """
     from torchx_kfp.entrypoints.cli.commands.run import run_command
     from torchx_kfp.entrypoints.cli.display.summary import attach

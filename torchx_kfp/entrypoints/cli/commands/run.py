@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
-from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
-from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
+from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, container_options, host_options, view_options
-from torchx_kfp.entrypoints.cli.resolver import is_host_set_up, names_host
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
-from torchx_kfp.errors import ArgumentError, TorchxKfpError
-from torchx_kfp.execution.runs import OUTPUT_DIR, resume_words, sent_words
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.execution.runs.source import RunRecord
-    from torchx_kfp.local import RunResult
+    from torchx_kfp.execution.runs.resume import EarlierRun
 
 _DOCKER = "--docker"
 # Matches the name of a stage, as KFP makes it. The name of a file has a dot, and a colon if a pipeline is selected.
@@ -73,8 +68,8 @@ def _with_values(words: Sequence[str]) -> list[str]:
 @click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
 @resume_options(
-    'Continue a run that failed, was canceled or was killed: a run id, the beginning or end of one, or "latest". '
-    "With a pipeline, or for a run on KFP, a new run continues it; otherwise the run itself goes on."
+    "Continue a run that failed, was canceled or was killed, with a new run: a run id, the beginning or end of one, or "
+    '"latest". Without a pipeline, that of the run counts.'
 )
 @click.option("--no-cache", is_flag=True, help="Run every stage, even if an earlier run has its outputs.")
 @click.option(
@@ -132,38 +127,28 @@ def run_command(
     from torchx_kfp.entrypoints.cli.display.summary import summarize
     from torchx_kfp.entrypoints.cli.display.views import view_of
     from torchx_kfp.execution.local.given_keys import parse_given
-    from torchx_kfp.execution.local.runner import resume, start
-    from torchx_kfp.execution.runs.history import find_run, read_run
+    from torchx_kfp.execution.local.runner import start
     from torchx_kfp.execution.runs.state import RunState, outline
 
     folder = OUTPUT_DIR if output_dir is None else output_dir
     for name in ("secret", "config_map"):
         options[f"{name}s"] = parse_given(options[f"{name}s"], f"--{name.replace('_', '-')}")
-    # None leaves an option as it is: a new run has the default, a resumed one keeps its value.
+    # None means the default.
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None
-    new = {name: options.pop(name) for name in ("directory", "kfp_workspace", "mounts", "copy_from")}
     # An option without a stage means all stages.
-    new["docker"] = True if "" in stages else stages
-    begin: Callable[..., RunResult]
-    if inputs.resumed is not None and not (target or inputs.from_stages) and _is_here(inputs.resumed, folder, flags):
-        _refuse_inputs(inputs, new)
-        found = find_run(folder, inputs.resumed)
-        record = read_run(found)
-        pipeline = record.load()
-        if not quiet:
-            _say_code(record, folder)
-        begin = partial(resume, found, **options)
-    else:
-        prepared = _prepare(target, component, inputs, folder, new, flags)
-        if inputs.dry_run:
-            show_dry_run(prepared, as_json=as_json)
-            return
-        pipeline = prepared.pipeline
-        begin = partial(start, prepared, output_dir=folder, say=print_message, **new, **options)
+    options["docker"] = True if "" in stages else stages
+    earlier = inputs.read_resumed(folder, flags)
+    if earlier is not None and target is None:
+        options |= {name: value for name, value in earlier.options.items() if not options[name]}
+    prepared = _prepare(target, component, inputs, folder, options, earlier)
+    if inputs.dry_run:
+        show_dry_run(prepared, as_json=as_json)
+        return
+    pipeline = prepared.pipeline
     view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
     summarize(
-        lambda: begin(watch=view),
+        lambda: start(prepared, output_dir=folder, say=print_message, watch=view, **options),
         view,
         quiet=quiet,
         as_json=as_json,
@@ -172,57 +157,15 @@ def run_command(
     )
 
 
-def _say_code(record: RunRecord, output_dir: str) -> None:
-    """Say that a run goes on with the code that was sent with it, and whether the folder has changed since."""
-    from torchx_kfp.tracking.recorder import Recorder
-
-    digest = workspace_digest(str(record.arguments.get(WORKSPACE) or ""))
-    if not digest:
-        return
-    print_message(f"The code is that of the archive {digest[:12]}, which was sent with the run.")
-    sent, base = record.options.get("sent"), record.arguments.get(TRACKER_BASE)
-    if not isinstance(sent, str) or not isinstance(base, str) or record.folder is None:
-        return
-    try:
-        now = Recorder.open(record.absolute_base(base)).pack_workspace(sent, [output_dir]).digest
-    except TorchxKfpError:
-        return
-    if now != digest:
-        command = this_command(*resume_words(record.folder, sent_words(record.arguments, workspace=sent)))
-        print_message(f"The folder {sent} has changed since. To resume the run with it: {command}")
-
-
-def _refuse_inputs(inputs: RunInputs, new: Mapping[str, Any]) -> None:
-    """Refuse options that only a new run has, for one that goes on."""
-    started_with: dict[str, object] = {
-        "-p": inputs.words,
-        "--tracker-base": inputs.tracker_base,
-        "--workspace": inputs.workspace,
-        "--tag": inputs.tag_words,
-        "--directory": new["directory"],
-        "--kfp-workspace": new["kfp_workspace"],
-        "--docker": new["docker"],
-        "--mount": new["mounts"],
-        "--copy-from": new["copy_from"],
-        "--dry-run": inputs.dry_run,
-    }
-    for name in filter(started_with.get, started_with):
-        raise click.UsageError(
-            f"--resume does not accept {name} without a pipeline: the run goes on with the one that it was started "
-            "with. Name the pipeline as well: a new run then continues this one, and keeps what has succeeded."
-        )
-
-
 def _prepare(
     target: str | None,
     component: ComponentWords,
     inputs: RunInputs,
     output_dir: str,
     options: Mapping[str, Any],
-    flags: Flags,
+    earlier: EarlierRun | None,
 ) -> PreparedRun:
     """Return a new run. Its tracker base is absolute, because a stage may change its directory."""
-    earlier = inputs.read_resumed(output_dir, flags)
     pipeline = inputs.load(target, component, earlier, inputs.tracker_base)
     parameter = pipeline.root.inputs.get(TRACKER_BASE)
     # Containers get only folders that the user, not the pipeline, has named.
@@ -232,19 +175,6 @@ def _prepare(
         arguments[TRACKER_BASE] = _absolute(base)
     directory = os.fspath(options["directory"] or os.curdir)
     return inputs.prepare(pipeline, arguments, earlier, directory=directory, without=[output_dir])
-
-
-def _is_here(run: str, output_dir: str, flags: Flags) -> bool:
-    """Tell whether a run is on this machine, or nowhere: then the error is that of a run on this machine."""
-    from torchx_kfp.execution.runs.history import find_run
-
-    if names_host(flags):
-        return False
-    try:
-        find_run(output_dir, run)
-    except ArgumentError:
-        return not is_host_set_up()
-    return True
 
 
 def _absolute(base: str) -> str:
