@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import shutil
+import time
 import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -23,7 +24,6 @@ from tests.cases import Case
 from tests.conformance.pipelines import packages
 from tests.conformance.place import RUN, Place
 from torchx_kfp import local
-from torchx_kfp.entrypoints.doctor.proof import wait_while_useful
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.settings import read_settings
@@ -37,6 +37,13 @@ from torchx_kfp.tracking.recorder import Recorder
 
 #: The seconds after which a run on the host counts as stuck.
 PATIENCE = 1800.0
+#: Reasons of the kubelet and the scheduler for which waiting is in vain, and the seconds for which a pod may have one:
+#: the kubelet pulls again after 10 and 30 s.
+_HOPELESS = re.compile(
+    "ErrImagePull|ImagePullBackOff|InvalidImageName|ErrImageNeverPull|CreateContainerConfigError"
+    "|.*persistentvolumeclaim .* not found"
+)
+_FORBEARANCE = 45.0
 #: States of stages that mean the same: each place has its own cache.
 _SAME = {"cached": "succeeded"}
 
@@ -103,6 +110,31 @@ def _plain(results: Mapping[str, Any] | None, run: str, varying: Collection[str]
     run_ids = re.compile(rf"{run}/([^/\s]+)/[^/\s]+")
     kept = {name: None if name in varying else value for name, value in results.items()}
     return {name: run_ids.sub(r"RUN/\1", it) if isinstance(it, str) else it for name, it in kept.items()}
+
+
+def wait_while_useful(run: HostRun, timeout: float) -> tuple[RunRecord, str]:
+    """Wait for the end of a run, and return it with a sentence about why it was given up; empty if it has ended.
+
+    A run is given up if a pod cannot start for want of an image, a secret or a volume claim. It goes on.
+
+    Args:
+        run: the run.
+        timeout: the seconds that it may take.
+    """
+    stuck_since: float | None = None
+    deadline = time.monotonic() + timeout
+    while True:
+        record = run.look()
+        if not record.is_running:
+            return record, ""
+        stuck = [stage for stage in record.run.stages if stage.is_stuck]
+        hopeless = [stage for stage in stuck if _HOPELESS.match(stage.reason)]
+        now = time.monotonic()
+        stuck_since = (stuck_since or now) if hopeless else None
+        if now >= deadline or (stuck_since is not None and now - stuck_since >= _FORBEARANCE):
+            why = "; ".join(f"{stage.name} cannot start: {stage.reason}" for stage in hopeless or stuck)
+            return record, f"{why or f'The run has not ended within {timeout:g} s'}."
+        time.sleep(min(run.interval, max(0.0, deadline - now)))
 
 
 class Suite:

@@ -10,11 +10,11 @@ import pytest
 from kfp import dsl
 
 from tests.cases import Case
+from tests.conformance import suite
 from tests.conformance.place import Place
 from tests.conformance.suite import Suite
 from tests.facts import says
 from tests.fake_kfp import KfpHost
-from torchx_kfp.entrypoints.doctor import proof as doctor
 
 
 @dsl.container_component
@@ -63,7 +63,7 @@ def test_what_is_alike_or_expected_to_differ_is_removed(expected: str, own: Suit
 def test_a_run_whose_image_cannot_be_pulled_is_ended(
     own: Suite, host: KfpHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_FORBEARANCE", 0.0)
+    monkeypatch.setattr(suite, "_FORBEARANCE", 0.0)
     with pytest.raises(AssertionError, match=says("no-image cannot start", "ErrImagePull", "was ended")):
         own.prove(small(no_image))
     assert host.count(":terminate$", "POST") == 1

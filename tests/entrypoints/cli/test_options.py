@@ -31,7 +31,6 @@ OTHERS = {
         *("--no-input", "--progress-bar", "--trusted-host"),
     },
     "execution/local/executors/docker.py": {"--user"},
-    "entrypoints/doctor/probe_program.py": {"--no-cache-dir", "--target"},
     "execution/pipeline/python_components.py": {"--component", "--function", "--no-deps", "--no-warn-script-location"},
 }
 

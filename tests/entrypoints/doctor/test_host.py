@@ -41,7 +41,7 @@ WELL: Mapping[tuple[str, str], Reply | None] = {
 #: What is skipped if the host does not answer, and if its runs cannot be listed.
 ALL = "version, clock, login, namespace, APIs, rights and pipeline root"
 REST = "APIs, rights and pipeline root of the host"
-MACHINE = ("Python", "packages", "container engine", "settings", "tracker base", "what only pods can prove")
+MACHINE = ("Python", "packages", "container engine", "settings", "tracker base", "run")
 
 Changed = Mapping[tuple[str, str], Reply | None]
 

@@ -227,7 +227,7 @@ def _of_right_to_run(connection: Connection, health: Mapping[str, Any]) -> Itera
 
 def _of_right_to_cancel(connection: Connection) -> Iterator[Verdict]:
     subject = "right to cancel"
-    taken = ok(subject, "The host takes requests to end runs; --run ends one.")
+    taken = ok(subject, "The host takes requests to end runs.")
     try:
         connection.post(f"{V2BETA1}/runs/{_NOBODY}:terminate")
     except HostNotFoundError as error:

@@ -8,44 +8,24 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.common.text import counted
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, styled
-from torchx_kfp.entrypoints.cli.flags import Duration, Flags, KnownName, engine_names, host_options
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, parameter_option
 from torchx_kfp.errors import ArgumentError, HostSettingsError
 from torchx_kfp.execution.host.settings import Settings, Submission, read_settings
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
     from torchx_kfp.entrypoints.doctor.verdicts import Verdict
 
 _COLORS = {"ok": "green", "warning": "yellow", "missing": "red", "skipped": "bright_black"}
 
 
 @click.command("doctor", short_help="Check this machine, a KFP host and storage.")
-@click.option("--tracker-base", metavar="URL", help="A tracker base to write and read; --run uses it in pods.")
-@click.option("--run", "runs", is_flag=True, help="Submit small runs that prove what only pods can, and remove them.")
-@click.option("--engine", metavar="NAME", type=KnownName(engine_names), help="With --run: two replicas of this engine.")
 @click.option(
-    "--image",
-    metavar="IMAGE",
-    default="",
-    help="The image of the stages: python3, fsspec and the driver of the storage.  [default: python:3.12-alpine, in "
-    "which they are installed]",
+    "--tracker-base", metavar="URL", help="A tracker base to write and read, here and in the stages of --run."
 )
-@click.option(
-    "--env", metavar="NAME=VALUE", multiple=True, help="A variable of the stages. May be given several times."
-)
-@click.option(
-    "--secret",
-    "secrets",
-    metavar="VARIABLE:SECRET/KEY",
-    multiple=True,
-    help="A variable of the stages from a Kubernetes secret. May be given several times.",
-)
-@click.option("--volume", metavar="CLAIM", default="", help="The volume claim that stages mount at the tracker base.")
-@click.option("--service-account", metavar="NAME", default="", help="The service account of the stages.")
-@click.option(
-    "--timeout", metavar="DURATION", type=Duration(), default="10m", show_default=True, help="How long a run may take."
-)
+@click.option("--run", "runs", is_flag=True, help="Run a small pipeline on the host, and read its results.")
+@parameter_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @host_options
 @click.pass_context
@@ -53,13 +33,7 @@ def doctor_command(
     ctx: click.Context,
     tracker_base: str | None,
     runs: bool,
-    engine: str | None,
-    image: str,
-    env: tuple[str, ...],
-    secrets: tuple[str, ...],
-    volume: str,
-    service_account: str,
-    timeout: float,
+    words: tuple[str, ...],
     as_json: bool,
     flags: Flags,
 ) -> None:
@@ -68,26 +42,22 @@ def doctor_command(
     \b
     torchx-kfp doctor
     torchx-kfp doctor --host https://kfp.example.com --tracker-base s3://bucket/results
-    torchx-kfp doctor --host https://kfp.example.com --tracker-base s3://bucket/results --run --engine job
+    torchx-kfp doctor --host https://kfp.example.com --tracker-base s3://bucket/results --run -p image=example.com/app:1
 
-    Without --run, nothing is started on the host. With it, runs prove that a result gets from stage to stage, that pods
-    are labeled with their run, that the cluster retries a stage, that the cache works, and that a run can be canceled;
-    with --engine, that two replicas meet. The runs and all that they record are removed, also after Ctrl-C.
+    With --run, a pipeline of two stages is submitted like any other: the first stage records a result, and the second
+    one and this command read it. Its parameters: the image of the stages, which has torchx-kfp and the driver of the
+    storage; the endpoint of an S3 store in the cluster; the secret with its accesskey and secretkey
+    (mlpipeline-minio-artifact by default, if there is one); the engine that starts two replicas, such as job.
 
     The exit code is 1 if something needed is missing. Values of secrets are not shown.
     """
     from torchx_kfp.execution.runs.watch import ending_signals, raise_for_signal
 
-    given = {"--engine": engine, "--image": image, "--env": env, "--secret": secrets, "--volume": volume}
-    if not runs and (
-        useless := [name for name, value in {**given, "--service-account": service_account}.items() if value]
-    ):
-        raise ArgumentError(f"{useless[0]} is for the stages of --run. Add --run.")
-    pod = _pod(image, env, secrets, volume)
-    submission = Submission(service_account=service_account)
+    if words and not runs:
+        raise ArgumentError("-p is for the pipeline of --run. Add --run.")
     found: list[Verdict] = []
     with ending_signals(raise_for_signal):  # what a check has made is removed first
-        for verdict in _verdicts(flags, tracker_base, pod, engine or "", submission, timeout, runs=runs):
+        for verdict in _verdicts(flags, tracker_base, words, runs=runs):
             found.append(verdict)
             if not as_json:
                 level = verdict.level.value
@@ -106,40 +76,7 @@ def doctor_command(
         ctx.exit(1)
 
 
-def _pod(image: str, env: tuple[str, ...], secrets: tuple[str, ...], volume: str) -> PodOptions:
-    from torchx_kfp.entrypoints.doctor.pod_options import PodOptions
-
-    variables: dict[str, str] = {}
-    for word in env:
-        name, equals, value = word.partition("=")
-        if not (name and equals):
-            raise ArgumentError(
-                f"--env is {word!r}. Give NAME=VALUE, such as AWS_ENDPOINT_URL=http://seaweedfs.kubeflow:9000"
-            )
-        variables[name] = value
-    by_secret: dict[str, dict[str, str]] = {}
-    for word in secrets:
-        variable, _, place = word.partition(":")
-        secret, _, key = place.partition("/")
-        if not (variable and secret and key):
-            raise ArgumentError(
-                f"--secret is {word!r}. Give VARIABLE:SECRET/KEY, such as "
-                "AWS_ACCESS_KEY_ID:mlpipeline-minio-artifact/accesskey"
-            )
-        by_secret.setdefault(secret, {})[key] = variable
-    return PodOptions(image, variables, by_secret, volume)
-
-
-def _verdicts(
-    flags: Flags,
-    tracker_base: str | None,
-    pod: PodOptions,
-    engine: str,
-    submission: Submission,
-    timeout: float,
-    *,
-    runs: bool,
-) -> Iterator[Verdict]:
+def _verdicts(flags: Flags, tracker_base: str | None, words: tuple[str, ...], *, runs: bool) -> Iterator[Verdict]:
     from torchx_kfp.entrypoints.doctor import base_access, host_state, machine
     from torchx_kfp.entrypoints.doctor.verdicts import Level, guarded, missing, said, skipped
 
@@ -176,22 +113,46 @@ def _verdicts(
     else:
         yield skipped("tracker base", "None is given: --tracker-base s3://bucket/results.")
     if not runs:
-        yield skipped("what only pods can prove", "Add --run, with a tracker base.")
+        yield skipped("run", "Add --run, with a tracker base, for what only pods can prove.")
     elif not base:
-        yield missing("runs", "--run needs a tracker base.", "Give --tracker-base s3://bucket/results.")
+        yield missing("run", "--run needs a tracker base.", "Give --tracker-base s3://bucket/results.")
     elif not can_run:
-        yield missing("runs", "--run needs a host and a tracker base without anything missing: see above.")
+        yield missing("run", "--run needs a host and a tracker base without anything missing: see above.")
     else:
-        proofs = guarded("runs", lambda: _proofs(settings, base, pod, engine, submission, timeout))
-        yield from base_access.without_passwords(base, proofs)
+        yield from base_access.without_passwords(base, guarded("run", lambda: _run(settings, base, words)))
 
 
-def _proofs(
-    settings: Settings, base: str, pod: PodOptions, engine: str, submission: Submission, timeout: float
-) -> Iterator[Verdict]:
-    """Yield what runs prove. Their modules load kfp and TorchX, which may not fit together."""
-    from torchx_kfp.entrypoints.doctor.proof import Wanted, prove
+def _run(settings: Settings, base: str, words: tuple[str, ...]) -> Iterator[Verdict]:
+    """Yield a verdict about a run. What it needs loads kfp and TorchX, which may not fit together."""
+    from torchx_kfp.common.sdk import import_kfp
+    from torchx_kfp.entrypoints.cli.pipeline_files import split_words
+    from torchx_kfp.entrypoints.doctor.verdicts import missing, ok
     from torchx_kfp.execution.host.connection import Connection
     from torchx_kfp.execution.host.host_runs import Host
+    from torchx_kfp.execution.host.submission import check_submission, refuse_submission, start_run
+    from torchx_kfp.execution.pipeline.load import load_pipeline
+    from torchx_kfp.execution.pipeline.values import parse_arguments
+    from torchx_kfp.execution.runs.prepared_run import prepare
+    from torchx_kfp.execution.runs.result import describe_failure
+    from torchx_kfp.execution.runs.vocabulary import State
+    from torchx_kfp.execution.runs.watch import Lines
 
-    yield from prove(Host(Connection(settings)), Wanted(base, pod, engine, submission, timeout, print_message))
+    import_kfp()
+    from torchx_kfp.entrypoints.doctor.probe import pipeline as probe
+
+    pipeline = load_pipeline(probe)
+    prepared = prepare(pipeline, {TRACKER_BASE: base, **parse_arguments(pipeline, split_words(words))})
+    refuse_submission(pipeline, check_submission(pipeline, prepared.values))
+    run = start_run(Host(Connection(settings)), prepared, Submission(cache=False), warn=print_message)
+    result = run.wait(Lines())
+    if result.state is not State.SUCCEEDED:
+        yield missing("run", describe_failure(result))
+        return
+    if {stage.name: stage.results for stage in result.stages}.get("second") == {"number": 2}:
+        yield ok("run", "One stage has read what another one recorded, and so has this machine.")
+        return
+    yield missing(
+        "run",
+        f"The run {run.run_id} has succeeded, but this machine cannot read its results.",
+        "Pods and this machine have to use the same storage: compare the addresses (AWS_ENDPOINT_URL).",
+    )
