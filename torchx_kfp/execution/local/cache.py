@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
 import re
-import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,7 +31,6 @@ from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.spec import Component, Task
 from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode
-from torchx_kfp.execution.runs.history import is_name
 from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
@@ -138,11 +137,6 @@ class Cache:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        # Earlier versions let everybody read it.
-        with contextlib.suppress(OSError):
-            mode = self.folder.lstat().st_mode
-            if stat.S_ISDIR(mode) and mode & 0o077:
-                self.folder.chmod(0o700)
 
     def get(self, key: str) -> StageResult | None:
         """Return the stage that was last stored under the key, with ``cached_from`` set; None if there is none.
@@ -165,17 +159,11 @@ class Cache:
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
 
-    def take(self, key: str) -> StageResult | None:
-        """Return what ``get`` does, for a run that is going to record it: ``gc`` leaves its files alone meanwhile."""
-        found = self.get(key)
-        if found is None:
-            return None
-        if is_name(found.cached_from):
-            with contextlib.suppress(OSError):
-                mark = taken_file(self.folder, found.cached_from)
-                mark.parent.mkdir(0o700, exist_ok=True)
-                mark.touch(0o600)
-        return self.get(key)  # gc looks for the mark after it has moved the files away
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """Hold off gc until the caller has recorded what it takes from earlier runs."""
+        with locked(self.folder, fcntl.LOCK_SH):
+            yield
 
     def put(self, key: str, run_id: str, result: StageResult) -> None:
         """Store how a stage of the run ended, and replace any earlier entry.
@@ -209,9 +197,18 @@ class Cache:
         return self.folder / key[:2] / f"{key}.json"
 
 
-def taken_file(folder: Path, run_id: str) -> Path:
-    """Return the file in a cache's folder whose time says when a stage was last taken from a run."""
-    return folder / "taken" / run_id
+@contextlib.contextmanager
+def locked(folder: Path, operation: int) -> Iterator[None]:
+    """Hold the lock of a cache's folder: shared to take stages from runs, exclusive to remove runs.
+
+    Without a cache, or on a file system without locks, nothing is locked.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, operation)
+        yield
 
 
 class Memory:
@@ -237,6 +234,10 @@ class Memory:
                 self._executions.setdefault((path, indices[:count]), []).append(end)
         self._recorded: dict[tuple[str, str], frozenset[str]] = {}
 
+    def taking(self) -> contextlib.AbstractContextManager[None]:
+        """Hold off gc until the caller has recorded what it takes from the cache."""
+        return self._cache.taking() if self._cache is not None else contextlib.nullcontext()
+
     @property
     def has_cache(self) -> bool:
         """Whether there is a cache, so that its keys are needed."""
@@ -253,7 +254,7 @@ class Memory:
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
-        found = self._cache.take(cache_key) if self._cache is not None and cache_key else None
+        found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
         # Two equal stages of one run both run, whichever ends first.
         if found is None or found.cached_from == self._run_id or not self._has_records(found):
             return None

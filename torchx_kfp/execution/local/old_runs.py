@@ -1,10 +1,9 @@
 """Remove old runs from a folder of runs on this machine, with what the cache has of them.
 
 A run stays while it is running, and while a run that stays has taken a stage from it or resumes it: the stage's log and
-files are in its folder. A folder is renamed before it is removed, with the lock of its run held, so that nobody resumes
-half of it. A run that takes a stage says so before it looks whether the files are there, and before it records that
-(``Cache.take``). What the file system cannot tell is taken for use: without locks, a run stays unless its end is
-recorded.
+files are in its folder. A lock is held, shared, from the look whether a stage can be taken until that is recorded, and
+exclusively from the look what is used until the folders of the other runs have been renamed. What the file system
+cannot tell is taken for use: without locks, a run stays unless its end is recorded.
 """
 
 from __future__ import annotations
@@ -21,19 +20,15 @@ from pathlib import Path
 from torchx_kfp.common.safe_files import read_bytes, remove_tree, walk
 from torchx_kfp.common.text import listed
 from torchx_kfp.errors import ArgumentError, explain
-from torchx_kfp.execution.local.cache import FOLDER, taken_file
+from torchx_kfp.execution.local.cache import FOLDER, locked
 from torchx_kfp.execution.local.replay import REPLAYS
 from torchx_kfp.execution.runs.history import find_runs, read_run
-from torchx_kfp.execution.runs.journal import EVENTS_FILE, LOCK_FILE, LONGEST_LINE, is_running
+from torchx_kfp.execution.runs.journal import EVENTS_FILE, LONGEST_LINE, is_running
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: The end of the name of a folder that is being removed. It begins with a dot, so it is no run any more.
 _GOING = ".removed"
-#: Seconds after which it is looked again what the runs use that are running.
-_LOOK = 1.0
-#: Seconds within which a run records that it has taken a stage from another one.
-_RECORDED = 60.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,6 @@ class StoredRun:
         modified: when its last event was recorded, in seconds since the epoch.
         size: the bytes of the files in its folder.
         uses: the runs from which it has taken stages, or which it resumes or, while it is running, replays.
-        looked: when all this was read, in seconds since the epoch.
         kept: why it stays; empty if it is to be removed.
     """
 
@@ -55,7 +49,6 @@ class StoredRun:
     modified: float
     size: int
     uses: frozenset[str]
-    looked: float
     kept: str = ""
 
 
@@ -82,8 +75,6 @@ def select(
     """
     replays, now = Path(output_dir, REPLAYS), time.time()
     folders = [*enumerate(find_runs(output_dir)), *enumerate(find_runs(replays) if replays.is_dir() else ())]
-    # Another gc may have removed some of them since.
-    folders = [(number, folder) for number, folder in folders if folder.exists()]
     runs = [_read(folder) for _, folder in folders]
     reasons: list[str] = []
     total = 0
@@ -117,37 +108,52 @@ def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Ite
         ArgumentError: some folders could not be removed, after all others.
     """
     top = Path(output_dir)
-    used, looked, failures = set[str](), -_LOOK, list[str]()
-    for run in runs:
-        if time.monotonic() - looked > _LOOK:
-            used, looked = used | _used_now(top), time.monotonic()
+    going = {run.folder.name: run for run in runs if not run.kept}
+    failures: list[str] = []
+    with locked(top / FOLDER, fcntl.LOCK_EX):
+        _spare_used(top, going)
+        for name, run in list(going.items()):
+            try:
+                run.folder.rename(_going(run.folder))
+            except OSError as error:
+                failures.append(f"{name} ({explain(error)})")
+                del going[name]
+        _forget(top)
+    for run in going.values():
         try:
-            if not run.kept and run.folder.name not in used and _remove(run):
-                yield run
-                continue
+            _delete(_going(run.folder))
+            yield run
         except OSError as error:
             failures.append(f"{run.folder.name} ({explain(error)})")
-        except ArgumentError:  # it cannot be read any more, so nothing says that it is over
-            pass
-        used |= run.uses  # what stays may need others
     for left in (*top.glob(f".*{_GOING}"), *top.glob(f"{REPLAYS}/.*{_GOING}")):
-        try:
+        with contextlib.suppress(OSError):
             _delete(left)
-        except OSError as error:
-            failures.append(f"{left} ({explain(error)})")
-    _forget(top)
     if failures:
         raise ArgumentError(f"Some runs cannot be removed, or not completely: {listed(failures)}.")
 
 
-def _used_now(top: Path) -> set[str]:
-    """Return the runs that are used by those that are running now."""
-    used: set[str] = set()
+def _going(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}{_GOING}")
+
+
+def _spare_used(top: Path, going: dict[str, StoredRun]) -> None:
+    """Take out the runs that are running now, or that one that stays needs."""
+    uses: dict[str, set[str]] = {}
     for folder in (*_folders(top), *_folders(top / REPLAYS)):
-        if is_running(folder):
-            with contextlib.suppress(ArgumentError, OSError):
-                used |= _uses(read_run(folder))
-    return used
+        try:
+            record = read_run(folder)
+            uses[folder.name] = _uses(record)
+            is_busy = bool(_why_busy(record, folder))
+        except (ArgumentError, OSError):  # it cannot be read any more, so nothing says that it is over
+            is_busy = True
+        if is_busy:
+            going.pop(folder.name, None)
+    left = [name for name in uses if name not in going]
+    while left:
+        used = uses.get(left.pop(), set()) & going.keys()
+        left += used
+        for name in used:
+            del going[name]
 
 
 def _folders(top: Path) -> list[Path]:
@@ -156,10 +162,6 @@ def _folders(top: Path) -> list[Path]:
 
 def _forget(top: Path) -> None:
     """Remove what the cache has of runs whose folders are gone."""
-    for mark in taken_file(top / FOLDER, "").glob("*"):
-        with contextlib.suppress(OSError):
-            if not (top / mark.name).exists():
-                mark.unlink()
     for entry in (top / FOLDER).glob("*/*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if not (top / str(json.loads(read_bytes(str(entry), limit=LONGEST_LINE))["run_id"])).exists():
@@ -177,41 +179,26 @@ def total_size(output_dir: str | os.PathLike[str], seconds: float) -> tuple[int,
 
 
 def _read(folder: Path) -> StoredRun:
-    looked = time.time()
     try:
         modified = max(path.stat().st_mtime for path in (folder, folder / EVENTS_FILE) if path.exists())
     except (OSError, ValueError):
         modified = time.time()
     if folder.is_symlink():
-        return StoredRun(folder, State.INTERRUPTED, modified, 0, frozenset(), looked, "it is a symbolic link")
+        return StoredRun(folder, State.INTERRUPTED, modified, 0, frozenset(), "it is a symbolic link")
     size = sum(_sizes(folder))
     try:
         record = read_run(folder)
     except (ArgumentError, OSError) as error:
-        return StoredRun(folder, State.INTERRUPTED, modified, size, frozenset(), looked, f"it cannot be read: {error}")
-    kept = (
-        "it is running"
-        if record.is_running
-        else ""
-        if _is_over(record, folder)
-        else "whether it is running is unknown here"
-    )
-    if not kept and _is_taken(folder, looked):
-        kept = "a run has just taken a stage from it"
-    return StoredRun(folder, record.state, modified, size, frozenset(_uses(record)), looked, kept)
+        return StoredRun(folder, State.INTERRUPTED, modified, size, frozenset(), f"it cannot be read: {error}")
+    return StoredRun(folder, record.state, modified, size, frozenset(_uses(record)), _why_busy(record, folder))
 
 
-def _is_taken(folder: Path, looked: float) -> bool:
-    """Tell whether a stage was taken from the run by one that may not have recorded it at the time ``looked``."""
-    try:
-        return taken_file(folder.parent / FOLDER, folder.name).stat().st_mtime > looked - _RECORDED
-    except OSError:
-        return False
-
-
-def _is_over(record: RunRecord, folder: Path) -> bool:
-    """Tell whether no process is running a run: its lock says so, or its end is recorded."""
-    return record.state is not State.INTERRUPTED or not is_running(folder, unknown=True)
+def _why_busy(record: RunRecord, folder: Path) -> str:
+    """Return why a run may not be over, as a clause; empty if its lock is free, or its end is recorded."""
+    if record.is_running:
+        return "it is running"
+    is_over = record.state is not State.INTERRUPTED or not is_running(folder, unknown=True)
+    return "" if is_over else "whether it is running is unknown here"
 
 
 def _uses(record: RunRecord) -> set[str]:
@@ -223,68 +210,24 @@ def _uses(record: RunRecord) -> set[str]:
 
 
 def _sizes(folder: str | os.PathLike[str]) -> Iterator[int]:
-    """Yield the size of each file in a folder. One that has several names there counts once."""
-    seen: set[tuple[int, int]] = set()
+    """Yield the size of each file in a folder."""
     for place, _, files in walk(folder):
         for name in files:
             with contextlib.suppress(OSError):
-                state = os.lstat(os.path.join(place, name))
-                own = state.st_dev, state.st_ino
-                if state.st_nlink == 1 or own not in seen:
-                    yield state.st_size
-                if state.st_nlink > 1:
-                    seen.add(own)
-
-
-def _remove(run: StoredRun) -> bool:
-    """Remove a run's folder unless the run is running or a stage was taken from it; tell whether it is gone.
-
-    Raises:
-        OSError: it cannot be removed. What is left of it has another name.
-    """
-    folder, lock = run.folder, None
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            lock = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            except OSError:  # a file system without locks
-                if not _is_over(read_run(folder), folder):
-                    return False
-        going = folder.with_name(f".{folder.name}{_GOING}")
-        try:
-            folder.rename(going)
-        except FileNotFoundError:  # another gc was faster
-            return True
-        if _is_taken(folder, run.looked):
-            going.rename(folder)
-            return False
-        _delete(going)
-    finally:
-        if lock is not None:
-            os.close(lock)
-    return True
+                yield os.lstat(os.path.join(place, name)).st_size
 
 
 def _delete(folder: Path) -> None:
-    """Remove a folder. Another gc may be removing it as well, and a stage may have forbidden to write to its folders.
+    """Remove a folder; a stage may have forbidden to write to its folders.
 
     Raises:
         OSError: it cannot be removed.
     """
-    is_allowed = False
-    while os.path.lexists(folder):
-        try:
-            remove_tree(folder)
-        except FileNotFoundError:
-            continue
-        except PermissionError:
-            if is_allowed:
-                raise
-            is_allowed = True
-            os.chmod(folder, 0o700)
-            for place, names, _ in walk(folder):
-                for name in names:
-                    os.chmod(os.path.join(place, name), 0o700)
+    try:
+        remove_tree(folder)
+    except PermissionError:
+        os.chmod(folder, 0o700)
+        for place, names, _ in walk(folder):
+            for name in names:
+                os.chmod(os.path.join(place, name), 0o700)
+        remove_tree(folder)

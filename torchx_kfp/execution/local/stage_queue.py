@@ -268,10 +268,11 @@ class StageQueue:
     def _recall(self, run: TaskRun) -> bool:
         """Tell whether the stage need not run, and if so, record its earlier result."""
         kept = self._memory.kept(run.name, run.key)
-        known = kept or self._memory.cached(run.name, run.task.name, run.key, run.cache_key)
-        if known is None:
-            return False
-        self.report(known, kept=kept is not None)
+        with self._memory.taking():
+            known = kept or self._memory.cached(run.name, run.task.name, run.key, run.cache_key)
+            if known is None:
+                return False
+            self.report(known, kept=kept is not None)
         self._ended(run, known.state, {**known.outputs, **known.artifacts})
         return True
 
