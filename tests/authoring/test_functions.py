@@ -580,14 +580,6 @@ WRONG_CALLS: dict[type[Exception], list[Row]] = {
     ],
     ReadsError: [
         (lambda: component_from_function(train, reads=["lr"]), "'lr'", "input", "'tracker_base'", "'run_id'"),
-        (
-            lambda: component_from_function(train)(lr=1.0, image="i", reads="b"),
-            *("'reads'", "component_from_function(fn, tracked=True, reads=['a'])"),
-        ),
-        (
-            lambda: component_from_function(train, tracked=True)(lr=1.0, image="i", epoch=1),
-            *("'epoch'", "Did you mean 'epochs'?", "Its inputs: lr, epochs, verbose, image, tracker_base."),
-        ),
     ],
 }
 

@@ -384,7 +384,6 @@ READS: list[Row] = [
     (inside(lambda _: tracked(tracker_base=3)), "tracker_base is 3."),
     (inside(lambda given: tracked(tracker_base=given.n)), "tracker_base", "'n'", "NUMBER_INTEGER"),
     (inside(lambda _: tracked(tracker_base="s3://$(BUCKET)/x")), "tracker_base", "'s3://$(BUCKET)/x'", "'$('"),
-    (inside(lambda _: component_from_app(make_app())(tracker_base="/b")), "'train'", "'tracker_base'", "tracked=True"),
     *(
         (lambda make=make, reads=reads: make(make_app(), reads=reads), *facts)
         for make in BOTH
@@ -400,10 +399,6 @@ READS: list[Row] = [
             (["a", "a"], "the alias 'a' twice"),
             ([""], "the alias ''"),
         ]
-    ),
-    (
-        inside(lambda _: component_from_app(make_app(), reads=["p"])(tracker_base="/tmp", p="a/b/c", lr=0.1)),
-        *("'train'", "'lr'", "p", "tracker_base"),
     ),
     *(
         (lambda make=make: make(Stages(tracker_base="s3://b/r")), "component(tracker_base=...)", "'s3://b/r'")
@@ -622,6 +617,7 @@ ENGINE_CHANNELS: list[Row] = [
 
 
 OPTIONS: list[Row] = [
+    (inside(lambda _: component_from_app(make_app())(tracker_base="/b")), "train()", '"tracker_base"', "unexpected"),
     (inside(lambda _: component_from_app(make_app(), reads=["p"])(tracker_base="/tmp")), "train()", "required"),
 ]
 REFUSED: dict[type[Exception], list[Row]] = {

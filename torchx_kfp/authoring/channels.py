@@ -159,10 +159,17 @@ def parse(value: object, where: str) -> Parts:
 def check_parts(parts: Parts, where: str) -> Parts:
     """Return the parts if they arrive unchanged: constant text can be escaped, but text next to a channel cannot."""
     for part, follower in zip(parts, (*parts[1:], None), strict=True):
-        if isinstance(part, str):
-            check_word(part, where)
-            if len(parts) > 1:
-                check_beside_channel(part, where, before=follower is not None)
+        if not isinstance(part, str):
+            continue
+        check_word(part, where)
+        # After another brace, the placeholder of the channel that follows would look like one of Argo's.
+        found = find_rewritten(part if follower is None else part + "{") if len(parts) > 1 else None
+        if found:
+            raise ChannelError(
+                f"{where} contains {found!r} in one string with a pipeline channel: {part!r}. Argo or the kubelet "
+                "would change it, and text next to a channel cannot be escaped. Split it: pass the text and the "
+                "channel as two arguments or variables, and let the application join them."
+            )
     return parts
 
 
@@ -345,21 +352,3 @@ def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChann
         f"{where} contains the channel {found.group()!r}, which is not known here: it is not an output of a task of "
         "this pipeline, a parameter, or the item of a loop around this line. Use loop items inside their loop."
     )
-
-
-def check_beside_channel(text: str, where: str, *, before: bool) -> str:
-    """Return the text if it may be in one string with a pipeline channel, where escapes are impossible.
-
-    Args:
-        text: constant text.
-        where: the string's place in the AppDef, for errors.
-        before: whether a channel follows. After another brace, KFP's placeholder would look like one of Argo's.
-    """
-    found = find_rewritten(text + "{" if before else text)
-    if found:
-        raise ChannelError(
-            f"{where} contains {found!r} in one string with a pipeline channel: {text!r}. Argo or the kubelet would "
-            "change it, and text next to a channel cannot be escaped. Split it: pass the text and the channel as two "
-            "arguments or variables, and let the application join them."
-        )
-    return text

@@ -20,7 +20,7 @@ from torchx_kfp.common.sdk import quick_sdk
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
-from torchx_kfp.errors import ReadsError, UnknownNameError
+from torchx_kfp.errors import UnknownNameError
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
@@ -40,25 +40,8 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         return _pipeline_of(self._plan)
 
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
-        if TRACKER_BASE_PARAMETER in inputs and TRACKER_BASE_PARAMETER not in self._plan.inputs:
-            raise ReadsError(
-                f"The component {self.name!r} is not tracked, so it has no input {TRACKER_BASE_PARAMETER!r}. Make it "
-                "with tracked=True: component_from_function(fn, tracked=True)."
-            )
-        own = [name for name in self._plan.inputs if name not in _fixed(self._plan)]
-        for name in inputs:
-            if name not in own:
-                hint = did_you_mean(name, own)
-                if name == "reads":
-                    hint = (
-                        " Declare what it reads, component_from_function(fn, tracked=True, reads=['a']), and "
-                        "pass them by these names: a=task."
-                    )
-                raise ReadsError(
-                    f"The component {self.name!r} has no input {name!r}.{hint} Its inputs: {', '.join(own) or 'none'}."
-                )
         # The backend of KFP 2.17 does not fill in placeholders for inputs that have only their defaults.
-        task = super().__call__(*args, **{**_fixed(self._plan), **_defaults(self._plan), **inputs})
+        task = super().__call__(*args, **{**_defaults(self._plan), **inputs, **_fixed(self._plan)})
         return _configure(task, self._plan, inputs.get(TRACKER_BASE_PARAMETER))
 
     @property

@@ -17,7 +17,7 @@ _ABOUT = {
 }
 
 
-def pipeline_of(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False, **options: Any) -> Any:
+def single_stage_pipeline(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False, **options: Any) -> Any:
     """Return a pipeline function whose one stage runs the app, and is named like it.
 
     Args:

@@ -126,7 +126,7 @@ def component_pipeline(function: Any, target: str, words: ComponentWords) -> Any
     """
     from torchx.specs.builders import materialize_appdef
 
-    from torchx_kfp.authoring.one_stage import needed_engine, pipeline_of
+    from torchx_kfp.authoring.one_stage import needed_engine, single_stage_pipeline
 
     command = this_command(str(click.get_current_context().info_name), target)
     out, errors = io.StringIO(), io.StringIO()
@@ -146,7 +146,7 @@ def component_pipeline(function: Any, target: str, words: ComponentWords) -> Any
     options = words.stage_options()
     try:
         tracked = bool(words.tracker_base or words.results or words.has_workspace)
-        return pipeline_of(app, tracked=tracked, has_workspace=words.has_workspace, **options)
+        return single_stage_pipeline(app, tracked=tracked, has_workspace=words.has_workspace, **options)
     except AppDefError as error:
         engine = None if words.engine else needed_engine(app)
         way_out = f" On the command line: --engine {engine}." if engine else ""
