@@ -83,50 +83,23 @@ def codes(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return record
 
 
-def test_the_code_of_runs(codes: Callable[..., str], project: Path, inside: Call, terminal: Callable[..., str]) -> None:
+def test_the_code_of_runs(codes: Callable[..., str], project: Path, inside: Call) -> None:
     same: dict[str, str | bytes] = {"same": "x\n", "script": "#!a\n"}
     one_has = {**same, "app": "one\ntwo\nthree\n", "model": b"\0\1", "gone": "a\n", "link": "->app"}
-    one_has["huge"] = "x\n" * 20_000
-    two_has = {**same, "app": "one\n2\x1b]0;title\nthree", "model": b"\0\2", "new": "b\n", "link": "->same"}
-    none, one, two = codes(), codes(**one_has), codes(**two_has, huge="y\n" * 20_000)
+    two_has = {**same, "app": "one\n2\nthree", "model": b"\0\2", "new": "b\n", "link": "->same", "x": "x\n"}
+    none, one, two = codes(), codes(**one_has), codes(**two_has)
     assert "code:" not in inside("compare", "base", none, codes()).stdout
     assert inside("compare", "base", one, none).stdout.endswith(f"code: only {one} has code that travelled with it\n")
     words = ["compare", "base", one, two]
-    assert inside(*words).stdout.splitlines()[-1] == "code: 6 files differ: app, gone, huge, link, model and 1 more"
+    assert inside(*words).stdout.splitlines()[-1] == "code: 6 files differ: app, gone, link, model, new and 1 more"
     found = json.loads(inside(*words, "--format", "json").stdout)["code"]
-    files = {"app": "changed", "gone": "removed", "huge": "changed", "link": "changed", "model": "changed"}
-    assert found == {two: {"files": {**files, "new": "added"}, "problem": ""}}
-    lines = inside(*words, "--code").stdout.splitlines()
-    assert lines[:9] == [
-        *(f"--- {one}/app", f"+++ {two}/app", "@@ -1,3 +1,3 @@", " one", "-two", "-three", "+2�]0;title", "+three"),
-        "\\ No newline at end of file",
-    ]
-    assert lines[9:12] == [f"--- {one}/gone", "+++ /dev/null", "@@ -1 +0,0 @@"]
-    assert f"Files {one}/huge and {two}/huge differ; they have more than 10,000 lines" in lines
-    assert f"Binary files {one}/model and {two}/model differ" in lines
-    assert lines[-4:] == ["--- /dev/null", f"+++ {two}/new", "@@ -0,0 +1 @@", "+b"]
-    colored = terminal(100, *words, "--code")
-    assert "\x1b[31m-two" in colored
-    assert "\x1b[32m+b" in colored
-    assert inside(*words, "--code", "--format", "json").returncode == 2
-
+    files = {"app": "changed", "gone": "removed", "link": "changed", "model": "changed", "new": "added", "x": "added"}
+    assert found == {two: {"files": files, "problem": ""}}
     # The same code, and code that was removed.
     again = codes(**one_has)
     assert "code:" not in inside("compare", "base", one, again).stdout
-    shown = inside("compare", "base", one, again, "--code")
-    assert shown.stderr == f"The code of {one} and {again} does not differ.\n"
     assert re.search(rf"code: 6 files.* \({one} and {two}\)", inside(*words, again).stdout)
     for archive in (project / "base/.torchx_kfp/workspaces").iterdir():
         archive.unlink()
-    gone = inside(*words, "--code")
-    assert (gone.returncode, "not there any more" in gone.stderr) == (0, True), gone.stderr
-
-
-def test_large_differences_are_bounded(codes: Callable[..., str], inside: Call) -> None:
-    one = codes(**{f"file-{number:02}": "x\n" for number in range(30)})
-    two = codes(**{f"file-{number:02}": "".join(f"{line}\n" for line in range(800)) for number in range(30)})
-    lines = inside("compare", "base", one, two, "--code").stdout.splitlines()
-    assert len(lines) < 5_100
-    assert lines[500] == "... and 304 more lines of file-00"
-    assert lines[-1].startswith("... and ")
-    assert lines[-1].endswith("more files; `torchx-kfp code RUN` brings back all.")
+    gone = inside(*words)
+    assert (gone.returncode, "not there any more" in gone.stdout) == (0, True), gone

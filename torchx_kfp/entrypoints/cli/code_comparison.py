@@ -1,30 +1,23 @@
-"""Compare the code of two runs: which files differ, and their lines."""
+"""Compare the code of two runs: which files differ."""
 
 from __future__ import annotations
 
-import difflib
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchx_kfp.common.text import clean, counted, listed, printable
+from torchx_kfp.common.text import listed
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest
-from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, styled
 from torchx_kfp.errors import TrackerError, WorkspaceError
 
 if TYPE_CHECKING:
     from torchx_kfp.entrypoints.cli.resolver import Located
     from torchx_kfp.tracking.recorder import Recorder
 
-#: How many differing files a sentence names, and how many lines a file may have to be compared: the time grows with
-#: their square.
-_NAMED, _COMPARED = 5, 10_000
-#: How many lines of one file's difference are shown, and of all together.
-_LINES, _ALL_LINES = 500, 5_000
-_COLORS = {"+": "green", "-": "red", "@": "cyan"}
-_NO_END = "\n\\ No newline at end of file"
+#: How many differing files a sentence names.
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -94,29 +87,6 @@ def compare_code(
     return CodeComparison(runs, tuple(each for each in found if each.before != each.after))
 
 
-def print_differences(comparison: CodeComparison) -> None:
-    """Print the lines that differ, in the form of ``diff -u``: colored in a terminal, and bounded.
-
-    A sentence on stderr says why there are none.
-    """
-    if comparison.problem or not comparison.files:
-        print_message(str(comparison) or f"The code of {' and '.join(comparison.runs)} does not differ.")
-    left = _ALL_LINES
-    for number, file in enumerate(comparison.files):
-        if left <= 0:
-            more = counted(len(comparison.files) - number, "more file")
-            print_text(f"... and {more}; `torchx-kfp code RUN` brings back all.")
-            return
-        lines = list(_lines(file, comparison.runs))
-        shown = min(_LINES, left)
-        for line in lines[:shown]:
-            is_name = line.startswith(("--- ", "+++ "))
-            print_text(styled(line, bold=True) if is_name else styled(line, fg=_COLORS.get(line[:1])))
-        if len(lines) > shown:
-            print_text(f"... and {counted(len(lines) - shown, 'more line')} of {printable(file.name)}")
-        left -= len(lines)
-
-
 def _digest(located: Located, run: str, recorder: Recorder) -> str | None:
     given = located.arguments.get(WORKSPACE)
     digest = workspace_digest(given) if isinstance(given, str) else None
@@ -137,40 +107,3 @@ def _files(archive: bytes) -> dict[str, _CodeFile]:
             kind = "executable" if member.mode & 0o100 else "not executable"
             found[member.name] = _CodeFile(bytes(content(archive, member)), kind)
     return found
-
-
-def _lines(file: FileDifference, runs: tuple[str, str]) -> Iterator[str]:
-    name = printable(file.name)
-    before, after = (
-        "/dev/null" if it is None else f"{printable(run)}/{name}"
-        for it, run in zip((file.before, file.after), runs, strict=True)
-    )
-    if file.before and file.after and file.before.kind != file.after.kind:
-        yield f"{name} is {file.after.kind} now"
-        if file.before.content == file.after.content:
-            return
-    old, new = _text(file.before), _text(file.after)
-    if old is None or new is None:
-        yield f"Binary files {before} and {after} differ"
-        return
-    if max(len(old), len(new)) > _COMPARED:
-        yield f"Files {before} and {after} differ; they have more than {_COMPARED:,} lines"
-        return
-    lines = list(difflib.unified_diff(old, new, before, after, lineterm=""))
-    # An empty file has no lines to show.
-    for line in lines or [f"--- {before}", f"+++ {after}"]:
-        yield from clean(line).split("\n")
-
-
-def _text(file: _CodeFile | None) -> list[str] | None:
-    """Return the lines of a file; None if it is not text."""
-    if file is None:
-        return []
-    try:
-        text = file.content.decode()
-    except UnicodeDecodeError:
-        return None
-    if "\0" in text:
-        return None
-    lines = text.split("\n")
-    return lines[:-1] if not lines[-1] else [*lines[:-1], lines[-1] + _NO_END]

@@ -81,13 +81,10 @@ class _Compared:
 @click.command("compare", short_help="Show runs side by side.")
 @records_argument("RUN RUN ...")
 @click.option("--changed", is_flag=True, help="Show only differences between the runs.")
-@click.option("--code", "shows_code", is_flag=True, help="Show only the lines in which the runs' code differs.")
 @output_dir_option
 @format_option("table", "json", "csv")
 @host_options
-def compare_command(
-    words: tuple[str, ...], changed: bool, shows_code: bool, output_dir: str, form: str, flags: Flags
-) -> None:
+def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags) -> None:
     """Compare runs: their parameters, tags, results, metrics logged by step, and metadata.
 
     RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
@@ -104,12 +101,10 @@ def compare_command(
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
     curve and last value, its minimum and its maximum. A search is shown as its best objective, the parameters of its
     best trial, and its number of trials. The last line says which files differ of the code that travelled with the
-    runs (--workspace); --code shows how, in the form of `diff -u`.
+    runs (--workspace); JSON names all of them.
     """
-    from torchx_kfp.entrypoints.cli.code_comparison import compare_code, print_differences
+    from torchx_kfp.entrypoints.cli.code_comparison import compare_code
 
-    if shows_code and form != "table":
-        raise click.UsageError(f"--code and --format {form} contradict each other. JSON has the names of files.")
     located = locate(words, output_dir, flags, least=2, most=None)
     recorders = {it.base: open_recorder(it.base) for it in located}
     known: dict[str, Collection[str]] = {}
@@ -125,10 +120,6 @@ def compare_command(
     runs = [label.partition("/")[0] for label in labels]
     # Each run is compared with the first one.
     codes = [compare_code((runs[0], runs[at]), (located[0], located[at]), recorders) for at in range(1, len(runs))]
-    if shows_code:
-        for code in codes:
-            print_differences(code)
-        return
     tags = [recorders[it.base].record(run, "tags").tags for it, run in zip(located, runs, strict=True)]
     rows = [
         *_rows(_PARAMETER, [_of_run(_arguments(it)) for it in located]),
