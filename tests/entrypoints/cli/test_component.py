@@ -8,6 +8,8 @@ import pytest
 
 from tests.entrypoints.cli.conftest import Call
 from tests.fake_kfp import KfpHost
+from torchx_kfp.execution.pipeline.load import load_pipeline
+from torchx_kfp.execution.pipeline.walk import walk
 
 COMPONENTS = '''\
 from torchx.specs import AppDef, Role
@@ -61,11 +63,14 @@ def test_a_component_of_torchx(call: Call) -> None:
     assert (done.returncode, "echo | a b" in done.stderr) == (0, True), done.stderr
 
 
-def test_replicas_have_an_engine(call: Call) -> None:
-    done = call("check", "dist.ddp", "--engine", "job", "--show-workload", "--", "--script", "comp.py", "-j", "2x1")
+def test_replicas_have_an_engine(call: Call, project: Path) -> None:
+    words = ("--engine", "job", "-o", "ddp.yaml", "--", "--script", "comp.py", "-j", "2x1")
+    done = call("compile", "dist.ddp", *words)
     assert done.returncode == 0, done.stderr
-    assert "kind: Job" in done.stdout
-    assert "parallelism: 2" in done.stdout
+    [stage] = [place for place in walk(load_pipeline(project / "ddp.yaml")) if place.is_stage]
+    specification = stage.component.facts.specification
+    assert specification is not None
+    assert (specification.object["kind"], [role.most for role in specification.roles]) == ("Job", [2])
 
 
 def test_the_help_of_a_component(call: Call) -> None:

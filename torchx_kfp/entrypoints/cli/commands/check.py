@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +12,7 @@ from torchx_kfp.entrypoints.cli.display.printing import print_message, print_tex
 from torchx_kfp.entrypoints.cli.flags import parameter_option
 
 if TYPE_CHECKING:
-    from torchx_kfp.local import Pipeline
+    pass
 
 
 @click.command("check")
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 @component_options
 @parameter_option
 @click.option("--strict", is_flag=True, help="Exit with 2 if there is any finding.")
-@click.option(
-    "--show-workload",
-    "shows_workload",
-    is_flag=True,
-    help="Print the objects that distributed stages create on the cluster, as YAML, and no findings.",
-)
 @click.pass_context
 def check_command(
     ctx: click.Context,
@@ -34,7 +27,6 @@ def check_command(
     component: ComponentWords,
     words: tuple[str, ...],
     strict: bool,
-    shows_workload: bool,
 ) -> None:
     """Check a pipeline without running it.
 
@@ -42,9 +34,6 @@ def check_command(
     `--`. Prints everything that fails or differs on
     KFP's backend (as seen on KFP 2.17) or cannot run on this machine, each with a way out. Exits with 2 if
     `torchx-kfp run` would reject the pipeline.
-
-    With --show-workload, prints the objects that stages with an engine create: a Job, JobSet or Volcano Job. Values
-    that only a run knows are in angle brackets; -p sets parameters.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
@@ -55,9 +44,6 @@ def check_command(
 
     pipeline = load_target(target, component)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
-    if shows_workload:
-        _show_workload(pipeline, arguments)
-        return
     findings = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
     findings += check_size(measure(pipeline.text))
     in_order = list(Kind)
@@ -66,13 +52,3 @@ def check_command(
     print_message(f"{pipeline.name}: {counted(len(findings), 'finding')}.")
     if any(finding.kind in REFUSED for finding in findings) or (strict and findings):
         ctx.exit(2)
-
-
-def _show_workload(pipeline: Pipeline, arguments: Mapping[str, Any]) -> None:
-    from torchx_kfp.execution.model.distributed import workloads
-
-    shown = [str(workload) for workload in workloads(pipeline, arguments)]
-    if shown:
-        print_text("---\n".join(shown).removesuffix("\n"))
-    else:
-        print_message(f"{pipeline.name} has no distributed stage: give a stage an engine, such as engine='job'.")
