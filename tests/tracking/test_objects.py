@@ -49,8 +49,7 @@ def test_a_put_is_one_request_and_a_get_is_one(s3_server: S3Server, s3_base: str
     assert s3_server.requests(lambda: tracker.get("a/b")) == [f"GET /{bucket}/results/a/b"]
     assert s3_server.requests(lambda: tracker.get("missing")) == [f"GET /{bucket}/results/missing"]
     assert len(s3_server.requests(tracker.keys)) == 1
-    # One request is for keys below the prefix, and one for the prefix it
-    assert len(s3_server.requests(lambda: tracker.keys("a"))) == 2
+    assert len(s3_server.requests(lambda: tracker.keys("a"))) == 1
 
 
 def test_asking_of_a_run_is_a_listing_and_a_request_for_each_entry(s3_server: S3Server, s3_base: str) -> None:
@@ -59,7 +58,7 @@ def test_asking_of_a_run_is_a_listing_and_a_request_for_each_entry(s3_server: S3
     run.add_metadata(b=1)
     asks: tuple[Callable[[], object], ...] = (run.metadata, run.artifacts, run.sources)
     counts = [len(s3_server.requests(ask)) for ask in asks]
-    assert counts == [3, 1, 2] or (fsspec.__version__ < "2025" and max(counts) <= 3)
+    assert counts == [3, 1, 1]
 
 
 def test_many_keys_are_listed_without_being_read(s3_server: S3Server, s3_base: str) -> None:
@@ -70,9 +69,8 @@ def test_many_keys_are_listed_without_being_read(s3_server: S3Server, s3_base: s
     listed: list[str] = []
     requests = s3_server.requests(lambda: listed.extend(tracker.keys("run1")))
     assert len(listed) == 1100
-    # Each request lists a thousand keys, only below the prefix; another one is for the prefix it
-    assert len([request for request in requests if "list-type=2" in request]) == 2
-    assert len(requests) == 3
+    # Each request lists a thousand keys, only below the prefix.
+    assert len([request for request in requests if "list-type=2" in request]) == len(requests) == 2
     assert tracker.keys() == sorted(keys)
 
 
@@ -99,8 +97,7 @@ def test_reading_many_is_done_at_once(proxy: Proxy, s3_base: str) -> None:
         assert action() == {key: {"number": number} for number, key in enumerate(keys)}
         assert proxy.most_at_once > 20
     gets = [request for request in proxy.requests if "list-type" not in request]
-    # There is one request for each key and action, and one for the prefix itself.
-    assert len(gets) == 2 * len(keys) + 1
+    assert len(gets) == 2 * len(keys)
 
 
 # The bucket, the user's settings, and permissions
@@ -220,19 +217,12 @@ FAULTS = [500, 502, 503, 504, 429, "cut", "lost", "half"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_fails_for_a_moment_is_tried_again(
-    proxy: Proxy, s3_base: str, fault: str | int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_fails_for_a_moment_is_tried_again(proxy: Proxy, s3_base: str, fault: str | int) -> None:
     tracker = FsspecResultTracker(s3_base)
     proxy.faults.extend([fault, fault])
     tracker.put("run/train/1", loss=0.25)
     assert not proxy.faults, "both have happened"
     assert [request.split("?")[0] for request in proxy.requests] == [f"PUT /{s3_base[5:]}/run/train/1"] * 3
-    warnings = [record.getMessage() for record in caplog.records if record.name == "torchx_kfp.tracking.store"]
-    # aiohttp itself tries again if a connection that it has used before is closed.
-    assert len(warnings) == 2 if isinstance(fault, int) else 1 <= len(warnings) <= 2
-    assert warnings[0].startswith(f"Cannot write {s3_base}/run/train/1 now, trying again in 0.")
-
     proxy.faults.extend([fault, fault])
     assert tracker.get("run/train/1") == {"loss": 0.25}
     proxy.faults.extend([fault])
@@ -270,28 +260,23 @@ def test_what_fails_for_longer_is_an_error_that_names_the_base(proxy: Proxy, s3_
     assert tracker.get("run") == {"x": 1}, "the old results are there"
 
 
-def test_a_store_that_hangs_is_given_up(
-    proxy: Proxy, s3_base: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_hangs_is_given_up(proxy: Proxy, s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A user sets this for fsspec; it is combined with torchx-kfp's settings for botocore.
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 1}})
     monkeypatch.setattr("torchx_kfp.tracking.objects._WRITE_SECONDS", 1)
     tracker = FsspecResultTracker(s3_base)
-    for fault, action, text in (
-        (5.0, lambda: tracker.put("run", x=1), "no answer in 1"),
-        (5.0, lambda: tracker.get("run"), "Read timeout"),
-    ):
-        proxy.faults.append(fault)
-        action()
-        assert text in caplog.text
+    tracker.put("run", x=1)
+    proxy.faults.append(5.0)
+    assert tracker.get("run") == {"x": 1}, "the next attempt has an answer"
     proxy.otherwise = 5.0
+    tracker = FsspecResultTracker(s3_base, patience=0)
     with pytest.raises(TrackerError, match=says(f"{s3_base}/run", "Read timeout")):
-        FsspecResultTracker(s3_base, patience=0).get("run")
+        tracker.get("run")
+    with pytest.raises(TrackerError, match=says(f"{s3_base}/run", "no answer in 1")):
+        tracker.put("run", x=2)
 
 
-def test_what_is_wrong_for_good_is_not_tried_again(
-    proxy: Proxy, s3_base: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_wrong_for_good_is_not_tried_again(proxy: Proxy, s3_base: str) -> None:
     tracker = FsspecResultTracker(s3_base)
     for fault, message in ((403, "No permission to write"), (400, "Cannot write")):
         proxy.faults.append(fault)
@@ -303,7 +288,6 @@ def test_what_is_wrong_for_good_is_not_tried_again(
     with pytest.raises(TrackerBaseError, match=says("'s3://no-such-bucket/x'", "tracker base", "Create")):
         FsspecResultTracker("s3://no-such-bucket/x").get("run")
     assert len(proxy.requests) == before + 1
-    assert not [record for record in caplog.records if record.name == "torchx_kfp.tracking.store"]
 
 
 def test_errors_of_one_among_many(proxy: Proxy, s3_base: str) -> None:
@@ -368,6 +352,5 @@ tracker.get_many([f"run/{number}" for number in range(200)])
     assert process.stdout.readline() == "ready\n"
     time.sleep(4)
     process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=20)[1]
     assert "KeyboardInterrupt" in errors
-    assert 0 < errors.count("trying again") < 30, "not one for each of two hundred keys"

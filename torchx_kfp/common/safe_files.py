@@ -18,7 +18,8 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import BinaryIO
 
 #: The folder for everything that a tracker keeps besides results. Names that begin with it are the tracker's own.
 PRIVATE = ".torchx_kfp"
@@ -188,7 +189,7 @@ def _sync(folder: int) -> None:
 
 def write_file(
     path: str | os.PathLike[str],
-    content: bytes | Iterable[bytes],
+    content: bytes | BinaryIO,
     *,
     root: str | None = None,
     durable: bool = True,
@@ -198,7 +199,7 @@ def write_file(
 
     Args:
         path: an absolute path.
-        content: the whole content of the file, or its parts, which may be iterated over again.
+        content: the content of the file, or a file that is copied.
         root: a folder above the file; links below it are not followed. The default is the file's own folder.
         durable: whether to force the content and the file's name to disk, so that they survive a crash of the machine.
         permissions: the file's mode bits; by default those of a new file, under the umask.
@@ -217,12 +218,15 @@ def write_file(
                 raise
 
 
-def _write(folder: int, name: str, content: bytes | Iterable[bytes], durable: bool, permissions: int | None) -> None:
+def _write(folder: int, name: str, content: bytes | BinaryIO, durable: bool, permissions: int | None) -> None:
     temporary = temporary_name()
     with open(os.open(temporary, _CREATE, 0o666, dir_fd=folder), "wb") as file:
         try:
-            for part in (content,) if isinstance(content, bytes) else content:
-                file.write(part)
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                content.seek(0)  # this may be another attempt
+                shutil.copyfileobj(content, file, _CHUNK)
             file.flush()
             if permissions is not None:
                 os.fchmod(file.fileno(), permissions)
@@ -423,8 +427,7 @@ def _copy(from_folder: int, name: str, to_folder: int, to_name: str, shown: str,
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(to_name, dir_fd=to_folder)
             with open(os.open(to_name, _CREATE, 0o600, dir_fd=to_folder), "wb") as made_file:
-                while data := source.read(_CHUNK):
-                    made_file.write(data)
+                shutil.copyfileobj(source, made_file, _CHUNK)
                 os.fchmod(made_file.fileno(), permissions | stat.S_IRUSR | stat.S_IWUSR)
     else:
         raise _unfit(shown, found.st_mode)

@@ -25,7 +25,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple
 
@@ -34,11 +34,8 @@ from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.errors import CorruptArtifactError, MissingArtifactError, ResultRefusedError, TrackerError, explain
 from torchx_kfp.tracking.store import Store, time_name
 
-#: How many files may be on their way at once, by their size in bytes: 64 MiB of memory at most. Larger files are in
-#: parts, some of which are on their way at once.
-_AT_ONCE = ((1 << 20, 64), (8 << 20, 6))
-#: The most parts that a file has. S3 allows 10,000.
-_MOST_PARTS = 9000
+#: The bytes of a small file, of which so many are on their way at once; of a large one, the driver sends parts at once.
+_SMALL, _AT_ONCE = 1 << 20, 64
 #: The bytes of the longest list of files that is read: those of a million files with long names.
 _LONGEST_LIST = 256 << 20
 #: What an entry may name as the place of files.
@@ -177,7 +174,7 @@ class StoredFiles:
         if content is None:
             raise self._gone()
         if (found := hashlib.sha256(content).hexdigest()) != self.sha256:
-            raise self._changed(self._list_key, found, self.sha256)
+            raise self._changed(self._list_key, f"the SHA-256 {found}", self.sha256)
         return _Tree.decode(content)
 
     def _is_at(self, path: str) -> bool:
@@ -200,26 +197,23 @@ class StoredFiles:
             CorruptArtifactError: a file was changed.
         """
         store = self._on
-
-        def fetch(name: str, *, whole: bool = True) -> None:
-            key = f"{self.key}/{name}" if name else self.key
-            wanted = files[name]
-            try:
-                if whole:
-                    # The record may be wrong, and the file huge. One byte too many shows that it was changed.
-                    content = store.read(key, wanted.size + 1)
-                    if content is None:
-                        raise self._gone()
-                    with open(place(name), "wb") as file:
-                        file.write(content)
-                else:
-                    store.fetch(key, wanted.size, place(name))
-            except FileNotFoundError:
-                raise self._gone() from None
+        keys = {name: f"{self.key}/{name}" if name else self.key for name in files}
+        # The record may be wrong, and a file huge.
+        place_of_all = next(iter(keys.values())) if len(files) == 1 else self.key
+        there = {file.key: file.size for file in store.files(place_of_all)}
+        for name, wanted in files.items():
+            if (size := there.get(keys[name])) is None:
+                raise self._gone()
+            if size != wanted.size:
+                raise self._changed(keys[name], f"{size:,} bytes", f"{wanted.size:,}")
+        try:
+            for group, at_once in _groups({name: file.size for name, file in files.items()}):
+                store.get_files({keys[name]: place(name) for name in group}, at_once)
+        except FileNotFoundError:
+            raise self._gone() from None
+        for name, wanted in files.items():
             if (found := _hash(place(name)).sha256) != wanted.sha256:
-                raise self._changed(key, found, wanted.sha256)
-
-        _for_each(store, {name: file.size for name, file in files.items()}, fetch)
+                raise self._changed(keys[name], f"the SHA-256 {found}", wanted.sha256)
 
     def _gone(self) -> MissingArtifactError:
         return MissingArtifactError(
@@ -229,8 +223,8 @@ class StoredFiles:
 
     def _changed(self, key: str, found: str, wanted: str) -> CorruptArtifactError:
         return CorruptArtifactError(
-            f"{self._on.location(key)} has the SHA-256 {found} instead of {wanted}: it was changed. "
-            "Run the stage again that made it."
+            f"{self._on.location(key)} has {found} instead of {wanted}: it was changed. Run the stage again that made "
+            "it."
         )
 
 
@@ -260,26 +254,20 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
     place = f"{folder}/{time_name()}"
     key = f"{place}/{os.path.basename(top) or 'files'}"
-    files: dict[str, _FileDigest] = {}
-
-    def send(name: str, *, whole: bool = True) -> None:
-        local, size = (os.path.join(top, name) if name else top), before[name].size
-        hashed = _DigestedChunks(
-            lambda: _read(local, size, max(store.part, -(-size // _MOST_PARTS))), is_large=not whole
-        )
-        target = f"{key}/{name}" if name else key
-        if whole:
-            store.write(target, b"".join(hashed))
-        else:
-            store.write_parts(target, hashed)
-        files[name] = hashed.result()
-
+    sizes = {name: it.size for name, it in before.items() if not name.endswith("/")}
+    paths = {name: os.path.join(top, name) if name else top for name in sizes}
     try:
-        _for_each(store, {name: it.size for name, it in before.items() if not name.endswith("/")}, send)
-        try:
-            after = _list_local(top)
-        except OSError as error:
-            raise _unstable(error.filename or top) from None
+        # Read each file twice, at the same time.
+        with ThreadPoolExecutor(1) as pool:
+            hashing = pool.submit(lambda: {name: _hash(local) for name, local in paths.items()})
+            try:
+                for group, at_once in _groups(sizes):
+                    store.put_files({f"{key}/{name}" if name else key: paths[name] for name in group}, at_once)
+            except TrackerError:
+                hashing.result()  # a file that cannot be read is not the store's fault
+                raise
+            files = hashing.result()
+        after = _list_local(top)
         if different := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
             raise _unstable(os.path.join(top, different[0]))
         if "" in before:
@@ -288,10 +276,14 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         store.write(f"{place}.json", tree.encode())
         size = sum(file.size for file in files.values())
         return StoredFiles(key, size, tree.sha256, len(files)).on(store)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(TrackerError):
             for _ in store.each(store.remove, [file.key for file in store.files(place)]):
                 pass
+        if isinstance(error, FileNotFoundError):
+            raise _unstable(error.filename or top) from None
+        if isinstance(error, OSError):
+            raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
         raise
 
 
@@ -378,63 +370,13 @@ def _list_local(top: str) -> dict[str, _State]:
     return dict(sorted(found.items()))
 
 
-class _DigestedChunks:
-    """The chunks of a file, and their size and digest after all of them have been taken.
-
-    A large file's chunks are hashed in a thread while they are written. A second iteration begins again.
-    """
-
-    def __init__(self, chunks: Callable[[], Iterator[bytes]], *, is_large: bool) -> None:
-        self._chunks = chunks
-        self._is_large = is_large
-
-    def __iter__(self) -> Iterator[bytes]:
-        self._size, self._digest = 0, hashlib.sha256()
-        with ThreadPoolExecutor(1) if self._is_large else contextlib.nullcontext() as pool:
-            last: Future[None] | None = None
-            for chunk in self._chunks():
-                self._size += len(chunk)
-                if last is not None:
-                    last.result()
-                if pool is None:
-                    self._digest.update(chunk)
-                else:
-                    last = pool.submit(self._digest.update, chunk)
-                yield chunk
-
-    def result(self) -> _FileDigest:
-        return _FileDigest(self._size, self._digest.hexdigest())
-
-
-def _read(path: str, size: int, part: int) -> Iterator[bytes]:
-    """Yield the content of a file on this machine in parts.
-
-    Raises:
-        ResultRefusedError: it cannot be read, or has another size.
-    """
-    try:
-        left = size
-        with open(path, "rb", buffering=0) as file:
-            while chunk := file.read(min(part, left + 1)):
-                # A read may return less than there is, and parts must have the same size.
-                while len(chunk) < min(part, left) and (more := file.read(min(part, left) - len(chunk))):
-                    chunk += more
-                left -= len(chunk)
-                if left < 0:
-                    break
-                yield chunk
-    except OSError as error:
-        raise ResultRefusedError(f"{shown(path)} cannot be stored: {explain(error)}.") from None
-    if left:
-        raise _unstable(path)
-
-
 def _hash(path: str) -> _FileDigest:
-    size = os.stat(path).st_size
-    hashed = _DigestedChunks(lambda: _read(path, size, 1 << 20), is_large=False)
-    for _ in hashed:
-        pass
-    return hashed.result()
+    size, digest = 0, hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(1 << 20):
+            size += len(chunk)
+            digest.update(chunk)
+    return _FileDigest(size, digest.hexdigest())
 
 
 def _unstable(path: str) -> ResultRefusedError:
@@ -443,17 +385,14 @@ def _unstable(path: str) -> ResultRefusedError:
     )
 
 
-def _for_each(store: Store, sizes: Mapping[str, int], action: Callable[..., None]) -> None:
-    """Call ``action(name)`` for each small file, many at once, and ``action(name, whole=False)`` for the large ones."""
-    least = -1
-    for most, at_once in _AT_ONCE:
-        names = [name for name, size in sizes.items() if least < size <= most]
-        for _ in store.each(action, names, at_once):
-            pass
-        least = most
-    for name, size in sizes.items():
-        if size > least:
-            action(name, whole=False)
+def _groups(sizes: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
+    """Yield the names of small files, and of large ones, with how many of them may be on their way at once."""
+    for names, at_once in (
+        ([name for name, size in sizes.items() if size <= _SMALL], _AT_ONCE),
+        ([name for name, size in sizes.items() if size > _SMALL], 1),
+    ):
+        if names:
+            yield names, at_once
 
 
 @functools.lru_cache

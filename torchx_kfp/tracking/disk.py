@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from torchx_kfp.common.safe_files import (
     PRIVATE,
@@ -20,15 +22,18 @@ from torchx_kfp.common.safe_files import (
 )
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking.store import Concurrency, File, Store, copy_bytes
+from torchx_kfp.tracking.store import LARGEST_RECORD, File, Store
+
+T = TypeVar("T")
 
 #: The bytes that Linux's file systems allow in one name.
 _MAX_NAME = 255
 #: The bytes that Linux allows in a path.
 _MAX_PATH = 4095
-#: This suits network file systems. A local one answers faster than threads are switched, so a thread makes a few calls
-#: in a row.
-_CONCURRENCY = Concurrency(threads=8, batch=16)
+#: How many calls are made at once, for network file systems.
+_THREADS = 8
+#: The bytes of a part in which files are copied.
+_PART = 1 << 20
 
 
 class DiskStore(Store):
@@ -40,11 +45,10 @@ class DiskStore(Store):
     Args:
         base: the tracker base as the user gave it.
         folder: the absolute path of the directory.
-        patience: seconds for which a call that fails for a moment is tried again, as network file systems do.
     """
 
-    def __init__(self, base: str, folder: str, patience: float) -> None:
-        super().__init__(base, patience, _CONCURRENCY)
+    def __init__(self, base: str, folder: str) -> None:
+        super().__init__(base, _THREADS)
         self._folder = folder.rstrip("/")
         self._root = self._folder or "/"
 
@@ -56,9 +60,13 @@ class DiskStore(Store):
     def location(self, key: str) -> str:
         return f"{self._folder}/{key}"
 
-    def read(self, key: str, most: int | None = None) -> bytes | None:
+    def read(self, key: str, most: int = LARGEST_RECORD + 1) -> bytes | None:
+        def read() -> bytes:
+            with open(open_regular(self._path(key), self._root), "rb") as file:
+                return file.read(min(most, os.fstat(file.fileno()).st_size))
+
         try:
-            return self._tried("read", key, lambda: self._read(self._path(key), most))
+            return _once_more(read)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -67,25 +75,29 @@ class DiskStore(Store):
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file atomically and durably."""
         try:
-            self._tried("write", key, lambda: write_file(self._path(key), content, root=self._root))
+            _once_more(lambda: write_file(self._path(key), content, root=self._root))
         except OSError as error:
             raise self._problem("write", key, error) from error
 
-    def write_parts(self, key: str, parts: Iterable[bytes]) -> None:
-        """Write the key's file atomically. A crash of the machine may lose it, which its digest shows."""
-        try:
-            self._tried("write", key, lambda: write_file(self._path(key), parts, root=self._root, durable=False))
-        except OSError as error:
-            raise self._problem("write", key, error) from error
+    def put_files(self, files: Mapping[str, str], at_once: int) -> None:
+        """Copy files atomically. A crash of the machine may lose them, which their digests show."""
+        for key, path in files.items():
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    write_file(self._path(key), file, root=self._root, durable=False)
+            except OSError as error:
+                raise self._problem("write", key, error) from error
 
-    def fetch(self, key: str, size: int, path: str) -> None:
-        try:
-            with open(open_regular(self._path(key), self._root), "rb", buffering=0) as file, open(path, "wb") as copy:
-                copy_bytes(file, copy, size, self.part)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise self._problem("read", key, error) from error
+    def get_files(self, files: Mapping[str, str], at_once: int) -> None:
+        for key, path in files.items():
+            try:
+                descriptor = open_regular(self._path(key), self._root)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise self._problem("read", key, error) from error
+            with open(descriptor, "rb", buffering=0) as source, open(path, "wb") as copy:
+                shutil.copyfileobj(source, copy, _PART)
 
     def remove(self, key: str) -> None:
         """Remove the key's file, if it exists, and the folders that are empty afterwards."""
@@ -178,10 +190,6 @@ class DiskStore(Store):
         if len(os.fsencode(path)) > _MAX_PATH or any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
             raise self._too_long(key)
         return path
-
-    def _read(self, path: str, most: int | None) -> bytes:
-        with open(open_regular(path, self._root), "rb", buffering=0 if most is None else -1) as file:
-            return file.read(-1 if most is None else min(most, os.fstat(file.fileno()).st_size))
 
     def _walk(self, prefix: str, *, private: bool = True) -> Iterator[tuple[str, os.stat_result]]:
         """Yield everything that is, or lies below, the prefix, except folders.
@@ -278,6 +286,16 @@ class DiskStore(Store):
                     f"{self.location(above)} is a file. Use a key that is not below another one."
                 )
         return TrackerError(f"Cannot {action} {self.location(key)}: {error.strerror or error}.")
+
+
+def _once_more(action: Callable[[], T]) -> T:
+    """Return the action's value, and try a second time if another client of NFS has just replaced the file."""
+    try:
+        return action()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return action()
 
 
 def _decoded(name: str) -> str:

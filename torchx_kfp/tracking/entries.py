@@ -90,15 +90,8 @@ def run_id_of(key: str) -> str:
 def read_entries(store: Store, keys: Iterable[str], wanted: Collection[str]) -> list[Entry | CorruptResultError]:
     """Return the entries with these keys that have one of the wanted fields; for a malformed one, the error."""
     keys = [key for key in keys if not fields_of(key).isdisjoint(wanted)]
-
-    def read(key: str) -> bytes | CorruptResultError | None:
-        try:
-            return store.read_record(key)
-        except CorruptResultError as error:
-            return error
-
     found: list[Entry | CorruptResultError] = []
-    for key, text in zip(keys, store.each(read, keys), strict=True):
+    for key, text in zip(keys, store.read_records(keys), strict=True):
         if isinstance(text, CorruptResultError):
             found.append(text)
         elif text is not None:  # not removed since it was listed

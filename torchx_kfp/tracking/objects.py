@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import inspect
-import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +16,7 @@ from fsspec.core import url_to_fs
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking.store import PRIVATE, Concurrency, File, Store, copy_bytes, retried
+from torchx_kfp.tracking.store import LARGEST_RECORD, PRIVATE, File, Store
 
 T = TypeVar("T")
 
@@ -28,16 +26,16 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss",
 _MAX_OBJECT_NAME = 1024
 #: How many requests are made at once. S3 allows thousands; a client in Python makes some hundred in a second.
 _REQUESTS = 64
-#: Seconds for one attempt to write, and the number of bytes that add another second. botocore asks S3 whether it may
-#: send ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs has time-outs for everything
-#: else.
+#: Seconds for a write, besides those in which it is tried again, and the number of bytes that add another second.
+#: botocore asks S3 whether it may send ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs
+#: has time-outs for everything else.
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
-#: How many parts of a large file are on their way at once, besides as many that wait.
-_PARTS = 3
-#: How many objects of S3 are removed with one request, and how many such requests are made at once.
-_REMOVED, _REMOVALS = 1000, 3
-#: The bytes that are read with one request of a large file.
-_RANGE = 64 << 20
+#: How many parts of a large file are on their way to or from S3 at once, and the bytes of a part, at least.
+_PARTS, _PART = 4, 8 << 20
+#: How many objects of S3 are removed with one request.
+_REMOVED = 1000
+#: The errors of a disk of this machine to which a file is copied.
+_LOCAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: The fields in which fsspec's file systems give the time at which a file was written.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
@@ -50,22 +48,30 @@ _NO_CREDENTIALS = {
 }
 
 
-def open_filesystem(base: str) -> tuple[Any, str]:
+def open_filesystem(base: str, patience: float) -> tuple[Any, str]:
     """Return the fsspec file system that the URL names, and the path on it. No request is sent yet.
 
-    For S3, there is a connection for each concurrent request, and the retries of botocore and s3fs are off: ``calls``
-    retries for all file systems alike. The user's own configuration of botocore takes precedence.
+    The drivers try again by themselves. For S3, botocore's waits are doubled, and sum up to half of the patience in the
+    mean; s3fs tries again if a connection fails, also in the middle of an answer. The user's own configuration of
+    botocore takes precedence.
     """
+    attempts = 2 + int(math.log2(1 + min(patience, 3600.0))) if patience else 1
     options = {}
     for protocol in re.findall(r"(?:^|::)(s3a?)://", base):
         own: dict[str, Any] = {}
         for name in ("s3", "s3a"):
             own |= fsspec.config.conf.get(name, {}).get("config_kwargs", {})
-        config = {"max_pool_connections": _REQUESTS, "retries": {"total_max_attempts": 1}, **own}
-        options[protocol] = {"config_kwargs": config, "use_listings_cache": False}
+        retries = {"mode": "legacy", "total_max_attempts": attempts}  # "standard" gives up when many calls fail at once
+        config = {"max_pool_connections": _REQUESTS, "retries": retries, **own}
+        options[protocol] = {
+            "config_kwargs": config,
+            "use_listings_cache": False,
+            "max_concurrency": _PARTS,
+            "default_block_size": _PART,
+        }
     filesystem, path = url_to_fs(base, **options)
     if options and hasattr(filesystem, "retries"):
-        filesystem.retries = 1
+        filesystem.retries = min(attempts, 3)
     return filesystem, path
 
 
@@ -75,69 +81,53 @@ class FsspecStore(Store):
     The base is resolved once. Keys are joined to its path and are never parsed as part of a URL.
     """
 
-    part = 8 << 20
-
     def __init__(self, base: str, filesystem: Any, path: str, patience: float) -> None:
         # Other file systems, such as SFTP, may not allow calls from several threads.
         self._asynchronous = all(getattr(layer, "async_impl", False) for layer in _layers(filesystem))
-        super().__init__(base, patience, Concurrency(_REQUESTS if self._asynchronous else 1))
+        super().__init__(base, _REQUESTS if self._asynchronous else 1)
+        self._patience = patience
         self._opened = filesystem
         self._pid = os.getpid()
         self._root = path.rstrip("/")
         found = [layer.protocol for layer in _layers(filesystem)]
         protocols = {name for its in found for name in ([its] if isinstance(its, str) else its)}
         self._objects = bool(protocols & _OBJECT_STORES)
-        self._memory = "memory" in protocols
+        self._is_s3 = hasattr(filesystem, "call_s3")
         if self._objects and not self._root:
             raise TrackerBaseError(
                 f"The tracker base {base!r} does not name a bucket. Use one such as s3://bucket/results."
             )
-        finder = getattr(filesystem, "_find", filesystem.find)
-        self._finds_prefixes = self._objects and "prefix" in inspect.signature(finder).parameters
-        # s3fs asks for the size before it reads, in order to read large files in pieces. Results are small.
-        reader = getattr(filesystem, "_cat_file", filesystem.cat_file)
-        self._read_options = {"max_concurrency": 1} if "max_concurrency" in inspect.signature(reader).parameters else {}
 
     @property
     def _fs(self) -> Any:
-        # Clients of object stores do not survive a fork. Nor does the event loop of older fsspec, which then raises.
-        if self._pid != os.getpid() and survives_fork():
-            self._opened, self._pid = open_filesystem(self.base)[0], os.getpid()
+        if self._pid != os.getpid():  # clients of object stores do not survive a fork
+            self._opened, self._pid = open_filesystem(self.base, self._patience)[0], os.getpid()
         return self._opened
 
     def location(self, key: str) -> str:
         return str(self._fs.unstrip_protocol(f"{self._root}/{key}"))
 
-    def read(self, key: str, most: int | None = None) -> bytes | None:
-        path = self._path(key)
-        options = self._read_options if most is None else {"start": 0, "end": most}
-        try:
-            return self._tried("read", key, lambda: self._cat(path, options))
-        except FileNotFoundError as error:
-            if _bucket_is_missing(error):
-                raise self._problem("read", key, error) from error
-            self._refuse_beside(key, path)
-            return None
-        except Exception as error:  # each store's client raises its own errors
-            raise self._problem("read", key, error) from error
+    def read(self, key: str, most: int = LARGEST_RECORD + 1) -> bytes | None:
+        [content] = self._read_many([key], most)
+        return content
 
-    def _cat(self, path: str, options: Mapping[str, int]) -> bytes:
-        try:
-            return bytes(self._fs.cat_file(path, **options))
-        except (FileNotFoundError, PermissionError):
-            raise
-        except Exception:
-            # An empty object does not have the first byte that was asked for: each store says so with another error.
-            with contextlib.suppress(Exception):  # the first error says more than one of this question
-                if "end" in options and self._fs.size(path) == 0:
-                    return b""
-            raise
+    def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | None]:
+        paths = [self._path(key) for key in keys]
+        # With a range, s3fs does not ask for the size first.
+        found = self._fs.cat_ranges(paths, 0, most, on_error="return", batch_size=_REQUESTS) if paths else []
+        for key, path, content in zip(keys, paths, found, strict=True):
+            if not isinstance(content, BaseException):
+                yield bytes(content)
+            elif isinstance(content, FileNotFoundError) and not _bucket_is_missing(content):
+                yield None
+            elif "range" in str(content).lower() and self._fs.size(path) == 0:
+                yield b""  # an empty object does not have the first byte
+            else:
+                raise self._problem("read", key, content) from content
 
     def write(self, key: str, content: bytes) -> None:
         path = self._path(key)
-        self._refuse_beside(key, path)
-
-        def write() -> None:
+        try:
             try:
                 self._pipe(path, content)
             except FileNotFoundError:
@@ -145,10 +135,7 @@ class FsspecStore(Store):
                     raise
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self._pipe(path, content)
-
-        try:
-            self._tried("write", key, write)
-        except Exception as error:
+        except Exception as error:  # each store's client raises its own errors
             raise self._problem("write", key, error) from error
 
     def _pipe(self, path: str, content: bytes) -> None:
@@ -158,10 +145,9 @@ class FsspecStore(Store):
             self._fs.pipe_file(path, content)
 
     def _timed(self, call: Callable[[], Coroutine[Any, Any, T]], size: int) -> T:
-        """Return the value of a coroutine that sends or gets bytes, unless it takes too long for this size."""
-        loop = self._fs.loop  # an error in a forked process, with older fsspec
-        seconds = _WRITE_SECONDS + size / _BYTES_PER_SECOND
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call(), seconds), loop)
+        """Return the value of a coroutine that sends bytes, unless it takes too long for this size."""
+        seconds = self._patience + _WRITE_SECONDS + size / _BYTES_PER_SECOND
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call(), seconds), self._fs.loop)
         try:
             return future.result()
         except asyncio.TimeoutError:
@@ -171,108 +157,33 @@ class FsspecStore(Store):
             future.cancel()
             raise
 
-    def write_parts(self, key: str, parts: Iterable[bytes]) -> None:
-        path = self._path(key)
-        self._refuse_beside(key, path)
+    def put_files(self, files: Mapping[str, str], at_once: int) -> None:
+        here, there = list(files.values()), [self._path(key) for key in files]
         try:
-            if hasattr(type(self._fs), "_call_s3"):
-                self._upload(key, path, parts)
+            if self._asynchronous:
+                size = sum(map(os.path.getsize, here))
+                given = {"chunksize": _PART} if self._is_s3 else {}
+                self._timed(lambda: self._fs._put(here, there, batch_size=at_once, **given), size)
             else:
-                self._tried("write", key, lambda: self._stream(path, parts))
-        except (TrackerError, KeyRefusedError):
-            raise
+                self._fs.put(here, there)
         except Exception as error:
-            raise self._problem("write", key, error) from error
+            raise self._problem("write", next(iter(files)), error) from error
 
-    def _stream(self, path: str, parts: Iterable[bytes]) -> None:
-        if not self._objects:
-            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        file = self._fs.open(path, "wb", block_size=self.part)
+    def get_files(self, files: Mapping[str, str], at_once: int) -> None:
+        given = {"batch_size": at_once} if self._asynchronous else {}
         try:
-            for part in parts:
-                file.write(part)
-            file.close()
-        except BaseException:
-            # Closing the file would finish it as it is.
-            with contextlib.suppress(Exception):
-                file.discard()
-            with contextlib.suppress(Exception):
-                self._fs.rm_file(path)
-            raise
-
-    def _upload(self, key: str, path: str, parts: Iterable[bytes]) -> None:
-        """Upload parts to S3, several at once, each with its own retries and time-out; s3fs's files do neither."""
-        bucket, name, _ = self._fs.split_path(path)
-
-        def call(method: str, size: int = 0, **words: Any) -> Any:
-            def attempt() -> Any:
-                return self._timed(lambda: self._fs._call_s3(method, Bucket=bucket, Key=name, **words), size)
-
-            return self._tried("write", key, attempt)
-
-        def send(numbered: tuple[int, bytes]) -> dict[str, Any]:
-            number, part = numbered
-            sent = call("upload_part", len(part), UploadId=upload, PartNumber=number, Body=part)
-            return {"PartNumber": number, "ETag": sent["ETag"]}
-
-        upload = call("create_multipart_upload")["UploadId"]
-        try:
-            done = list(self.each(send, enumerate(parts, 1), _PARTS))
-            try:
-                size = len(done) * self.part  # S3 may take minutes to join the parts of a large file
-                call("complete_multipart_upload", size, UploadId=upload, MultipartUpload={"Parts": done})
-            except FileNotFoundError:
-                if not self._fs.exists(path):  # the answer to an earlier attempt was lost
-                    raise
-        except BaseException:
-            with contextlib.suppress(Exception):
-                call("abort_multipart_upload", UploadId=upload)
-            raise
-
-    def fetch(self, key: str, size: int, path: str) -> None:
-        place = self._path(key)
-        try:
-            if hasattr(type(self._fs), "_call_s3"):
-                # A shorter object was changed, which its digest shows.
-                size = min(size, self._tried("read", key, lambda: self._fs.size(place)))
-                with open(path, "wb") as file:
-                    ranges = ((start, min(start + _RANGE, size) - 1) for start in range(0, size, _RANGE))
-                    for _ in self.each(lambda its: self._get_range(key, place, its, file.fileno()), ranges, _PARTS):
-                        pass
-            elif self._tried("read", key, lambda: self._fs.size(place)) > size:
-                with self._fs.open(place, "rb") as source, open(path, "wb") as file:
-                    copy_bytes(source, file, size, self.part)
-            else:
-                self._tried("read", key, lambda: self._fs.get_file(place, path))
+            self._fs.get([self._path(key) for key in files], list(files.values()), **given)
         except FileNotFoundError:
             raise
         except Exception as error:
-            raise self._problem("read", key, error) from error
-
-    def _get_range(self, key: str, place: str, ends: tuple[int, int], file: int) -> None:
-        """Copy the bytes from the first to the last of an object of S3 to the same place in a file."""
-        bucket, name, _ = self._fs.split_path(place)
-        first, last = ends
-
-        async def copy() -> None:
-            words = {"Bucket": bucket, "Key": name, "Range": f"bytes={first}-{last}"}
-            body = (await self._fs._call_s3("get_object", **words))["Body"]
-            try:
-                offset = first
-                while chunk := await body.read(self.part >> 3):
-                    offset += os.pwrite(file, chunk, offset)
-            finally:
-                body.close()
-            if offset <= last:
-                raise ConnectionResetError(errno.ECONNRESET, "the answer ended early")
-
-        self._tried("read", key, lambda: self._timed(copy, last - first))
+            if isinstance(error, OSError) and error.errno in _LOCAL_ERRNOS:
+                raise
+            raise self._problem("read", next(iter(files)), error) from error
 
     def remove(self, key: str) -> None:
         path = self._path(key)
         try:
-            # rm would read the key as a pattern.
-            self._tried("remove", key, lambda: self._fs.rm_file(path))
+            self._fs.rm_file(path)  # rm would read the key as a pattern
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
                 raise self._problem("remove", key, error) from error
@@ -285,79 +196,60 @@ class FsspecStore(Store):
         return True
 
     def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:
-        if not hasattr(type(self._fs), "_call_s3"):
-            yield from super().remove_many(files)
-            return
-        keys = (file.key for file in files)
-        batches = iter(lambda: list(itertools.islice(keys, _REMOVED)), [])
-        for found in self.each(self._remove_batch, batches, _REMOVALS):
-            yield from found
+        files = list(files)
+        left = files
+        if self._is_s3:
+            batches = [files[start : start + _REMOVED] for start in range(0, len(files), _REMOVED)]
+            left = [file for stayed in self.each(self._remove_batch, batches) for file in stayed]
+        found = dict(zip(left, super().remove_many(left), strict=True))  # with the reason if it must stay
+        return (found.get(file, True) for file in files)
 
-    def _remove_batch(self, keys: Sequence[str]) -> list[bool | TrackerError]:
-        """Remove objects of S3 with one request. (s3fs's ``rm`` hides which ones have stayed.)"""
-        names = {self._fs.split_path(self._path(key))[1]: key for key in keys}
-        bucket = self._root.partition("/")[0]
+    def _remove_batch(self, files: Sequence[File]) -> list[File]:
+        """Remove objects of S3 with one request, and return those that stayed. (s3fs's ``rm`` does not name them.)"""
+        names = {self._fs.split_path(self._path(file.key))[1]: file for file in files}
         wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         try:
-            answer = self._tried(
-                "remove", keys[0], lambda: self._fs.call_s3("delete_objects", Bucket=bucket, Delete=wanted)
-            )
-            left = [names[error["Key"]] for error in answer.get("Errors", ())]
+            answer = self._fs.call_s3("delete_objects", Bucket=self._root.partition("/")[0], Delete=wanted)
         except Exception:  # servers like S3 may not know this request, or not this form of it
-            left = list(keys)
-        found: dict[str, bool | TrackerError] = dict.fromkeys(keys, True)
-        for number, key in enumerate(left):
-            try:
-                self.remove(key)  # with retries, and with the reason if it must stay
-            except TrackerError as error:
-                if not isinstance(error.__cause__, PermissionError):
-                    raise
-                found.update(dict.fromkeys(left[number:], error))
-                break
-        return list(found.values())
+            return list(files)
+        return [names[error["Key"]] for error in answer.get("Errors", ())]
 
     def for_this_thread(self) -> FsspecStore:
         """Return the store for a thread other than the one that opened it: its client may work only in that one."""
         if self._asynchronous:
             return self
-        return FsspecStore(self.base, *open_filesystem(self.base), self._patience)
+        return FsspecStore(self.base, *open_filesystem(self.base, self._patience), self._patience)
 
     def keys(self, prefix: str | None) -> list[str]:
-        path = self._root if prefix is None else self._path(prefix)
-        if prefix is not None and self._finds_prefixes:
-            # For a folder that does not exist, s3fs would send two more requests.
-            above, _, name = path.rpartition("/")
-            found = self._listed(lambda: self._fs.find(above, prefix=f"{name}/"))
-            found = [name for name in found if name.startswith(f"{path}/")]  # older versions include the prefix itself
-        else:
-            found = self._listed(lambda: self._fs.find(path))
-        own = prefix is not None and prefix.partition("/")[0] == PRIVATE
-        if prefix is not None and self._objects and not own and path not in found and self.read(prefix) is not None:
-            found.append(path)  # an object may exist as well as others below its name
-        keys = self._below(found)
         start = len(prefix or "")
-        return [key for key in keys if not key.endswith("/") and PRIVATE not in key[start:].split("/")]
+        return [key for key, _ in self._find(prefix or "") if PRIVATE not in key[start:].split("/")]
 
     def names(self, prefix: str | None = None, begin: str = "") -> list[str]:
-        path = self._root if prefix is None else self._path(prefix)
-        if begin and self._finds_prefixes:
-            files = self._below(self._listed(lambda: self._fs.find(path, prefix=begin)), path)
-            found = {name + slash for name, slash, _ in (file.partition("/") for file in files)}
-        else:
-            entries = self._listed(lambda: self._fs.ls(path or self._fs.root_marker, detail=True))
-            names = [entry["name"] + "/" * (entry["type"] == "directory") for entry in entries]
-            found = set(self._below(names, path))
-        return sorted(name for name in found if name != f"{PRIVATE}/" and name.startswith(begin))
+        path = self._path(prefix) if prefix else self._root
+        entries = self._listed(lambda: self._fs.ls(path or self._fs.root_marker, detail=True))
+        names = [entry["name"] + "/" * (entry["type"] == "directory") for entry in entries]
+        below = {name[len(path) + 1 :] for name in names if name.startswith(f"{path}/") and name != f"{path}/"}
+        return sorted(name for name in below if name != f"{PRIVATE}/" and name.startswith(begin))
 
     def files(self, prefix: str = "") -> list[File]:
+        return [File(key, int(entry["size"] or 0), self._modified(entry)) for key, entry in self._find(prefix)]
+
+    def _find(self, prefix: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the files that are, or lie below, the prefix, sorted, with what the file system tells of them."""
         path = self._path(prefix) if prefix else self._root
-        found = self._listed(lambda: self._fs.find(path, detail=True) or {})
-        entries = found.items() if isinstance(found, dict) else ()
-        return sorted(
-            File(path[len(self._root) + 1 :], int(entry["size"] or 0), self._modified(entry))
-            for path, entry in entries
-            if path.startswith(f"{self._root}/") and not path.endswith("/")
-        )
+        if prefix and self._objects:
+            # There may be an object of this name as well as others below it. One request lists both.
+            above, _, name = path.rpartition("/")
+            found = self._listed(lambda: self._fs.find(above, prefix=name, detail=True))
+        else:
+            found = self._listed(lambda: self._fs.find(path, detail=True))
+        entries = found if isinstance(found, dict) else {}
+        names = [
+            name
+            for name in entries
+            if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
+        ]
+        return [(name[len(self._root) + 1 :], entries[name]) for name in sorted(names)]
 
     def _modified(self, entry: Mapping[str, Any]) -> float:
         value = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), None)
@@ -369,28 +261,16 @@ class FsspecStore(Store):
             return float(value)
         raise TrackerError(f"The store of the tracker base {self.base!r} does not report when a file was written.")
 
-    def _tried(self, action: str, key: str, function: Callable[[], T]) -> T:
-        # A forked process that cannot reach the store will never be able to.
-        patience = self._patience if self._pid == os.getpid() else 0.0
-        return retried(function, patience, lambda: f"{action} {self.location(key) if key else self.base}")
-
     def _listed(self, action: Callable[[], T]) -> T | list[Any]:
-        def list_anew() -> T:
+        try:
             self._fs.invalidate_cache()  # other processes also write
             return action()
-
-        try:
-            return self._tried("list", "", list_anew)
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
                 raise self._problem("list", "", error) from error
             return []
         except Exception as error:
             raise self._problem("list", "", error) from error
-
-    def _below(self, names: list[str], above: str | None = None) -> list[str]:
-        root = f"{self._root if above is None else above}/"
-        return sorted(name[len(root) :] for name in names if name.startswith(root) and name != root)
 
     def _path(self, key: str) -> str:
         path = f"{self._root}/{key}"
@@ -413,38 +293,13 @@ class FsspecStore(Store):
             )
         return path
 
-    def _refuse_beside(self, key: str, path: str) -> None:
-        """Reject on memory:// the keys that file systems reject, so that tests with it show the error."""
-        if not self._memory:
-            return
-        if self._fs.isfile(self._root):
-            raise TrackerBaseError(f"The tracker base {self.base!r} is a file. Name a directory.")
-        if self._fs.isdir(path):
-            raise KeyRefusedError(
-                f"The key {shown(key)} is a folder of other keys below the tracker base {self.base!r}. Use another "
-                f"key, for example {shown(key + '/results')}."
-            )
-        names = key.split("/")
-        for end in range(1, len(names)):
-            above = "/".join(names[:end])
-            if self._fs.isfile(f"{self._root}/{above}"):
-                raise KeyRefusedError(
-                    f"The key {shown(key)} lies below the key {shown(above)}, which has results. "
-                    "Use a key that is not below another one."
-                )
-
-    def _problem(self, action: str, key: str, error: Exception) -> TrackerError:
+    def _problem(self, action: str, key: str, error: BaseException) -> TrackerError:
         way_out = _way_to_credentials(error)
         _cut_frames(error)
         if way_out:
             return MissingCredentialsError(f"No credentials were found for the tracker base {self.base!r}. {way_out}")
         where = self.location(key) if key else self.base
         said = f"{type(error).__name__}: {error}"
-        if self._pid != os.getpid():
-            return TrackerError(
-                f"Cannot {action} {where} ({said}): this process was forked, and the installed fsspec cannot reach "
-                "object stores from a forked process. Install a newer fsspec, or start processes with 'spawn'."
-            )
         # Writing to a missing bucket is "not found". Google's server does not say more.
         missing = action == "write" and self._objects and isinstance(error, FileNotFoundError)
         if missing or _bucket_is_missing(error):
@@ -485,13 +340,6 @@ def _cut_frames(error: BaseException) -> None:
         _cut_frames(error.__cause__)
 
 
-def survives_fork() -> bool:
-    """Return whether the installed fsspec makes a new event loop in a forked process."""
-    from fsspec import asyn
-
-    return hasattr(asyn, "reset_after_fork")
-
-
 def _layers(filesystem: Any) -> Iterator[Any]:
     """Yield the file system and those that it wraps."""
     while filesystem is not None:
@@ -508,7 +356,7 @@ def _way_to_credentials(error: BaseException | None) -> str:
     return ""
 
 
-def _bucket_is_missing(error: Exception) -> bool:
+def _bucket_is_missing(error: BaseException) -> bool:
     response = getattr(error.__cause__, "response", None)  # botocore's
     if isinstance(response, dict) and response.get("Error", {}).get("Code") == "NoSuchBucket":
         return True

@@ -384,7 +384,7 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
 
     Args:
         environ: the environment variables, which contain those of the stage protocol.
-        patience: seconds for which a call is tried again while the store fails for a moment.
+        patience: seconds for which S3 is tried again before a call raises, about.
 
     Returns:
         The run, to record results with ``put`` and to read those of other stages with ``parents``.

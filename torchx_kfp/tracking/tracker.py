@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -67,13 +67,13 @@ class FsspecResultTracker(ResultTracker):
 
     On a local file system, put is atomic and durable: readers see the old results or the new ones, and the new ones
     survive a crash of the machine. Symbolic links below the base are not followed. On an object store, put is one
-    request, and so is get. Object stores can have both ``a`` and ``a/b``; a file system (and ``memory://``) rejects the
-    second of the two. A call that fails for a moment is retried, with a warning in the log.
+    request, and so is get. Object stores can have both ``a`` and ``a/b``; a file system rejects the second of the two.
+    The drivers of object stores try again if a call fails for a moment.
 
     Args:
         tracker_base: an fsspec URL or a local directory. It is created when something is first put below it. A relative
             directory is relative to the current directory at the time of this call.
-        patience: seconds for which a call is retried before it raises.
+        patience: seconds for which S3 is tried again before a call raises, about. Other drivers have their own time.
 
     Raises:
         TrackerError: the base cannot be used. All methods raise it if the store fails, those that take a key a
@@ -211,13 +211,8 @@ class FsspecResultTracker(ResultTracker):
     def _fetch(
         self, keys: Iterable[str], corrupt: Callable[[CorruptResultError], object] | None
     ) -> Iterator[tuple[str, dict[str, Result]]]:
-        def read(key: str) -> tuple[str, bytes | CorruptResultError | None]:
-            try:
-                return key, self._store.read_record(key)
-            except CorruptResultError as error:
-                return key, error
-
-        for key, content in self._store.each(read, keys):
+        keys = list(keys)
+        for key, content in zip(keys, self._store.read_records(keys), strict=True):
             try:
                 if isinstance(content, CorruptResultError):
                     raise content
@@ -232,43 +227,23 @@ class FsspecResultTracker(ResultTracker):
 
 
 class Batch:
-    """The results of several runs, fetched many at once ahead of a program that reads them one after the other.
+    """The results of several runs, which are fetched together when the first of them is requested.
 
-    Each result is returned once, and nothing is fetched before the first one is requested. A batch in a forked process,
-    or one that was unpickled, is empty, because the threads do not exist there.
+    Each result is returned once: a program that asks again gets what is stored by then.
     """
 
     def __init__(self, tracker: FsspecResultTracker, run_ids: Iterable[str]) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._ahead: dict[str, dict[str, Result]] = {}
-
-        def read(run_id: str) -> tuple[str, dict[str, Result] | None]:
-            try:
-                return run_id, tracker.get(run_id)
-            except TrackerError:  # the program gets the error when it reads this run
-                return run_id, None
-
-        self._rest = tracker.store.each(read, dict.fromkeys(run_ids))
+        self._tracker = tracker
+        self._run_ids = list(run_ids)
+        self._found: dict[str, dict[str, Result]] | None = None
 
     def take(self, run_id: str) -> dict[str, Result] | None:
         """Return the run's results, or None if they have been taken already or could not be fetched here."""
-        if self._pid != os.getpid():
-            return None
-        with self._lock:
-            while run_id not in self._ahead:
-                try:
-                    found, results = next(self._rest)
-                except StopIteration:
-                    return None
-                if results is not None:
-                    self._ahead[found] = results
-                elif found == run_id:
-                    return None
-            return self._ahead.pop(run_id)
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # None takes its place in a pickle
+        if self._found is None:
+            self._found = {}
+            with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
+                self._found = self._tracker.get_many(self._run_ids, corrupt=lambda error: None)
+        return self._found.pop(run_id, None)
 
 
 def wait_for_results(tracker: FsspecResultTracker, run_id: str, timeout: float) -> dict[str, Result]:
@@ -324,7 +299,7 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
 
     Args:
         tracker_base: an fsspec URL or a local directory.
-        patience: seconds for which a call that fails for a moment is tried again.
+        patience: seconds for which S3 is tried again before a call raises, about.
 
     Raises:
         TrackerBaseError: the base is empty, has an unknown protocol, or needs a package that is not installed.
@@ -339,14 +314,14 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
         raise ValueError(f"patience must be a number of seconds, 0 or more. Got: {patience!r}.")
     folder = _local_folder(base)
     if folder is not None:
-        return DiskStore(base, folder, patience)
+        return DiskStore(base, folder)
     # Most of the time that an application takes to start would be the import of fsspec.
     from fsspec.implementations.local import LocalFileSystem
 
     from torchx_kfp.tracking.objects import FsspecStore, open_filesystem
 
     try:
-        filesystem, path = open_filesystem(base)
+        filesystem, path = open_filesystem(base, patience)
     except ImportError as error:
         extras = [_EXTRAS[protocol] for protocol in re.findall(r"(\w+)://", base) if protocol in _EXTRAS]
         install = install_line(extras[0]) if extras else f"{error}."
@@ -360,7 +335,7 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
             "or an fsspec URL such as s3://bucket/results, gs://bucket/results or file:///mnt/results."
         ) from error
     if isinstance(filesystem, LocalFileSystem):
-        return DiskStore(base, path, patience)
+        return DiskStore(base, path)
     return FsspecStore(base, filesystem, path, patience)
 
 

@@ -20,7 +20,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 REPOSITORY = Path(__file__).resolve().parents[3]
 #: Distributions that fit together: the versions and requirements in their metadata.
 GOOD = {
-    "torchx-kfp": ("0.2.0", ['kfp<3,>=2.14; extra == "pipelines"', 'gcsfs>=1; extra == "gcs"', "fsspec>=2023.10.0"]),
+    "torchx-kfp": ("0.2.0", ['kfp<3,>=2.14; extra == "pipelines"', 'gcsfs>=1; extra == "gcs"', "fsspec>=2025.5.0"]),
     "kfp": ("2.16.1", ["urllib3<3", 'typing-extensions<5; python_version < "3.9"', "not a requirement!"]),
     "kfp-kubernetes": ("2.16.1", ["kfp<3,>=2.16.0"]),
     "kfp-server-api": ("2.16.1", []),
