@@ -1,6 +1,7 @@
 """The roles of a distributed stage: fields of AppDef, Role and Resource with an engine.
 
-Where an engine makes a difference, ``WITH_ENGINE`` says which; everything else is as in ``fields.FIELDS``.
+``_ALL`` says what all engines have in common, and ``Engine.FIELDS`` where one differs; everything else is as in
+``fields.FIELDS``.
 """
 
 from __future__ import annotations
@@ -48,33 +49,10 @@ _ALL: Mapping[str, Mapping[str, str]] = {
         "devices": "mapped: all types",
     },
 }
-_EACH: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "job": {
-        "AppDef": {"roles": "rejected unless it is one: the pods of a Job are of one kind"},
-        "Role": {
-            "min_replicas": "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once",
-            "max_retries": "mapped: the stage makes the Job again; with REPLICA, the Job's backoffLimit",
-        },
-    },
-    "jobset": {
-        "Role": {
-            "min_replicas": "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once",
-            "max_retries": "mapped: failurePolicy.maxRestarts; with REPLICA, the Jobs' backoffLimit",
-        },
-    },
-    "volcano": {
-        "Role": {
-            "min_replicas": "mapped: minAvailable",
-            "max_retries": "mapped: maxRetry",
-            "retry_policy": "rejected if it is REPLICA and there are retries: Volcano does not count those of single "
-            "replicas. Every other policy starts all replicas again",
-        },
-    },
-}
 #: How each engine treats each field.
 WITH_ENGINE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    engine: {kind: {**fields, **_ALL.get(kind, {}), **_EACH[engine].get(kind, {})} for kind, fields in FIELDS.items()}
-    for engine in ENGINES
+    name: {kind: {**fields, **_ALL.get(kind, {}), **engine.FIELDS.get(kind, {})} for kind, fields in FIELDS.items()}
+    for name, engine in ENGINES.items()
 }
 
 

@@ -56,6 +56,8 @@ class Engine:
     STOCK_RIGHTS: ClassVar[bool] = False
     #: Whether the engine runs several roles.
     HAS_ROLES: ClassVar[bool] = True
+    #: How the engine treats fields, by the classes of TorchX that have them, where that differs from engine to engine.
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     queue: str | None = None
     priority_class: str | None = None

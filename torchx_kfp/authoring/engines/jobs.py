@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 INDEX = "batch.kubernetes.io/job-completion-index"
 #: Kueue's label for its queue: https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
 QUEUE = "kueue.x-k8s.io/queue-name"
+_ONE_BY_ONE = "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once"
 
 
 def indexed_job(role: specs.Role, position: int, template: Manifest) -> Manifest:
@@ -57,6 +58,13 @@ class Job(Engine):
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = (("", "services"),)
     STOCK_RIGHTS: ClassVar[bool] = True
     HAS_ROLES: ClassVar[bool] = False
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "AppDef": {"roles": "rejected unless it is one: the pods of a Job are of one kind"},
+        "Role": {
+            "min_replicas": _ONE_BY_ONE,
+            "max_retries": "mapped: the stage makes the Job again; with REPLICA, the Job's backoffLimit",
+        },
+    }
 
     def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
         if len(roles) > 1:
@@ -113,6 +121,12 @@ class JobSet(Engine):
     NAME: ClassVar[str] = "jobset"
     NEEDS: ClassVar[str] = "the JobSet controller (Kubeflow Trainer brings it)"
     RESOURCE: ClassVar[tuple[str, str]] = ("jobset.x-k8s.io", "jobsets")
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "Role": {
+            "min_replicas": _ONE_BY_ONE,
+            "max_retries": "mapped: failurePolicy.maxRestarts; with REPLICA, the Jobs' backoffLimit",
+        },
+    }
 
     succeeds_with: Sequence[str] = ()
 

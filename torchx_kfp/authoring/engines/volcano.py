@@ -43,6 +43,14 @@ class Volcano(Engine):
     NAME: ClassVar[str] = "volcano"
     NEEDS: ClassVar[str] = "Volcano"
     RESOURCE: ClassVar[tuple[str, str]] = ("batch.volcano.sh", "jobs")
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "Role": {
+            "min_replicas": "mapped: minAvailable",
+            "max_retries": "mapped: maxRetry",
+            "retry_policy": "rejected if it is REPLICA and there are retries: Volcano does not count those of single "
+            "replicas. Every other policy starts all replicas again",
+        },
+    }
 
     min_available: int | None = None
     succeeds_with: Sequence[str] = ()
