@@ -31,6 +31,11 @@ HOSTILE = [
 ]
 
 
+def rows(text: str) -> list[str]:
+    """Return the rows of a text, several of which may be in one line."""
+    return [row for line in text.strip().splitlines() for row in line.split("  ;;  ")]
+
+
 def compiled(entrypoint: str, *args: str, env: Any = None, tracked: bool = False) -> str:
     """Compile a stage with these arguments, in which the parameter ``value`` is ``{}``, and ``flag`` is ``<>``."""
 
@@ -121,39 +126,22 @@ def test_no_builtin_evaluates_a_value(tmp_path: Path) -> None:
 
 #: What is refused with a value inside, for its shape: only one command whose words are quoted has none of these.
 REFUSED = [
-    *(
-        "echo {}",
-        'echo "{}"',
-        "echo '{}' | cat",
-        "x='{}'; show $x",
-        "show $(echo '{}')",
-        "echo '{}' > f",
-        "a && b '{}'",
-    ),
-    *("echo '{}'\ntouch x", " echo '{}'", "echo '{}' ", "echo  '{}'", "echo '{}'&", "(echo '{}')", "{ echo '{}'; }"),
-    *(
-        "if true; then echo '{}'; fi",
-        "x=1 show '{}'",
-        "x='{}' show",
-        "'{}' x",
-        "'show' '{}'",
-        "~/show '{}'",
-        "! show '{}'",
-    ),
-    *(
-        "show $'{}'",
-        'show $"{}"',
-        "show \\'{}\\'",
-        "show a'{}'",
-        "show '{}'b",
-        "show '{}' $x",
-        "show '{}' # x",
-        "# '{}'",
-    ),
-    *("eval '{}'", ". '{}'", "source '{}'", "exec '{}'", "command eval '{}'", "time eval '{}'", "trap '{}' EXIT"),
-    *("test -v '{}'", "'[' -v '{}' ']'", "printf '{}'", "printf -v '{}' x", "unset '{}'", "read '{}'", "alias 'a={}'"),
-    *("python -c 'print({})'", "sh -c 'echo {}'", "bash -ec 'x {}'", "env -S 'x {}'", "ssh host 'echo {}'"),
-    *("timeout 9 sh -c 'echo {}'", "perl -ne 'print {}'", "show ${x:={}}", "show ${x:-y} '{}'", "show '{}' *"),
+    *rows(r"""
+echo {}  ;;  echo "{}"  ;;  echo '{}' | cat  ;;  x='{}'; show $x  ;;  show $(echo '{}')  ;;  echo '{}' > f
+a && b '{}'  ;;  echo '{}'&  ;;  (echo '{}')  ;;  { echo '{}'; }  ;;  if true; then echo '{}'; fi
+x=1 show '{}'  ;;  x='{}' show  ;;  '{}' x  ;;  'show' '{}'  ;;  ~/show '{}'  ;;  ! show '{}'  ;;  show $'{}'
+show $"{}"  ;;  show a'{}'  ;;  show '{}'b  ;;  show '{}' $x  ;;  show '{}' # x  ;;  # '{}'  ;;  eval '{}'
+. '{}'  ;;  source '{}'  ;;  exec '{}'  ;;  command eval '{}'  ;;  time eval '{}'  ;;  trap '{}' EXIT
+test -v '{}'  ;;  '[' -v '{}' ']'  ;;  printf '{}'  ;;  printf -v '{}' x  ;;  unset '{}'  ;;  read '{}'
+alias 'a={}'  ;;  python -c 'print({})'  ;;  sh -c 'echo {}'  ;;  bash -ec 'x {}'  ;;  env -S 'x {}'
+ssh host 'echo {}'  ;;  timeout 9 sh -c 'echo {}'  ;;  perl -ne 'print {}'  ;;  show ${x:={}}
+show ${x:-y} '{}'  ;;  show '{}' *
+"""),
+    "echo '{}'\ntouch x",
+    " echo '{}'",
+    "echo '{}' ",
+    "echo  '{}'",
+    "show \\'{}\\'",
 ]
 
 
@@ -166,15 +154,12 @@ def test_a_value_is_never_where_it_might_be_code(program: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *(
-            "sh|-c|show '{}'",
-            "/bin/bash|-c|show '{}'",
-            "bash|-euxo|pipefail|-c|show '{}'|bash|y{}",
-            "bash|-lc|show '{}'",
-        ),
-        *("bash|--norc|-c|show '{}'", "dash|-e|-u|-c|show '{}'|sh|-c|x{}", "ash|-c|show '{}'"),
-    ],
+    rows(
+        r"""
+sh|-c|show '{}'  ;;  /bin/bash|-c|show '{}'  ;;  bash|-euxo|pipefail|-c|show '{}'|bash|y{}
+bash|-lc|show '{}'  ;;  bash|--norc|-c|show '{}'  ;;  dash|-e|-u|-c|show '{}'|sh|-c|x{}  ;;  ash|-c|show '{}'
+"""
+    ),
 )
 def test_programs_of_shells_are_found(command: str) -> None:
     assert "show ''\"${TORCHX_KFP_VALUE}\"''" in containers(compiled(*command.split("|")))["run"]["command"]
@@ -182,29 +167,15 @@ def test_programs_of_shells_are_found(command: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *(
-            "sh|-e|script.sh|show '{}'",
-            "busybox|echo|-c|show '{}'",
-            "python|train.py|-c|conf-{}.yaml",
-            "python|-m|x|-e|a{}",
-        ),
-        *(
-            'bash|-c|show "$1"|sh|a{}|-c|b{}',
-            "python|-c|print()|-c|a{}",
-            "node|app.js|-e|a{}",
-            "python|-W|x|y.py|-c|a{}",
-        ),
-        *(
-            "python|-u|train.py|a{}",
-            "sh|x{}",
-            "perl|-e|print|a{}",
-            "node|--require|x|app.js|a{}",
-            "sh|-c|{}",
-            "python|-c|{}",
-        ),
-        *("python|-cprint()|a{}", "env|A=b|python|x.py|a{}", "ssh-add|a{}", "train|--shell=bash|-c|a{}"),
-    ],
+    rows(
+        r"""
+sh|-e|script.sh|show '{}'  ;;  busybox|echo|-c|show '{}'  ;;  python|train.py|-c|conf-{}.yaml
+python|-m|x|-e|a{}  ;;  bash|-c|show "$1"|sh|a{}|-c|b{}  ;;  python|-c|print()|-c|a{}  ;;  node|app.js|-e|a{}
+python|-W|x|y.py|-c|a{}  ;;  python|-u|train.py|a{}  ;;  sh|x{}  ;;  perl|-e|print|a{}
+node|--require|x|app.js|a{}  ;;  sh|-c|{}  ;;  python|-c|{}  ;;  python|-cprint()|a{}
+env|A=b|python|x.py|a{}  ;;  ssh-add|a{}  ;;  train|--shell=bash|-c|a{}
+"""
+    ),
 )
 def test_other_arguments_are_no_code(command: str) -> None:
     words = containers(compiled(*command.split("|")))["run"]["command"]
@@ -213,54 +184,24 @@ def test_other_arguments_are_no_code(command: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *(
-            "mksh|-c|echo '{}'",
-            "/bin/zsh|-c|echo '{}'",
-            "rbash|-c|echo '{}'",
-            "fish|--command|echo {}",
-            "bash-5.2|-c|echo '{}'",
-        ),
-        *(
-            "bash|-i|-c|echo '{}'",
-            "bash|-O|extglob|-c|echo '{}'",
-            "bash|--rcfile|x|-c|echo '{}'",
-            "bash|<>|-c|echo '{}'",
-        ),
-        *(
-            "sh|-c|-e|echo '{}'",
-            "sh|-c|--|echo '{}'",
-            "sh|-c|<>|echo '{}'",
-            "bash|-co|pipefail|echo '{}'",
-            "bash|-cecho {}",
-        ),
-        *(
-            "env|-i|sh|-c|echo '{}'",
-            "env|A=b|sh|-c|echo '{}'",
-            "timeout|10|bash|-c|echo '{}'",
-            "busybox|sh|-c|echo '{}'",
-        ),
-        *("env|-S|sh -c 'echo {}'", "env|-Ssh -c 'echo {}'", "env|-vS|echo {}", "env|--split-string=echo {}"),
-        *(
-            "kubectl|exec|pod|--|sh|-c|echo '{}'",
-            "xargs|sh|-ec|echo '{}'",
-            "sudo|/bin/bash|-c|echo '{}'",
-            "su|user|-c|echo {}",
-        ),
-        *("watch|ls {}", "ssh|host|echo {}", "env|python3|train.py|--shell|sh|-c|echo '{}'", "sh|x.sh|sh|-c|a{}"),
-        *("timeout|10|python|run.py|bash|-c|echo '{}'", "timeout|<>|sh|-c|echo '{}'"),
-        *("python|-c|print({})", "python3.11|-Bc|print({})", "/usr/bin/python3|-W|ignore|-c|{}+1", "pypy3|-cprint({})"),
-        *("perl|-e|print {}", "perl|-MX|-lane|{};", "perl5.36|-e|1;|-e|print {}", "ruby|-e|puts {}", "node|-e|f({})"),
-        *(
-            "node|--eval|f({})",
-            "node|--eval=f({})",
-            "nodejs|-p|{}+1",
-            "deno|eval|f({})",
-            "php8.2|-r|f({});",
-            "lua|-e|f({})",
-        ),
-        *("julia|-E|{}+1", "Rscript|-e|{}+1", "uv|run|python|-c|print({})", "torchrun|-m|x|python|-c|print({})"),
-    ],
+    rows(
+        r"""
+mksh|-c|echo '{}'  ;;  /bin/zsh|-c|echo '{}'  ;;  rbash|-c|echo '{}'  ;;  fish|--command|echo {}
+bash-5.2|-c|echo '{}'  ;;  bash|-i|-c|echo '{}'  ;;  bash|-O|extglob|-c|echo '{}'
+bash|--rcfile|x|-c|echo '{}'  ;;  bash|<>|-c|echo '{}'  ;;  sh|-c|-e|echo '{}'  ;;  sh|-c|--|echo '{}'
+sh|-c|<>|echo '{}'  ;;  bash|-co|pipefail|echo '{}'  ;;  bash|-cecho {}  ;;  env|-i|sh|-c|echo '{}'
+env|A=b|sh|-c|echo '{}'  ;;  timeout|10|bash|-c|echo '{}'  ;;  busybox|sh|-c|echo '{}'
+env|-S|sh -c 'echo {}'  ;;  env|-Ssh -c 'echo {}'  ;;  env|-vS|echo {}  ;;  env|--split-string=echo {}
+kubectl|exec|pod|--|sh|-c|echo '{}'  ;;  xargs|sh|-ec|echo '{}'  ;;  sudo|/bin/bash|-c|echo '{}'
+su|user|-c|echo {}  ;;  watch|ls {}  ;;  ssh|host|echo {}  ;;  env|python3|train.py|--shell|sh|-c|echo '{}'
+sh|x.sh|sh|-c|a{}  ;;  timeout|10|python|run.py|bash|-c|echo '{}'  ;;  timeout|<>|sh|-c|echo '{}'
+python|-c|print({})  ;;  python3.11|-Bc|print({})  ;;  /usr/bin/python3|-W|ignore|-c|{}+1  ;;  pypy3|-cprint({})
+perl|-e|print {}  ;;  perl|-MX|-lane|{};  ;;  perl5.36|-e|1;|-e|print {}  ;;  ruby|-e|puts {}  ;;  node|-e|f({})
+node|--eval|f({})  ;;  node|--eval=f({})  ;;  nodejs|-p|{}+1  ;;  deno|eval|f({})  ;;  php8.2|-r|f({});
+lua|-e|f({})  ;;  julia|-E|{}+1  ;;  Rscript|-e|{}+1  ;;  uv|run|python|-c|print({})
+torchrun|-m|x|python|-c|print({})
+"""
+    ),
 )
 def test_other_code_takes_no_value(command: str) -> None:
     with pytest.raises(ChannelError, match=says("is code with the pipeline channel 'value' inside", "args=")):
