@@ -247,13 +247,13 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
         if isinstance(group, tasks_group.ParallelFor):
             _loop_item(group, where)
     channel = _with_true_type(channel)
-    carrier = None
+    loop_item = None
     if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
         loop = pipeline_here(where).groups[-1]
         if getattr(loop, "loop_argument", None) is not channel.loop_argument:
             # KFP passes a field of a constant item into a group inside the loop only together with the item.
-            carrier = _reference(channel.loop_argument, where)
-    return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), carrier)
+            loop_item = _reference(channel.loop_argument, where)
+    return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), loop_item)
 
 
 def _check_field(channel: pipeline_channel.PipelineChannel, where: str) -> None:

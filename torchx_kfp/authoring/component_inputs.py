@@ -54,7 +54,7 @@ def name_inputs(
     """Name the input of each reference: by the alias under which a stage is read, or by the channel.
 
     KFP's backend merges components whose containers have the same text, even if their inputs differ
-    (kubeflow/pipelines, argocompiler). So a name in the text shows the input's type, and whether there is a carrier.
+    (kubeflow/pipelines, argocompiler). So a name in the text shows the input's type, and whether there is a loop item.
     """
     inputs: dict[Reference, str] = {reference: reference.name for reference in parameters}
     taken = {RUN_ID, *taken, *inputs.values()}
@@ -63,8 +63,8 @@ def name_inputs(
         if reference not in inputs:
             inputs[reference] = input_name(wanted, taken)
             taken.add(inputs[reference])
-            if reference.carrier:
-                add(reference.carrier, _typed_name(reference.carrier))
+            if reference.loop_item:
+                add(reference.loop_item, _typed_name(reference.loop_item))
 
     for alias, source in sources.items():
         run_ids = source.run_ids if isinstance(source, CollectedRuns) else source
@@ -80,7 +80,7 @@ def name_inputs(
 def _typed_name(reference: Reference) -> str:
     if reference.argument is None:
         return reference.name
-    name = f"{INNER}{reference.name}" if reference.carrier else reference.name
+    name = f"{INNER}{reference.name}" if reference.loop_item else reference.name
     return name + SUFFIXES.get(reference.type, "")
 
 

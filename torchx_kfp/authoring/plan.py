@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.authoring.channels import parse_checked
-from torchx_kfp.authoring.component_inputs import Input, Prefix, describe, lift, name_inputs, plan_inputs, reads, render
-from torchx_kfp.authoring.engines import read_engine
-from torchx_kfp.authoring.fields import (
+from torchx_kfp.authoring.appdef import (
     Resources,
     check_app,
     check_name,
-    read_node_selector,
-    read_resources,
-    read_volumes,
+    parse_node_selector,
+    parse_resources,
+    parse_volumes,
 )
+from torchx_kfp.authoring.channels import parse_checked
+from torchx_kfp.authoring.component_inputs import Input, Prefix, describe, lift, name_inputs, plan_inputs, reads, render
+from torchx_kfp.authoring.engines import read_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import Publication, read_publication, read_ui_metadata
@@ -151,12 +151,12 @@ def plan_stage(
         command=command,
         inputs=planned,
         outputs=outputs,
-        resources=Resources() if engine else read_resources(main),
+        resources=Resources() if engine else parse_resources(main),
         cache=options.cache,
         labels=pod_labels(app, main, alone=True) if options.labels else {},
         field_paths=field_paths,
-        node_selector={} if engine else read_node_selector(main),
-        volumes=publisher_volumes(main, options) if engine else read_volumes(main),
+        node_selector={} if engine else parse_node_selector(main),
+        volumes=publisher_volumes(main, options) if engine else parse_volumes(main),
         task_config=TASK_CONFIG if engine and hasattr(dsl, "TaskConfig") else None,
         has_volumes=not engine or bool(options.publishing),
         secrets=options.secrets or {},

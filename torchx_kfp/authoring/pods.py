@@ -11,8 +11,8 @@ from typing import Any
 from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import role_to_pod, sanitize_for_serialization
 
+from torchx_kfp.authoring.appdef import parse_amounts, parse_devices, parse_node_selector, whole_number
 from torchx_kfp.authoring.engines.engine import ROLE_LABEL, STAGE_LABEL, Engine, Manifest, marker
-from torchx_kfp.authoring.fields import read_amounts, read_devices, read_node_selector, whole_number
 from torchx_kfp.errors import AppDefError
 
 #: The fields of a pod that an overlay can change.
@@ -47,9 +47,9 @@ def pod_template(
         labels: the labels of the application.
     """
     where = f"role {role.name!r}"
-    selector = read_node_selector(role)
-    amounts = read_amounts(role.resource, where)
-    amounts |= {device: str(count) for device, count in read_devices(role.resource, where).items()}
+    selector = parse_node_selector(role)
+    amounts = parse_amounts(role.resource, where)
+    amounts |= {device: str(count) for device, count in parse_devices(role.resource, where).items()}
     plain = specs.Role(role.name, image, mounts=role.mounts, port_map=read_ports(role))
     pod: Manifest = sanitize_for_serialization(role_to_pod(name, plain, None))
     (container,) = pod["spec"]["containers"]

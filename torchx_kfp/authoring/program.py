@@ -16,13 +16,13 @@ from kfp.dsl import pipeline_channel
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
-from torchx_kfp.authoring.channels import check_parts, ir_type, parse, parse_checked
-from torchx_kfp.authoring.fields import (
-    read_retries,
-    read_role,
-    read_workspace_folders,
+from torchx_kfp.authoring.appdef import (
+    parse_retries,
+    parse_workspace_folders,
     shown_value,
+    single_role,
 )
+from torchx_kfp.authoring.channels import check_parts, ir_type, parse, parse_checked
 from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
 from torchx_kfp.authoring.options import StageOptions
@@ -69,13 +69,13 @@ def pod_program(app: specs.AppDef, options: StageOptions) -> Program:
     """Return the program of a stage without an engine: that of its one role, with its retries and trackers."""
     if options.replicas is not None:
         raise AppDefError("replicas is given, but no engine. Give one, such as engine='job': it runs the replicas.")
-    role = read_role(app)
+    role = single_role(app)
     program = role_program(app, role, options)
     run_id_file = None if options.tracker_base is None else output_placeholder(RUN_ID)
     return replace(
         program,
         env={**tracker_env(options.trackers), **program.env},
-        starter=check_starter(retry_words(read_retries(role), run_id_file)),
+        starter=check_starter(retry_words(parse_retries(role), run_id_file)),
     )
 
 
@@ -182,7 +182,7 @@ def parse_workspace(workspace: object) -> Parts | None:
 
 def role_workspace(role: specs.Role, options: StageOptions) -> Parts | None:
     """Return where the code is with which a role starts: its own folders, or the option of the stage."""
-    folders = read_workspace_folders(role, f"role {role.name!r}")
+    folders = parse_workspace_folders(role, f"role {role.name!r}")
     if not folders:
         return parse_workspace(options.workspace)
     if options.workspace:

@@ -47,8 +47,8 @@ class Reference:
     argument: object
     name: str
     type: str
-    #: A reference that the task must also take, so that KFP passes this one into the task's group.
-    carrier: Reference | None = None
+    #: The item whose field this is, if the task must take it as well: KFP passes on the field only together with it.
+    loop_item: Reference | None = None
 
     def __eq__(self, other: object) -> bool:
         # Comparing channels with == would make a condition for dsl.If.

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torchx import specs
 
+from torchx_kfp.authoring.appdef import FIELDS, check_app, check_role, parse_retries, shown_value, whole_number
 from torchx_kfp.authoring.channels import check_parts, contains_channel, may_be_a_whole_number, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
-from torchx_kfp.authoring.fields import FIELDS, check_app, check_role, read_retries, shown_value, whole_number
 from torchx_kfp.authoring.naming import component_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.pods import pod_template
@@ -79,7 +79,7 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
     _check_roles(app)
     roles = dict(zip(role_names(app.roles), app.roles, strict=True))
     main = app.roles[0]
-    counts = _read_replicas(options.replicas, app.roles)
+    counts = _parse_replicas(options.replicas, app.roles)
     programs = [role_program(app, role, options, replicas=True) for role in app.roles]
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
     inherited = {name: parts for name, parts in programs[0].env.items() if REPLICA not in parts}
@@ -146,7 +146,7 @@ def _check_roles(app: specs.AppDef) -> None:
     check_app(app)
     for role in app.roles:
         where = check_role(app, role)
-        read_retries(role)
+        parse_retries(role)
         most = whole_number(role.num_replicas, f"num_replicas of {where}", 1)
         fewest = getattr(role, "min_replicas", None)
         if fewest is not None and whole_number(fewest, f"min_replicas of {where}", 1) > most:
@@ -163,7 +163,7 @@ def _check_roles(app: specs.AppDef) -> None:
             raise AppDefError(f"AppDef {app.name!r} has several roles {name!r}. Give each role its own name.")
 
 
-def _read_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, Parts]:
+def _parse_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, Parts]:
     """Read the numbers of replicas that the option ``replicas`` gives, by role."""
     if replicas is None:
         return {}
@@ -181,10 +181,10 @@ def _read_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, P
                 f"replicas names the role {shown_value(name)}, which the AppDef does not have."
                 f"{did_you_mean(name, known)} Its roles: {', '.join(map(repr, known))}."
             )
-    return {name: _read_count(count, known[name]) for name, count in replicas.items()}
+    return {name: _parse_count(count, known[name]) for name, count in replicas.items()}
 
 
-def _read_count(count: object, role: specs.Role) -> Parts:
+def _parse_count(count: object, role: specs.Role) -> Parts:
     """Return a role's number of replicas: a constant, or a channel, which the launcher checks."""
     where = f"replicas of role {role.name!r}"
     if contains_channel(count):

@@ -10,7 +10,7 @@ from kfp import dsl
 from kfp.dsl import pipeline_channel
 from torchx import specs
 
-from torchx_kfp.authoring.fields import check_app, check_name
+from torchx_kfp.authoring.appdef import check_app, check_name
 from torchx_kfp.authoring.reads import TrackerBase
 from torchx_kfp.authoring.references import Channel
 from torchx_kfp.authoring.stages import task_from_app

@@ -8,8 +8,8 @@ import pytest
 from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role, VolumeMount
 
 from tests.authoring.engines.apps import EFA, INSTANCE, OVERLAY
+from torchx_kfp.authoring.appdef import FIELDS
 from torchx_kfp.authoring.engines import ENGINES
-from torchx_kfp.authoring.fields import FIELDS
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.plan import StagePlan, plan_stage
 from torchx_kfp.authoring.replicas import WITH_ENGINE

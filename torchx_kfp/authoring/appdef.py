@@ -1,8 +1,8 @@
 """Every field of AppDef, Role and Resource: mapped, rejected or ignored, and why.
 
 ``FIELDS`` is complete for torchx 0.7.0 and the nightly. A test compares it with the dataclasses of the installed
-torchx, so a new field fails the build instead of being lost. ``read_role`` reads the mapped fields and rejects anything
-that KFP cannot do; errors name the field and the way out.
+torchx, so a new field fails the build instead of being lost. Anything that KFP cannot do is rejected with an error that
+names the field and the way out.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Resources:
     accelerator: tuple[str, int] | None = None
 
 
-def read_role(app: specs.AppDef) -> specs.Role:
+def single_role(app: specs.AppDef) -> specs.Role:
     """Return the AppDef's one role, and reject several ones and replicas, for which KFP has no place."""
     check_app(app)
     if len(app.roles) > 1:
@@ -182,7 +182,7 @@ def check_name(name: object, where: str) -> None:
     check_word(name, where)
 
 
-def read_resources(role: specs.Role) -> Resources:
+def parse_resources(role: specs.Role) -> Resources:
     """Return the role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
     resource, where = role.resource, f"role {role.name!r}"
     if 0 < resource.memMB < LAUNCHER_MB:
@@ -191,16 +191,16 @@ def read_resources(role: specs.Role) -> Resources:
             f"needs about {LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
         )
-    counts = read_devices(resource, where)
+    counts = parse_devices(resource, where)
     if len(counts) > 1:
         raise AppDefError(
             f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}), but a KFP task "
             "can have only one. Ask for one of them, or give an engine, such as engine='job', whose pods can have more."
         )
-    return Resources(**read_amounts(resource, where), accelerator=next(iter(counts.items()), None))
+    return Resources(**parse_amounts(resource, where), accelerator=next(iter(counts.items()), None))
 
 
-def read_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
+def parse_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
     """Read cpu and memory as Kubernetes writes them. Those that the resource does not ask for are left out."""
     cpu, memory = resource.cpu, resource.memMB
     amounts = {}
@@ -213,7 +213,7 @@ def read_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
     return amounts
 
 
-def read_node_selector(role: specs.Role) -> dict[str, str]:
+def parse_node_selector(role: specs.Role) -> dict[str, str]:
     """Read the node labels that the role's capabilities ask for."""
     selector = {}
     for name, value in role.resource.capabilities.items():
@@ -227,7 +227,7 @@ def read_node_selector(role: specs.Role) -> dict[str, str]:
     return selector
 
 
-def read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
+def parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
     """Read the role's persistent volume claims and the paths at which they are mounted."""
     volumes = []
     for mount in role.mounts:
@@ -247,7 +247,7 @@ def read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
     return tuple(volumes)
 
 
-def read_retries(role: specs.Role) -> int:
+def parse_retries(role: specs.Role) -> int:
     """Return how often a failed stage is retried."""
     return whole_number(role.max_retries, f"max_retries of role {role.name!r}", 0)
 
@@ -257,7 +257,7 @@ def shown_value(value: object) -> str:
     return "a pipeline channel" if contains_channel(value) else repr(value)
 
 
-def read_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
+def parse_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
     """Return the folders of a role's own workspace, and the path of each in the workspace; {} if it has none.
 
     TorchX 0.7.0 has no such field; its runner gives schedulers a string.
@@ -298,7 +298,7 @@ def whole_number(value: object, where: str, least: int) -> int:
     return int(value)
 
 
-def read_devices(resource: specs.Resource, where: str) -> dict[str, int]:
+def parse_devices(resource: specs.Resource, where: str) -> dict[str, int]:
     """Return how many devices of each type the resource asks for."""
     counts = {GPU: resource.gpu, **resource.devices}
     whole = {name: whole_number(count, f"the count of {name} of {where}", -1) for name, count in counts.items()}
