@@ -169,7 +169,7 @@ def test_settings_that_an_older_kfp_does_not_hand_on() -> None:
     ("configure", "fact"),
     [
         (lambda task, _: kubernetes.set_image_pull_secrets(task, ["registry"]), "image pull secrets"),
-        (lambda task, _: kubernetes.set_image_pull_policy(task, "Always"), "the image pull policy"),
+        (lambda task, _: kubernetes.set_image_pull_policy(task, "Always"), "image pull policies"),
     ],
 )
 def test_settings_that_kfp_never_hands_on(configure: Any, fact: str) -> None:

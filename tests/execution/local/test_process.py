@@ -10,7 +10,8 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from torchx_kfp.contract import protocol
 from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_environment
-from torchx_kfp.execution.local.kubernetes import KNOWN, KNOWN_OF_PIPELINES
+from torchx_kfp.execution.local.kubernetes import KNOWN_OF_PIPELINES
+from torchx_kfp.execution.pipeline.pod_settings import POD_SETTINGS
 
 
 def test_python_is_the_running_interpreter_without_such_names_in_its_folder(tmp_path, monkeypatch):
@@ -40,7 +41,7 @@ def test_trackers_of_a_stage_around_a_run_are_its_own(tmp_path):
 
 def test_every_setting_of_the_installed_kfp_kubernetes_is_known():
     names = {field.json_name for field in kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR.fields}
-    assert names <= KNOWN
+    assert names <= POD_SETTINGS.keys()
     names = {field.json_name for field in pipeline_spec_pb2.PipelineConfig.DESCRIPTOR.fields}
     assert names <= KNOWN_OF_PIPELINES
 

@@ -25,6 +25,7 @@ from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
+from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import LATEST, KnownStage, known_bases, walk
 from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
@@ -36,8 +37,6 @@ if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates 
 
 #: The mounts of stages whose files stay when the pod ends.
 _LASTING = ("pvcMount",)
-#: Settings of the platform spec through which a pod may get variables that the pipeline does not name.
-_HIDDEN_VARIABLES = ("secretAsEnv", "configMapAsEnv")
 _S3 = ("s3", "s3a")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _WAY_OUT = (
@@ -350,7 +349,8 @@ def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tupl
                 f"and its variable {name} is {shown(value)}, which means the pod itself there, not this machine. Give "
                 "the address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000",
             )
-    if own or any(stage.place.component.platform.get(setting) for setting in _HIDDEN_VARIABLES):
+    # A pod may get variables that the pipeline does not name.
+    if own or entries(stage.place.component.platform, VARIABLES):
         return
     for name, value in environ.items():
         if S3_ENDPOINT.fullmatch(name) and is_this_machine(_host_of(value)):

@@ -18,16 +18,11 @@ import yaml
 
 from torchx_kfp.common.text import did_you_mean, joined
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.pod_settings import FILES, POD_SETTINGS, VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component
 
 _MANIFESTS = (".yaml", ".yml", ".json")
 _MANIFEST_KINDS = ("Secret", "ConfigMap")
-
-#: Settings of the platform spec that mount a secret or config map as files.
-FILES = ("secretAsVolume", "configMapAsVolume")
-#: Settings that turn one into variables, with its name in messages and the option that provides it.
-VARIABLES = {"secretAsEnv": ("secret", "--secret"), "configMapAsEnv": ("config map", "--config-map")}
-_KINDS = {"secret": "secret", "configMap": "config map"}
 
 #: The keys and values of secrets, or of config maps, by the names of these.
 Given = Mapping[str, Mapping[str, str]]
@@ -43,7 +38,7 @@ class GivenKeys:
 
     def of(self, setting: str) -> Given:
         """Return the secrets or config maps from which a setting of the platform spec takes its values."""
-        return self.secrets if setting.startswith("secret") else self.config_maps
+        return self.secrets if POD_SETTINGS[setting].keys_of == "secret" else self.config_maps
 
     def environment(self, environ: Mapping[str, str], *, in_container: bool) -> Mapping[str, str]:
         """Return the variables of an environment that a stage may get in place of keys."""
@@ -139,44 +134,43 @@ def verify_given(
         ArgumentError: no stage uses one of them, one lacks a key that is used, or a container would get a variable of
             this machine that the user has not named.
     """
-    taken: dict[str, set[str]] = {"secret": set(), "configMap": set()}
+    taken: dict[str, set[str]] = {"secret": set(), "config map": set()}
     for component, inputs, in_container in stages:
         own = given.environment(environ, in_container=in_container)
-        for setting in (*VARIABLES, *FILES):
-            kind = "secret" if setting.startswith("secret") else "configMap"
-            for item in component.platform.get(setting) or ():
-                name = name_of(item, inputs)
-                taken[kind].add(name)
-                keys = given.of(setting).get(name)
-                wanted = [key for variable, key in variables_of(item) if variable not in own]
-                missing = [key for key in wanted if keys is not None and key not in keys]
-                if missing and not item.get("optional"):
-                    raise ArgumentError(
-                        f"The {_KINDS[kind]} {name!r} that was given lacks {joined(missing)}; it has: "
-                        f"{', '.join(sorted(keys or ())) or 'nothing'}."
-                    )
-                hidden = [one for one, _ in variables_of(item) if one in environ and one not in own]
-                if hidden and name and keys is None and not item.get("optional"):
-                    raise ArgumentError(
-                        f"A stage in a container takes {joined(hidden)} from the {_KINDS[kind]} {name!r}. This machine "
-                        f"has {'such variables' if len(hidden) > 1 else 'such a variable'}, but containers get only "
-                        f"those that you name: {' '.join(f'--env {one}' for one in hidden)}. Or give the values: "
-                        f"{VARIABLES[setting][1]} {name}=FILE."
-                    )
-    for kind, there in taken.items():
-        for name in given.of(kind):
+        for key, item in entries(component.platform, (*VARIABLES, *FILES)):
+            kind, name = POD_SETTINGS[key].keys_of, name_of(item, inputs)
+            taken[kind].add(name)
+            keys = given.of(key).get(name)
+            wanted = [key for variable, key in variables_of(item) if variable not in own]
+            missing = [key for key in wanted if keys is not None and key not in keys]
+            if missing and not item.get("optional"):
+                raise ArgumentError(
+                    f"The {kind} {name!r} that was given lacks {joined(missing)}; it has: "
+                    f"{', '.join(sorted(keys or ())) or 'nothing'}."
+                )
+            hidden = [one for one, _ in variables_of(item) if one in environ and one not in own]
+            if hidden and name and keys is None and not item.get("optional"):
+                raise ArgumentError(
+                    f"A stage in a container takes {joined(hidden)} from the {kind} {name!r}. This machine "
+                    f"has {'such variables' if len(hidden) > 1 else 'such a variable'}, but containers get only "
+                    f"those that you name: {' '.join(f'--env {one}' for one in hidden)}. Or give the values: "
+                    f"{POD_SETTINGS[key].option} {name}=FILE."
+                )
+    for kind, names in (("secret", given.secrets), ("config map", given.config_maps)):
+        there = taken[kind]
+        for name in names:
             # A name may be an input that is known only when the pipeline runs.
             if name not in there and "" not in there:
-                names = ", ".join(sorted(there)) or "none"
+                used = ", ".join(sorted(there)) or "none"
                 raise ArgumentError(
-                    f"No stage uses the {_KINDS[kind]} {name!r}.{did_you_mean(name, there)} The stages use: {names}."
+                    f"No stage uses the {kind} {name!r}.{did_you_mean(name, there)} The stages use: {used}."
                 )
 
 
 def secret_variables(platform: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of this environment that the stage would get from secrets and config maps."""
-    items = [item for key in VARIABLES for item in platform.get(key) or ()]
-    return {name: environ[name] for item in items for name, _ in variables_of(item) if name in environ}
+    items = entries(platform, VARIABLES)
+    return {name: environ[name] for _, item in items for name, _ in variables_of(item) if name in environ}
 
 
 def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
@@ -185,10 +179,9 @@ def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, An
     ``inputs`` are those of the scope: the name of a secret may be one of them.
     """
     values: dict[str, str] = {}
-    for setting in VARIABLES:
-        for item in component.platform.get(setting) or ():
-            keys = given.of(setting).get(name_of(item, inputs), {})
-            values |= {variable: keys[key] for variable, key in variables_of(item) if key in keys}
+    for setting, item in entries(component.platform, VARIABLES):
+        keys = given.of(setting).get(name_of(item, inputs), {})
+        values |= {variable: keys[key] for variable, key in variables_of(item) if key in keys}
     return values
 
 
@@ -196,8 +189,7 @@ def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any
     """Return the given secrets and config maps that the stage gets as files, by their paths."""
     return {
         os.path.normpath(mount.get("mountPath", "")): given.of(key)[name]
-        for key in FILES
-        for mount in component.platform.get(key) or ()
+        for key, mount in entries(component.platform, FILES)
         if (name := name_of(mount, inputs)) in given.of(key)
     }
 
@@ -212,18 +204,17 @@ def missing_variables(
 ) -> Iterator[str]:
     """Describe the variables that the component needs from secrets and config maps that were not given."""
     there = {*given.environment(environ, in_container=in_container), *given_values(component, given, inputs)}
-    for setting, (what, option) in VARIABLES.items():
-        for item in component.platform.get(setting) or ():
-            missing = [(variable, key) for variable, key in variables_of(item) if variable not in there]
-            if missing and not item.get("optional"):
-                name = name_of(item, inputs)
-                variables, keys = (" and ".join(map(str, words)) for words in zip(*missing, strict=True))
-                named = [f"--env {variable}" for variable, _ in missing] if in_container else []
-                naming = f" and give {' '.join(named)}" if named else ""
-                yield (
-                    f"the {what} {name!r} (set {variables}{naming}, or give {option} {name or 'NAME'}=FILE with the "
-                    f"key{'s' if len(missing) > 1 else ''} {keys})"
-                )
+    for setting, item in entries(component.platform, VARIABLES):
+        missing = [(variable, key) for variable, key in variables_of(item) if variable not in there]
+        if missing and not item.get("optional"):
+            name, of = name_of(item, inputs), POD_SETTINGS[setting]
+            variables, keys = (" and ".join(map(str, words)) for words in zip(*missing, strict=True))
+            named = [f"--env {variable}" for variable, _ in missing] if in_container else []
+            naming = f" and give {' '.join(named)}" if named else ""
+            yield (
+                f"the {of.keys_of} {name!r} (set {variables}{naming}, or give {of.option} {name or 'NAME'}=FILE with "
+                f"the key{'s' if len(missing) > 1 else ''} {keys})"
+            )
 
 
 def variables_of(item: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -17,22 +17,24 @@ from typing import Any
 
 from torchx_kfp.contract.protocol import OF_LAUNCHERS, RUN_ID_LABEL
 from torchx_kfp.contract.specification import ReplicaRole
-from torchx_kfp.execution.local.given_keys import FILES, VARIABLES, GivenKeys, given_files, name_of
+from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, name_of
 from torchx_kfp.execution.pipeline.placeholders import parse_quantity
+from torchx_kfp.execution.pipeline.pod_settings import (
+    FIELDS,
+    FILES,
+    METADATA,
+    POD_SETTINGS,
+    SHARED_MEMORY,
+    TIME_LIMIT,
+    entries,
+)
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, volume_task
 from torchx_kfp.execution.pipeline.walk import safe_name
 
-#: Settings of the platform spec that mount a volume, and the volume's name in messages.
-VOLUMES = {
-    "pvcMount": "the volume claim",
-    "secretAsVolume": "the secret",
-    "configMapAsVolume": "the config map",
-    "emptyDirMounts": "an empty directory",
-    "genericEphemeralVolume": "a temporary volume",
-}
-#: Volumes for which containers get a new folder.
-_TEMPORARY = ("emptyDirMounts", "genericEphemeralVolume")
 _SHM = "/dev/shm"
+_VOLUMES = tuple(key for key, setting in POD_SETTINGS.items() if setting.volume)
+#: Volumes for which containers get a new folder.
+_TEMPORARY = tuple(key for key, setting in POD_SETTINGS.items() if setting.is_temporary)
 
 
 def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str)
 
 def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
     """Return the mount paths of volumes that are empty at first, by the volumes' names."""
-    volumes = [volume for key in _TEMPORARY for volume in platform.get(key) or () if not _is_memory(volume)]
+    volumes = [volume for _, volume in entries(platform, _TEMPORARY) if not _is_memory(volume)]
     return {
         safe_name(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])
         for index, volume in enumerate(volumes)
@@ -64,7 +66,7 @@ def shared_memory(platform: Mapping[str, Any]) -> int | None:
     """Return the size of ``/dev/shm`` in bytes; None if the pipeline does not set it."""
     volumes = platform.get("emptyDirMounts") or ()
     sizes = [volume.get("sizeLimit") for volume in volumes if os.path.normpath(volume["mountPath"]) == _SHM]
-    if shared := platform.get("enabledSharedMemory"):
+    if shared := platform.get(SHARED_MEMORY):
         sizes.append(shared.get("size"))
     if not sizes:
         return None
@@ -93,41 +95,27 @@ def missing_mounts(
     for key, mount in _mounts(component):
         path = os.path.normpath(mount.get("mountPath", ""))
         if key not in _TEMPORARY and path not in mounted and path not in files:
-            option = "--config-map" if key == "configMapAsVolume" else "--secret"
-            give = f", or give {option} {name_of(mount, inputs) or 'NAME'}=FILE" if key in FILES else ""
+            name = name_of(mount, inputs) or "NAME"
+            give = f", or give {POD_SETTINGS[key].option} {name}=FILE" if key in FILES else ""
             yield f"{_volume(key, mount, inputs)} (give --mount FOLDER:{path}{give})"
 
 
 def _mounts(component: Component) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for key in VOLUMES:
-        for mount in component.platform.get(key) or ():
-            if not mount.get("optional"):
-                yield key, mount
+    return ((key, mount) for key, mount in entries(component.platform, _VOLUMES) if not mount.get("optional"))
 
 
 def _volume(key: str, mount: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
     name = name_of(mount, inputs)
-    return f"{VOLUMES[key]} {name!r}" if name else VOLUMES[key]
+    volume = POD_SETTINGS[key].volume
+    return f"{volume} {name!r}" if name else volume
 
 
 def _is_memory(volume: Mapping[str, Any]) -> bool:
     return volume.get("medium") == "Memory"
 
 
-_POD_METADATA = "podMetadata"
 #: Prefixes of the labels that TorchX's Kubernetes scheduler and this project use to describe a pod.
 _OWN_LABELS = ("app.kubernetes.io/", "torchx.pytorch.org/")
-_NOT_APPLIED = {
-    "enabledSharedMemory": "shared memory sizes",
-    "imagePullPolicy": "image pull policies",
-    "imagePullSecret": "image pull secrets",
-    "nodeAffinity": "node affinities",
-    "nodeSelector": "node selectors",
-    "podAffinity": "pod affinities",
-    _POD_METADATA: "pod labels and annotations",
-    "securityContext": "security contexts",
-    "tolerations": "tolerations",
-}
 _PIPELINE_NOT_APPLIED = {
     "mutexName": "the pipeline's mutex",
     "resourceTtl": "the time for which a finished run is kept",
@@ -136,12 +124,7 @@ _PIPELINE_NOT_APPLIED = {
     "resourceTtlOnSuccess": "the time for which a finished run is kept",
     "semaphoreKey": "the pipeline's semaphore",
 }
-# Settings that are applied.
 _WORKSPACE = "workspace"
-TIME_LIMIT = "activeDeadlineSeconds"
-_FIELDS = "fieldPathAsEnv"
-#: Settings that are applied in containers only.
-_OF_CONTAINERS = ("enabledSharedMemory", "imagePullPolicy", "securityContext")
 #: Settings in the spec of a replica's pod.
 _OF_REPLICAS = {
     "affinity": "affinities",
@@ -149,8 +132,7 @@ _OF_REPLICAS = {
     "priorityClassName": "priority classes",
     "tolerations": "tolerations",
 }
-#: All settings of components and of pipelines that this version knows; others are rejected.
-KNOWN = {_FIELDS, TIME_LIMIT, *_NOT_APPLIED, *VOLUMES, *VARIABLES}
+#: All settings of pipelines that this version knows; others are rejected.
 KNOWN_OF_PIPELINES = {_WORKSPACE, TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
 
 
@@ -177,7 +159,7 @@ def pod_user(platform: Mapping[str, Any]) -> str | None:
 def field_values(component: Component, run_id: str, pod_name: str, pod_uid: str) -> dict[str, str]:
     """Return the environment variables that the stage gets from fields of its pod."""
     values = _fields(run_id, pod_name, pod_uid)
-    items = component.platform.get(_FIELDS) or ()
+    items = component.platform.get(FIELDS) or ()
     return {item["name"]: values[item["fieldPath"]] for item in items if item["fieldPath"] in values}
 
 
@@ -197,8 +179,11 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
 
     ``has_gpus`` tells whether containers can be given GPUs.
     """
-    applied = _OF_CONTAINERS if in_container else ()
-    kinds = [text for key, text in _NOT_APPLIED.items() if key not in applied and _is_set(component, key)]
+    kinds = [
+        setting.words
+        for key, setting in POD_SETTINGS.items()
+        if not (setting.container if in_container else setting.process) and _is_set(component, key)
+    ]
     resources = component.container.resources if component.container is not None else {}
     if in_container and resources.get("accelerator") and not has_gpus:
         kinds.append("accelerator limits")
@@ -206,7 +191,7 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
         kinds.append("cpu, memory and accelerator limits")
     kinds += [
         f"the variable {item['name']} (from the pod's {item['fieldPath']})"
-        for item in component.platform.get(_FIELDS) or ()
+        for item in component.platform.get(FIELDS) or ()
         if item["fieldPath"] not in _fields() and item["name"] not in OF_LAUNCHERS
     ]
     for role in component.facts.replica_roles:
@@ -228,7 +213,7 @@ def pipeline_not_applied(platform: Mapping[str, Any]) -> list[str]:
 def refusals(component: Component) -> Iterator[str]:
     """Describe settings of the component that this version does not know."""
     for key in component.platform:
-        if key not in KNOWN:
+        if key not in POD_SETTINGS:
             yield f"has the Kubernetes setting {key!r}, which this version does not know. Run it on KFP"
 
 
@@ -242,7 +227,7 @@ def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
 def _is_set(component: Component, key: str) -> bool:
     """Tell whether the pipeline's author has set it: every stage of an AppDef has labels that do not count."""
     setting = component.platform.get(key)
-    if key != _POD_METADATA or not setting:
+    if key != METADATA or not setting:
         return bool(setting)
     labels = setting.get("labels") or {}
     return bool(setting.get("annotations")) or any(not label.startswith(_OWN_LABELS) for label in labels)

@@ -14,11 +14,12 @@ from torchx_kfp.errors import MissingCredentialsError, TrackerError
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.endpoints import described, own_endpoints
 from torchx_kfp.execution.local.executors.executor import NO_CONTAINERS, Containers
-from torchx_kfp.execution.local.given_keys import FILES, VARIABLES, GivenKeys, missing_variables
+from torchx_kfp.execution.local.given_keys import GivenKeys, missing_variables
 from torchx_kfp.execution.model import checks as backend
 from torchx_kfp.execution.model.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.conditions import is_field_selector
 from torchx_kfp.execution.pipeline.load import reading
+from torchx_kfp.execution.pipeline.pod_settings import FILES, VARIABLES, entries
 from torchx_kfp.execution.pipeline.python_components import (
     find_containerized,
     names_executor,
@@ -202,7 +203,7 @@ def check_bases(
             if not any(
                 stage.place.name in containers
                 or stage.variables
-                or any(stage.place.component.platform.get(setting) for setting in (*VARIABLES, *FILES))
+                or entries(stage.place.component.platform, (*VARIABLES, *FILES))
                 for stage in stages
             ):
                 raise

@@ -23,11 +23,11 @@ from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.scripts import assignment, workspace_in, workspace_words
 from torchx_kfp.contract.specification import REPLICA, ReplicaRole
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.attempt import RunContext, placed, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.replay_differences import COMMAND_FILE, Change, differences
+from torchx_kfp.execution.pipeline.pod_settings import TIME_LIMIT
 from torchx_kfp.execution.pipeline.walk import PodNames, StageNames
 from torchx_kfp.execution.runs.invocation import Invocation
 
@@ -119,7 +119,7 @@ def _attempt(invocation: Invocation, context: RunContext, change: Change) -> tup
     names = StageNames()
     run = DagRun(invocation.pipeline, place.scope, invocation.scope, names).runs[place.task.name]
     # A debugger takes longer than a time limit allows.
-    platform = {key: value for key, value in component.platform.items() if key != kubernetes.TIME_LIMIT}
+    platform = {key: value for key, value in component.platform.items() if key != TIME_LIMIT}
     run.component, run.name = dataclasses.replace(component, platform=platform), invocation.stage
     run.inputs = dict(invocation.inputs)
     attempt = plan_attempt(run, context, PodNames().make(invocation.stage, 1))

@@ -25,6 +25,7 @@ from torchx_kfp.execution.model.distributed import of_launcher
 from torchx_kfp.execution.model.findings import Finding, Kind
 from torchx_kfp.execution.pipeline.conditions import compares_types, verify_condition
 from torchx_kfp.execution.pipeline.placeholders import Facts, read_limits, unknown_placeholders
+from torchx_kfp.execution.pipeline.pod_settings import FIELDS, VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Component, Constant, FromInput, FromTask, Pipeline, Task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
 
@@ -351,10 +352,9 @@ def expand(text: str, environ: Mapping[str, str]) -> bytes:
 def variables_of(component: Component) -> dict[str, str]:
     """Return the variables of the component's container; values that only the cluster knows are in ``<>``."""
     values = dict(component.container.env) if component.container is not None else {}
-    for setting in ("secretAsEnv", "configMapAsEnv"):
-        for item in component.platform.get(setting) or ():
-            values |= {pair["envVar"]: f"<{pair['envVar']}>" for pair in item.get("keyToEnv") or ()}
-    for item in component.platform.get("fieldPathAsEnv") or ():
+    for _, item in entries(component.platform, VARIABLES):
+        values |= {pair["envVar"]: f"<{pair['envVar']}>" for pair in item.get("keyToEnv") or ()}
+    for item in component.platform.get(FIELDS) or ():
         values[item["name"]] = f"<{item['fieldPath']}>"
     return values
 

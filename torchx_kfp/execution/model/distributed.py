@@ -10,29 +10,11 @@ from collections.abc import Iterator
 
 from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.execution.model.findings import Kind
+from torchx_kfp.execution.pipeline.pod_settings import POD_SETTINGS
 from torchx_kfp.execution.pipeline.spec import Component
 
 #: The type of the input through which a component gets what is set on its task.
 _CONFIG_TYPE = "TASK_CONFIG"
-#: Kubernetes settings that ``dsl.TaskConfig`` has.
-_HANDED_ON = {
-    "nodeSelector": "node selectors",
-    "nodeAffinity": "affinities",
-    "tolerations": "tolerations",
-    "configMapAsEnv": "variables",
-    "configMapAsVolume": "volumes",
-    "secretAsVolume": "volumes",
-}
-#: Those that it does not have (kubeflow/pipelines, backend/src/v2/driver/k8s.go).
-_KEPT = {
-    "emptyDirMounts": "empty volumes",
-    "genericEphemeralVolume": "ephemeral volumes",
-    "podAffinity": "pod affinities",
-    "enabledSharedMemory": "shared memory",
-    "imagePullPolicy": "the image pull policy",
-    "imagePullSecret": "image pull secrets",
-    "securityContext": "the security context",
-}
 
 
 def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
@@ -48,7 +30,7 @@ def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
             "pod that starts them, because kfp 2.14 has compiled the pipeline. Compile it with kfp 2.15 or newer, for "
             "a backend of 2.15 or newer, or put them into the AppDef (resource, env, mounts, metadata['kubernetes'])",
         )
-    if kept := [text for key, text in _KEPT.items() if component.platform.get(key)]:
+    if kept := list(_handed_on(component, False)):
         yield (
             Kind.CHANGED,
             f"sets {' and '.join(kept)} on the task of a distributed stage. KFP does not hand that on to its replicas. "
@@ -68,6 +50,11 @@ def _lost(component: Component, roles: list[ReplicaRole]) -> Iterator[str]:
         yield "variables"
     if {mount["mountPath"] for mount in component.platform.get("pvcMount") or ()} - set(roles[0].mounts):
         yield "volumes"
-    for key, text in _HANDED_ON.items():
-        if component.platform.get(key):
-            yield text
+    yield from _handed_on(component, True)
+
+
+def _handed_on(component: Component, is_handed_on: bool) -> Iterator[str]:
+    """Yield what the component sets of the settings that ``dsl.TaskConfig`` has, or of those that it lacks."""
+    for key, setting in POD_SETTINGS.items():
+        if setting.handed_on is is_handed_on and component.platform.get(key):
+            yield setting.words
