@@ -37,10 +37,10 @@ def test_all_that_is_recorded_has_a_time(base: str) -> None:
     recorder["one/train/1"] = {"x": 1}
     recorder.add("two/train/1", {"metadata": {"x": 1}})
     assert (recorder.keys(), recorder.run_ids()) == (["one/train/1"], ["two/train/1"])
-    assert recorder.written("one").keys() == {"one/train/1"}
-    assert recorder.written("two") == {}
-    times = recorder.last_written()
-    assert times == {"one": recorder.written("one")["one/train/1"], "two": times["two"]}
+    times = recorder.written()
+    assert times.keys() == {"one/train/1", "two/train/1"}
+    assert [recorder.written(run) for run in ("one", "two")] == [{key: times[key]} for key in sorted(times)]
+    assert recorder.last_written() == {"one": times["one/train/1"], "two": times["two/train/1"]}
 
 
 def test_giants_are_not_read(base: str, monkeypatch: pytest.MonkeyPatch) -> None:

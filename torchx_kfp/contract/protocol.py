@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,10 +81,8 @@ RunIds = str | tuple[str, ...]
 _EXECUTION = re.compile(r"(?P<pod>.+?)(?P<uid>_[0-9a-f]{8})?(?:_(?P<attempt>[1-9][0-9]{0,6}))?", re.DOTALL)
 #: A run id of a run on KFP or on this machine (``pipeline.walk``). Keys of other forms may end in anything.
 _RUN_ID = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6})/[^/]+/[^/]+")
-#: A run id on this machine (``pipeline.walk``). The last number in the pod's name counts the attempts of the runner.
-_LOCAL = re.compile(
-    r"(?P<place>[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}/[^/]+/[^/]+-)(?P<number>0|[1-9][0-9]{0,6})(?:_[1-9][0-9]{0,6})?"
-)
+#: A pod of a run on this machine (``pipeline.walk``). The last number counts the attempts of the runner.
+_LOCAL = re.compile(r"([^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}/[^/]+/[^/]+)-[0-9]+")
 
 
 class Execution(NamedTuple):
@@ -101,59 +99,23 @@ class Execution(NamedTuple):
         return cls(found["pod"], (found["uid"] or "")[1:], int(found["attempt"] or 1)) if found else cls("")
 
 
-def superseded(
-    run_ids: Iterable[str], recorded: Callable[[str], float] = lambda _: 0.0, last: Iterable[str] = ()
-) -> set[str]:
-    """Return those of the run ids whose attempts others have followed; keys of another form never have been.
+def superseded(recorded: Mapping[str, float]) -> set[str]:
+    """Return the run ids of attempts that others have followed: of those at one place, the last to record counts.
 
-    The number after ``_`` counts the attempts in a pod. Of pods with one name, the one that has recorded last is the
-    newest. In runs on this machine, and only there, the number at the end of the pod's name counts attempts, too.
+    The place is the pod's name: pods of one name have different UIDs, and the number after ``_`` counts the attempts in
+    a pod. Keys that are not run ids of KFP or of this machine are never superseded.
 
     Args:
-        run_ids: the run ids.
-        recorded: returns the time at which a run id has recorded results; 0 if it has none.
-        last: last attempts according to the run, which may be others than these. On KFP, one that has recorded no
-            results may lack the UID.
+        recorded: when each run recorded anything last, its start, results or others.
     """
-    told = {_place(run_id)[0]: run_id for run_id in last}
-    places: dict[str, dict[str, tuple[int, Execution]]] = {}
-    for run_id in filter(_RUN_ID.fullmatch, run_ids):
-        place, number = _place(run_id)
-        places.setdefault(place, {})[run_id] = number, Execution.parse(run_id)
-    earlier: set[str] = set()
-    for place, found in places.items():
-        latest = told.get(place)
-        if latest is not None and not _LOCAL.fullmatch(latest):
-            if latest in found:
-                earlier |= found.keys() - {latest}
-            else:  # it has recorded no results: those with results are others
-                attempt = Execution.parse(latest).attempt
-                earlier |= {key for key, (_, one) in found.items() if one.attempt != attempt or recorded(key)}
-            continue
-        if latest is not None:
-            found[latest] = _place(latest)[1], Execution.parse(latest)
-        earlier |= _followed(place, found, recorded)
-    return earlier
-
-
-def _place(run_id: str) -> tuple[str, int]:
-    """Return the run id without what tells attempts apart, and the runner's number of the attempt; -1 elsewhere."""
-    if found := _LOCAL.fullmatch(run_id):
-        return found["place"], int(found["number"])
-    return f"{run_id.rpartition('/')[0]}/{Execution.parse(run_id).pod}", -1
-
-
-def _followed(place: str, found: Mapping[str, tuple[int, Execution]], recorded: Callable[[str], float]) -> set[str]:
-    """Return all run ids but those of the last attempt at one place."""
-    uids = dict.fromkeys((one.uid for _, one in found.values()), 0.0)
-    # Names of executions that others choose may only look like attempts.
-    if len(found) < 2 or not (_LOCAL.fullmatch(next(iter(found))) or place in found or all(uids)):
-        return set()
-    if len(uids) > 1:
-        for key, (_, one) in found.items():
-            uids[one.uid] = max(uids[one.uid], recorded(key))
-    last = max(found, key=lambda key: (found[key][0], uids[found[key][1].uid], found[key][1].attempt))
-    return {*found} - {last}
+    places: dict[str, list[str]] = {}
+    for run_id in filter(_RUN_ID.fullmatch, recorded):
+        pod = f"{run_id.rpartition('/')[0]}/{Execution.parse(run_id).pod}"
+        local = _LOCAL.fullmatch(pod)
+        places.setdefault(local[1] if local else pod, []).append(run_id)
+    # The times of S3 are whole seconds: of two that are equal, the longer name, or the larger number, is later.
+    last = {max(found, key=lambda each: (recorded[each], len(each), each)) for found in places.values()}
+    return {run_id for found in places.values() for run_id in found} - last
 
 
 class RawJson(str):

@@ -219,7 +219,7 @@ def _open_stage(run: OldRun, since: float) -> str:
         if file.key.startswith(f"{RUNS}/") and "started" in fields_of(file.key):
             begun[run_id_of(file.key)] = max(file.modified, begun.get(run_id_of(file.key), 0.0))
     done = {file.key: file.modified for file in run.results}
-    earlier = superseded({*begun, *done}, lambda run_id: done.get(run_id, 0.0))
+    earlier = superseded({run_id: max(begun.get(run_id, 0.0), done.get(run_id, 0.0)) for run_id in {*begun, *done}})
     late = {when: run_id for run_id, when in begun.items() if run_id not in earlier and run_id not in done}
     newest = max(late, default=0.0)
     if newest <= since:

@@ -164,9 +164,20 @@ class Recorder(FsspecResultTracker):
         """Return the run ids of replays; see ``records.replays_among``."""
         return replays_among(self.store, keys)
 
-    def written(self, run: str) -> dict[str, float]:
-        """Return when the results of a pipeline run were written, in seconds since 1970, by run id."""
-        return {file.key: file.modified for file in self.store.files(run)}
+    def written(self, run: str = "") -> dict[str, float]:
+        """Return when each run recorded something last, in seconds since 1970, by run id.
+
+        Args:
+            run: the pipeline run to which they belong, by default any.
+        """
+        times: dict[str, float] = {}
+        for folder in (run, f"{RUNS}/{run}") if run else ("",):
+            for file in self.store.files(folder):
+                is_entry = file.key.startswith(f"{RUNS}/")
+                if is_entry or not file.key.startswith(f"{PRIVATE}/"):
+                    run_id = run_id_of(file.key) if is_entry else file.key
+                    times[run_id] = max(file.modified, times.get(run_id, 0.0))
+        return times
 
     def last_written(self) -> dict[str, float]:
         """Return when each pipeline run recorded something last, in seconds since 1970."""

@@ -78,9 +78,9 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     assert json.loads(call("results", s3_base, "--where", "loss < 1", "--format", "json").stdout) == {
         "local_cwd://torchx/app-1": {"loss": 0.25}
     }
-    # There is one listing, and one request for each result.
+    # There are listings of results and of records, and one request for each result.
     requests = s3_server.requests(lambda: call("results", s3_base, "a-1"))
-    assert len(requests) <= 3 + 2
+    assert len(requests) <= 3 + 6
     # Records are listed once: those of the latest run only if its name is that of a replay.
     requests = s3_server.requests(lambda: call("results", s3_base, "latest", "--format", "json"))
     assert sum("prefix=results/.torchx_kfp/runs/" in request for request in requests) == 1

@@ -237,4 +237,4 @@ def test_an_attempt_that_records_nothing_hides_those_before_it(retried: Retried)
     events = map(json.loads, retried.shown("watch", again, "--json").splitlines())
     [train] = [event for event in events if (event["event"], event.get("name")) == ("stage_finished", "train")]
     assert (train["attempts"], train["pods"]) == (2, 1), "the table says the same"
-    assert train["run_id"] is None, "nothing says the UID of its pod"
+    assert train["run_id"].endswith("_2"), "it has recorded its start"

@@ -6,10 +6,11 @@ has not recorded anything itself: its folder has the run ids of the results that
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +120,7 @@ class Chosen:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def choose(located: Located, known: Collection[str], recorder: Recorder, further: Collection[str] = ()) -> Chosen:
+def choose(located: Located, known: Collection[str], recorder: Recorder) -> Chosen:
     """Find the run ids of a run. Each part of its name may be cut short, as long as only one run matches.
 
     A run that was found and has recorded nothing has none.
@@ -128,7 +129,6 @@ def choose(located: Located, known: Collection[str], recorder: Recorder, further
         located: a pipeline run, a run id, or the beginning or end of one. ``latest`` is the newest pipeline run.
         known: all run ids under the tracker base.
         recorder: the records under that base.
-        further: more run ids under the tracker base, of attempts that may have followed others.
 
     Raises:
         UnknownRunError: no run matches, or several do.
@@ -170,8 +170,7 @@ def choose(located: Located, known: Collection[str], recorder: Recorder, further
         done += f"{names[0]}/"
     cached = {real: key for key, real in found.items() if key != real}
     keys = dict.fromkeys(found[key] for key in sorted(found))
-    further = [key for key in further if key.startswith(done)]
-    return Chosen(done[:-1], tuple(last_attempts(recorder, keys, done[:-1], located.run_ids, further)), cached)
+    return Chosen(done[:-1], tuple(last_attempts(recorder, keys, done[:-1], located.run_ids)), cached)
 
 
 def choose_run(located: Located, recorder: Recorder) -> str:
@@ -367,24 +366,20 @@ def _unknown(run: str, word: str, done: str, found: Iterable[str], here: RunsHer
     )
 
 
-def last_attempts(
-    recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = (), further: Collection[str] = ()
-) -> list[str]:
+def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = ()) -> list[str]:
     """Return the run ids without those of earlier attempts, which are named on stderr.
 
     Args:
         recorder: the records under the tracker base.
         keys: the run ids.
         named: the part of run ids that the user has named, or the base; an attempt that is named itself is kept.
-        last: run ids of last attempts: see ``superseded``.
-        further: more run ids of the same runs, which may have followed these without any results.
+        last: see ``earlier_attempts``.
 
     Raises:
         MissingResultsError: only earlier attempts have recorded anything.
     """
     keys = list(keys)
-    shown = {*keys} - {named}
-    earlier = earlier_attempts(recorder, {*keys, *further}, last) & shown
+    earlier = earlier_attempts(recorder, keys, last) & {*keys} - {named}
     if keys and earlier.issuperset(keys):
         raise MissingResultsError(
             f"The last attempts in {named!r} have recorded nothing. Earlier ones have: "
@@ -396,6 +391,13 @@ def last_attempts(
 
 
 def earlier_attempts(recorder: Recorder, keys: Iterable[str], last: Collection[str] = ()) -> set[str]:
-    """Return the run ids of attempts that other ones have followed: see ``superseded``."""
-    times = cache(recorder.written)
-    return superseded(keys, lambda key: times(key.partition("/")[0]).get(key, 0.0), last)
+    """Return the run ids of attempts that other ones have followed: see ``superseded``.
+
+    Args:
+        recorder: the records under the tracker base.
+        keys: run ids.
+        last: the last attempts according to the run. They may have recorded nothing.
+    """
+    runs = {key.partition("/")[0] for key in keys}
+    written = recorder.written(*runs) if len(runs) == 1 else recorder.written()
+    return superseded({**written, **dict.fromkeys(last, math.inf)})

@@ -176,10 +176,10 @@ def _chosen(recorder: Recorder, located: Located) -> Chosen:
         return Chosen(run.rstrip("/"), tuple(last_attempts(recorder, keys, run.rstrip("/"), located.run_ids)))
     if located.is_found:
         known = [key for its in located.runs for key in recorder.keys(its)]
-        return choose(located, known, recorder, recorder.run_ids(located.runs[0]))
-    known, others = recorder.keys(), recorder.run_ids()
+        return choose(located, known, recorder)
+    known = recorder.keys()
     if not known:
-        if not others:
+        if not (others := recorder.run_ids()):
             raise nothing(recorder.tracker_base, run)
         raise MissingResultsError(
             f"There are no results under {recorder.tracker_base!r}, only metadata, artifacts or sources of "
@@ -197,8 +197,8 @@ def _chosen(recorder: Recorder, located: Located) -> Chosen:
             which = "it" if len(runs) == 1 else "one"
             print_message(f"Left out: {counted(len(runs), 'replay')}. Name {which} to see its results: {names}.")
         known = [key for key in known if key not in replays]
-        return Chosen("", tuple(last_attempts(recorder, known, located.base, further=others)))
-    return choose(located, known, recorder, others)
+        return Chosen("", tuple(last_attempts(recorder, known, located.base)))
+    return choose(located, known, recorder)
 
 
 def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorder, Chosen]:
