@@ -18,7 +18,7 @@ from torchx_kfp.authoring.appdef import (
 )
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.component_inputs import Input, Prefix, describe, lift, name_inputs, plan_inputs, reads, render
-from torchx_kfp.authoring.engines import read_engine
+from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import Publication, read_publication, read_ui_metadata
@@ -99,7 +99,7 @@ def plan_stage(
             "tracker base: Stages(tracker_base=...).task(app), task_from_app(app, tracker_base=...), or "
             "component_from_app(app, tracked=True)."
         )
-    engine = read_engine(options.engine)
+    engine = parse_engine(options.engine)
     ui_metadata = read_ui_metadata(options.ui_metadata)
     given = [part.name for part in _references(parameters or {}, base, sources) if part.argument is None]
     published = _publication(options, [RUN_ID, *([TASK_CONFIG] if engine else []), *given])

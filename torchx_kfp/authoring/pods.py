@@ -50,7 +50,7 @@ def pod_template(
     selector = parse_node_selector(role)
     amounts = parse_amounts(role.resource, where)
     amounts |= {device: str(count) for device, count in parse_devices(role.resource, where).items()}
-    plain = specs.Role(role.name, image, mounts=role.mounts, port_map=read_ports(role))
+    plain = specs.Role(role.name, image, mounts=role.mounts, port_map=parse_ports(role))
     pod: Manifest = sanitize_for_serialization(role_to_pod(name, plain, None))
     (container,) = pod["spec"]["containers"]
     container |= {
@@ -71,7 +71,7 @@ def pod_template(
     return _overlaid(pod, _overlay(role))
 
 
-def read_ports(role: specs.Role) -> dict[str, int]:
+def parse_ports(role: specs.Role) -> dict[str, int]:
     """Return the ports by names that Kubernetes accepts: 15 characters, with a letter, each in one place."""
     ports: dict[str, int] = {}
     for name, port in (role.port_map or {}).items():

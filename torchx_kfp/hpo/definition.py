@@ -63,8 +63,8 @@ def define_search(
     seed: int | None,
 ) -> SearchDefinition:
     """Check the arguments of a search: see ``search``."""
-    spaces = _read_parameters(parameters)
-    objectives = _read_objectives(minimize, maximize)
+    spaces = _parse_parameters(parameters)
+    objectives = _parse_objectives(minimize, maximize)
     fields = {objective: output_name(objective) for objective in objectives}
     for objective, field in fields.items():
         if field in (*spaces, *_OUTPUTS) or list(fields.values()).count(field) > 1:
@@ -98,7 +98,7 @@ def define_search(
     )
 
 
-def _read_parameters(parameters: Mapping[str, Space]) -> Mapping[str, Space]:
+def _parse_parameters(parameters: Mapping[str, Space]) -> Mapping[str, Space]:
     example = "{'lr': hpo.log(1e-4, 1.0), 'layers': hpo.int(1, 8)}"
     if not parameters:
         raise SearchError(f"parameters is {parameters!r}. Name at least one parameter: {example}.")
@@ -137,7 +137,7 @@ def _check_text(name: str, value: str) -> None:
         )
 
 
-def _read_objectives(minimize: str | Iterable[str], maximize: str | Iterable[str]) -> Mapping[str, str]:
+def _parse_objectives(minimize: str | Iterable[str], maximize: str | Iterable[str]) -> Mapping[str, str]:
     objectives: dict[str, str] = {}
     for direction, names in (("minimize", minimize), ("maximize", maximize)):
         for name in [names] if isinstance(names, str) else names:

@@ -23,7 +23,7 @@ from torchx_kfp.authoring.engines.volcano import Volcano
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import AppDefError
 
-__all__ = ["ENGINES", "Engine", "Job", "JobSet", "Volcano", "read_engine"]
+__all__ = ["ENGINES", "Engine", "Job", "JobSet", "Volcano", "parse_engine"]
 
 #: The engines by name. A name stands for the engine with its default options.
 ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet, Volcano)}
@@ -35,7 +35,7 @@ _OTHERS = {
 }
 
 
-def read_engine(engine: object) -> Engine | None:
+def parse_engine(engine: object) -> Engine | None:
     """Return the engine that the option ``engine`` names; None if there is none.
 
     Raises:

@@ -64,7 +64,7 @@ class Options:
     secrets: Mapping[str, Mapping[str, str]]
 
 
-def read_options(cfg: Mapping[str, Any]) -> Options:
+def parse_options(cfg: Mapping[str, Any]) -> Options:
     """Read the options that TorchX has resolved.
 
     Raises:

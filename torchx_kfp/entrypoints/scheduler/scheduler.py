@@ -21,7 +21,7 @@ from torchx_kfp.entrypoints.scheduler.runopts import (
     NAME,
     configured_options,
     connection_options,
-    read_options,
+    parse_options,
     run_options,
 )
 from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
@@ -69,7 +69,7 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         from torchx_kfp.entrypoints.scheduler.request import make_request
 
         try:
-            request = make_request(app, read_options(cfg))
+            request = make_request(app, parse_options(cfg))
         except TorchxKfpError as error:
             raise _as_validation_error(error) from error
         return specs.AppDryRunInfo(request, str)
