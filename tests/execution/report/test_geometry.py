@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from tests.searches import ACT, LAYERS, LR, tell
 from torchx_kfp.execution.report import plots
 from torchx_kfp.execution.report.graph import Box, edges, place
-from torchx_kfp.execution.report.trials import (
-    PARALLEL_BOTTOM,
-    PARALLEL_HEIGHT,
-    PARALLEL_TOP,
-    draw_parallel,
-    draw_trials,
-    number_trials,
-)
+from torchx_kfp.execution.report.trials import draw_trials, number_trials
 from torchx_kfp.tracking.searches import parse_search
 
 
@@ -114,11 +107,6 @@ def test_trials_are_inside_of_their_drawings_whatever_they_are(
             assert (plot.over != "trial") or len(points) == len(trials)
             assert (plot.over != "y") or len(points) == sum(finite)
             assert all(math.isfinite(where) for ticks in (plot.x_ticks, plot.y_ticks) for where, _ in ticks)
-    drawn = draw_parallel(search, shown)
-    for line in drawn.lines if drawn else ():
-        points = [tuple(map(float, place.split())) for place in re.split("[ML]", line.path) if place]
-        assert inside(points, 0, PARALLEL_TOP, drawn.width, PARALLEL_HEIGHT - PARALLEL_BOTTOM)
-        assert len(points) <= len(drawn.axes)
 
 
 def test_the_best_so_far_and_the_front() -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torchx_kfp.common.text import clean, counted, duration, moment, shorten
 from torchx_kfp.contract.inputs import identifier
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.report import formats, plots, trials
+from torchx_kfp.execution.report import formats, plots
 from torchx_kfp.execution.report.artifact_views import ROC_MARGIN, ROC_SIZE, Hyperlink, Links
 from torchx_kfp.execution.report.formats import text
 from torchx_kfp.execution.report.graph import counts_of, draw_graph, summary
@@ -192,7 +192,7 @@ def render(run: RunView, place: Path) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
-    environment.globals.update(formats=formats, describe_code=describe_code, State=State, plots=plots, trials=trials)
+    environment.globals.update(formats=formats, describe_code=describe_code, State=State, plots=plots)
     environment.globals.update(ROC_SIZE=ROC_SIZE, ROC_MARGIN=ROC_MARGIN)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     page = environment.get_template("page.html").render(

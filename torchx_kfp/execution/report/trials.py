@@ -1,7 +1,6 @@
 """The sections of the page about searches: the best trials, plots of all trials, and a table of them.
 
-An objective is plotted over the trials and over each parameter, and two objectives with their Pareto front. In parallel
-coordinates, each parameter and objective has an axis, and each trial a line across them.
+An objective is plotted over the trials and over each parameter, and two objectives with their Pareto front.
 """
 
 from __future__ import annotations
@@ -38,15 +37,6 @@ from torchx_kfp.tracking.recorder import Search, Trial
 _MOST_ROUNDS, _MOST_OBJECTIVES, _MOST_TITLES = 24, 3, 1500
 #: How many results besides the objectives a table has.
 _MOST_RESULTS = 6
-#: Of parallel coordinates: the height, the ends of the axes, the least distance between two of them, and the space
-#: next to the outermost ones.
-PARALLEL_HEIGHT, PARALLEL_TOP, PARALLEL_BOTTOM, _BETWEEN, _BESIDE = 270.0, 34.0, 14.0, 112.0, 60.0
-#: The widths of drawings that take one, two or three columns of figures. Wider ones are scrolled.
-_WIDTHS = (WIDTH, 966.0, 1500.0)
-#: The most characters of the name above an axis.
-_NAME = 14
-#: Up to this many lines also have a wide invisible one, which is easier to point at.
-MOST_WIDE = 100
 
 
 @dataclass(frozen=True)
@@ -88,10 +78,9 @@ def draw_trials(search: Search, trials: Sequence[NumberedTrial]) -> list[list[Pl
     return [figure for figure in figures if figure is not None][: _MOST_OBJECTIVES + 1]
 
 
-def place_values(
-    space: Mapping[str, Any], values: Sequence[Any], start: float, end: float
-) -> tuple[list[float], Ticks]:
-    """Place values of a parameter between two pixels, and return the ticks of the space in which it is searched."""
+def _place_values(space: Mapping[str, Any], values: Sequence[Any]) -> tuple[list[float], Ticks]:
+    """Place values of a parameter across a plot, and return the ticks of the space in which it is searched."""
+    start, end = LEFT, WIDTH - RIGHT
     bounds = space.get("bounds", ())
     numbers = [as_number(value) for value in (*bounds, *values)]
     known = [number for number in numbers if number is not None]
@@ -115,7 +104,7 @@ def _objective(search: Search, trials: Sequence[NumberedTrial], name: str) -> li
         if not having:
             continue
         values = [shown.trial.parameters[parameter] for shown, _ in having]
-        xs, ticks = place_values(its, values, LEFT, WIDTH - RIGHT)
+        xs, ticks = _place_values(its, values)
         points = [(x, axis.place(value), shown) for x, (shown, value) in zip(xs, having, strict=True)]
         marks, dots = _marks(points, titles)
         plots.append(Plot(name, parameter, marks, dots, "", ticks, axis.ticks(), plots[0].note))
@@ -177,102 +166,6 @@ def _marks(points: Sequence[tuple[float, float, NumberedTrial]], titles: bool) -
 
 
 @dataclass(frozen=True)
-class ParallelAxis:
-    """An axis; ``label`` is its ``name``, shortened."""
-
-    x: float
-    name: str
-    label: str
-    is_objective: bool
-    ticks: Ticks
-
-
-@dataclass(frozen=True)
-class ParallelLine:
-    """A trial's line. ``share`` is 100 for the best trial and 0 for the worst one; None for a trial without a value."""
-
-    shown: NumberedTrial
-    path: str
-    share: int | None
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """The drawing. ``columns`` is how many columns of figures it takes; if ``linked``, each line has a link.
-
-    ``opacity`` is that of the best lines: many lines cover each other.
-    """
-
-    width: float
-    columns: int
-    axes: list[ParallelAxis]
-    lines: list[ParallelLine]
-    linked: bool
-    opacity: float
-    note: str
-
-
-def draw_parallel(search: Search, trials: Sequence[NumberedTrial]) -> Parallel | None:
-    """Draw the trials, the best ones on top. Trials without a value have no point on the axis of an objective."""
-    names = [*search.parameters, *search.objectives]
-    least = 2 * _BESIDE + (len(names) - 1) * _BETWEEN
-    width = next((width for width in _WIDTHS if width >= least), least)
-    apart = (width - 2 * _BESIDE) / max(1, len(names) - 1)
-    axes: list[ParallelAxis] = []
-    points: dict[int, list[str]] = {}
-    for place, name in enumerate(names):
-        x, is_objective = round(_BESIDE + apart * place, 1), place >= len(search.parameters)
-        column, ticks = _objective_column(trials, name) if is_objective else _parameter_column(search, trials, name)
-        axes.append(ParallelAxis(x, name, shorten(name, _NAME, keep="ends"), is_objective, ticks))
-        for trial, y in column:
-            points.setdefault(trial, []).append(f"{x} {y}")
-    shares = _shares(search, trials)
-    lines = [
-        ParallelLine(shown, "M" + "L".join(points[shown.number]), shares.get(shown.number))
-        for shown in trials
-        if len(points.get(shown.number, ())) > 1
-    ]
-    if not lines:
-        return None
-    lines.sort(key=lambda line: -1 if line.share is None else line.share)
-    columns = sum(width > narrower for narrower in (0.0, *_WIDTHS[:2]))
-    opacity = round(min(0.9, 6 / len(lines) ** 0.5), 2)
-    strongest = "The better a trial, the stronger its line."
-    if len(search.objectives) > 1:
-        strongest = "The lines of the Pareto front are the strongest."
-    failed = " Dashed: without a value." if len(shares) < len(trials) else ""
-    return Parallel(width, columns, axes, lines, len(lines) <= MOST_SINGLE, opacity, strongest + failed)
-
-
-def _parameter_column(
-    search: Search, trials: Sequence[NumberedTrial], name: str
-) -> tuple[list[tuple[int, float]], Ticks]:
-    having = [shown for shown in trials if name in shown.trial.parameters]
-    values = [shown.trial.parameters[name] for shown in having]
-    ys, ticks = place_values(search.parameters[name], values, PARALLEL_HEIGHT - PARALLEL_BOTTOM, PARALLEL_TOP)
-    return [(shown.number, y) for shown, y in zip(having, ys, strict=True)], ticks
-
-
-def _objective_column(trials: Sequence[NumberedTrial], name: str) -> tuple[list[tuple[int, float]], Ticks]:
-    found = [(shown.number, value) for shown in trials if (value := shown.trial.value_of(name)) is not None]
-    if not found:
-        return [], []
-    axis = Axis([value for _, value in found], PARALLEL_HEIGHT - PARALLEL_BOTTOM, PARALLEL_TOP)
-    return [(number, axis.place(value)) for number, value in found], axis.ticks()
-
-
-def _shares(search: Search, trials: Sequence[NumberedTrial]) -> dict[int, int]:
-    """Return how good each trial with all values is: by its rank, so that an outlier does not make all others alike."""
-    complete = [shown for shown in trials if search.is_complete(shown.trial)]
-    if len(search.objectives) > 1:
-        return {shown.number: 100 if shown.is_best else 25 for shown in complete}
-    (name,) = search.objectives
-    costs = {shown.number: search.sign_of(name) * (shown.trial.value_of(name) or 0.0) for shown in complete}
-    ranks = {cost: rank for rank, cost in enumerate(sorted(set(costs.values())))}
-    return {number: round(100 - 100 * ranks[cost] / max(1, len(ranks) - 1)) for number, cost in costs.items()}
-
-
-@dataclass(frozen=True)
 class TrialRow:
     """A row of the table; ``link`` leads to the trial's stage. A trial that has not ended has no number."""
 
@@ -300,7 +193,6 @@ class SearchView:
     facts: Mapping[str, Any]
     best: list[TrialRow]
     figures: list[list[Plot]]
-    parallel: Parallel | None
     charts: list[Chart]
     by_stage: Mapping[str, NumberedTrial]
     rows: list[TrialRow]
@@ -357,7 +249,6 @@ def view_search(run: RunView, title: str, search: Search, links: Links, tracked:
         },
         best=[row for row in rows if row.is_best],
         figures=draw_trials(search, trials),
-        parallel=draw_parallel(search, trials),
         charts=draw_charts([stages[run_id] for run_id in ran if run_id in stages], tracked, together=title),
         by_stage=by_stage,
         rows=[*rows, *asked],
