@@ -346,7 +346,7 @@ def test_other_facts_of_a_run_do_not_stand_for_its_code(base: str, monkeypatch: 
     for _ in range(2):
         workspace.record(f"{base}/{workspace_key('1' * 64)}")
     assert recorder.record("run-1").code == (Code("1" * 64), Code("0" * 64))
-    assert len(recorder.store.keys(".torchx_kfp/runs")) == 2
+    assert len(recorder.store.list_files(".torchx_kfp/runs")) == 2
 
 
 @needs_oldest

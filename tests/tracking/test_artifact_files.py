@@ -41,7 +41,7 @@ def reader(base: object) -> Run:
 
 def keys(base: object) -> list[str]:
     """Return the keys of everything that is stored of artifacts."""
-    return [file.key for file in FsspecResultTracker(str(base)).store.files(".torchx_kfp/files")]
+    return [file.key for file in FsspecResultTracker(str(base)).store.list_files(".torchx_kfp/files")]
 
 
 def tree(folder: str | Path) -> dict[str, bytes]:

@@ -34,12 +34,12 @@ def test_no_put_is_lost_while_gc_works(tmp_path: Path) -> None:
 def test_a_file_that_was_written_since_it_was_seen_stays(tmp_path: Path) -> None:
     store = FsspecResultTracker(tmp_path).store
     store.write("run/train/1", b'{"a": 1}')
-    (seen,) = store.files()
+    (seen,) = store.list_files()
     store.write("run/train/1", b'{"a": 2}')
     os.utime(store.location("run/train/1"), (seen.modified + 1,) * 2)
     assert not store.remove_old(seen)
     assert store.read("run/train/1") == b'{"a": 2}'
-    assert store.remove_old(store.files()[0])
+    assert store.remove_old(store.list_files()[0])
     assert store.remove_old(File("run/train/1", 1, 1.0)), "what is gone is gone"
     assert os.listdir(tmp_path) == []
 
@@ -50,7 +50,7 @@ def test_a_file_that_is_written_in_the_instant_of_its_removal_stays(
 ) -> None:
     store = FsspecResultTracker(tmp_path).store
     store.write("run/train/1", b"{}")
-    (seen,) = store.files()
+    (seen,) = store.list_files()
     rename = os.rename
 
     def late(*given: Any, **options: Any) -> None:

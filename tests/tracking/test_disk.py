@@ -115,7 +115,7 @@ def test_killed_writers_leave_whole_files(tmp_path: Path) -> None:
             check_whole(tracker[key])
             assert key == "run/x" or key.startswith("new/")
     left = {name for name in visible(tmp_path) if ".torchx_kfp" in name}
-    assert {file.key for file in tracker.store.files()} == {*visible(tmp_path)} - {"run", "new"} - left
+    assert {file.key for file in tracker.store.list_files()} == {*visible(tmp_path)} - {"run", "new"} - left
     tracker.store.remove_leftovers(time.time())
     assert not [name for name in visible(tmp_path) if ".torchx_kfp" in name]
 
@@ -128,7 +128,7 @@ def test_what_killed_writers_left_is_hidden_until_it_is_old(tmp_path: Path) -> N
         (tmp_path / name).write_text('{"half":')
         os.utime(tmp_path / name, (1, 1) if name.endswith("old") else None)
     assert tracker.keys() == tracker.keys("run") == ["run/a"]
-    assert [file.key for file in tracker.store.files()] == ["run/a"]
+    assert [file.key for file in tracker.store.list_files()] == ["run/a"]
     with pytest.raises(KeyRefusedError, match=says("'run/.torchx_kfp-new'", "'.torchx_kfp'")):
         tracker.get("run/.torchx_kfp-new")
     tracker.store.remove_leftovers(time.time() - 60)

@@ -26,7 +26,7 @@ def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pyt
 def test_a_check_leaves_nothing_behind(base: str, tmp_path: Path) -> None:
     recorder = Recorder.open(base)
     recorder.verify_writable()
-    assert recorder.store.files() == []
+    assert recorder.store.list_files() == []
     (tmp_path / "file").touch()
     with pytest.raises(TrackerError, match="not a directory"):
         Recorder.open(str(tmp_path / "file")).verify_writable()

@@ -112,7 +112,7 @@ class StoredFiles:
 
     def are_there(self) -> bool:
         """Tell whether the store has files of this size here; they are not read."""
-        return sum(file.size for file in self._on.files(self.key.rpartition("/")[0])) == self.size
+        return sum(file.size for file in self._on.list_files(self.key.rpartition("/")[0])) == self.size
 
     def open(self, name: str = "") -> BinaryIO:
         """Open a file, after it was copied to this machine and checked: see ``Artifact.open``."""
@@ -200,7 +200,7 @@ class StoredFiles:
         keys = {name: f"{self.key}/{name}" if name else self.key for name in files}
         # The record may be wrong, and a file huge.
         place_of_all = next(iter(keys.values())) if len(files) == 1 else self.key
-        there = {file.key: file.size for file in store.files(place_of_all)}
+        there = {file.key: file.size for file in store.list_files(place_of_all)}
         for name, wanted in files.items():
             if (size := there.get(keys[name])) is None:
                 raise self._gone()
@@ -278,7 +278,7 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         return StoredFiles(key, size, tree.sha256, len(files)).on(store)
     except BaseException as error:
         with contextlib.suppress(TrackerError):
-            for _ in store.each(store.remove, [file.key for file in store.files(place)]):
+            for _ in store.each(store.remove, [file.key for file in store.list_files(place)]):
                 pass
         if isinstance(error, FileNotFoundError):
             raise _unstable(error.filename or top) from None

@@ -117,7 +117,7 @@ def find_old_runs(store: Store, before: float, begun: float | None = None, *, on
         CorruptResultError: a record cannot be understood, so it is not known which runs are used.
         TrackerError: the store failed.
     """
-    files = store.files()
+    files = store.list_files()
     results, records = _grouped(files)
     left_alone = {name: why for name, found in results.items() if (why := _shape_problem(found))}
     left_alone |= {name: why for name, found in records.items() if (why := _records_problem(found))}
@@ -157,7 +157,9 @@ def remove_runs(store: Store, going: Iterable[OldRun]) -> Iterator[OldRun]:
     denied: TrackerError | None = None
 
     def files_of(run: OldRun) -> list[File]:
-        return [file for place in (run.run, f"{RUNS}/{run.run}", f"{FILES}/{run.run}") for file in store.files(place)]
+        return [
+            file for place in (run.run, f"{RUNS}/{run.run}", f"{FILES}/{run.run}") for file in store.list_files(place)
+        ]
 
     waiting = iter(going)
     while batch := list(itertools.islice(waiting, _MANY)):
@@ -198,8 +200,8 @@ def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -
     }
     if not old:
         return []
-    schedules = _folded(store, store.keys(SCHEDULES), ["code"])
-    runs = _folded(store, (key for key in store.keys(RUNS) if run_of(key) not in going), ["code"])
+    schedules = _folded(store, [file.key for file in store.list_files(SCHEDULES)], ["code"])
+    runs = _folded(store, (file.key for file in store.list_files(RUNS) if run_of(file.key) not in going), ["code"])
     used = {code.digest for record in (*schedules.values(), *runs.values()) for code in record.code}
     return [UnusedCode(digest, file) for digest, file in sorted(old.items()) if digest not in used]
 

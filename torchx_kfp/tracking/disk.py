@@ -150,29 +150,7 @@ class DiskStore(Store):
             except OSError:  # it is not empty, or another process was faster
                 return
 
-    def keys(self, prefix: str | None) -> list[str]:
-        return [file.key for file in self._list(prefix or "", private=False)]
-
-    def names(self, prefix: str | None = None, begin: str = "") -> list[str]:
-        try:
-            with os.scandir(self._path(prefix or "")) as entries:
-                return sorted(
-                    name + "/" * entry.is_dir()
-                    for entry in entries
-                    if not entry.is_symlink()
-                    and (name := _decoded(entry.name)).startswith(begin)
-                    and not name.startswith(PRIVATE)
-                )
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._problem("list", prefix or "", error) from error
-
-    def files(self, prefix: str = "") -> list[File]:
-        """Return all files below the base, or a folder in it, including links and the tracker's own files."""
-        return self._list(prefix)
-
-    def _list(self, prefix: str, *, private: bool = True) -> list[File]:
+    def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
         try:
             return sorted(
                 File(key, state.st_size, state.st_mtime)
@@ -182,6 +160,16 @@ class DiskStore(Store):
             )
         except OSError as error:
             raise self._problem("list", prefix, error) from error
+
+    def names(self) -> list[str]:
+        try:
+            with os.scandir(self._root) as entries:
+                there = [entry for entry in entries if not entry.is_symlink() and not entry.name.startswith(PRIVATE)]
+                return sorted(_decoded(entry.name) + "/" * entry.is_dir() for entry in there)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._problem("list", "", error) from error
 
     def _path(self, key: str) -> str:
         # Names on disk are UTF-8, whatever the process's locale is.

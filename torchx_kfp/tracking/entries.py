@@ -76,10 +76,10 @@ def list_entries(store: Store, run_ids: Iterable[str] | None = None, folder: str
     groups: dict[str, list[str]] = {}
     for run_id in dict.fromkeys(run_ids or ()):
         groups.setdefault(pipeline_run(run_id), []).append(key_text(run_id))
-    if run_ids is None or len(groups) > _FEW_RUNS:
-        return store.keys(folder)
-    prefixes = [found[0] if len(found) == 1 else run for run, found in groups.items()]
-    return [key for keys in store.each(lambda prefix: store.keys(f"{folder}/{prefix}"), prefixes) for key in keys]
+    prefixes = [folder]
+    if run_ids is not None and len(groups) <= _FEW_RUNS:
+        prefixes = [f"{folder}/{found[0] if len(found) == 1 else run}" for run, found in groups.items()]
+    return [file.key for files in store.each(store.list_files, prefixes) for file in files]
 
 
 def run_id_of(key: str) -> str:

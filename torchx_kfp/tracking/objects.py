@@ -220,22 +220,7 @@ class FsspecStore(Store):
             return self
         return FsspecStore(self.base, *open_filesystem(self.base, self._patience), self._patience)
 
-    def keys(self, prefix: str | None) -> list[str]:
-        start = len(prefix or "")
-        return [key for key, _ in self._find(prefix or "") if PRIVATE not in key[start:].split("/")]
-
-    def names(self, prefix: str | None = None, begin: str = "") -> list[str]:
-        path = self._path(prefix) if prefix else self._root
-        entries = self._listed(lambda: self._fs.ls(path or self._fs.root_marker, detail=True))
-        names = [entry["name"] + "/" * (entry["type"] == "directory") for entry in entries]
-        below = {name[len(path) + 1 :] for name in names if name.startswith(f"{path}/") and name != f"{path}/"}
-        return sorted(name for name in below if name != f"{PRIVATE}/" and name.startswith(begin))
-
-    def files(self, prefix: str = "") -> list[File]:
-        return [File(key, int(entry["size"] or 0), self._modified(entry)) for key, entry in self._find(prefix)]
-
-    def _find(self, prefix: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return the files that are, or lie below, the prefix, sorted, with what the file system tells of them."""
+    def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
         path = self._path(prefix) if prefix else self._root
         if prefix and self._objects:
             # There may be an object of this name as well as others below it. One request lists both.
@@ -243,23 +228,18 @@ class FsspecStore(Store):
             found = self._listed(lambda: self._fs.find(above, prefix=name, detail=True))
         else:
             found = self._listed(lambda: self._fs.find(path, detail=True))
-        entries = found if isinstance(found, dict) else {}
-        names = [
-            name
-            for name in entries
+        files = [
+            File(name[len(self._root) + 1 :], int(entry["size"] or 0), _modified(entry))
+            for name, entry in (found.items() if isinstance(found, dict) else ())
             if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
         ]
-        return [(name[len(self._root) + 1 :], entries[name]) for name in sorted(names)]
+        return sorted(file for file in files if private or PRIVATE not in file.key[len(prefix) :].split("/"))
 
-    def _modified(self, entry: Mapping[str, Any]) -> float:
-        value = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), None)
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, (int, float)):
-            return float(value)
-        raise TrackerError(f"The store of the tracker base {self.base!r} does not report when a file was written.")
+    def names(self) -> list[str]:
+        entries = self._listed(lambda: self._fs.ls(self._root or self._fs.root_marker, detail=True))
+        names = [entry["name"] + "/" * (entry["type"] == "directory") for entry in entries]
+        start = len(self._root) + 1
+        return sorted(name[start:] for name in names if name[start:] not in ("", f"{PRIVATE}/"))
 
     def _listed(self, action: Callable[[], T]) -> T | list[Any]:
         try:
@@ -338,6 +318,13 @@ def _cut_frames(error: BaseException) -> None:
     error.__suppress_context__ = True
     if error.__cause__ is not None:
         _cut_frames(error.__cause__)
+
+
+def _modified(entry: Mapping[str, Any]) -> float:
+    value = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), math.inf)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    return value.timestamp() if isinstance(value, datetime) else float(value)
 
 
 def _layers(filesystem: Any) -> Iterator[Any]:

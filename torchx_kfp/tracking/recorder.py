@@ -172,7 +172,7 @@ class Recorder(FsspecResultTracker):
         """
         times: dict[str, float] = {}
         for folder in (run, f"{RUNS}/{run}") if run else ("",):
-            for file in self.store.files(folder):
+            for file in self.store.list_files(folder):
                 is_entry = file.key.startswith(f"{RUNS}/")
                 if is_entry or not file.key.startswith(f"{PRIVATE}/"):
                     run_id = run_id_of(file.key) if is_entry else file.key
@@ -182,7 +182,7 @@ class Recorder(FsspecResultTracker):
     def last_written(self) -> dict[str, float]:
         """Return when each pipeline run recorded something last, in seconds since 1970."""
         times: dict[str, float] = {}
-        for file in self.store.files():
+        for file in self.store.list_files():
             if run := run_of(file.key).partition("/")[0]:
                 times[run] = max(times.get(run, 0.0), file.modified)
         return times

@@ -47,7 +47,10 @@ _last = 0
 
 
 class File(NamedTuple):
-    """A file below a tracker base: its key, its size in bytes, and its time of change in seconds since 1970."""
+    """A file below a tracker base: its key, its size in bytes, and its time of change in seconds since 1970.
+
+    If the store does not tell the time, it is infinite: the file is never old.
+    """
 
     key: str
     size: int
@@ -237,21 +240,17 @@ class Store(abc.ABC):
         return self.each(remove, files)
 
     @abc.abstractmethod
-    def keys(self, prefix: str | None) -> list[str]:
-        """Return the prefix and the keys below it, if they exist, or all keys. Both lists are sorted."""
-
-    @abc.abstractmethod
-    def names(self, prefix: str | None = None, begin: str = "") -> list[str]:
-        """Return the names directly below the prefix or the base, sorted. Names of folders end with a slash.
+    def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
+        """Return the file of the prefix and those below it, or all files, sorted by key.
 
         Args:
-            prefix: a folder below the base.
-            begin: the beginning of the names that are wanted.
+            prefix: a key. Both ``a`` and ``a/b`` can be files of an object store.
+            private: whether to include the tracker's own files below the prefix, and links.
         """
 
     @abc.abstractmethod
-    def files(self, prefix: str = "") -> list[File]:
-        """Return all files below the base, or a folder in it, including the tracker's own files."""
+    def names(self) -> list[str]:
+        """Return the names directly below the base, sorted. Names of folders end with a slash."""
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Call the function for each item, several at once if the store allows it, and yield the values in order.

@@ -198,7 +198,7 @@ class FsspecResultTracker(ResultTracker):
             prefix: only this key and those below it: ``<pipeline run>`` or ``<pipeline run>/<stage>``. It is a whole
                 name, not the beginning of one.
         """
-        return self._store.keys(None if prefix is None else key_text(prefix))
+        return [file.key for file in self._store.list_files("" if prefix is None else key_text(prefix), private=False)]
 
     def names(self) -> list[str]:
         """Return the names directly below the tracker base, sorted. Names of folders end with a slash."""

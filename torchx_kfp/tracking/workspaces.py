@@ -79,7 +79,7 @@ class PackedWorkspace:
 
 def find_archives(store: Store) -> dict[str, File]:
     """Return the archives by their digests."""
-    return {name[1]: file for file in store.files(_FOLDER) if (name := _NAME.fullmatch(file.key))}
+    return {name[1]: file for file in store.list_files(_FOLDER) if (name := _NAME.fullmatch(file.key))}
 
 
 def pack_folders(

@@ -271,7 +271,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     shown = place.call("show", place.base, f"{last}/last", "--format", "json")
     assert json.loads(shown.stdout)["resumes"] == [second, first]
     store = FsspecResultTracker(place.base).store
-    for file in store.files():
+    for file in store.list_files():
         if second in file.key:
             store.remove(file.key)
     gone = place.call("submit", f"{place.file}:light", "--resume", second, "--host", place.host, "--dry-run")

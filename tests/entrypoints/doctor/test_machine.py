@@ -150,7 +150,7 @@ def test_a_bucket(doctor: Doctor, s3_server: S3Server, s3_base: str) -> None:
     requests = s3_server.requests(lambda: levels.append(based(doctor, s3_base).level))
     assert levels == ["ok"]
     assert [request.split()[0] for request in requests] == ["PUT", "GET", "DELETE"]
-    assert FsspecResultTracker(s3_base).store.files() == []
+    assert FsspecResultTracker(s3_base).store.list_files() == []
     missing = based(doctor, "s3://no-such-bucket/results")
     assert (missing.level, "no-such-bucket" in missing.said) == ("missing", True)
 

@@ -186,7 +186,7 @@ def test_a_stage_whose_stored_file_is_gone_runs_again(
     (tmp_path / "data.txt").unlink()
     assert states(attempt(stores, base)) == {"make": "cached", "use": "cached"}
     kept = FsspecResultTracker(base).store
-    for file in kept.files(".torchx_kfp/files"):
+    for file in kept.list_files(".torchx_kfp/files"):
         kept.remove(file.key)
     assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
     collect(base)
