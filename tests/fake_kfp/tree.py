@@ -15,7 +15,7 @@ from graphlib import TopologicalSorter
 from tests.fake_kfp.argo import Naming, Node, executor_template, pull_problem
 from tests.fake_kfp.facts import Ended, Facts, given_to
 from tests.fake_kfp.pod_spec import pod_spec_patch
-from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task, volume_task
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task, is_volume_task
 from torchx_kfp.execution.runs.vocabulary import State
 
 OMITTED = "omitted: depends condition not met"
@@ -160,7 +160,7 @@ class _Tree:
             return component.name
         if component.importer is not None:
             return "system-importer"
-        if volume_task(component):
+        if is_volume_task(component):
             return "system-container-driver"
         return _executor(task, component).replace("-impl", "-executor")
 
@@ -317,7 +317,7 @@ def _is_hook(task: Task) -> bool:
 
 
 def _is_one_pod(component: Component) -> bool:
-    return component.importer is not None or (component.container is not None and volume_task(component) is not None)
+    return component.importer is not None or (component.container is not None and is_volume_task(component) is not None)
 
 
 def _executor(task: Task, component: Component) -> str:

@@ -22,7 +22,7 @@ from torchx_kfp.execution.host.outcomes import (
     together,
 )
 from torchx_kfp.execution.host.states import Progress
-from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline, Task, volume_task
+from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline, Task, is_volume_task
 from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, StageNames, walk, without_indices
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.events import (
@@ -338,7 +338,7 @@ class StageReader:
     def _stage(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
         name, path = scope.names.of(task.name), f"{scope.base}.{task.name}"
         driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
-        if component.importer is not None or volume_task(component):
+        if component.importer is not None or is_volume_task(component):
             return self._pod_of_kfp(task, component, node, scope)
         first = driver or node
         assert first is not None

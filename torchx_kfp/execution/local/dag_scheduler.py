@@ -33,7 +33,7 @@ from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.local.stage_queue import Message, StageQueue
 from torchx_kfp.execution.pipeline.artifacts import Artifact, parameters_of
 from torchx_kfp.execution.pipeline.conditions import is_true
-from torchx_kfp.execution.pipeline.spec import Component, Importer, Pipeline, volume_task
+from torchx_kfp.execution.pipeline.spec import Component, Importer, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, indices_of, walk, without_indices
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding
@@ -228,7 +228,7 @@ class Scheduler:
             self._enter(run)
         elif run.component.importer is not None:
             self._import(run, run.component.importer)
-        elif volume_task(run.component):
+        elif is_volume_task(run.component):
             self._made(run, outputs=volume_outputs(run.component, run.inputs, self._context.run_id))
         else:
             self._stages.add(run)

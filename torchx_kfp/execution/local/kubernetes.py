@@ -28,7 +28,7 @@ from torchx_kfp.execution.pipeline.pod_settings import (
     TIME_LIMIT,
     entries,
 )
-from torchx_kfp.execution.pipeline.spec import Component, Pipeline, volume_task
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import safe_name
 
 _SHM = "/dev/shm"
@@ -198,9 +198,7 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
         kinds += _of_replicas(role)
     if component.facts.specification is not None:
         kinds += [f"the engine's {option}" for option in component.facts.specification.engine_options]
-    if component.container is not None and component.container.has_lifecycle:
-        kinds.append("container life cycle hooks")
-    if volume_task(component):
+    if is_volume_task(component):
         kinds.append("creating and deleting volume claims")
     return kinds
 

@@ -25,7 +25,7 @@ from torchx_kfp.execution.pipeline.python_components import (
     names_executor,
     parse_command,
 )
-from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, volume_task
+from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.values import TYPE_NAMES
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_scopes, known_stages, walk
 from torchx_kfp.tracking.recorder import Recorder
@@ -147,7 +147,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
         yield (
             f"is a Python component (dsl.component) in an unknown form. {_ON_KFP}, or compile it with kfp 2.14 or newer"
         )
-    elif not container.command and not volume_task(component):
+    elif not container.command and not is_volume_task(component):
         yield (
             f"has no command, so it runs the default command of the image {container.image!r}, and images are not used "
             "here. Give the component a command, or run the stage in its image (--docker)"

@@ -150,7 +150,6 @@ def _container(spec: dict[str, Any]) -> Container:
         args=tuple(str(word) for word in spec.get("args", ())),
         env=tuple((str(item["name"]), str(item.get("value", ""))) for item in spec.get("env", ())),
         resources=spec.get("resources", {}),
-        has_lifecycle=bool(spec.get("lifecycle")),
     )
 
 

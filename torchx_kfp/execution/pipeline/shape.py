@@ -197,7 +197,6 @@ _EXECUTOR = {
         "args": [str],
         "env": [{"name!": str, "value": str}],
         "resources": _RESOURCES,
-        "lifecycle": {},
     },
     "importer": {
         "artifactUri": {"runtimeParameter": str},

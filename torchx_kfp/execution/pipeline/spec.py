@@ -184,7 +184,6 @@ class Container:
     env: tuple[tuple[str, str], ...] = ()
     #: Requests and limits, as in the file: see ``placeholders.read_limits``.
     resources: Mapping[str, Any] = field(default_factory=dict)
-    has_lifecycle: bool = False
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -255,13 +254,7 @@ class Pipeline:
         return self.components[task.component]
 
 
-# Their images, which do not exist.
-_MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
-
-
-def volume_task(component: Component) -> str | None:
-    """Return what a task does to a volume claim instead of running: ``makes``, ``deletes``, or None."""
+def is_volume_task(component: Component) -> bool:
+    """Tell whether a task makes or deletes a volume claim instead of running: its image does not exist."""
     image = component.container.image if component.container is not None else ""
-    if image.startswith(_MAKES_VOLUME):
-        return "makes"
-    return "deletes" if image.startswith(_DELETES_VOLUME) else None
+    return image.startswith(("argostub/createpvc", "argostub/deletepvc"))

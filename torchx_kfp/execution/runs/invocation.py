@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.pipeline.spec import Component, Pipeline, volume_task
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, known_inputs, without_indices
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import RunRecord
@@ -137,6 +137,6 @@ def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> tu
             break
     else:
         raise ArgumentError(f"The pipeline {pipeline.name!r} has no stage {stage!r}.")
-    if place.component.container is None or volume_task(place.component):
+    if place.component.container is None or is_volume_task(place.component):
         raise ArgumentError(f"{stage!r} has no application: KFP imports artifacts and makes volume claims by itself.")
     return place, arguments if place.inside is None else by_path[place.inside.path]

@@ -24,7 +24,7 @@ from torchx_kfp.execution.pipeline.spec import (
     Origin,
     Pipeline,
     Task,
-    volume_task,
+    is_volume_task,
 )
 from torchx_kfp.execution.pipeline.surgery import is_exit_handler
 from torchx_kfp.execution.pipeline.values import to_text
@@ -84,7 +84,7 @@ class Unit:
     @property
     def is_volume(self) -> bool:
         """Whether it makes or deletes a volume claim, which each run does anew."""
-        return volume_task(self.component) is not None
+        return is_volume_task(self.component)
 
     @property
     def may_be_cached(self) -> bool:

@@ -18,8 +18,8 @@ from torchx_kfp.execution.local.executors.mounts import (
     Mount,
     artifact_mounts,
     combine,
+    contains,
     copied_mounts,
-    holds,
     source_of,
     tracker_bases,
 )
@@ -264,7 +264,7 @@ class Containers:
         bases = tracker_bases(plan.words, facts.parameters, self.named, self.mounts)
         runs = str(folder.parent.parent)
         for base in bases:
-            if holds(base, runs):
+            if contains(base, runs):
                 raise ValueError(f"records results at {base}, which contains {_keeps_runs(runs)}")
         # A stage records only what is about its own run.
         written = {str(path): base for base in bases for path in written_folders(Path(base), folder.parent.name)}
@@ -292,7 +292,7 @@ class Containers:
                 os.path.join(mount.target, os.path.relpath(os.path.realpath(runs), os.path.realpath(mount.source)))
             )
             for mount in self.mounts
-            if holds(mount.source, runs)
+            if contains(mount.source, runs)
         ]
         return ContainerPlan(
             mounts=combine(mounts),
@@ -321,11 +321,11 @@ def verify_private(containers: Containers, runs: str, workspace: str | None) -> 
     if not containers.names:
         return
     for mount in containers.mounts:
-        if not mount.read_only and holds(mount.source, runs):
+        if not mount.read_only and contains(mount.source, runs):
             raise ArgumentError(
                 f"The mount {str(mount)!r} contains {_keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
             )
-    if workspace is not None and holds(workspace, runs):
+    if workspace is not None and contains(workspace, runs):
         raise ArgumentError(f"The workspace {workspace!r} contains {_keeps_runs(runs)}.")
 
 

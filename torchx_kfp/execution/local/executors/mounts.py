@@ -79,7 +79,7 @@ def _is_below(path: str, folder: str) -> bool:
     return path.startswith(os.path.join(folder, ""))
 
 
-def holds(folder: str, path: str) -> bool:
+def contains(folder: str, path: str) -> bool:
     """Tell whether a path is the folder or inside it, with links resolved."""
     folder, path = os.path.realpath(folder), os.path.realpath(path)
     return path == folder or _is_below(path, folder)
@@ -235,8 +235,7 @@ def share(path: str, root: str) -> None:
     try:
         with contextlib.suppress(OSError):
             os.fchmod(folder, 0o777)
-        if hasattr(os, "setxattr"):
-            with contextlib.suppress(OSError):
-                os.setxattr(folder, _ACL, _OPEN)
+        with contextlib.suppress(OSError):
+            os.setxattr(folder, _ACL, _OPEN)
     finally:
         os.close(folder)
