@@ -23,7 +23,7 @@ from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import Publication, read_publication, read_ui_metadata
 from torchx_kfp.authoring.program import (
-    NOT_STARTED,
+    LAUNCHER_FAILED,
     env_words,
     parse_workspace,
     pod_labels,
@@ -134,7 +134,7 @@ def plan_stage(
     component, tracker_base = signature(describe(planned, outputs)), render(base, inputs)
     stages = reads(sources, lifted.aliases, inputs)
     if published:
-        fatal = (NOT_STARTED,) if engine or workspace else ()
+        fatal = (LAUNCHER_FAILED,) if engine or workspace else ()
         declared = published.outputs(fatal if options.may_fail else None)
         publisher = publisher_program(declared, inline=options.inline)
         command = application.published(component, tracker_base, stages, declared, publisher)

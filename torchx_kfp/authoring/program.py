@@ -49,7 +49,7 @@ _MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|ran
 _FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
 #: The exit code of a launcher, or of the program that unpacks a workspace, if it could not start the application, as
 #: that of other launchers: docker, env, timeout.
-NOT_STARTED = 125
+LAUNCHER_FAILED = 125
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,14 @@ from torchx_kfp.authoring.engines.engine import marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.pods import pod_template
-from torchx_kfp.authoring.program import NOT_STARTED, Program, check_starter, pod_labels, role_program, role_workspace
+from torchx_kfp.authoring.program import (
+    LAUNCHER_FAILED,
+    Program,
+    check_starter,
+    pod_labels,
+    role_program,
+    role_workspace,
+)
 from torchx_kfp.authoring.references import REPLICA, Parts, Reference
 from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.text import did_you_mean
@@ -116,7 +123,7 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
         logs=engine.logs,
         claims=[path for _, path in publisher_volumes(main, options)],
         roles=described,
-        failure=NOT_STARTED if options.may_fail else None,
+        failure=LAUNCHER_FAILED if options.may_fail else None,
         **engine.workload(roles, pods),
     )
     launcher = LAUNCHER if options.inline else installed_program("torchx_kfp", "launcher")
