@@ -20,7 +20,7 @@ TIERS = {
     "package": ("pyproject.toml", "MANIFEST.in", "torchx_kfp/common/extras.py", ".ci/package"),
     "oldest": ("torchx_kfp/contract/carried", "torchx_kfp/common/archive.py", "tests/oldest.py"),
     "load": ("torchx_kfp/tracking/disk.py", "torchx_kfp/tracking/objects.py", "torchx_kfp/tracking/store.py"),
-    "mlflow": ("torchx_kfp/tracking/backends", "torchx_kfp/tracking/forwarding.py", "pipelines/experiments.py"),
+    "mlflow": ("torchx_kfp/tracking/backends", "torchx_kfp/tracking/mirrors.py", "pipelines/experiments.py"),
     "browser": ("torchx_kfp/execution/report", "tests/execution/report"),
     "containers": ("torchx_kfp/contract", "torchx_kfp/execution/local/executors", "tests/containers"),
     "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines", "tests/kubernetes"),

@@ -21,8 +21,8 @@ from torchx_kfp.errors import (
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.entries import add_entry
-from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
 from torchx_kfp.tracking.lineage import Lineage, Source, announce_start, announce_use, rank
+from torchx_kfp.tracking.mirrors import MirrorTracker, mirror_trackers
 from torchx_kfp.tracking.records import Record, read_lineage, read_record
 from torchx_kfp.tracking.results import Result, check_results, results_frame
 from torchx_kfp.tracking.steps import flush, step_log
@@ -53,7 +53,7 @@ class Run:
         *,
         reader: str | None = None,
         batch: Batch | None = None,
-        further: Sequence[FurtherTracker] = (),
+        mirrors: Sequence[MirrorTracker] = (),
         speaks: bool = True,
     ) -> None:
         self._id = run_id
@@ -61,7 +61,7 @@ class Run:
         self._reads = reads  # None for a run that another one reads
         self._reader = reader  # the run that reads it
         self._batch = batch
-        self._further = further
+        self._mirrors = mirrors
         self._speaks = speaks  # for its stage, which may have other processes
 
     @property
@@ -95,7 +95,7 @@ class Run:
             )
         new = {**check_results(self.id, {} if results is None else results), **check_results(self.id, named)}
         self._tracker.update(self.id, **new)
-        for tracker in self._further:
+        for tracker in self._mirrors:
             tracker.add_metadata(new)
 
     def results(self, timeout: float = 0.0) -> dict[str, Result]:
@@ -146,7 +146,7 @@ class Run:
                 or this is a run that the stage reads. Nothing was logged.
         """
         self._refuse_others("logs metrics", "log")
-        forwards = [tracker.log_steps for tracker in self._further]
+        forwards = [tracker.log_steps for tracker in self._mirrors]
         step_log(self._tracker.store, self.id, forwards).log(step, {**(metrics or {}), **named})
 
     def flush(self) -> None:
@@ -180,7 +180,7 @@ class Run:
         self._refuse_others("records metadata", "add_metadata")
         new = {**(metadata or {}), **named}
         add_entry(self._tracker.store, self.id, {"metadata": new})
-        for tracker in self._further:
+        for tracker in self._mirrors:
             tracker.add_parameters(new)
 
     def metadata(self) -> dict[str, object]:
@@ -222,7 +222,7 @@ class Run:
                 "Metadata needs another name."
             )
         place = add_artifact(self._tracker.store, self.id, name, path, metadata, stored=store)
-        for tracker in self._further:
+        for tracker in self._mirrors:
             tracker.add_artifact(name, place, metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
@@ -401,6 +401,6 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     except KeyRefusedError as error:
         raise ProtocolError(f"{protocol.JOB_ID} is not a run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
-    further = further_trackers(context)
+    mirrors = mirror_trackers(context)
     announce_start(tracker.store, context, environ)
-    return Run(context.run_id, tracker, context.parents, further=further, speaks=rank(environ) == 0)
+    return Run(context.run_id, tracker, context.parents, mirrors=mirrors, speaks=rank(environ) == 0)

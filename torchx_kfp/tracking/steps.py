@@ -83,24 +83,24 @@ def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[in
     return found, checked
 
 
-#: Passes new points on to a further tracker.
+#: Passes new points on to a mirror.
 Forward = Callable[[Mapping[str, Sequence[Point]]], None]
 
 
 class StepLog:
     """The metrics that one process logs for one run. Only its thread touches the series: no lock can be left held."""
 
-    def __init__(self, store: Store, run_id: str, further: Sequence[Forward]) -> None:
+    def __init__(self, store: Store, run_id: str, mirrors: Sequence[Forward]) -> None:
         self._store = store
         self._run_id = run_id
-        self._further = further
+        self._mirrors = mirrors
         self._name = time_name()
         self._names: set[str] = set()
         self._waiting: deque[tuple[int, float, dict[str, float]]] = deque()
         # It is a SimpleQueue because a signal handler may interrupt the code that holds the lock of an Event.
         self._asked: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
         self._series: dict[str, Series] = {}
-        self._new: dict[str, Series] = {}  # for further trackers, which get each value once
+        self._new: dict[str, Series] = {}  # for mirrors, which get each value once
         self._unsaved = False
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True)
@@ -169,7 +169,7 @@ class StepLog:
             for name, value in metrics.items():
                 point = Point(step, value, when)
                 self._series.setdefault(name, Series()).add(point, points_for_each(len(self._series)))
-                if self._further:
+                if self._mirrors:
                     self._new.setdefault(name, Series()).add(point, MAX_POINTS)
 
     def _write(self) -> None:
@@ -181,7 +181,7 @@ class StepLog:
             except Exception as error:  # the training goes on, and the next write includes everything
                 self._warn(error)
         if new:
-            for forward in self._further:
+            for forward in self._mirrors:
                 forward({name: series.kept() for name, series in new.items()})
 
     def _warn(self, error: Exception) -> None:
@@ -201,11 +201,11 @@ class StepLog:
 _logs: dict[tuple[int, str, str], StepLog] = {}
 
 
-def step_log(store: Store, run_id: str, further: Sequence[Forward]) -> StepLog:
+def step_log(store: Store, run_id: str, mirrors: Sequence[Forward]) -> StepLog:
     """Return the step log of this process for a run."""
     key = (os.getpid(), store.base, run_id)
     if key not in _logs:
-        made = StepLog(store, run_id, further)
+        made = StepLog(store, run_id, mirrors)
         if _logs.setdefault(key, made) is made:
             made.start()
             _flush_at_sigterm()

@@ -107,7 +107,7 @@ except ValueError:
     assert not (tmp_path / "calls").exists()
 
 
-def test_torchx_is_loaded_where_something_is_recorded_for_further_trackers(tmp_path: Path, packages: Path) -> None:
+def test_torchx_is_loaded_where_something_is_recorded_for_mirror_trackers(tmp_path: Path, packages: Path) -> None:
     code = """
 import sys
 from torchx_kfp.tracking import current_run

@@ -1,8 +1,8 @@
-"""Forward the records of a run to further trackers of ``torchx.tracker``.
+"""Copy the records of a run to mirrors: further trackers of ``torchx.tracker``, such as MLflow's.
 
-The authoritative results are those in the project's own store. If a further tracker fails, the stage continues: a
-warning is logged. A tracker that cannot be loaded is an error before the training starts. TorchX is loaded on first
-use, and only if there are further trackers.
+The authoritative records are those under the tracker base. If a mirror fails, the stage continues: a warning is logged.
+A tracker that cannot be loaded is an error before the training starts. TorchX is loaded on first use, and only if there
+are mirrors.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _PARAMETERS = ("self", "run_id")
 _log = logging.getLogger("torchx_kfp")
 
 
-class FurtherTracker:
-    """A further tracker of this process, created on first use.
+class MirrorTracker:
+    """A tracker that gets copies of what this process records. It is created on first use.
 
     Args:
         name: the name of an entry point ``torchx.tracker``, or ``module:function``.
@@ -58,12 +58,12 @@ class FurtherTracker:
         self._pid = os.getpid()
 
     def add_metadata(self, metadata: Mapping[str, object]) -> None:
-        """Forward results by name."""
+        """Copy results by name."""
         if metadata:
             self._call(lambda tracker: self._add_metadata(tracker, metadata))
 
     def add_parameters(self, parameters: Mapping[str, object]) -> None:
-        """Forward metadata by name, as parameters if the tracker has them, such as the one for MLflow."""
+        """Copy metadata by name, as parameters if the tracker has them, such as the one for MLflow."""
 
         def add(tracker: Any) -> None:
             if hasattr(tracker, "add_parameters"):
@@ -75,11 +75,11 @@ class FurtherTracker:
             self._call(add)
 
     def log_steps(self, points: Mapping[str, Sequence[Point]]) -> None:
-        """Forward metrics of steps by name if the tracker accepts them. TorchX's interface does not have them."""
+        """Copy metrics of steps by name if the tracker accepts them. TorchX's interface does not have them."""
         self._call(lambda tracker: tracker.log_steps(self._run_id, points) if hasattr(tracker, "log_steps") else None)
 
     def add_artifact(self, name: str, path: str, metadata: Mapping[str, object]) -> None:
-        """Forward an artifact."""
+        """Copy an artifact."""
         self._call(lambda tracker: tracker.add_artifact(self._run_id, name, absolute(path), metadata or None))
 
     def _add_metadata(self, tracker: Any, metadata: Mapping[str, object]) -> None:
@@ -91,21 +91,18 @@ class FurtherTracker:
         if self._pid != os.getpid():  # another thread may have held it when this process was forked
             self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
-            self._call_alone(call)
-
-    def _call_alone(self, call: Callable[[Any], None]) -> None:
-        started = time.monotonic()
-        if started < self._paused_until:
-            return
-        try:
-            if self._made is None:
-                self._made = self._make()
-                started = time.monotonic()  # do not count the time for loading, which takes long
-            call(self._made)
-        except Exception as error:  # whatever a tracker raises, the results are stored already
-            ended = time.monotonic()
-            self._paused_until = ended + _PAUSE * (ended - started)
-            self._warn(error)
+            started = time.monotonic()
+            if started < self._paused_until:
+                return
+            try:
+                if self._made is None:
+                    self._made = self._make()
+                    started = time.monotonic()  # do not count the time for loading, which takes long
+                call(self._made)
+            except Exception as error:  # whatever a tracker raises, the results are stored already
+                ended = time.monotonic()
+                self._paused_until = ended + _PAUSE * (ended - started)
+                self._warn(error)
 
     def _make(self) -> Any:
         from torchx.tracker.api import build_trackers
@@ -134,8 +131,8 @@ class FurtherTracker:
             )
 
 
-def further_trackers(context: StageContext) -> tuple[FurtherTracker, ...]:
-    """Return the stage's further trackers. They are the same objects each time in a process.
+def mirror_trackers(context: StageContext) -> tuple[MirrorTracker, ...]:
+    """Return the stage's mirrors. They are the same objects each time in a process.
 
     Raises:
         TrackerError: a tracker cannot be loaded here.
@@ -149,7 +146,7 @@ def further_trackers(context: StageContext) -> tuple[FurtherTracker, ...]:
     return tuple(_tracker(name, config, context.run_id, unique) for name, config in context.trackers.items())
 
 
-_tracker = lru_cache(maxsize=None)(FurtherTracker)
+_tracker = lru_cache(maxsize=None)(MirrorTracker)
 
 
 def check_tracker(name: str) -> None:
