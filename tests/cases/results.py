@@ -165,15 +165,17 @@ def a_list_drives_a_loop_and_its_fields_are_channels(tracker_base: str, workspac
 
 @case(
     state="failed",
-    reasons={
-        "ask": (
-            "has the field 'name' in trials, which KFP's loop items have, too: rename it",
-            "declares the result 'best' as dict but recorded trials",
-        )
-    },
+    reasons={"ask": ("has the field 'name' in trials, which KFP's loop items have, too: rename it",)},
 )
 def a_list_that_kfp_would_not_understand(tracker_base: str, workspace: str = ""):
     code = "from torchx_kfp.tracking import current_run; current_run().add_metadata(trials=[{'name': 'a'}])"
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
+    stages.task(python("ask", code), results={"trials": list})
+
+
+@case(state="failed", reasons={"ask": ("declares the result 'best' as dict but recorded trials",)})
+def a_result_that_was_not_recorded(tracker_base: str, workspace: str = ""):
+    code = "from torchx_kfp.tracking import current_run; current_run().add_metadata(trials=[{'a': 1}])"
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
     stages.task(python("ask", code), results={"trials": list, "best": dict})
 
