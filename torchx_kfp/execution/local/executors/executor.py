@@ -31,6 +31,7 @@ from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
 from torchx_kfp.execution.runs.journal import LOG_FILE
 from torchx_kfp.execution.runs.result import StageResult, describe_exit
+from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import written_folders
 
@@ -350,18 +351,24 @@ def choose_containers(
         named: other paths of this machine that the user has named.
 
     Raises:
-        ArgumentError: there is no stage with such a name.
+        ArgumentError: there is no stage with such a name, nor was one kept from the run that is resumed.
     """
     known = [task.name for task in walk(pipeline) if task.component.container is not None]
     if isinstance(docker, bool):
         return Containers(frozenset(known if docker else ()), tuple(mounts), frozenset(named))
+    before = continuation_of(pipeline.description)
+    kept = {without_indices(end.name) for end in before.ends} if before else set()
     chosen: set[str] = set()
     for wanted in docker:
-        found = [name for name in known if name == wanted or name.rpartition("/")[2] == wanted]
-        if not found:
+        found = [name for name in known if _is_meant(name, wanted)]
+        if not found and not any(_is_meant(name, wanted) for name in kept):
             raise ArgumentError(
                 f"There is no stage {wanted!r} in {pipeline.name!r} to run in a container."
                 f"{did_you_mean(wanted, known)} Name one without the indices of loops: {listed(known)}."
             )
         chosen.update(found)
     return Containers(frozenset(chosen), tuple(mounts), frozenset(named))
+
+
+def _is_meant(stage: str, wanted: str) -> bool:
+    return wanted in (stage, stage.rpartition("/")[2])
