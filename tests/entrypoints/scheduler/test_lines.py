@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchx_kfp.entrypoints.scheduler.app_run import StageRoles, lines_of
+from torchx_kfp.entrypoints.scheduler.app_run import StageRoles, find_replica, lines_of
 from torchx_kfp.local import StageStarted
 
 pytestmark = pytest.mark.versions
@@ -84,3 +84,8 @@ def test_a_replica_of_a_distributed_stage(tmp_path: Path, replica: str, expected
 
 def test_the_lines_of_one_pod_are_not_taken_for_those_of_replicas(tmp_path: Path) -> None:
     assert lines(Growing(tmp_path, "report[2]", [["report/0 | x\n"]]), ROLES, "report/0") == ["report/0 | x\n"]
+
+
+def test_a_role_of_several_stages_has_the_replicas_of_all() -> None:
+    roles = {"train": StageRoles({"trainer": 3}, is_distributed=True), "again": StageRoles({"trainer": 1})}
+    assert find_replica(roles, "trainer", 2) == "trainer/2"

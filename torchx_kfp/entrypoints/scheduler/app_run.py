@@ -122,7 +122,9 @@ def find_replica(roles: Mapping[str, StageRoles], role: str, number: int) -> str
     Raises:
         ArgumentError: the app has no such replica.
     """
-    counts = {name: count for stage in roles.values() for name, count in stage.counts.items()}
+    counts: dict[str, int] = {}  # stages may share a role
+    for stage in roles.values():
+        counts |= {name: max(count, counts.get(name, 0)) for name, count in stage.counts.items()}
     if role not in counts:
         raise ArgumentError(f"The app has no role {role!r}.{did_you_mean(role, counts)} Its roles: {listed(counts)}.")
     if not 0 <= number < counts[role]:

@@ -18,7 +18,6 @@ from torchx_kfp.common.text import printable
 from torchx_kfp.contract import protocol
 from torchx_kfp.entrypoints.scheduler.runopts import Options
 from torchx_kfp.errors import AppDefError, ReadsError
-from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.submission import check_submission, refuse_submission
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
@@ -36,18 +35,17 @@ class Request:
 
     pipeline: str
     arguments: Mapping[str, Any]
-    of_connection: Mapping[str, str]
-    submission: Submission
+    options: Options
     #: The run that the request starts, with the code of its workspaces: not for readers.
     prepared: PreparedRun = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the file to upload, below the other parts of the request as comments."""
-        said = {name: value for name, value in vars(self.submission).items() if value not in ("", True)}
+        options = {**self.options.of_connection, **vars(self.options.submission)}
+        said = {name: value for name, value in options.items() if value not in ("", True)}
         arguments = {f"argument {name}": value for name, value in self.arguments.items()}
         code = {f"workspace {folder}": workspace.url for folder, workspace in self.prepared.workspaces.items()}
-        others = {**self.of_connection, **said, **arguments, **code}
-        lines = [f"# {name}: {printable(str(value))}" for name, value in others.items()]
+        lines = [f"# {name}: {printable(str(value))}" for name, value in {**said, **arguments, **code}.items()]
         return "\n".join([*lines, self.pipeline])
 
 
@@ -83,7 +81,7 @@ def make_request(app: specs.AppDef, options: Options) -> Request:
     refuse_submission(prepared.pipeline, findings)
     for finding in findings:
         _logger.warning("%s: %s", finding.kind.value, finding)
-    return Request(prepared.pipeline.text, arguments, options.of_connection, options.submission, prepared)
+    return Request(prepared.pipeline.text, arguments, options, prepared)
 
 
 def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str, str | None], str]:

@@ -87,11 +87,13 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         # TorchX lets users change a request before it is scheduled.
         prepared = replace(request.prepared, arguments=request.arguments, values=request.arguments)
         try:
-            connection = self._connection(request.of_connection)
+            connection = self._connection(request.options.of_connection)
             for warning in connection.settings.warnings:
                 _logger.warning("%s", warning)
-            run = start_run(Host(connection), prepared, request.submission, say=_logger.info, warn=_logger.warning)
-            if request.of_connection and self._connection(configured_options()).name != connection.name:
+            run = start_run(
+                Host(connection), prepared, request.options.submission, say=_logger.info, warn=_logger.warning
+            )
+            if request.options.of_connection and self._connection(configured_options()).name != connection.name:
                 _logger.warning(
                     "Only -cfg names the host %s. For torchx status, log, describe and cancel, run: "
                     "export TORCHX_KFP_HOST=%s (or write it into [kfp] of a .torchxconfig).",
