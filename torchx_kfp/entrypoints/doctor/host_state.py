@@ -108,7 +108,7 @@ def _of_version(health: Mapping[str, Any]) -> Iterator[Verdict]:
     elif version:
         judge = missing if int(version[1]) < _OLDEST[0] else warning
         yield judge(
-            "version", f"KFP {tag}, for {users}.", "torchx-kfp is for KFP 2 and tested with backends from 2.14 on."
+            "version", f"KFP {tag}, for {users}.", "torchx-kfp is for KFP 2 from 2.14 on, and was tested on 2.17."
         )
     else:
         yield ok("version", f"KFP for {users}; this build does not say its version.")
