@@ -146,19 +146,24 @@ def test_paths_in_the_file_are_relative_to_it(environ: dict[str, str]) -> None:
 # Credentials belong to a host
 
 
-def test_credentials_of_one_host_are_not_sent_to_another(environ: dict[str, str]) -> None:
+def test_settings_of_one_host_are_not_used_for_another(environ: dict[str, str]) -> None:
     file = write(environ, "[kfp]\nhost = https://a.example.com\nexisting_token = secret\nnamespace = alice\n")
     other = read({"host": "https://b.example.com"}, environ)
-    assert given_in(other) == {"host": "https://b.example.com", "namespace": "alice"}
+    assert given_in(other) == {"host": "https://b.example.com"}
     [warning] = other.warnings
     for fact in (str(file), "https://a.example.com", "https://b.example.com", "--host"):
         assert fact in warning
     assert "secret" not in warning
     same = read({"host": "a.example.com/"}, environ)
     assert (same.existing_token, same.warnings) == ("secret", ())
+    write(environ, "[kfp]\nhost = https://a.example.com\n")
+    assert read({"host": "https://b.example.com"}, environ).warnings == ()
+    # A context may be called like a host.
+    write(environ, "[kfp]\nhost = https://b\nexisting_token = secret\n")
+    assert given_in(read({"kube_context": "b"}, environ)) == {"kube_context": "b"}
 
 
-@pytest.mark.parametrize("name", ["cookies", "token_file", "ui_host", "ssl_ca_cert", "verify_ssl"])
+@pytest.mark.parametrize("name", ["cookies", "token_file", "ui_host", "ssl_ca_cert", "verify_ssl", "tracker_base"])
 def test_what_belongs_to_a_host_is_not_used_for_another(name: str, environ: dict[str, str]) -> None:
     write(environ, f"[kfp]\nhost = https://a\n{name} = {'false' if name == 'verify_ssl' else '/x'}\n")
     assert given_in(read({"host": "https://b"}, environ)) == {"host": "https://b"}
@@ -166,9 +171,9 @@ def test_what_belongs_to_a_host_is_not_used_for_another(name: str, environ: dict
 
 
 def test_a_token_and_its_file_are_one_setting(environ: dict[str, str]) -> None:
-    write(environ, "[kfp]\nhost = https://a\nexisting_token = old\n")
+    write(environ, "[kfp]\nhost = https://a\nexisting_token = old\ncookies = mine\n")
     settings = read({}, {**environ, "TORCHX_KFP_TOKEN_FILE": "/run/token"})
-    assert given_in(settings) == {"host": "https://a", "token_file": "/run/token"}
+    assert given_in(settings) == {"host": "https://a", "token_file": "/run/token", "cookies": "mine"}
 
 
 def test_secrets_are_not_shown(environ: dict[str, str]) -> None:

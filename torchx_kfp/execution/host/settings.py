@@ -9,6 +9,7 @@ KFP, otherwise the proxy of the Kubernetes API server that the kubeconfig names.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import dataclasses
 import functools
 import ipaddress
@@ -31,7 +32,7 @@ CONFIG = "TORCHX_KFP_CONFIG"
 #: The section of the settings file.
 SECTION = "kfp"
 #: Two ways to say the same: if one place gives either, the other one is not taken from the next place.
-_EITHER = ({"existing_token", "token_file"}, {"host", "kube_context"})
+_TOKENS = {"existing_token", "token_file"}
 _BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
 #: ``host``, ``host:8080/pipeline`` and the like; ``localhost:8080`` is not a URL with the scheme ``localhost``.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -50,8 +51,7 @@ class Setting:
         more: what the docs say about it besides.
         metavar: its value in help texts, which leave out a flag without one. A FILE is relative to the settings file.
         of_client: the variable of kfp.Client, where it has one.
-        kind: ``host`` if it belongs to one host: it is taken from the place that names it, or from one that names none;
-            ``credential`` for one of these that proves who sends a request; ``runs`` if it is not about the connection.
+        kind: ``credential`` if it proves who sends a request; ``runs`` if it is not about the connection.
         secret: whether messages and commands to copy never show it.
     """
 
@@ -101,13 +101,13 @@ class Settings:
         secret=True,
     )
     ssl_ca_cert: str = _setting(
-        "The certificate of the authority that signed the host's.", "In PEM format.", metavar="FILE", kind="host"
+        "The certificate of the authority that signed the host's.", "In PEM format.", metavar="FILE"
     )
     verify_ssl: bool = _setting(
-        "Do not check the host's certificate.", "As a setting: `false`.", default=True, metavar="", kind="host"
+        "Do not check the host's certificate.", "As a setting: `false`.", default=True, metavar=""
     )
     ui_host: str = _setting(
-        "The URL of the UI for links to runs, if it is not the host.", of_client="KF_PIPELINES_UI_ENDPOINT", kind="host"
+        "The URL of the UI for links to runs, if it is not the host.", of_client="KF_PIPELINES_UI_ENDPOINT"
     )
     client_id: str = _setting(
         "The client ID of Google's Identity-Aware Proxy (IAP) before the host.",
@@ -194,8 +194,8 @@ class _Given:
 def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings from flags, the environment and the settings file.
 
-    Credentials are sent only to the host for which they are given: a token in the settings file is not used for another
-    host in a flag.
+    A place that names another host than the one before it is not used: a token in the settings file is not sent to
+    another host in a flag.
 
     Args:
         flags: values by the names of the settings; None and empty ones count as not given.
@@ -237,39 +237,40 @@ def flag(name: str) -> str:
 
 
 def _merged(places: list[_Given], warnings: list[str]) -> tuple[dict[str, str | bool], dict[str, str]]:
-    """Return the value of each setting from the first place that gives it, and its source."""
+    """Return the value of each setting from the first place that gives it, and its source.
+
+    A place that names another host than an earlier one is not used.
+    """
     values: dict[str, str | bool] = {}
     sources: dict[str, str] = {}
-    closed: set[str] = set()
     for place in places:
-        given = dict(place.values)
-        other = values.get("host") or values.get("kube_context")
-        if other and "host" in given and not _same_host(given["host"], other):
-            if any(SETTINGS[name].kind == "credential" for name in given):
+        (host, ours), (other, theirs) = _host_of(values), _host_of(place.values)
+        if host and other and (host, ours) != (other, theirs):
+            if place.values.keys() - {"host", "kube_context"}:
                 warnings.append(
-                    f"The credentials of {place.name} are for {_shown(given['host'])}, so they are not sent to "
-                    f"{_shown(other)} of {sources.get('host') or sources['kube_context']}."
+                    f"The settings of {place.name} are for {_shown(theirs)}, so they are not used for {_shown(ours)} "
+                    f"of {sources[host]}."
                 )
-            given = {name: value for name, value in given.items() if SETTINGS[name].kind not in ("host", "credential")}
-        for name, value in given.items():
-            if name not in values and name not in closed:
-                values[name] = value
-                sources[name] = place.sources[name]
-        for either in _EITHER:
-            if either & set(given):
-                closed |= either
+            continue
+        known = {*values, *(_TOKENS if _TOKENS & values.keys() else ())}
+        for name in [name for name in place.values if name not in known]:
+            values[name], sources[name] = place.values[name], place.sources[name]
     return values, sources
 
 
-def _shown(address: str | bool) -> str:
-    return printable(without_password(str(address)))
+def _host_of(values: Mapping[str, str | bool]) -> tuple[str, str]:
+    """Return the setting by which a place names its host, and its value; empty if it names none."""
+    for name in ("host", "kube_context"):
+        if name in values:
+            value = str(values[name])
+            with contextlib.suppress(HostSettingsError):  # it is refused if it is used
+                value = host_address(value) if name == "host" else value
+            return name, value
+    return "", ""
 
 
-def _same_host(one: str | bool, other: str | bool) -> bool:
-    try:
-        return host_address(str(one)) == host_address(str(other))
-    except HostSettingsError:
-        return False
+def _shown(address: str) -> str:
+    return printable(without_password(address))
 
 
 def _flags(flags: Mapping[str, Any]) -> _Given:
