@@ -214,5 +214,5 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let statements that a process makes once be made in each test, since tests share the tracker base in memory."""
-    monkeypatch.setattr(lineage, "_said", set())
-    monkeypatch.setattr(entries, "_said", set())
+    monkeypatch.setattr(lineage, "_recorded", set())
+    monkeypatch.setattr(entries, "_warned", set())

@@ -85,6 +85,16 @@ def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> N
     assert re.search(says("runs/one/", "code and tags", "Remove it"), str(problem))
 
 
+def test_files_of_others_among_the_entries_are_left_out(base: str) -> None:
+    recorder = Recorder.open(base)
+    recorder.add("one/train/1", {"metadata": {"x": 1}})
+    for name in ("1.metadata", "one/train/1/notes", "one/train/1/1.unknown"):
+        recorder.store.write(f".torchx_kfp/runs/{name}", b"x")
+    records = recorder.records()
+    assert records == {"one/train/1": Record(metadata={"x": 1})}
+    assert (records.problems, recorder.run_ids()) == ([], ["one/train/1"])
+
+
 def test_an_app_handle_is_a_run_id(base: str) -> None:
     recorder, handle = Recorder.open(base), "local_cwd://session/app-1"
     recorder.add(handle, {"metadata": {"x": 1}})

@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, NamedTuple
 from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.errors import CorruptArtifactError, MissingArtifactError, ResultRefusedError, TrackerError, explain
-from torchx_kfp.tracking.store import Store, time_name
+from torchx_kfp.tracking.store import Store, new_entry_name
 
 #: The bytes of a small file, of which so many are on their way at once; of a large one, the driver sends parts at once.
 _SMALL, _AT_ONCE = 1 << 20, 64
@@ -252,7 +252,7 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         before = _list_local(top)
     except OSError as error:
         raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
-    place = f"{folder}/{time_name()}"
+    place = f"{folder}/{new_entry_name()}"
     key = f"{place}/{os.path.basename(top) or 'files'}"
     sizes = {name: it.size for name, it in before.items() if not name.endswith("/")}
     paths = {name: os.path.join(top, name) if name else top for name in sizes}

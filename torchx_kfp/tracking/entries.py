@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 
 from torchx_kfp.contract.carried.shared import RUNS, fields_of
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
-from torchx_kfp.tracking.store import Store, key_text, pipeline_run, time_name
+from torchx_kfp.tracking.store import Store, is_key, key_text, new_entry_name, pipeline_run
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _FEW_RUNS = 64
 #: In a folder, the two slashes of an app handle become one: ``local_cwd://session/app``.
 _HANDLE = re.compile(r"^([A-Za-z][A-Za-z0-9_.+-]*:)/(?!/)")
 #: The messages that this process has logged.
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 class Entry(NamedTuple):
@@ -62,13 +62,13 @@ def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str
         ResultRefusedError: JSON cannot represent a field. Nothing was written.
     """
     content = encode_json(fields, f"{' and '.join(fields)} of the run {run_id!r}")
-    store.write(".".join([f"{folder}/{key_text(run_id)}/{name or time_name()}", *fields]), content)
+    store.write(".".join([f"{folder}/{key_text(run_id)}/{name or new_entry_name()}", *fields]), content)
 
 
 def name_after(store: Store, run_id: str) -> str:
     """Return a name that sorts after all entries about the run, even those of a machine whose clock is ahead."""
     last = max((key.rpartition("/")[2] for key in list_entries(store, [run_id])), default="").partition("-")[0]
-    return time_name(int(last) if last.isdecimal() else 0)
+    return new_entry_name(int(last) if last.isdecimal() else 0)
 
 
 def list_entries(store: Store, run_ids: Iterable[str] | None = None, folder: str = RUNS) -> list[str]:
@@ -79,7 +79,8 @@ def list_entries(store: Store, run_ids: Iterable[str] | None = None, folder: str
     prefixes = [folder]
     if run_ids is not None and len(groups) <= _FEW_RUNS:
         prefixes = [f"{folder}/{found[0] if len(found) == 1 else run}" for run, found in groups.items()]
-    return [file.key for files in store.each(store.list_files, prefixes) for file in files]
+    found = store.each(store.list_files, prefixes)
+    return [file.key for files in found for file in files if is_key(run_id_of(file.key))]  # others may write here, too
 
 
 def run_id_of(key: str) -> str:
@@ -115,8 +116,8 @@ def malformed(store: Store, key: str, error: Exception) -> CorruptResultError:
 
 def warn_once(problem: CorruptResultError) -> None:
     """Log once in a process that an entry is left out."""
-    if str(problem) not in _said:
-        _said.add(str(problem))
+    if str(problem) not in _warned:
+        _warned.add(str(problem))
         _logger.warning("Left out: %s", problem)
 
 

@@ -26,7 +26,7 @@ _START = "0-start"
 #: Set by torchrun: it started this process, and this is the number of the process.
 _TORCHRUN, _RANK = "TORCHELASTIC_RUN_ID", "RANK"
 #: What this process has recorded: tracker base, run id, and the source or "start".
-_said: set[tuple[str, str, object]] = set()
+_recorded: set[tuple[str, str, object]] = set()
 _NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
 
 ArtifactsOf = Callable[[Iterable[str]], Mapping[str, Mapping[str, Artifact]]]
@@ -96,14 +96,14 @@ def rank(environ: Mapping[str, str] = os.environ) -> int:
     return int(text) if text.isdecimal() else 1
 
 
-def announce_start(store: Store, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
+def record_start_once(store: Store, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
     """Record the start of this stage and the runs that it reads, once. Of torchrun's ranks, only the first does so.
 
     Raises:
         TrackerError: the tracker base cannot be written, so results could not be recorded either.
     """
-    saying = (store.base, context.run_id, "start")
-    if saying in _said or rank(environ) != 0:
+    what = (store.base, context.run_id, "start")
+    if what in _recorded or rank(environ) != 0:
         return
     start = Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None)
     try:
@@ -115,17 +115,17 @@ def announce_start(store: Store, context: protocol.StageContext, environ: Mappin
             f"The stage {context.run_id!r} could not record results: its tracker base {store.base!r} cannot be "
             f"written. {error}"
         ) from error.__cause__
-    _said.add(saying)
+    _recorded.add(what)
 
 
-def announce_use(store: Store, run_id: str, source: Source) -> None:
+def record_use_once(store: Store, run_id: str, source: Source) -> None:
     """Record that a run uses a source, once. A stage that can read does not fail if this cannot be recorded."""
-    saying = (store.base, run_id, source)
-    if saying in _said:
+    what = (store.base, run_id, source)
+    if what in _recorded:
         return
     try:
         add_source(store, run_id, source)
-        _said.add(saying)
+        _recorded.add(what)
     except TrackerError as error:
         _logger.warning(_NO_LINEAGE, run_id, error)
 

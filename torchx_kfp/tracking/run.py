@@ -21,7 +21,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.entries import add_entry
-from torchx_kfp.tracking.lineage import Lineage, Source, announce_start, announce_use, rank
+from torchx_kfp.tracking.lineage import Lineage, Source, rank, record_start_once, record_use_once
 from torchx_kfp.tracking.mirrors import MirrorTracker, mirror_trackers
 from torchx_kfp.tracking.records import Record, read_lineage, read_record
 from torchx_kfp.tracking.results import Result, check_results, results_frame
@@ -54,7 +54,7 @@ class Run:
         reader: str | None = None,
         batch: Batch | None = None,
         mirrors: Sequence[MirrorTracker] = (),
-        speaks: bool = True,
+        is_main_process: bool = True,
     ) -> None:
         self._id = run_id
         self._tracker = tracker
@@ -62,7 +62,7 @@ class Run:
         self._reader = reader  # the run that reads it
         self._batch = batch
         self._mirrors = mirrors
-        self._speaks = speaks  # for its stage, which may have other processes
+        self._is_main_process = is_main_process  # of its stage, which may have others
 
     @property
     def id(self) -> str:
@@ -84,8 +84,8 @@ class Run:
                 stage reads. Nothing was written.
         """
         self._refuse_others("records results", "put")
-        if not self._speaks:
-            self._speaks = True
+        if not self._is_main_process:
+            self._is_main_process = True
             _logger.warning(
                 "This process records results of the run %r, but it is not the first one of its stage. All of them are "
                 "one run, and when two record at once, results can be lost. Let one record: if RANK (with torchrun) or "
@@ -242,7 +242,7 @@ class Run:
                 "current_run().add_artifact(name, path)."
             )
         if self._reader is not None:
-            announce_use(self._tracker.store, self._reader, Source(self.id, name))
+            record_use_once(self._tracker.store, self._reader, Source(self.id, name))
         return there[name]
 
     def sources(self) -> list[Source]:
@@ -402,5 +402,5 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         raise ProtocolError(f"{protocol.JOB_ID} is not a run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     mirrors = mirror_trackers(context)
-    announce_start(tracker.store, context, environ)
-    return Run(context.run_id, tracker, context.parents, mirrors=mirrors, speaks=rank(environ) == 0)
+    record_start_once(tracker.store, context, environ)
+    return Run(context.run_id, tracker, context.parents, mirrors=mirrors, is_main_process=rank(environ) == 0)

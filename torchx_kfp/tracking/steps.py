@@ -27,7 +27,7 @@ from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.tracking.curves import Point, Series, encode_series
 from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.results import check_results, scalar
-from torchx_kfp.tracking.store import Store, time_name
+from torchx_kfp.tracking.store import Store, new_entry_name
 
 _logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class StepLog:
         self._store = store
         self._run_id = run_id
         self._mirrors = mirrors
-        self._name = time_name()
+        self._name = new_entry_name()
         self._names: set[str] = set()
         self._waiting: deque[tuple[int, float, dict[str, float]]] = deque()
         # It is a SimpleQueue because a signal handler may interrupt the code that holds the lock of an Event.
@@ -102,7 +102,7 @@ class StepLog:
         self._series: dict[str, Series] = {}
         self._new: dict[str, Series] = {}  # for mirrors, which get each value once
         self._unsaved = False
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True)
 
     def start(self) -> None:
@@ -186,8 +186,8 @@ class StepLog:
 
     def _warn(self, error: Exception) -> None:
         kind = type(error).__qualname__
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             _logger.warning(
                 "The metrics of the run %r are not stored yet. The next write will try again. Further errors of this "
                 "kind are not shown. %s: %s",

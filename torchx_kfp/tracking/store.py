@@ -84,7 +84,7 @@ def is_key(text: str) -> bool:
     return _problem(text) is None
 
 
-def time_name(after: int = 0) -> str:
+def new_entry_name(after: int = 0) -> str:
     """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back.
 
     Args:

@@ -15,7 +15,7 @@ from torchx.tracker import api
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import NotInStageError
 from torchx_kfp.tracking.artifacts import add_artifact
-from torchx_kfp.tracking.lineage import Lineage, Source, add_source, announce_start
+from torchx_kfp.tracking.lineage import Lineage, Source, add_source, record_start_once
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.records import read_lineage
 from torchx_kfp.tracking.store import Store
@@ -107,5 +107,5 @@ def create(config: str | None = None) -> StageTracker:
     except NotInStageError:
         return backend
     if context.tracker_base == base:
-        announce_start(backend.store, context, os.environ)
+        record_start_once(backend.store, context, os.environ)
     return backend
