@@ -50,15 +50,11 @@ _AUTHORING = {
     for name in __all__
     if name not in ("__version__", "current_run")
 }
-#: Programs that commands compiled by version 0.1.0 import from here, if their image has torchx-kfp.
-_PROGRAMS = ("launcher", "publisher")
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         return import_module(f"{__name__}.{_MODULES[name]}")
-    if name in _PROGRAMS:
-        return import_module(f"{__name__}.contract.carried.{name}")
     if name == "current_run":
         return import_module(f"{__name__}.tracking").current_run
     if name in _AUTHORING:

@@ -1,6 +1,5 @@
 """Commands of stages: decoding returns what was encoded, for all shapes of stages, and for all recorded pipelines."""
 
-import gzip
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.authoring.kfp_engines import kubelet
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import Application, Outputs, Read, Word, decode, launcher_words, publish_other
+from torchx_kfp.contract.command import Application, Outputs, Word, decode, launcher_words, publish_other
 from torchx_kfp.contract.inputs import (
     RUN_ID,
     encode_aliases,
@@ -27,7 +26,7 @@ from torchx_kfp.contract.inputs import (
     parameter_placeholder,
     plain_json,
 )
-from torchx_kfp.contract.scripts import retry_words, signature, workspace_words
+from torchx_kfp.contract.scripts import component_digest, retry_words, workspace_words
 from torchx_kfp.contract.specification import RoleSpecification, Specification
 from torchx_kfp.execution.model.checks import expand
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
@@ -41,7 +40,7 @@ NAMES = st.sampled_from(["A", "LR", "AWS_ENDPOINT_URL", "PATH", "PYTHONPATH", "L
 RUN_IDS = st.sampled_from(["run/a/1", "run/b/pod_0a1b2c3d", "run/c[0]/pod_0a1b2c3d_2"])
 OUTPUTS = Outputs(
     {"accuracy": ("float", "accuracy"), "top_5": ("list", "top-5")},
-    {"metrics": ("system.Metrics", "metrics", False), "report": ("system.HTML", "report", True)},
+    {"model": ("model", False), "report_1": ("report/1", True)},
 )
 SPECIFICATION = Specification(
     **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "index", "host", "config"), "text"),
@@ -84,36 +83,30 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
     workspace = draw(st.none() | st.sampled_from(["", "s3://b/.torchx_kfp/workspaces/0a.tar"]))
     if workspace is not None and program != "launcher":
         start = (*workspace_words(parameter_placeholder("workspace")), *start)
+    outputs = Outputs(OUTPUTS.results, draw(st.sampled_from([{}, OUTPUTS.artifacts])), may_fail)
     made = Application(
-        [Word("env"), *own] if own else [], words, start, None if ui_metadata is None else escape(ui_metadata)
+        [Word("env"), *own] if own else [],
+        words,
+        start,
+        None if ui_metadata is None else escape(ui_metadata),
+        outputs if form == "published" else None,
+        "program",
     )
     inputs: dict[str, Any] = {"base": "s3://bucket/$(a)", "workspace": workspace or ""}
-    reads, unnamed = [], []
-    for at, (alias, run_ids) in enumerate(found.items()):
-        if in_values := draw(st.booleans()):
-            unnamed.append(alias)
-        if isinstance(run_ids, str):
-            constant = draw(st.booleans())
-            source: Any = f"={run_ids}" if constant else f"reads_{at}"
-            inputs |= {} if constant else {source: run_ids}
-            reads.append(Read("" if in_values else alias, source))
-        elif draw(st.booleans()):
-            inputs[f"reads_{at}"] = run_ids
-            reads.append(Read("" if in_values else alias, f"reads_{at}", is_list=True))
+    parents = []
+    for at, run_ids in enumerate(found.values()):
+        placeholder = parameter_placeholder(f"reads_{at}")
+        if draw(st.booleans()):
+            parents.append(json.dumps(run_ids))
         else:
-            reads.append(Read("" if in_values else alias, [f"={run_id}" for run_id in run_ids]))
-    inputs["stage"] = join_values("train", encode_aliases(unnamed), values)
-    name, base = signature("inputs"), "{{$.inputs.parameters['base']}}"
-    outputs = Outputs(OUTPUTS.results, OUTPUTS.artifacts, may_fail)
-    if form == "untracked":
-        command = made.untracked(name)
-    elif form == "tracked":
-        command = made.tracked(name, base, reads)
-    else:
-        command = made.published(name, base, reads, outputs, "program")
+            inputs[f"reads_{at}"] = run_ids
+            parents.append(f'"{placeholder}"' if isinstance(run_ids, str) else placeholder)
+    inputs["stage"] = join_values("train", encode_aliases(found), values)
+    name, base = component_digest("inputs"), "{{$.inputs.parameters['base']}}"
+    command = made.untracked(name) if form == "untracked" else made.tracked(name, base, parents)
     tracked = form != "untracked"
     expected = {
-        "version": 1 if name in command else None,
+        "is_own": any(word.startswith("torchx-kfp-1-") for word in command),
         "stage": "train" if tracked else "",
         "tracker_base": inputs["base"] if tracked else None,
         "reads": {alias: ids if isinstance(ids, str) else tuple(ids) for alias, ids in found.items()}
@@ -157,7 +150,7 @@ def test_a_command_says_what_it_was_made_from(stage: tuple[list[str], dict[str, 
     assert list(facts.application) == application
     assert {name: getattr(facts, name) for name in expected} == expected
     # The command as it was compiled says all that does not need an input.
-    known = {name: expected[name] for name in ("version", "retries", "outputs", "ui_metadata")}
+    known = {name: expected[name] for name in ("is_own", "retries", "outputs", "ui_metadata")}
     assert {name: getattr(decode(command), name) for name in known} == known
 
 
@@ -180,37 +173,33 @@ def test_the_kubelet_of_the_package_and_that_of_the_tests_agree(word: str) -> No
 
 
 def test_a_stage_that_publishes_the_records_of_another() -> None:
-    command = publish_other(signature(""), "s3://bucket", "run/train/1", OUTPUTS, "program")
+    command = publish_other(component_digest(""), "s3://bucket", "run/train/1", OUTPUTS, "program")
     facts = decode(command)
-    assert (facts.version, facts.stage, facts.tracker_base, facts.outputs) == (1, "", "s3://bucket", OUTPUTS)
+    assert (facts.is_own, facts.stage, facts.tracker_base, facts.outputs) == (True, "", "s3://bucket", OUTPUTS)
     assert (facts.application, facts.variables) == ((), {})
 
 
 def test_a_command_that_was_cut_is_a_foreign_one() -> None:
     """A host, or a pipeline of somebody else, may have one."""
     made = Application((), [Word("$(A)", "b")])
-    for command in (made.tracked(signature(""), "base", [Read("first", "reads")]), made.untracked(signature(""))):
+    for command in (made.tracked("0123abcd", "base", ['"reads"']), made.untracked("0123abcd")):
         for length in range(len(command)):
             assert decode(command[:length]).words == command[:length]
-    assert decode(command[:4]).version is None
+    assert not decode(command[:4]).is_own
 
 
 def test_a_later_version_is_a_foreign_command() -> None:
-    command = Application((), [Word("$(A)", "b")]).untracked("torchx-kfp-2-0123abcd")
-    assert decode(command).version is None
+    made = Application((), [Word("$(A)", "b")]).untracked("0123abcd")
+    assert decode(made).is_own
+    command = tuple(word.replace("torchx-kfp-1-", "torchx-kfp-2-") for word in made)
+    assert not decode(command).is_own
     assert decode(command).words == command
 
 
 def pipelines() -> Iterator[Any]:
-    """Yield the compiled pipelines among the recordings and goldens, with the version of their commands."""
+    """Yield the compiled pipelines among the goldens."""
     for file in sorted((TESTS / "pipelines/goldens").glob("*.yaml")):
-        yield pytest.param(1, next(yaml.safe_load_all(file.read_text(encoding="utf-8"))), id=file.stem)
-    file = TESTS / "recorded/pipeline.yaml"
-    yield pytest.param(0, next(yaml.safe_load_all(file.read_text(encoding="utf-8"))), id="recorded")
-    with gzip.open(TESTS / "recorded/sizes.json.gz") as sizes:
-        for name, size in json.load(sizes).items():
-            if name != "hand":
-                yield pytest.param(int(" " in name), size["spec"], id=name)  # the later ones say what they are
+        yield pytest.param(next(yaml.safe_load_all(file.read_text(encoding="utf-8"))), id=file.stem)
 
 
 def known(spec: Any) -> list[KnownStage]:
@@ -218,13 +207,13 @@ def known(spec: Any) -> list[KnownStage]:
     return list(known_stages(pipeline, {"tracker_base": "base"}))
 
 
-@pytest.mark.parametrize(("version", "spec"), list(pipelines()))
-def test_recorded_pipelines(version: int, spec: Any) -> None:
+@pytest.mark.parametrize("spec", list(pipelines()))
+def test_compiled_pipelines(spec: Any) -> None:
     stages = [stage for stage in known(spec) if "run_id" in stage.place.component.outputs]
     assert stages
     for stage in stages:
         facts, component = stage.facts, stage.place.component
-        assert facts.version == version
+        assert facts.is_own
         assert facts.tracker_base is not None
         assert bool(facts.outputs) == ("metrics" in component.artifact_outputs)
         assert set(component.outputs) == {"run_id", *(facts.outputs.results if facts.outputs else ())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 
@@ -53,13 +52,6 @@ def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None
     assert text.count("{") == 1
     assert text.count('"') == 4 * len(aliases), "around names and run ids alone"
     assert list(protocol.decode_parents(text)) == aliases
-
-
-@hypothesis.given(PARENTS)
-def test_these_words_are_what_is_encoded(parents: dict[str, protocol.RunIds]) -> None:
-    words = protocol.parent_words(parents.items())
-    words[1::2] = [json.dumps(word)[1:-1] for word in words[1::2]]
-    assert "{" + "".join(words) == protocol.encode_parents(parents)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 from torchx_kfp.authoring.naming import input_name, is_shell_variable
 from torchx_kfp.authoring.reads import CollectedRuns, ReadSource, StageName
 from torchx_kfp.authoring.references import Parts, Reference
-from torchx_kfp.contract.command import EARLY, Read
 from torchx_kfp.contract.inputs import (
     INNER,
     READS,
@@ -94,18 +93,16 @@ def describe(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
     return json.dumps([defaults, kinds], sort_keys=True, default=repr)
 
 
-def reads(sources: Mapping[str, ReadSource], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> list[Read]:
-    """Return the stages that are read; the input ``stage`` has the names ``aliases``."""
+def parent_words(sources: Mapping[str, ReadSource], inputs: Mapping[Reference, str]) -> list[str]:
+    """Return the run ids that are read, as JSON with placeholders."""
 
-    def text(run_id: Reference | str) -> str:
-        return f"={run_id}" if isinstance(run_id, str) else inputs[run_id]
+    def word(source: ReadSource) -> str:
+        if isinstance(source, CollectedRuns):
+            its = source.run_ids
+            return f"[{', '.join(map(word, its))}]" if isinstance(its, tuple) else parameter_placeholder(inputs[its])
+        return f'"{source if isinstance(source, str) else parameter_placeholder(inputs[source])}"'
 
-    def read(alias: str, source: ReadSource) -> Read:
-        run_ids = source.run_ids if isinstance(source, CollectedRuns) else source
-        is_list = isinstance(source, CollectedRuns) and isinstance(run_ids, Reference)
-        return Read(alias, list(map(text, run_ids)) if isinstance(run_ids, tuple) else text(run_ids), is_list)
-
-    return [read("" if alias in aliases else alias, source) for alias, source in sources.items()]
+    return [*map(word, sources.values())]
 
 
 def plan_inputs(
@@ -144,11 +141,10 @@ class Prefix(str):
 class Lifted:
     """The text of the input ``stage``, and the words that stay in the container.
 
-    The text contains the names ``aliases``. ``variables`` and ``words`` have a ``Prefix`` where the text has the value.
+    ``variables`` and ``words`` have a ``Prefix`` where the text has the value.
     """
 
     text: str
-    aliases: Sequence[str]
     variables: Sequence[Parts]
     words: Sequence[Parts]
 
@@ -161,7 +157,7 @@ def lift(
     *,
     kept: Collection[str] = (),
 ) -> Lifted:
-    """Move names and values into the input ``stage``.
+    """Move aliases and values into the input ``stage``.
 
     Args:
         stage: the stage's part of run ids.
@@ -170,23 +166,22 @@ def lift(
         words: the program and its arguments.
         kept: variables that stay in the container, because the stages of a pipeline share them.
     """
-    named = [alias for alias in aliases if isinstance(alias, StageName)]
-    names = encode_aliases(named)
+    names = encode_aliases(aliases)
     split = [*(_split_variable(word, kept) for word in variables), None, *map(_split_argument, words[1:])]
     if _is_program(words):
         split[len(variables) + 2] = None
     values = [encode_value(word[1]) for word in split if word]
-    if sum(map(len, (*names, *values))) > MOST:
-        return Lifted(stage, (), variables, words)
+    if sum(map(len, values)) > MOST:
+        return Lifted(join_values(stage, names, ()), variables, words)
     parts = [(Prefix(found[0]),) if found else word for found, word in zip(split, (*variables, *words), strict=True)]
-    return Lifted(join_values(stage, names, values), named, parts[: len(variables)], parts[len(variables) :])
+    return Lifted(join_values(stage, names, values), parts[: len(variables)], parts[len(variables) :])
 
 
 def _split_variable(word: Parts, kept: Collection[str]) -> tuple[str, str] | None:
     if len(word) != 1 or not isinstance(word[0], str):
         return None
     name, equals, value = word[0].partition("=")
-    stays = name in kept or EARLY.fullmatch(name) or not is_shell_variable(name)
+    stays = name in kept or not is_shell_variable(name)
     return None if stays or not _is_value(value) else (name + equals, value)
 
 

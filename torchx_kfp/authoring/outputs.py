@@ -12,7 +12,7 @@ from kfp import dsl
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.references import check_word
-from torchx_kfp.contract.command import UI_METADATA, Outputs
+from torchx_kfp.contract.command import METRICS, UI_METADATA, Outputs
 from torchx_kfp.contract.inputs import RUN_ID, escape
 from torchx_kfp.errors import OutputsError
 
@@ -23,8 +23,6 @@ Artifacts = Mapping[str, type[dsl.Artifact]]
 #: KFP v1's UI metadata, in a form that JSON can represent.
 UiMetadata = Mapping[str, Any]
 
-#: The artifact that shows all numbers of a stage in KFP's UI.
-METRICS = "metrics"
 #: Artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
 _RESULT_TYPES = (int, float, bool, str, list, dict)
@@ -54,8 +52,9 @@ class Publication:
         return Outputs(
             {output: (kind.__name__, name) for output, (kind, name) in self.results.items()},
             {
-                output: (kind.schema_title, name, issubclass(kind, _SHOWN))
+                output: (name, issubclass(kind, _SHOWN))
                 for output, (kind, name) in self.artifacts.items()
+                if output != METRICS
             },
             None if fatal is None else tuple(fatal),
         )

@@ -17,7 +17,16 @@ from torchx_kfp.authoring.appdef import (
     parse_volumes,
 )
 from torchx_kfp.authoring.channels import parse_checked
-from torchx_kfp.authoring.component_inputs import Input, Prefix, describe, lift, name_inputs, plan_inputs, reads, render
+from torchx_kfp.authoring.component_inputs import (
+    Input,
+    Prefix,
+    describe,
+    lift,
+    name_inputs,
+    parent_words,
+    plan_inputs,
+    render,
+)
 from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
@@ -38,7 +47,7 @@ from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_va
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import UI_METADATA, Application, Word, publish_other
 from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, escape, find_rewritten, parameter_placeholder
-from torchx_kfp.contract.scripts import signature, workspace_words
+from torchx_kfp.contract.scripts import component_digest, workspace_words
 from torchx_kfp.errors import AppDefError, ReadsError
 
 
@@ -130,18 +139,20 @@ def plan_stage(
     starter = program.starter
     if workspace and not engine:
         starter = (*workspace_words(render(workspace, inputs)), *starter)
-    application = Application(_encode_words(variables, inputs), _encode_words(words, inputs), starter, ui_metadata)
-    component, tracker_base = signature(describe(planned, outputs)), render(base, inputs)
-    stages = reads(sources, lifted.aliases, inputs)
-    if published:
-        fatal = (LAUNCHER_FAILED,) if engine or workspace else ()
-        declared = published.outputs(fatal if options.may_fail else None)
-        publisher = publisher_program(declared, inline=options.inline)
-        command = application.published(component, tracker_base, stages, declared, publisher)
-    elif tracked:
-        command = application.tracked(component, tracker_base, stages)
+    fatal = (LAUNCHER_FAILED,) if engine or workspace else ()
+    application = Application(
+        _encode_words(variables, inputs),
+        _encode_words(words, inputs),
+        starter,
+        ui_metadata,
+        published.outputs(fatal if options.may_fail else None) if published else None,
+        publisher_program(inline=options.inline),
+    )
+    digest = component_digest(describe(planned, outputs))
+    if tracked:
+        command = application.tracked(digest, render(base, inputs), parent_words(sources, inputs))
     else:
-        command = application.untracked(component)
+        command = application.untracked(digest)
     return StagePlan(
         alias=alias,
         stage=stage_name(alias),
@@ -204,7 +215,6 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
     parts = parse_checked(image, "image")
     published = read_publication(options.results or {}, options.artifacts, taken=[RUN_ID])
     outputs = {RUN_ID: str, **published.types}
-    declared = published.outputs()
     inputs = name_inputs({}, sources, [*base, *parts], outputs)
     image_text, planned = plan_inputs(inputs, parts)
     return StagePlan(
@@ -214,11 +224,11 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
         description="Results of another stage as outputs of KFP",
         image=image_text,
         command=publish_other(
-            signature(describe(planned, outputs)),
+            component_digest(describe(planned, outputs)),
             render(base, inputs),
             source if isinstance(source, str) else parameter_placeholder(inputs[source]),
-            declared,
-            publisher_program(declared, inline=options.inline),
+            published.outputs(),
+            publisher_program(inline=options.inline),
         ),
         inputs=planned,
         outputs=outputs,

@@ -36,8 +36,8 @@ from torchx_kfp.authoring.references import (
 )
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, check_variables, secret_variables, tracker_env
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.carried.programs import PUBLISHER, RESULTS_PUBLISHER
-from torchx_kfp.contract.command import Outputs, installed_program
+from torchx_kfp.contract.carried.programs import PUBLISHER
+from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.folders import folders_placeholder
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten, output_placeholder
 from torchx_kfp.contract.protocol import workspace_digest
@@ -193,13 +193,9 @@ def role_workspace(role: specs.Role, options: StageOptions) -> Parts | None:
     return (folders_placeholder(folders),)
 
 
-def publisher_program(outputs: Outputs, *, inline: bool) -> str:
-    """Return the program that publishes the outputs: its text, or one that needs torchx-kfp in the image."""
-    if not inline:
-        return installed_program("torchx_kfp", "publisher")
-    # The metrics are always there.
-    is_plain = len(outputs.artifacts) == 1 and not any(kind in ("list", "dict") for kind, _ in outputs.results.values())
-    return RESULTS_PUBLISHER if is_plain and outputs.may_fail is None else PUBLISHER
+def publisher_program(*, inline: bool) -> str:
+    """Return the program that publishes outputs: its text, or one that needs torchx-kfp in the image."""
+    return PUBLISHER if inline else installed_program("torchx_kfp.contract.carried", "publisher")
 
 
 def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> dict[str, str]:

@@ -126,7 +126,7 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
         failure=LAUNCHER_FAILED if options.may_fail else None,
         **engine.workload(roles, pods),
     )
-    launcher = LAUNCHER if options.inline else installed_program("torchx_kfp", "launcher")
+    launcher = LAUNCHER if options.inline else installed_program("torchx_kfp.contract.carried", "launcher")
     return Program(
         words.words,
         {**shared, **inherited},

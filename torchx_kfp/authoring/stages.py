@@ -18,12 +18,13 @@ from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.options import SharedOptions, StageOptions
-from torchx_kfp.authoring.outputs import METRICS, Artifacts, Results, UiMetadata
+from torchx_kfp.authoring.outputs import Artifacts, Results, UiMetadata
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.program import parse_workspace
 from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
 from torchx_kfp.authoring.references import Reference, parameter, parameter_text
 from torchx_kfp.authoring.variables import tracker_env
+from torchx_kfp.contract.command import METRICS
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError

@@ -37,7 +37,7 @@ SUFFIXES = {
 }
 #: Matches what follows a channel's name in the name of its input.
 ADDED = rf"({'|'.join(SUFFIXES.values())})?(_\d+)?"
-#: The separator of the values of the input ``stage``. Version 0.1.0 had spaces.
+#: The separator of the values of the input ``stage``.
 SEPARATOR = "|"
 
 

@@ -118,10 +118,6 @@ def superseded(recorded: Mapping[str, float]) -> set[str]:
     return {run_id for found in places.values() for run_id in found} - last
 
 
-class RawJson(str):
-    """Text that is already JSON: a list of run ids that an engine fills in at run time."""
-
-
 @dataclass(frozen=True)
 class StageContext:
     """The information that the protocol gives a stage.
@@ -152,35 +148,6 @@ def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
     return {
         name: environ.get(tracker_config_variable(name)) or None for name in names if name not in ("", TRACKER_NAME)
     }
-
-
-def parent_words(parents: Iterable[tuple[str, str | RawJson | Sequence[str]]]) -> list[str]:
-    """Return the words that a script joins into ``PARENT_RUN_IDS``: alternately text and a run id, text at both ends.
-
-    Run ids are separate words so that the script can check each one before it becomes part of the JSON: a run id with a
-    quote in it would add another alias. The script reads the kind of a word from its last character. Text before a list
-    that an engine fills in ends with a space, text before a run id with a quote, and only the last word with a brace.
-    The first word lacks its opening brace, because KFP takes a word that starts with ``{"Concat"`` for a placeholder.
-
-    Args:
-        parents: each alias with its run id, or the run ids of a fan-in. An empty alias stays empty: the script replaces
-            each ``""`` with the value of ``encode_alias``. ``""`` appears nowhere else in the text.
-    """
-    words: list[str] = []
-    text = ""
-    for alias, ids in parents:
-        text += (", " if words or text else "") + f'"{encode_alias(alias)}": '
-        if isinstance(ids, RawJson):
-            words += [text, ids]
-            text = ""
-            continue
-        alone = isinstance(ids, str)
-        text += "" if alone else "["
-        for number, run_id in enumerate([ids] if isinstance(ids, str) else ids):
-            words += [f'{text}, "' if number else f'{text}"', run_id]
-            text = '"'
-        text += "" if alone else "]"
-    return [*words, text + "}"]
 
 
 def encode_parents(parents: Mapping[str, RunIds | Sequence[str]]) -> str:

@@ -4,72 +4,69 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from torchx_kfp.contract import protocol
 
-#: The version of commands that are written.
-VERSION = 1
-#: Only later releases read commands whose signature names a version.
-_SIGNATURE = re.compile(r"torchx-kfp-[0-9a-f]{8}")
+#: The name of a script: the version of the command's form, the letters of the script's parts, and a digest.
+_NAME = re.compile(r"torchx-kfp-1-([a-z]*)-[0-9a-f]{8}")
 
+# Scripts have few quotes and few characters that Go escapes: the state of a run has them as JSON in JSON.
+
+#: Finds the pipeline run of a stage with artifacts. KFP keeps them in ``<pipeline>/<run>/<task>/<UUID>/<name>``, and a
+#: variable that names a field of the pod would take 240 bytes of the pipeline for each stage.
+_RUN = (
+    "_r=${1%/*/*/*}; _r=${_r##*/}; shift; "
+    f"case $_r in ????????-????-????-????-????????????) : ${{{protocol.PIPELINE_RUN}:=$_r}};; esac; "
+)
+#: Writes a run id.
+_WRITE = f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
 #: Makes the run id ``<pipeline run>/<stage>/<pod>_<UID>``. A random UUID replaces names that are not set.
 _RUN_ID = (
-    "read -r _i </proc/sys/kernel/random/uuid; "
-    f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%%|*}}/${{{protocol.POD_NAME}:-$_i}}'
-    f'${{{protocol.POD_UID}:+_${{{protocol.POD_UID}%%-*}}}}" '
-    f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
-    f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; _v=$2; shift 2; '
+    "read -r _i </proc/sys/kernel/random/uuid; set -a; "
+    f"{protocol.JOB_ID}=${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%%|*}}/${{{protocol.POD_NAME}:-$_i}}"
+    f"${{{protocol.POD_UID}:+_${{{protocol.POD_UID}%%-*}}}} "
+    f"{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}=${protocol.TRACKER_BASE}; set +a; "
+    f"{_WRITE}_v=$1; shift; "
 )
-#: Writes the run id of another stage.
-_OTHER_RUN_ID = f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
-#: Puts the next values into the text of parents wherever a name is missing.
-_NAMES = (
-    "while case $_t in *'\"\"'*) ;; *) false;; esac; do _v=${_v#*|}; "
-    '_t=${_t%%\'""\'*}\\"${_v%%|*}\\"${_t#*\'""\'}; done; '
-)
-#: Makes the JSON object of parents, from constant text and run ids in turn (``protocol.parent_words``). A run id may be
-#: any text: with a quote, or a list that ends early, it could add an alias that the pipeline does not declare.
+#: Makes the JSON object of parents: the next values are the aliases, and the words up to an empty one are run ids as
+#: JSON. A run id may be any text: with a quote, or a list that ends early, it could add an alias that the pipeline does
+#: not declare.
 _PARENTS = (
-    f'_t=$1; {_NAMES}_j="{{$_t"; shift; while case $_j in *\\}}) false;; esac; do '
-    # After a quote, the value must not contain quotes or backslashes. After a blank, it must be a whole list.
-    'case ${_j#"${_j%?}"}$1 in \\"*[\\"\\\\]*|\\ |\\ [![]*|\\ *[!]]|\\ *]?*|\\ *[\\\\]*) '
-    'printf "torchx-kfp: not a run id: %s\\n" "$1" >&2; exit 2;; esac; '
-    f"_t=$2; {_NAMES}_j=$_j$1$_t; shift 2; done; "
+    "_q='\"' _j= _s={; while [ \"$1\" ]; do case $1 in *'\\'*|$_q*$_q*$_q|[[]*]?*) "
+    'echo torchx-kfp: not a run id: "$1" >&2; exit 2;; esac; '
+    "_v=${_v#*|}; _j=$_j$_s$_q${_v%%|*}$_q:\\ $1; _s=,\\ ; shift; done; shift; "
     # The first run id follows the first alias, by itself or as the first item of a list.
-    f'export {protocol.PARENT_RUN_IDS}="$_j"; _p=${{_j#*\\": }}; _p=${{_p#[}}; '
-    f'case $_p in \\"*) _p=${{_p#?}}; export {protocol.PARENT_RUN_ID}="${{_p%%[\\"]*}}";; esac; '
+    f"_p=${{_j#*$_q: }}; _p=${{_p#[}}; _i=${{_p#?}}; set -a; {protocol.PARENT_RUN_IDS}=$_j}}; "
+    f"case $_p in $_q*) {protocol.PARENT_RUN_ID}=${{_i%%$_q*}};; esac; set +a; "
 )
 #: Appends the next value to each word that the mask marks with ``v``, and decodes these words and those that it marks
 #: with ``b``. The ``x`` protects newlines at the end of a word.
 _DECODE = (
     "_m=$1; shift; for _w do shift; "
     "case $_m in v*) _v=${_v#*|}; _w=$_w${_v%%|*};; esac; "
-    'case $_m,$_w in [bv]*,*\\\\*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
+    "case $_m,$_w in [bv]*,*'\\'*) _w=`printf %bx \"$_w\"`; _w=${_w%x};; esac; "
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
 #: Writes KFP v1's UI metadata, which tells the UI what to show.
 _UI_METADATA = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}"; printf %b "$2" >"$1"; shift 2; '
-#: Prints a message if the image has no Python to do so.
-_PYTHON = "command -v python3 >/dev/null || {{ echo 'torchx-kfp: {}' >&2; exit 125; }}; "
+#: Adds a message to the shell's if the image has no Python.
+_PYTHON = "hash python3 || {{ echo 'torchx-kfp: {}' >&2; exit 125; }}; "
 OF_PUBLISHER = "results need python3 and fsspec in the image, or publish_results"
 OF_MAY_FAIL = "may_fail needs python3 and fsspec in the image"
 OF_LAUNCHER = "a distributed stage needs python3 in the image, or a launcher_image"
-_EXEC = 'exec "$@"'
 
-#: The marks of a script, in all versions, if it has one of these parts.
-_SIGNS = {
-    "has_stage": "/$0/",
-    "makes_run_id": "_v=$2",
-    "copies_run_id": f'"${protocol.JOB_ID}" >"$1"; shift; ',
-    "has_parents": "_j=",
-    "shows": 'printf %b "$2"',
-    "has_mask": "_m=$1",
+#: The parts of a script, in their order: it finds the pipeline run, makes a run id or writes that of another stage,
+#: reads stages, shows metadata, and has a mask for words.
+FINDS_RUN, MAKES_RUN_ID, COPIES_RUN_ID, HAS_PARENTS, SHOWS, HAS_MASK = "frcpum"
+_PARTS = {
+    FINDS_RUN: _RUN,
+    MAKES_RUN_ID: _RUN_ID,
+    COPIES_RUN_ID: _WRITE,
+    HAS_PARENTS: _PARENTS,
+    SHOWS: _UI_METADATA,
+    HAS_MASK: _DECODE,
 }
-#: The marks of scripts of version 0: their name is the stage's, or spaces separate the values.
-_OLD = re.compile(rf'export {protocol.JOB_ID}="[^"]*/(\$0|\${{2%% \*}})/')
 
 #: The program that starts an application again. It runs in dash, busybox and bash. A shell handles signals only while
 #: it waits for a child in the background. Without job control, it starts such a child with SIGINT ignored, so the child
@@ -90,57 +87,30 @@ _NEXT_RUN_ID = f'; {protocol.JOB_ID}=${{_r}}_${{#_n}};printf %s ${protocol.JOB_I
 _RETRIES_BEGIN, _ATTEMPTS = "_k= _n=x", re.compile(r" -lt (\d+) ")
 
 
-@dataclass(frozen=True)
-class Script:
-    """The program that ``sh -ec`` runs in a stage.
+def script_words(parts: Collection[str], digest: str, needs_python: str = "") -> tuple[str, ...]:
+    """Return the words that run a script; its arguments follow.
 
-    ``has_stage`` tells whether its name is the stage's, as in version 0. ``makes_run_id`` and ``copies_run_id`` tell
-    whether the stage has its own run id or another stage's, ``has_parents`` whether it reads stages, ``shows`` whether
-    it has UI metadata, and ``has_mask`` whether words are to be decoded. ``needs_python`` is the message for an image
-    without python3.
+    Args:
+        parts: the letters of its parts.
+        digest: that of the component. Shells print it, in the script's name, before their messages.
+        needs_python: the message for an image without python3; empty if the stage does not need it.
     """
-
-    has_stage: bool = False
-    makes_run_id: bool = False
-    copies_run_id: bool = False
-    has_parents: bool = False
-    shows: bool = False
-    has_mask: bool = False
-    needs_python: str = ""
-    version: int = VERSION
-
-    def words(self, signature: str) -> tuple[str, ...]:
-        """Return the words that run the program; its arguments follow."""
-        parts = (
-            _RUN_ID if self.makes_run_id else "",
-            _OTHER_RUN_ID if self.copies_run_id else "",
-            _PARENTS if self.has_parents else "",
-            _UI_METADATA if self.shows else "",
-            _PYTHON.format(self.needs_python) if self.needs_python else "",
-            _DECODE if self.has_mask else "",
-            _EXEC,
-        )
-        return ("sh", "-ec", "".join(parts), signature)
-
-    @classmethod
-    def find(cls, words: Sequence[str]) -> tuple[Script, int] | None:
-        """Return a command's script, and the place of its first argument; None if this module did not write it."""
-        at = words.index("-ec") + 3 if "-ec" in words else 0
-        if not 0 < at <= len(words):
-            return None
-        text, is_old = words[at - 2], _OLD.search(words[at - 2]) is not None
-        if not is_old and not _SIGNATURE.fullmatch(words[at - 1]):
-            return None
-        parts: dict[str, Any] = {part: sign in text for part, sign in _SIGNS.items()}
-        return cls(**parts, version=0 if is_old else VERSION), at
+    has = "".join(part for part in _PARTS if part in parts)
+    check = _PYTHON.format(needs_python) if needs_python else ""
+    text = "".join([*map(_PARTS.__getitem__, has), check, 'exec "$@"'])
+    return ("sh", "-ec", text.replace("; ", ";"), f"torchx-kfp-1-{has}-{digest}")
 
 
-def signature(description: str) -> str:
-    """Return the script's name, which differs for components with different descriptions.
+def find_script(words: Sequence[str]) -> tuple[str, int] | None:
+    """Return the letters of a command's script, and the place of its first argument; None if it has no script."""
+    at = words.index("-ec") + 3 if "-ec" in words else 0
+    found = _NAME.fullmatch(words[at - 1]) if 0 < at <= len(words) else None
+    return (found[1], at) if found else None
 
-    Shells print it before their messages.
-    """
-    return f"torchx-kfp-{hashlib.sha256(description.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+def component_digest(description: str) -> str:
+    """Return a text that differs for components with different descriptions."""
+    return hashlib.sha256(description.encode(errors="surrogatepass")).hexdigest()[:8]
 
 
 def assignment(tracker_base: str) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchx_kfp.contract.carried.shared import unbeaten
+from torchx_kfp.contract.carried.dominance import unbeaten
 from torchx_kfp.tracking.entries import from_json
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from tests.recordings import Exchange, Recording, Replay, read, split
 from tools import carry
-from torchx_kfp.contract.carried.programs import LAUNCHER
 
 #: Seconds after which a launcher counts as hanging.
 HANGS = 120
@@ -44,7 +43,7 @@ time.sleep, time.monotonic, threading.Thread.join = hurry, lambda: now[0], wait
 
 @functools.cache
 def program() -> str:
-    text = carry.text_of(LAUNCHER)
+    text = carry.join("launcher")
     assert text.count(FOLDER) == 1
     return text
 

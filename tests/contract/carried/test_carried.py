@@ -9,8 +9,8 @@ import pytest
 
 from tools import carry
 from torchx_kfp.common import safe_files
-from torchx_kfp.contract.carried import launcher, publisher, shared
-from torchx_kfp.contract.carried.programs import ASK, LAUNCHER, PUBLISHER, RESULTS_PUBLISHER, SOURCES, WORKSPACE
+from torchx_kfp.contract.carried import shared
+from torchx_kfp.contract.carried.programs import ASK, LAUNCHER, PUBLISHER, SOURCES
 from torchx_kfp.contract.scripts import workspace_words
 
 #: Names of methods, functions, modules and arguments of the standard library that Python 3.8 lacks.
@@ -26,7 +26,7 @@ NEWER = re.compile(
 def test_what_commands_carry_is_made_of_the_modules() -> None:
     assert carry.digests() == SOURCES, "a module has changed: run `make goldens`"
     # A workflow of Argo takes 1 MiB.
-    for program, most in ((PUBLISHER, 4_390), (RESULTS_PUBLISHER, 3_330), (LAUNCHER, 12_100), (ASK, 3_550)):
+    for program, most in ((PUBLISHER, 3_600), (LAUNCHER, 12_200), (ASK, 3_530)):
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"
@@ -35,13 +35,9 @@ def test_what_commands_carry_is_made_of_the_modules() -> None:
     assert not re.search(r"\$[$(]|{{|\\", words[2]), "engines would rewrite it"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [*map(carry.text_of, [PUBLISHER, RESULTS_PUBLISHER, LAUNCHER, ASK]), WORKSPACE],
-    ids=["publisher", "results", "launcher", "ask", "workspace"],
-)
-def test_what_commands_carry_needs_only_python_38(text: str) -> None:
-    tree = ast.parse(text, feature_version=(3, 8))
+@pytest.mark.parametrize("module", carry.PROGRAMS.values())
+def test_what_commands_carry_needs_only_python_38(module: str) -> None:
+    tree = ast.parse(carry.minify(carry.join(module), renames=False), feature_version=(3, 8))
     for node in ast.walk(tree):
         names = [getattr(node, field, None) or "" for field in ("attr", "arg", "id", "name", "module")]
         assert not [name for name in names if isinstance(name, str) and NEWER.fullmatch(name)], ast.unparse(node)
@@ -50,10 +46,3 @@ def test_what_commands_carry_needs_only_python_38(text: str) -> None:
 def test_programs_and_the_package_keep_their_files_in_one_folder() -> None:
     """Carried modules import nothing of the package, so both have its name."""
     assert shared.PRIVATE == safe_files.PRIVATE
-
-
-def test_pipelines_of_version_010_find_the_programs() -> None:
-    """Their commands import them from an image that has torchx-kfp."""
-    import torchx_kfp
-
-    assert (torchx_kfp.launcher, torchx_kfp.publisher) == (launcher, publisher)

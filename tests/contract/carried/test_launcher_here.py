@@ -24,7 +24,6 @@ from tests.contract.carried.behaviours import BEHAVIOURS, ROWS, CompiledStage, o
 from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
-from tools import carry
 from torchx_kfp import engines, task_from_app
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -57,14 +56,6 @@ exec {interpreter} -c "$(cat {path}/before)
 $program" "$@"
 """
 both_pythons = pytest.mark.parametrize("program", ["carried", pytest.param("oldest", marks=needs_oldest)])
-
-
-def test_the_module_is_the_text_that_commands_carry(tmp_path: Path) -> None:
-    """So the tests run that text alone."""
-    stage = CompiledStage(BEHAVIOURS["every word arrives byte for byte"].app(tmp_path), tmp_path, engine="job")
-    command = stage.container(tmp_path).command
-    code, log = run_here(stage, tmp_path / "module", (command[command.index("{{$}}") - 2], carry.join("launcher")))
-    BEHAVIOURS["every word arrives byte for byte"].check(code, log, {})
 
 
 @pytest.mark.parametrize(("name", "engine"), ROWS)

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.contract.command import Application, Word
+from torchx_kfp.contract.inputs import parameter_placeholder
+
 RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
 #: The names of the recorded runs of one pipeline. There are others, whose answers are known at their end only.
 RUNS = ("succeeded", "cached", "failed", "terminated")
@@ -94,6 +97,34 @@ def _unfinished(record: Mapping[str, Any], moment: str) -> dict[str, Any]:
     later = ("finishedAt", "message", "outputs", "outboundNodes")
     phase = "Pending" if record["type"] == "Pod" and record["startedAt"] == moment else "Running"
     return {**{key: value for key, value in record.items() if key not in later}, "phase": phase}
+
+
+def with_present_commands(run: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer of v2beta1 about a run, in whose pipeline tracked stages have commands of today's form.
+
+    The recorded pipelines were compiled to earlier forms, which nobody reads any more. Everything else is as KFP said
+    it: nodes, pods, states and logs. The commands say what an observer reads in them: the stage, the tracker base, and
+    what a stage reads by the name of its input.
+    """
+    run = copy.deepcopy(run)
+    spec = run.get("pipeline_spec") or {}
+    spec = spec.get("pipeline_spec", spec)
+    stage, reads = map(parameter_placeholder, ("stage", "reads"))
+    for executor in spec.get("deploymentSpec", {}).get("executors", {}).values():
+        container = executor.get("container", {})
+        words = container.get("command") or ["", ""]
+        if words[1].startswith("TORCHX_TRACKER_BASE="):
+            name = words.index("-ec") + 2
+            application = Application((), [Word(word) for word in words[name + 1 :]])
+            parents = [f'"{reads}"'] if reads in words else []
+            made = application.tracked("00000000", words[1].partition("=")[2], parents)
+            container["command"] = [words[name] if stage not in words and word == stage else word for word in made]
+    for component in (spec.get("root", {}), *spec.get("components", {}).values()):
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            value = task.get("inputs", {}).get("parameters", {}).get("stage", {}).get("runtimeValue", {})
+            if isinstance(value.get("constant"), str):
+                value["constant"] = value["constant"].replace(" ", "|")
+    return run
 
 
 def pods(name: str) -> dict[str, str]:

@@ -21,7 +21,17 @@ from unittest import mock
 import yaml
 
 from tests.execution.host import pipelines
-from tests.execution.host.answers_of_kfp import RECORDED, RUNS, answer, course, last, log_of, manifest, with_workflow
+from tests.execution.host.answers_of_kfp import (
+    RECORDED,
+    RUNS,
+    answer,
+    course,
+    last,
+    log_of,
+    manifest,
+    with_present_commands,
+    with_workflow,
+)
 from tests.execution.host.commands import OF_HOSTS
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted, status
 from tests.fake_kfp.argo import fnv1a32
@@ -67,10 +77,12 @@ def answers(name: str) -> Answers:
     if name in trees():
         return list(_made(trees()[name]))
     if name == "retried":
-        return [(answer(run), manifest(of_nodes)) for run, of_nodes in _RETRIED]
-    if name in _AT_THE_END:
-        return [(last(name), manifest(name))]
-    return list(course(name, pending=name == "nested-loop"))
+        found = [(answer(run), manifest(of_nodes)) for run, of_nodes in _RETRIED]
+    elif name in _AT_THE_END:
+        found = [(last(name), manifest(name))]
+    else:
+        found = list(course(name, pending=name == "nested-loop"))
+    return [(with_present_commands(run), nodes) for run, nodes in found]
 
 
 def _made(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -31,13 +31,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from torchx_kfp.contract.carried.dominance import unbeaten
 from torchx_kfp.contract.carried.shared import (
     RUNS,
     list_entries,
     read_json,
     read_results,
     say,
-    unbeaten,
     write_record,
 )
 

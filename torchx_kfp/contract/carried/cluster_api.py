@@ -14,7 +14,7 @@ import urllib.request
 from collections import Counter, deque
 
 from torchx_kfp.contract.carried.replica_roles import KEPT, Failure, show
-from torchx_kfp.contract.carried.shared import say
+from torchx_kfp.contract.carried.stage_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

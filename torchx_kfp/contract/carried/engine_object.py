@@ -39,7 +39,7 @@ from torchx_kfp.contract.carried.replica_roles import (
     tally,
     texts,
 )
-from torchx_kfp.contract.carried.shared import say
+from torchx_kfp.contract.carried.stage_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,23 +2,20 @@
 
 In the command of a stage with results or artifacts, this program comes before the application::
 
-    python3 -c PROGRAM SPEC {{$}} PATH... VALUES APPLICATION...
+    python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
 
 It keeps its messages short, because the command carries it, and does little before the application starts.
 
-SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name, shown]}}``. ``output``
-is KFP's name of the output, ``name`` is the name under which the application records it, and ``shown`` is 1 if KFP's
-UI shows the artifact. If SPEC has ``"may_fail": [exit code, ...]``, the stage goes on whatever the application's exit
-code is, except for these codes, and records it as the result ``exit_code``. If the stage was asked to end, the exit
-code counts. ``{{$}}`` is KFP's ExecutorInput, which names the file for each output. The PATHs are the local files of
-the artifacts, in SPEC's order. The tracker base comes from the environment (``protocol``).
-
-If SPEC has ``"reads"``, the program starts the stage like the script of a stage without results does: see ``start``.
-Otherwise, it finds the run id in the environment, and there are no VALUES: pipelines of version 0.1.0 have a script
-that starts the stage. Without APPLICATION, the program publishes the results of another stage.
+SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [name, shown]}}``. ``output`` is KFP's name of
+the output, ``name`` is the name under which the application records it, and ``shown`` is 1 if KFP's UI shows the
+artifact. If SPEC has ``"may_fail": [exit code, ...]``, the stage goes on whatever the application's exit code is,
+except for these codes, and records it as the result ``exit_code``. If the stage was asked to end, the exit code counts.
+``{{$}}`` is KFP's ExecutorInput, which names the file for each output. The PATHs are the local files of the artifacts:
+``metrics``, and those of SPEC in its order. The run id and the tracker base come from the environment (``protocol``).
+Without APPLICATION, the program publishes the results of another stage.
 
 Results become the files of output parameters. Lists and dicts are recorded as metadata, because results are numbers and
-short text. All numbers among the results also become the metadata of the artifact ``metrics``, the first one in SPEC.
+short text. All numbers among the results also become the metadata of the artifact ``metrics``.
 An artifact with a local path is copied for KFP to store. For an artifact elsewhere, KFP stores a small JSON file with
 its ``path`` and ``metadata``, and the path becomes the metadata ``location``. The metadata is written to the file for
 the ExecutorOutput. KFP's launcher rejects unknown fields there (kubeflow/pipelines,
@@ -29,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 
@@ -42,10 +38,6 @@ from torchx_kfp.contract.carried.shared import (
     write_record,
     write_text,
 )
-
-#: Most stages publish only numbers and text, and fail if their application does. They carry a smaller program, without
-#: what follows ``if WHOLE`` (``tools/carry.py``).
-WHOLE = True
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,15 +77,7 @@ def run(command: Sequence[str], /) -> tuple[int, bool]:
     Returns:
         The application's exit code, or 128 + n if signal n ended it, and whether this process was asked to end.
     """
-    signals = {
-        signal.SIGCHLD,
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGTERM,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    }
+    signals = {getattr(signal, f"SIG{name}") for name in ("CHLD", "HUP", "INT", "QUIT", "TERM", "USR1", "USR2")}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     pid = os.fork()
@@ -140,66 +124,6 @@ def end_leftovers(run_id: str, /) -> None:
         signal.sigtimedwait((), 0.1)  # sleeps
 
 
-def start(spec: Any, executor: Any, words: Sequence[str], /) -> list[str]:
-    """Set the variables of the protocol and of the application, and write the run id for KFP.
-
-    Args:
-        spec: what the stage reads, ``"reads": [[alias, source], ...]``. A source is the name of an input, a run id
-            after ``=``, or a list of these; the next of the values is the alias if it is empty. ``"mask"`` has a letter
-            for each word of the application: ``v`` if the next value follows it, and ``b`` if it is escaped as values
-            are. ``"env"`` is the number of variables that follow the first word, ``env``.
-        executor: KFP's ExecutorInput.
-        words: the stage's name and the values, joined with ``|``, and the words of the application.
-
-    Returns:
-        The application's command line.
-    """
-    stage, *values = words[0].split("|")
-    given = executor.get("inputs", {}).get("parameterValues", {})
-    outputs = executor["outputs"]
-    environ = os.environ
-    with open("/proc/sys/kernel/random/uuid") as file:
-        unique = file.read().strip()
-    # KFP puts the outputs of a run into <pipeline>/<run>/<task>/<random UUID>/<name> below the pipeline root.
-    uuids = re.findall("/([0-9a-f-]{36})(?=/)", outputs["artifacts"]["metrics"]["artifacts"][0]["uri"])
-    run = environ.get("KFP_RUN_ID") or [unique, *uuids][-2:][0]
-    uid = environ.get("KFP_POD_UID", "")[:8]
-    run_id = f"{run}/{stage}/{environ.get('KFP_POD_NAME') or unique}{uid and '_' + uid}"
-    write_text(outputs["parameters"]["run_id"]["outputFile"], run_id)
-    environ.update(
-        TORCHX_JOB_ID=run_id,
-        TORCHX_TRACKERS="torchx_kfp",
-        TORCHX_TRACKER_TORCHX_KFP_CONFIG=environ["TORCHX_TRACKER_BASE"],
-    )
-
-    def ids(source: Any, /) -> Any:
-        if type(source) is list:
-            return [*map(ids, source)]
-        return source[1:] if source[0] == "=" else given[source]
-
-    parents = {alias or json.loads(f'"{values.pop(0)}"'): ids(source) for alias, source in spec["reads"]}
-    if parents:
-        every: list[Any] = [each if type(each) is list else [each] for each in parents.values()]
-        for one in sum(every, []):  # noqa: RUF017 (few lists)
-            if type(one) is not str or set(one) & set('"\\'):
-                say("not a run id:", one)
-                sys.exit(2)
-        environ["TORCHX_PARENT_RUN_IDS"] = json.dumps(parents)
-        if every[0]:
-            environ["TORCHX_PARENT_RUN_ID"] = every[0][0]
-    filled = []
-    for kind, word in zip(spec.get("mask", "").ljust(len(words)), words[1:]):  # noqa: B905 (Python 3.8)
-        if kind == "v":
-            word += values.pop(0)
-        if kind in "vb":
-            word = os.fsdecode(re.sub(rb"\\0(\d{3})", lambda octal: bytes([int(octal[1], 8)]), os.fsencode(word)))
-        filled.append(word)
-    variables = spec.get("env", -1) + 1
-    for name, value in (assignment.split("=", 1) for assignment in filled[1:variables]):
-        environ[name] = value
-    return filled[variables:]
-
-
 def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
     """Return the message for a declared result or artifact that is missing or has another type.
 
@@ -220,20 +144,21 @@ def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
     return f"declares the {what} {name!r}{kind and ' as ' + kind} but recorded {there}"
 
 
-def plain(value: Any, name: str, /) -> Any:
-    """Return a part of a list or dict as KFP can pass it on, with finite numbers.
+def as_kfp_stores(name: str, value: Any, /) -> Any:
+    """Return a result as KFP can pass it on, with finite numbers.
 
     Raises:
         ValueError: it has an int that a double cannot represent.
     """
-    if WHOLE and type(value) is list:
-        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
-    if WHOLE and type(value) is dict:
-        return {key: plain(item, f"{name}[{key!r}]") for key, item in value.items()}
-    if WHOLE and type(value) is int and abs(value) > EXACT:
-        raise ValueError(f"has {value} in {name}, which KFP would round: record it as text")
-    # The order of min and max turns NaN, the loss of a training that diverged, into the largest number.
-    return max(-LARGEST, min(LARGEST, value)) if type(value) is float else value
+
+    def whole(text: str) -> int:
+        if abs(int(text)) > EXACT:
+            raise ValueError(f"has {text} in {name}, which KFP would round: record it as text")
+        return int(text)
+
+    # NaN, the loss of a training that diverged, becomes the largest number.
+    finite = {"-Infinity": -LARGEST}
+    return json.loads(json.dumps(value), parse_int=whole, parse_constant=lambda text: finite.get(text, LARGEST))
 
 
 def output_text(kind: str, name: str, recorded: Any, /) -> Any:
@@ -251,22 +176,22 @@ def output_text(kind: str, name: str, recorded: Any, /) -> Any:
     value = recorded.get(name)
     if kind == "float" and type(value) is int:
         value = float(max(-LARGEST, min(LARGEST, value)))
-    if type(value).__name__ != kind or (kind == "int" and abs(value) > EXACT):
+    if type(value).__name__ != kind:
         raise ValueError(missing("result", name, recorded, kind))
     if kind == "str":
         return value
-    if WHOLE and kind == "list":
+    if kind == "list":
         for item in value:
             for field in ATTRIBUTES if type(item) is dict else ():
                 if field in item:
                     raise ValueError(f"has the field {field!r} in {name}, which KFP's loop items have, too: rename it")
-    text = json.dumps(plain(value, name), ensure_ascii=False, separators=(",", ":"))
-    if WHOLE and len(text.encode()) > LONGEST:
+    text = json.dumps(as_kfp_stores(name, value), ensure_ascii=False, separators=(",", ":"))
+    if len(text.encode()) > LONGEST:
         raise ValueError(f"has {len(text.encode())} bytes in {name}, more than {LONGEST}: make it an artifact")
     return text
 
 
-def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, code: int | None = None, /) -> bool:
+def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, code: int | None, /) -> bool:
     """Write KFP's outputs from the run's records under the tracker base.
 
     Args:
@@ -275,7 +200,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
         paths: see the module.
         base: the tracker base.
         run_id: the run.
-        code: the application's exit code, to be recorded as a result.
+        code: the application's exit code, which a stage that may fail records as a result.
 
     Returns:
         True if something declared is missing, has another type, or is an int that a double cannot represent.
@@ -286,16 +211,15 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     stage = run_id.split("/")[-2:][0]
     store, root = fsspec.core.url_to_fs(base)
     results = read_results(store, f"{root}/{run_id}")
-    if WHOLE and code is not None:
+    if "may_fail" in spec:
         results["exit_code"] = code
         write_record(store, root, run_id, json.dumps(results, indent=2))
     metrics = metrics_of(results)
-    recorded = results
-    if WHOLE and any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
-        recorded = {}
+    recorded = {}
+    if any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
         for path in list_entries(store, root, run_id, "metadata"):
             recorded.update(read_json(store, path)["metadata"])
-        recorded.update(results)
+    recorded.update(results)
     for output, (kind, name) in spec["results"].items():
         try:
             text = output_text(kind, name, recorded)
@@ -304,23 +228,23 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             say(stage, error)
         else:
             write_text(outputs["parameters"][output]["outputFile"], text)
-            if WHOLE and kind in ("list", "dict") and repr(LARGEST) in text:
+            if kind in ("list", "dict") and repr(LARGEST) in text:
                 say(name, "has a number which KFP cannot store: the output has", LARGEST)
 
+    artifacts = outputs["artifacts"]
+    publish_artifact(artifacts["metrics"], metrics, paths[0])
     entries = {}
-    if WHOLE and len(spec["artifacts"]) > 1:
+    if spec["artifacts"]:
         for path in list_entries(store, root, run_id, "artifacts"):
             entries.update(read_json(store, path, parse_constant=str)["artifacts"])
-    for (output, (_, name, shown)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
-        artifact = outputs["artifacts"][output]["artifacts"][0]
-        if output == "metrics":
-            publish_artifact(artifact, metrics, target)
-        elif WHOLE and name in entries:
-            publish_artifact(artifact, entries[name]["metadata"], target, entries[name]["path"], shown)
-        elif WHOLE:
+    for (output, (name, shown)), target in zip(spec["artifacts"].items(), paths[1:]):  # noqa: B905 (Python 3.8)
+        if name in entries:
+            entry = entries[name]
+            publish_artifact(artifacts[output], entry["metadata"], target, entry["path"], shown)
+        else:
             failed = True
             say(stage, missing("artifact", name, entries))
-    write_text(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))
+    write_text(outputs["outputFile"], json.dumps({"artifacts": artifacts}))
     return failed
 
 
@@ -339,23 +263,23 @@ def metrics_of(results: Any, /) -> dict[str, float]:
     return metrics
 
 
-def publish_artifact(artifact: Any, metadata: Any, target: str, path: str = "", shown: bool = False, /) -> None:
+def publish_artifact(output: Any, metadata: Any, target: str, path: str = "", shown: bool = False, /) -> None:
     """Write an artifact's metadata, and its content or a file that names its location.
 
     Args:
-        artifact: what KFP's ExecutorInput says of it; gets the metadata.
+        output: what KFP's ExecutorInput says of it; gets the metadata.
         metadata: the metadata that the application recorded.
         target: the local file of the artifact, which KFP stores.
         path: where the application has put the artifact; empty if there are only metadata.
         shown: whether KFP's UI shows it.
     """
     # KFP keeps six decimals of a number (MLMD's text form of a double), so 1e-7 becomes 0. Text stays exact.
-    artifact["metadata"] = {
+    described = output["artifacts"][0]["metadata"] = {
         key: repr(value) if type(value) is float and abs(float(f"{value:f}") - value) > abs(value) / 1000 else value
         for key, value in metadata.items()
     }
     # KFP's UI shows an artifact's content, and nobody else keeps local files: KFP has to store both.
-    if WHOLE and path and (shown or "://" not in path or path.startswith(("file:", "local:"))):
+    if path and (shown or "://" not in path or path.startswith(("file:", "local:"))):
         import fsspec
 
         source, path = fsspec.core.url_to_fs(path)
@@ -367,8 +291,8 @@ def publish_artifact(artifact: Any, metadata: Any, target: str, path: str = "", 
         return
     # An artifact elsewhere stays there: KFP passes on a file that names its location. If the artifact had a URI outside
     # of the pipeline root, KFP's launcher would fail, here or in the task that consumes it.
-    if WHOLE and path:
-        artifact["metadata"]["location"] = path
+    if path:
+        described["location"] = path
         metadata = {"path": path, "metadata": metadata}
     # kfp.local's cache considers an artifact without a file as missing.
     write_text(target, json.dumps(metadata))
@@ -376,31 +300,26 @@ def publish_artifact(artifact: Any, metadata: Any, target: str, path: str = "", 
 
 def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     """Run the application, if there is one, publish its records, and exit with the stage's exit code."""
-    spec = json.loads(spec_text)
-    executor = json.loads(executor_input)
-    application: Sequence[str] = words[len(spec["artifacts"]) :]
-    if "reads" in spec:
-        application = start(spec, executor, application)
+    spec = {"artifacts": {}, **json.loads(spec_text)}
+    outputs = json.loads(executor_input)["outputs"]
+    application = words[len(spec["artifacts"]) + 1 :]
     run_id = os.environ["TORCHX_JOB_ID"]
     base = os.environ["TORCHX_TRACKER_BASE"]
     if not any(finder.find_spec("fsspec", None) for finder in sys.meta_path):
         say("fsspec is missing")
         sys.exit(125)
-    recorded = None
+    code = None
     if application:
         code, stopped = run(application)
         end_leftovers(run_id)
-        if WHOLE and "may_fail" in spec and not stopped and code not in spec["may_fail"]:
-            recorded = code
-            if code:
-                say("exit code", f"{code}, but the stage may fail")
-        elif code:
+        if code and (stopped or code in spec.get("may_fail", range(256))):
             sys.exit(code)
+        if code:
+            say("exit code", f"{code}, but the stage may fail")
     try:
-        outputs = executor["outputs"]
         # The application may have been started again. A launcher may have gone on with the run of an earlier attempt.
         run_id = open(outputs["parameters"]["run_id"]["outputFile"]).read()  # noqa: SIM115
-        sys.exit(publish(spec, outputs, words, base, run_id, recorded))
+        sys.exit(publish(spec, outputs, words, base, run_id, code))
     except Exception as error:
         sys.exit(f"torchx-kfp: cannot publish {base}/{run_id}: {error!r}")
 

@@ -9,7 +9,7 @@ import copy
 import os
 import re
 
-from torchx_kfp.contract.carried.shared import say, write
+from torchx_kfp.contract.carried.stage_log import say, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Do what several programs do: write to the stage's log, read and write the files of runs, compare trials.
+"""Do what several programs do: write to the stage's log, and read and write the files of runs.
 
 ``torchx_kfp.tracking`` reads and writes the files with more checks. Both have the layout from here.
 """
@@ -7,30 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
-
-#: Held while a line is written, so that lines do not mix. The handler of a signal may interrupt its holder.
-LOCK = threading.RLock()
-
-
-def write(stream: int, text: bytes, /) -> None:
-    """Write the whole text to a descriptor."""
-    with LOCK:
-        while text:
-            text = text[os.write(stream, text) :]
 
 
 def say(*words: object) -> None:
-    """Write a line to the stage's log."""
+    """Write a line to the stage's log, if somebody reads it."""
     try:  # noqa: SIM105 (shorter than contextlib)
-        write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
-    except OSError:  # nobody reads it
+        os.write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
+    except OSError:
         pass
 
 
@@ -52,9 +39,8 @@ def fields_of(key: str, /) -> set[str]:
 
 def regular(path: str, local: bool = True, /) -> str:
     """Return the path if it is a file, a folder or missing. Reading a FIFO or a device might never end."""
-    mode = stat.filemode(os.stat(path).st_mode)[0] if local and os.path.exists(path) else "-"
-    if mode not in "-d":
-        raise ValueError(f"{path} is a {({'p': 'FIFO', 's': 'socket'}).get(mode, 'device')}, not a file")
+    if local and os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ValueError(f"{path} is not a regular file")
     return path
 
 
@@ -94,18 +80,3 @@ def write_record(store: Any, root: str, key: str, text: str, /) -> None:
     part = f"{os.path.dirname(path)}/{TEMPORARY}{os.urandom(8).hex()}"
     write_text(part, text)
     os.replace(part, path)
-
-
-# Trials
-
-
-def unbeaten(costs: Sequence[Sequence[float]], /) -> list[int]:
-    """Return the indices of the costs that no others beat: as low in every objective, and lower in one."""
-    return [
-        index
-        for index, own in enumerate(costs)
-        if not any(
-            other != own and all(a <= b for a, b in zip(other, own))  # noqa: B905 (Python 3.8)
-            for other in costs
-        )
-    ]

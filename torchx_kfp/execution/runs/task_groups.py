@@ -259,7 +259,7 @@ def _definition(
 def _of_stage(stage: KnownStage) -> Iterator[tuple[str, str]]:
     facts = stage.facts
     yield "image", _short(stage.container.image)
-    if facts.version is not None:
+    if facts.is_own:
         # The programs around the application change with versions of this package.
         yield "command", _short(shlex.join(facts.application))
         for name, value in facts.variables.items():
