@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp import compiler, dsl, kubernetes
-from kfp.dsl import container_component_class
+from kfp.dsl import container_component_class, structures
 
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.plan import StagePlan
 from torchx_kfp.authoring.reads import TaskStage, TrackerBase, remember_stage
-from torchx_kfp.common.sdk import quick_sdk
+from torchx_kfp.common.sdk import refuse_operations
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import UnknownNameError
+
+refuse_operations()
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
@@ -172,7 +174,6 @@ def _function(
     return function
 
 
-@quick_sdk()
 def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
     """Set the task's resources, retries and settings for Kubernetes, and return the task."""
     remember_stage(task, TaskStage(plan.alias, tracker_base))
@@ -180,15 +181,12 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         # This was called outside a pipeline, with kfp.local: the task has already run, and nothing below applies.
         return task
     task._outputs = StageOutputs(task._outputs, plan.alias)
-    if plan.resources.cpu:
-        task.set_cpu_request(plan.resources.cpu).set_cpu_limit(plan.resources.cpu)
-    if plan.resources.memory:
-        task.set_memory_request(plan.resources.memory).set_memory_limit(plan.resources.memory)
-    if plan.resources.accelerator:
-        kind, count = plan.resources.accelerator
-        task.set_accelerator_type(kind)
-        # The count is assigned directly, because kfp 2.14's setter accepts only 0, 1, 2, 4, 8 and 16.
-        task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(count)
+    cpu, memory, accelerator = plan.resources.cpu or None, plan.resources.memory or None, plan.resources.accelerator
+    if cpu or memory or accelerator:
+        # KFP's setters do the same, but look up the whole stack in source files, and in 2.14 refuse most counts.
+        kind, count = accelerator or (None, None)
+        amount = None if count is None else str(count)
+        task.container_spec.resources = structures.ResourceSpec(cpu, cpu, memory, memory, kind, amount)
     if not plan.cache:
         task.set_caching_options(False)
     _configure_pod(task, plan)

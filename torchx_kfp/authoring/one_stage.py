@@ -30,7 +30,7 @@ def single_stage_pipeline(app: specs.AppDef, *, tracked: bool, has_workspace: bo
     Raises:
         AppDefError: the app cannot become a stage without losing something.
     """
-    from torchx_kfp.common.sdk import import_kfp, quick_sdk
+    from torchx_kfp.common.sdk import import_kfp
 
     import_kfp()
     from kfp import dsl
@@ -53,8 +53,7 @@ def single_stage_pipeline(app: specs.AppDef, *, tracked: bool, has_workspace: bo
     # KFP reads the parameters from the signature, and their descriptions from the docstring.
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str) for name in names]
     vars(one_stage)["__signature__"] = inspect.Signature(parameters)
-    with quick_sdk():
-        return dsl.pipeline(name=component_name(app.name))(one_stage)
+    return dsl.pipeline(name=component_name(app.name))(one_stage)
 
 
 def needed_engine(app: specs.AppDef) -> str | None:

@@ -1,34 +1,23 @@
-"""Make KFP's SDK quicker while torchx-kfp calls it, and refuse Python's conditions and loops on pipeline channels.
+"""Import KFP's SDK without its client, and refuse Python's conditions and loops on pipeline channels.
 
-- For each task of a pipeline, the SDK converts the names of all tasks to Kubernetes' form, which makes a million names
-  for 1,000 tasks (``build_spec_by_group``). Here, each name is converted once.
-- Each setter of a task requests the whole stack, with the source of every frame, only to name itself in an error
-  (``_ensure_container_spec_exists``). This takes 20 ms. Here, it gets the stack without source.
 - ``import kfp`` loads KFP's client with the whole Kubernetes client, which takes two thirds of the time and is not
   needed in a pipeline. Here, the client is loaded on first use.
 - KFP's channels and comparisons are objects, so that ``if loss > 0.9:`` would always take the branch: their values are
   not known while a pipeline is compiled. Here, asking for the truth is an error, except in KFP's own code, which tests
   whether there is a channel. Python's messages about loops and elements do not name the way out; those here do.
-
-The compiled files are the same, byte for byte, and for all other callers KFP's SDK is as quick as it was.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import importlib.util
-import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
-from types import FrameType, ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NoReturn
 
 _CLIENT = "kfp.client"
-#: Functions of ``kfp.dsl.utils`` that convert a name.
-_PURE = ("maybe_rename_for_k8s", "sanitize_component_name", "sanitize_task_name")
 _CHANNELS = "kfp.dsl.pipeline_channel"
 #: Parts of KFP's names of a loop's item, and of a field of it.
 _ITEM, _FIELD = "loop-item", "-subvar-"
@@ -41,52 +30,6 @@ _WAYS_OUT = {
 }
 #: The texts that Python takes for true, by KFP's name of a channel's type.
 _TRUE = {"Boolean": "== True", "String": "!= ''", "Integer": "!= 0", "Float": "!= 0.0"}
-
-
-# Speed
-
-
-def _stack(context: int = 0) -> list[inspect.FrameInfo]:
-    """Do what ``inspect.stack`` does, without source and without a search for each frame's file in all modules."""
-    del context
-    frame: FrameType | None = sys._getframe(1)
-    found = []
-    while frame is not None:
-        code = frame.f_code
-        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-        frame = frame.f_back
-    return found
-
-
-_INSPECT = SimpleNamespace(**{**vars(inspect), "stack": _stack})
-
-
-@contextlib.contextmanager
-def quick_sdk() -> Iterator[None]:
-    """Make KFP's SDK quicker inside this context, which can also be used as a decorator."""
-    from kfp.dsl import pipeline_task, utils
-
-    replaced: list[tuple[ModuleType, str, Any]] = []
-
-    def replace(module: ModuleType, name: str, new: Any) -> None:
-        replaced.append((module, name, getattr(module, name)))
-        setattr(module, name, new)
-
-    for name in _PURE:
-        if hasattr(utils, name):
-            replace(utils, name, _remembered(getattr(utils, name)))
-    if getattr(pipeline_task, "inspect", None) is inspect:
-        replace(pipeline_task, "inspect", _INSPECT)
-    try:
-        yield
-    finally:
-        for module, name, old in reversed(replaced):
-            setattr(module, name, old)
-
-
-@functools.cache
-def _remembered(function: Any) -> Any:
-    return function if hasattr(function, "cache_info") else functools.lru_cache(maxsize=1 << 16)(function)
 
 
 def import_kfp() -> None:
@@ -120,7 +63,10 @@ def import_kfp() -> None:
 
 
 def refuse_operations() -> None:
-    """Refuse these operations from now on: at once if KFP is loaded, else as soon as it is."""
+    """Refuse these operations from now on: at once if KFP is loaded, else as soon as it is.
+
+    Modules that make or load pipelines call this when they are imported; applications do not import them.
+    """
     if _CHANNELS in sys.modules:
         _refuse_in(sys.modules[_CHANNELS])
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -214,7 +160,3 @@ def _code(operand: Any) -> str:
         return str(operand.name)
     task = operand.task_name.replace("-", "_")
     return f"{task}.output" if operand.name == "Output" else f"{task}.outputs[{operand.name!r}]"
-
-
-# Whatever makes, loads or submits pipelines imports this module; applications do not.
-refuse_operations()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchx_kfp
 from torchx_kfp import engines
-from torchx_kfp.common.sdk import import_kfp, name_of, quick_sdk
+from torchx_kfp.common.sdk import import_kfp, name_of
 from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path
 from torchx_kfp.entrypoints.cli.component import ComponentWords, builtin_component, component_pipeline
 from torchx_kfp.entrypoints.cli.display.printing import this_command
@@ -198,7 +198,7 @@ def _import(path: Path) -> ModuleType:
     # The arguments of the command line are not the file's.
     arguments, sys.argv = sys.argv, [str(path)]
     try:
-        with quick_sdk(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # The warning is two lines long, and comes for each of many components.
             warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
             module = importlib.import_module(".".join(parts))

@@ -18,12 +18,14 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from torchx_kfp.common.safe_files import open_regular
-from torchx_kfp.common.sdk import quick_sdk
+from torchx_kfp.common.sdk import refuse_operations
 from torchx_kfp.common.text import did_you_mean_path, shown
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.pipeline.reader import TaskCycleError, read_pipeline
 from torchx_kfp.execution.pipeline.shape import MalformedError
 from torchx_kfp.execution.pipeline.spec import Pipeline
+
+refuse_operations()
 
 PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
 
@@ -68,8 +70,7 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
     if is_torchx_component(pipeline):
         name = pipeline.__name__
         raise PipelineFileError(f"{name!r} is a TorchX component, not a pipeline. {in_a_pipeline(name)}")
-    with quick_sdk():
-        return compile_function(dsl.pipeline(pipeline))
+    return compile_function(dsl.pipeline(pipeline))
 
 
 def load_recorded(path: Path, root: Path) -> Pipeline:
@@ -103,7 +104,7 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
     """
     from kfp import compiler
 
-    with quick_sdk(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(function, str(path))
         text = path.read_text(encoding="utf-8")
