@@ -103,9 +103,8 @@ def test_long_command_lines_stay_as_they_are() -> None:
         task_from_app(make_app(args=["word"] * 300), tracker_base=tracker_base, reads=first)
 
     compiled = compile_pipeline(pipeline)
-    assert constants(compiled)["train"] == {"stage": "train"}
+    assert constants(compiled)["train"] == {"stage": "train|first"}
     assert containers(compiled)["train"]["command"][-300:] == ["word"] * 300
-    assert 'first": "' in "".join(containers(compiled)["train"]["command"])
 
 
 def test_names_of_stages_arrive(shells: Path, tmp_path: Path) -> None:

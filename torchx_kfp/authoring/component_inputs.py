@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.authoring.naming import input_name, is_shell_variable
+from torchx_kfp.authoring.naming import input_name
 from torchx_kfp.authoring.reads import CollectedRuns, ReadSource, StageName
 from torchx_kfp.authoring.references import Parts, Reference
+from torchx_kfp.authoring.words import render
 from torchx_kfp.contract.inputs import (
     INNER,
     READS,
     RUN_ID,
     SUFFIXES,
-    encode_aliases,
-    encode_value,
-    join_values,
     parameter_placeholder,
 )
 
@@ -124,88 +121,3 @@ def plan_inputs(
         planned[key] = Input("STRING", text)
         text = parameter_placeholder(key)
     return text, planned
-
-
-#: The bytes that one value may have, and all of them. Storing more than that twice would take more than another
-#: container.
-LONGEST, MOST = 256, 1024
-_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
-_OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
-
-
-class Prefix(str):
-    """The part of a word that stays in the container: ``NAME=`` of a variable, an empty text of an argument."""
-
-
-@dataclass(frozen=True)
-class Lifted:
-    """The text of the input ``stage``, and the words that stay in the container.
-
-    ``variables`` and ``words`` have a ``Prefix`` where the text has the value.
-    """
-
-    text: str
-    variables: Sequence[Parts]
-    words: Sequence[Parts]
-
-
-def lift(
-    stage: str,
-    aliases: Iterable[str],
-    variables: Sequence[Parts],
-    words: Sequence[Parts],
-    *,
-    kept: Collection[str] = (),
-) -> Lifted:
-    """Move aliases and values into the input ``stage``.
-
-    Args:
-        stage: the stage's part of run ids.
-        aliases: the aliases of the stages that are read.
-        variables: ``env`` and ``NAME=value``.
-        words: the program and its arguments.
-        kept: variables that stay in the container, because the stages of a pipeline share them.
-    """
-    names = encode_aliases(aliases)
-    split = [*(_split_variable(word, kept) for word in variables), None, *map(_split_argument, words[1:])]
-    if _is_program(words):
-        split[len(variables) + 2] = None
-    values = [encode_value(word[1]) for word in split if word]
-    if sum(map(len, values)) > MOST:
-        return Lifted(join_values(stage, names, ()), variables, words)
-    parts = [(Prefix(found[0]),) if found else word for found, word in zip(split, (*variables, *words), strict=True)]
-    return Lifted(join_values(stage, names, values), parts[: len(variables)], parts[len(variables) :])
-
-
-def _split_variable(word: Parts, kept: Collection[str]) -> tuple[str, str] | None:
-    if len(word) != 1 or not isinstance(word[0], str):
-        return None
-    name, equals, value = word[0].partition("=")
-    stays = name in kept or not is_shell_variable(name)
-    return None if stays or not _is_value(value) else (name + equals, value)
-
-
-def _split_argument(word: Parts) -> tuple[str, str] | None:
-    if len(word) != 1 or not isinstance(word[0], str) or not _is_value(word[0]) or _OPTION.fullmatch(word[0]):
-        return None
-    return "", word[0]
-
-
-def _is_program(words: Sequence[Parts]) -> bool:
-    """Return whether the third word is a program for Python that finds what differs in its arguments."""
-    return (
-        len(words) > 2
-        and all(isinstance(word[0], str) for word in words[:3])
-        and _PYTHON.fullmatch(str(words[0][0])) is not None
-        and words[1][0] == "-c"
-        and "argv" in str(words[2][0])
-    )
-
-
-def _is_value(text: str) -> bool:
-    return 0 < len(text) <= LONGEST and text.isascii() and text.isprintable()
-
-
-def render(parts: Parts, inputs: Mapping[Reference, str]) -> str:
-    """Return the parts as text for KFP, in which each reference is the placeholder for its input."""
-    return "".join(part if isinstance(part, str) else parameter_placeholder(inputs[part]) for part in parts)

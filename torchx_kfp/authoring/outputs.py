@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kfp import dsl
@@ -28,91 +27,52 @@ _SHOWN = (dsl.HTML, dsl.Markdown)
 _RESULT_TYPES = (int, float, bool, str, list, dict)
 
 
-@dataclass(frozen=True)
-class Publication:
-    """The declared outputs of a stage: by KFP's name, the type and the name with which the application records it.
-
-    The artifact ``metrics`` is always among them.
-    """
-
-    results: Mapping[str, tuple[type, str]] = field(default_factory=dict)
-    artifacts: Mapping[str, tuple[type[dsl.Artifact], str]] = field(default_factory=dict)
-
-    @property
-    def types(self) -> dict[str, type]:
-        """The type of each output."""
-        return {name: kind for name, (kind, _) in (*self.results.items(), *self.artifacts.items())}
-
-    def outputs(self, fatal: Sequence[int] | None = None) -> Outputs:
-        """Return the outputs for the program that publishes them.
-
-        Args:
-            fatal: the exit codes that fail the stage anyway; None if every exit code except 0 does.
-        """
-        return Outputs(
-            {output: (kind.__name__, name) for output, (kind, name) in self.results.items()},
-            {
-                output: (name, issubclass(kind, _SHOWN))
-                for output, (kind, name) in self.artifacts.items()
-                if output != METRICS
-            },
-            None if fatal is None else tuple(fatal),
-        )
-
-
-def read_publication(
-    results: Results | None,
-    artifacts: Artifacts | None,
-    *,
-    taken: Iterable[str] = (RUN_ID,),
-) -> Publication:
-    """Read a stage's declarations. Empty results declare only the metrics.
+def parse_outputs(
+    results: Results | None, artifacts: Artifacts | None, taken: Iterable[str] = (RUN_ID,)
+) -> tuple[dict[str, type], Outputs]:
+    """Return the types of the declared outputs and of ``METRICS``, by KFP's names, and what a publisher needs to know.
 
     Args:
         results: {name: int, float, bool, str, list or dict}.
         artifacts: {name: dsl.Model, dsl.HTML or another artifact class}.
         taken: names that the stage already uses for something else.
     """
-    outputs: dict[str, str] = {}
+    names: dict[str, str] = {}
     for what, declared, is_type, example in (
         (
             "results",
             results,
-            lambda kind: kind in _RESULT_TYPES,
+            _RESULT_TYPES.__contains__,
             "{'accuracy': float}, with int, float, bool, str, list or dict",
         ),
         ("artifacts", artifacts, _is_artifact_type, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
     ):
-        if declared is not None and not isinstance(declared, Mapping):
-            raise OutputsError(f"{what} is {declared!r}. Write {what}={example}.")
         for name, kind in (declared or {}).items():
-            if not isinstance(name, str) or contains_channel(name) or not output_name(name):
-                raise OutputsError(f"{what} has the name {name!r}, which cannot be an output's. Write {example}.")
+            output = "" if contains_channel(name) else output_name(name)
+            if not output or not is_type(kind):
+                raise OutputsError(f"{what} has {name!r}: {kind!r}. Write {what}={example}.")
             check_word(name, f"The name {name!r} in {what}")
-            if not is_type(kind):
-                raise OutputsError(f"{what}[{name!r}] is {kind!r}. Write {what}={example}.")
-            output = output_name(name)
             if output in (METRICS, UI_METADATA, "Output", *taken):
                 raise OutputsError(
                     f"{what} has the name {name!r}, but the stage or KFP already has an input or output {output!r}. "
                     "Record it under another name."
                 )
-            if output in outputs:
+            if output in names:
                 raise OutputsError(
-                    f"{what} has the name {name!r}, but {outputs[output]!r} is declared as well. Both would be the "
+                    f"{what} has the name {name!r}, but {names[output]!r} is declared as well. Both would be the "
                     f"output {output!r}: KFP's names have letters, digits and '_' only. Record one under another name."
                 )
-            outputs[output] = name
-    return Publication(
-        results={output_name(name): (kind, name) for name, kind in (results or {}).items()},
-        artifacts={
-            METRICS: (dsl.Metrics, METRICS),
-            **{output_name(name): (kind, name) for name, kind in (artifacts or {}).items()},
-        },
+            names[output] = name
+    kinds = [(output_name(name), kind, name) for name, kind in (results or {}).items()]
+    shown = [(output_name(name), kind, name) for name, kind in (artifacts or {}).items()]
+    types = {output: kind for output, kind, _ in (*kinds, (METRICS, dsl.Metrics, METRICS), *shown)}
+    return types, Outputs(
+        {output: (kind.__name__, name) for output, kind, name in kinds},
+        {output: (name, issubclass(kind, _SHOWN)) for output, kind, name in shown},
     )
 
 
-def read_ui_metadata(ui_metadata: object) -> str | None:
+def parse_ui_metadata(ui_metadata: object) -> str | None:
     """Return the escaped JSON text of KFP v1's UI metadata; None if there is none."""
     if ui_metadata is None:
         return None

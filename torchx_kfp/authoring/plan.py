@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from kfp import dsl
 from torchx import specs
@@ -17,20 +18,11 @@ from torchx_kfp.authoring.appdef import (
     parse_volumes,
 )
 from torchx_kfp.authoring.channels import parse_checked
-from torchx_kfp.authoring.component_inputs import (
-    Input,
-    Prefix,
-    describe,
-    lift,
-    name_inputs,
-    parent_words,
-    plan_inputs,
-    render,
-)
+from torchx_kfp.authoring.component_inputs import Input, describe, name_inputs, parent_words, plan_inputs
 from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
-from torchx_kfp.authoring.outputs import Publication, read_publication, read_ui_metadata
+from torchx_kfp.authoring.outputs import parse_outputs, parse_ui_metadata
 from torchx_kfp.authoring.program import (
     LAUNCHER_FAILED,
     env_words,
@@ -41,12 +33,21 @@ from torchx_kfp.authoring.program import (
     role_workspace,
 )
 from torchx_kfp.authoring.reads import CollectedRuns, ReadSource, parse_reads, parse_tracker_base
-from torchx_kfp.authoring.references import Parts, Reference, check_word, is_constant
+from torchx_kfp.authoring.references import Parts, Reference
 from torchx_kfp.authoring.replicas import launcher_program, publisher_volumes
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables, tracker_env
+from torchx_kfp.authoring.words import encode_word, render, split_constants
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import UI_METADATA, Application, Word, publish_other
-from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, escape, find_rewritten, parameter_placeholder
+from torchx_kfp.contract.command import UI_METADATA, Application, publish_other
+from torchx_kfp.contract.inputs import (
+    RUN_ID,
+    STAGE,
+    TASK_CONFIG,
+    encode_aliases,
+    encode_value,
+    join_values,
+    parameter_placeholder,
+)
 from torchx_kfp.contract.scripts import component_digest, workspace_words
 from torchx_kfp.errors import AppDefError, ReadsError
 
@@ -101,51 +102,56 @@ def plan_stage(
     alias = app.name if options.name is None else options.name
     check_name(alias, "The stage's name")
     tracked = options.tracker_base is not None
-    base, sources = parse_tracker_base(options.tracker_base), parse_reads(options.reads)
     if tracker_env(options.trackers) and options.trackers and not tracked:
         raise AppDefError(
             f"trackers names {', '.join(map(repr, options.trackers))} for a stage that is not tracked. Give it a "
             "tracker base: Stages(tracker_base=...).task(app), task_from_app(app, tracker_base=...), or "
             "component_from_app(app, tracked=True)."
         )
+    base, sources = parse_tracker_base(options.tracker_base), parse_reads(options.reads)
     engine = parse_engine(options.engine)
-    ui_metadata = read_ui_metadata(options.ui_metadata)
-    given = [part.name for part in _references(parameters or {}, base, sources) if part.argument is None]
-    published = _publication(options, [RUN_ID, *([TASK_CONFIG] if engine else []), *given])
-
     program = launcher_program(app, options, engine, alias) if engine else pod_program(app, options)
     main = app.roles[0]
     where = f"role {main.name!r}"
     workspace = (parse_workspace(options.workspace) if engine else role_workspace(main, options)) or ()
     image = parse_checked((engine and engine.launcher_image) or main.image, f"image of {where}")
-    variables: Sequence[Parts] = env_words(program, where, first=not tracked)
-    words = program.words
-    lifted = lift(stage_name(alias), list(sources), variables, words, kept=program.env.keys() - main.env.keys())
-    values = (Reference("stage", lifted.text, STAGE, "STRING"),) if tracked else ()
 
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
-    outputs.update(published.types if published else {})
-    outputs.update({UI_METADATA: dsl.Artifact} if ui_metadata is not None else {})
-    parts = [*base, *workspace, *(part for word in (*variables, *words) for part in word), *image, *values]
+    published = None
+    if options.publishing:
+        given = (part.name for part in _references(parameters or {}, base, sources) if part.argument is None)
+        # The program that publishes results also records the exit code of a stage that may fail.
+        types, published = parse_outputs(
+            options.results, options.artifacts, [RUN_ID, *([TASK_CONFIG] if engine else []), *given]
+        )
+        if options.may_fail:
+            published = replace(published, may_fail=(LAUNCHER_FAILED,) if engine or workspace else ())
+        outputs |= types
+    ui_metadata = parse_ui_metadata(options.ui_metadata)
+    if ui_metadata is not None:
+        outputs[UI_METADATA] = dsl.Artifact
+
+    variables = env_words(program, where, first=not tracked)
+    words = [*variables, *program.words]
+    shared = program.env.keys() - main.env.keys()
+    split = split_constants(words, len(variables), shared) if tracked else [None] * len(words)
+    values = [encode_value(found[1]) for found in split if found]
+    stage = join_values(stage_name(alias), encode_aliases(sources), values)
+    stages = (Reference("stage", stage, STAGE, "STRING"),) if tracked else ()
+
+    parts = [*base, *workspace, *itertools.chain.from_iterable(words), *image, *stages]
     # The name is kept free whatever kfp compiles the pipeline, so that all name other inputs in the same way.
-    taken = (*outputs, TASK_CONFIG) if engine else outputs
-    inputs = name_inputs(parameters or {}, sources, parts, taken)
+    inputs = name_inputs(parameters or {}, sources, parts, (*outputs, TASK_CONFIG) if engine else outputs)
     image_text, planned = plan_inputs(inputs, image, parameters or {})
-    field_paths = dict(program.field_paths)
-    if tracked and not published:
-        field_paths[protocol.PIPELINE_RUN] = protocol.RUN_ID_LABEL
-    if tracked:
-        variables, words = lifted.variables, lifted.words
-    starter = program.starter
-    if workspace and not engine:
-        starter = (*workspace_words(render(workspace, inputs)), *starter)
-    fatal = (LAUNCHER_FAILED,) if engine or workspace else ()
+
+    encoded = [encode_word(word, inputs, found) for word, found in zip(words, split, strict=True)]
+    unpack = workspace_words(render(workspace, inputs)) if workspace and not engine else ()
     application = Application(
-        _encode_words(variables, inputs),
-        _encode_words(words, inputs),
-        starter,
+        encoded[: len(variables)],
+        encoded[len(variables) :],
+        (*unpack, *program.starter),
         ui_metadata,
-        published.outputs(fatal if options.may_fail else None) if published else None,
+        published,
         publisher_program(inline=options.inline),
     )
     digest = component_digest(describe(planned, outputs))
@@ -153,6 +159,7 @@ def plan_stage(
         command = application.tracked(digest, render(base, inputs), parent_words(sources, inputs))
     else:
         command = application.untracked(digest)
+    needs_run = {protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL} if tracked and not published else {}
     return StagePlan(
         alias=alias,
         stage=stage_name(alias),
@@ -165,7 +172,7 @@ def plan_stage(
         resources=Resources() if engine else parse_resources(main),
         cache=options.cache,
         labels=pod_labels(app, main, alone=True) if options.labels else {},
-        field_paths=field_paths,
+        field_paths={**program.field_paths, **needs_run},
         node_selector={} if engine else parse_node_selector(main),
         volumes=publisher_volumes(main, options) if engine else parse_volumes(main),
         task_config=TASK_CONFIG if engine and hasattr(dsl, "TaskConfig") else None,
@@ -180,14 +187,6 @@ def _references(parameters: Iterable[Reference], base: Parts, sources: Mapping[s
     for part in (*base, *sources.values()):
         if isinstance(part, Reference):
             yield part
-
-
-def _publication(options: StageOptions, taken: Iterable[str]) -> Publication | None:
-    """Return what the stage publishes; ``taken`` are names that its outputs cannot have."""
-    if not options.publishing:
-        return None
-    # The program that publishes results also records the exit code of a stage that may fail.
-    return read_publication(options.results or {}, options.artifacts, taken=taken)
 
 
 def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
@@ -213,8 +212,8 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
     if image == "":
         raise AppDefError("publish_results has no image. Name one with python3 and fsspec, such as images/publisher.")
     parts = parse_checked(image, "image")
-    published = read_publication(options.results or {}, options.artifacts, taken=[RUN_ID])
-    outputs = {RUN_ID: str, **published.types}
+    types, published = parse_outputs(options.results or {}, options.artifacts)
+    outputs = {RUN_ID: str, **types}
     inputs = name_inputs({}, sources, [*base, *parts], outputs)
     image_text, planned = plan_inputs(inputs, parts)
     return StagePlan(
@@ -227,7 +226,7 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
             component_digest(describe(planned, outputs)),
             render(base, inputs),
             source if isinstance(source, str) else parameter_placeholder(inputs[source]),
-            published.outputs(),
+            published,
             publisher_program(inline=options.inline),
         ),
         inputs=planned,
@@ -235,14 +234,3 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
         cache=options.cache,
         secrets=options.secrets or {},
     )
-
-
-def _encode_words(words: Iterable[Parts], inputs: Mapping[Reference, str]) -> list[Word]:
-    """Return the words as text for KFP, escaped if an engine would change them."""
-    encoded = []
-    for parts in words:
-        text = render(parts, inputs)
-        escaped = is_constant(parts) and find_rewritten(text) is not None
-        text = check_word(escape(text) if escaped else text, "An argument or variable, as it is passed on,")
-        encoded.append(Word(text, "v" if isinstance(parts[0], Prefix) else "b" if escaped else "s"))
-    return encoded
