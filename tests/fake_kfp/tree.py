@@ -317,7 +317,7 @@ def _is_hook(task: Task) -> bool:
 
 
 def _is_one_pod(component: Component) -> bool:
-    return component.importer is not None or (component.container is not None and is_volume_task(component) is not None)
+    return component.importer is not None or is_volume_task(component)
 
 
 def _executor(task: Task, component: Component) -> str:
