@@ -2,7 +2,7 @@
 
 It reads a request, as JSON, from the file that is its argument. Each line of the journal is an event of the run (see
 ``runs.events``), or a fact about a task, which may be a loop, a branch or a nested pipeline: it has begun, its DAG was
-opened or closed, it has ended. Tasks have the names of their Argo nodes. Parts of the runner are replaced: the run has
+opened or closed, it has ended. Tasks have the names of their Argo nodes. Text of the runner are replaced: the run has
 the id that KFP gave it, and its pods have Argo's names. A run that is retried runs again, with the same names.
 """
 

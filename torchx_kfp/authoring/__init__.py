@@ -1,18 +1,19 @@
 """Turn an AppDef into a stage plan (pure data), and the plan into a KFP component or task.
 
-The public functions are in ``stages`` and ``importing``. A value's way, from an AppDef to the compiled file:
+The public functions are in ``stages`` and ``importing``. On its way from an AppDef to the compiled file, a stage has
+five forms:
 
-``options``                              the options of a stage
-``outputs``, ``reads``, ``variables``    those with rules of their own
-``fields``, ``program``                  the AppDef's fields; entrypoint, args and env, as text and references
-``inline_code``                          channels inside of programs for shells
-``replicas``, ``engines``                the launcher in its place, if an engine runs the replicas
-``component_inputs``                     the inputs of the component, and the names of references among them
-``plan``                                 all of it as a ``StagePlan``
-``emit``                                 the plan as a KFP component and task
+``StageOptions``   its options (``options``), of which ``Stages`` has those that stages share. ``variables``, ``reads``
+                   and ``outputs`` parse those that have rules of their own
+``Text``           each text of the AppDef, as constants and references to values that KFP fills in (``references``);
+                   ``channels`` finds the references, ``inline_code`` keeps them out of code, ``appdef`` checks fields
+``Program``        what one pod runs (``program``): a role's application, or the launcher that starts the replicas of
+                   a stage with an engine (``replicas``, ``pods``, ``engines``)
+``StagePlan``      everything about the stage (``plan``), with the inputs of its component (``component_inputs``)
+a command          the words of ``contract.command``, encoded by ``words``; ``emit`` makes the KFP component and task
 
-``channels``, ``references`` and ``naming`` are what these share. ``functions`` calls TorchX component functions to see
-which AppDef they build from their inputs.
+``functions`` calls TorchX component functions to see which AppDef they build from their inputs, ``one_stage`` makes a
+pipeline of one stage, and ``naming`` makes names that others accept.
 
 A value that cannot be translated without losing something is refused where it is read: with ``AppDefError`` for the
 AppDef and the options of a stage, ``ChannelError`` for a channel that cannot be filled in where it stands,

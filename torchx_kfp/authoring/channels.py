@@ -9,7 +9,7 @@ from kfp import dsl
 from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
 from kfp.dsl.types import type_utils
 
-from torchx_kfp.authoring.references import PARAMETER, Parts, Reference, check_word, parameter
+from torchx_kfp.authoring.references import PARAMETER, Reference, Text, check_word, parameter
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import find_rewritten
 from torchx_kfp.errors import AppDefError, ChannelError
@@ -107,7 +107,7 @@ _PLACEHOLDERS = {
 }
 
 
-def parse(value: object, where: str) -> Parts:
+def parse(value: object, where: str) -> Text:
     """Read the value as constant text and references, in order.
 
     Args:
@@ -156,7 +156,7 @@ def parse(value: object, where: str) -> Parts:
     return tuple(parts)
 
 
-def check_parts(parts: Parts, where: str) -> Parts:
+def check_text(parts: Text, where: str) -> Text:
     """Return the parts if they arrive unchanged: constant text can be escaped, but text next to a channel cannot."""
     for part, follower in zip(parts, (*parts[1:], None), strict=True):
         if not isinstance(part, str):
@@ -173,9 +173,9 @@ def check_parts(parts: Parts, where: str) -> Parts:
     return parts
 
 
-def parse_checked(value: object, where: str) -> Parts:
-    """Read the value's parts, and check that they arrive unchanged: see ``parse`` and ``check_parts``."""
-    return check_parts(parse(value, where), where)
+def parse_checked(value: object, where: str) -> Text:
+    """Read the value's parts, and check that they arrive unchanged: see ``parse`` and ``check_text``."""
+    return check_text(parse(value, where), where)
 
 
 def contains_channel(value: object) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchx_kfp.authoring.naming import input_name
 from torchx_kfp.authoring.reads import CollectedRuns, ReadSource, StageName
-from torchx_kfp.authoring.references import Parts, Reference
+from torchx_kfp.authoring.references import Reference, Text
 from torchx_kfp.authoring.words import render
 from torchx_kfp.contract.inputs import (
     INNER,
@@ -103,7 +103,7 @@ def parent_words(sources: Mapping[str, ReadSource], inputs: Mapping[Reference, s
 
 
 def plan_inputs(
-    inputs: Mapping[Reference, str], image: Parts, defaults: Mapping[Reference, object] | None = None
+    inputs: Mapping[Reference, str], image: Text, defaults: Mapping[Reference, object] | None = None
 ) -> tuple[str, dict[str, Input]]:
     """Return the image's text and all inputs of the component, including one for an image with text next to a channel.
 

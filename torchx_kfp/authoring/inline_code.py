@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from torchx_kfp.authoring.naming import input_name
-from torchx_kfp.authoring.references import REPLICA, Parts, Reference, join_constants
+from torchx_kfp.authoring.references import REPLICA, Reference, Text, join_constants
 from torchx_kfp.errors import ChannelError
 
 #: Stands for a channel in text. No argument of a process contains it.
@@ -72,7 +72,7 @@ _COMMAND = re.compile(
 _ARGUMENTS = {"python": "sys.argv[1]", "perl": "$ARGV[0]", "ruby": "ARGV[0]", "node": "process.argv[1]"}
 
 
-def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
+def find_program(entrypoint: Text, args: Sequence[Text]) -> int | None:
     """Return the index of the argument that is a program for the entrypoint, a shell; None if there is none."""
     words = [_text(parts) for parts in (entrypoint, *args)]
     position = _find_code(words)
@@ -81,8 +81,8 @@ def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
 
 
 def expand_channels(
-    entrypoint: Parts, args: Sequence[Parts], where: str, taken: Collection[str] = ()
-) -> tuple[list[Parts], dict[str, Reference]]:
+    entrypoint: Text, args: Sequence[Text], where: str, taken: Collection[str] = ()
+) -> tuple[list[Text], dict[str, Reference]]:
     """Replace the channels inside of a shell's program by variables; return the arguments and the variables.
 
     To a program, the index of a replica is a number in its text. ``taken`` are names of variables that are in use.
@@ -126,7 +126,7 @@ def _find_code(words: Sequence[str]) -> int | None:
     return text.count("\n", 0, found.end()) if found else None
 
 
-def _text(parts: Parts) -> str:
+def _text(parts: Text) -> str:
     return "".join(part if isinstance(part, str) else "0" if part == REPLICA else _CHANNEL for part in parts)
 
 
@@ -135,7 +135,7 @@ def _is_mixed(word: str) -> bool:
     return _CHANNEL in word and word != _CHANNEL
 
 
-def _refuse(words: Sequence[str], index: int, program: Parts, where: str) -> NoReturn:
+def _refuse(words: Sequence[str], index: int, program: Text, where: str) -> NoReturn:
     name = next(part.name for part in program if isinstance(part, Reference) and part != REPLICA)
     interpreter = re.sub(r"[\d.]+\Z", "", words[0].rpartition("/")[2])
     if interpreter in _ARGUMENTS:

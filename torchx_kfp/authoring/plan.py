@@ -33,7 +33,7 @@ from torchx_kfp.authoring.program import (
     role_workspace,
 )
 from torchx_kfp.authoring.reads import CollectedRuns, ReadSource, parse_reads, parse_tracker_base
-from torchx_kfp.authoring.references import Parts, Reference
+from torchx_kfp.authoring.references import Reference, Text
 from torchx_kfp.authoring.replicas import launcher_program, publisher_volumes
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables, tracker_env
 from torchx_kfp.authoring.words import encode_word, render, split_constants
@@ -181,7 +181,7 @@ def plan_stage(
     )
 
 
-def _references(parameters: Iterable[Reference], base: Parts, sources: Mapping[str, ReadSource]) -> Iterator[Reference]:
+def _references(parameters: Iterable[Reference], base: Text, sources: Mapping[str, ReadSource]) -> Iterator[Reference]:
     """Yield the references to inputs of the stage's component that are not in its AppDef."""
     yield from parameters
     for part in (*base, *sources.values()):

@@ -22,13 +22,13 @@ from torchx_kfp.authoring.appdef import (
     shown_value,
     single_role,
 )
-from torchx_kfp.authoring.channels import check_parts, ir_type, parse, parse_checked
+from torchx_kfp.authoring.channels import check_text, ir_type, parse, parse_checked
 from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.references import (
     REPLICA,
-    Parts,
+    Text,
     check_word,
     is_constant,
     join_constants,
@@ -59,8 +59,8 @@ class Program:
     ``field_paths`` are variables that name fields of the pod.
     """
 
-    words: Sequence[Parts]
-    env: Mapping[str, Parts]
+    words: Sequence[Text]
+    env: Mapping[str, Text]
     field_paths: Mapping[str, str] = field(default_factory=dict)
     starter: Sequence[str] = ()
 
@@ -113,13 +113,13 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
     if not replicas and any("${rank0_env}" in text for text in texts):
         variables.setdefault(protocol.RANK0_HOST, "localhost")
 
-    def read(value: object, place: str) -> Parts:
+    def read(value: object, place: str) -> Text:
         if isinstance(value, str):
             # In one pass: a value that looks like a macro stays as it is.
             value = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], value)
         return parse(value, place)
 
-    env: dict[str, Parts] = {}
+    env: dict[str, Text] = {}
     field_paths: dict[str, str] = {}
     for key, value in variables.items():
         if not key or "=" in key or key.startswith("-"):
@@ -148,8 +148,8 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
     return Program((entrypoint, *args), env, field_paths)
 
 
-def _check(parts: Parts, place: str) -> Parts:
-    return parts if REPLICA in parts else check_parts(parts, place)
+def _check(parts: Text, place: str) -> Text:
+    return parts if REPLICA in parts else check_text(parts, place)
 
 
 def check_starter(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def check_starter(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def parse_workspace(workspace: object) -> Parts | None:
+def parse_workspace(workspace: object) -> Text | None:
     """Return the workspace as text and references; None if there is none.
 
     Raises:
@@ -180,7 +180,7 @@ def parse_workspace(workspace: object) -> Parts | None:
     return parse_checked(workspace, "workspace")
 
 
-def role_workspace(role: specs.Role, options: StageOptions) -> Parts | None:
+def role_workspace(role: specs.Role, options: StageOptions) -> Text | None:
     """Return where the code is with which a role starts: its own folders, or the option of the stage."""
     folders = parse_workspace_folders(role, f"role {role.name!r}")
     if not folders:
@@ -211,13 +211,13 @@ def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> d
     return {key: label_value(str(value)) for key, value in labels.items() if alone or not key.endswith(numbers)}
 
 
-def env_words(program: Program, where: str, *, first: bool) -> tuple[Parts, ...]:
+def env_words(program: Program, where: str, *, first: bool) -> tuple[Text, ...]:
     """Return the words of ``env`` that set the program's variables; none if it does not need them.
 
     ``first`` tells whether these words begin the command: older backends do not fill placeholders into the first one.
     """
     assignments = [
-        check_parts(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}")
+        check_text(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}")
         for name, parts in program.env.items()
     ]
     # The words of a launcher are only its arguments.

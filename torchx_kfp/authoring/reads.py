@@ -19,7 +19,7 @@ from torchx_kfp.authoring.channels import (
     parse,
     parse_checked,
 )
-from torchx_kfp.authoring.references import Channel, Parts, PipelineTask, Reference, check_word
+from torchx_kfp.authoring.references import Channel, PipelineTask, Reference, Text, check_word
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten
 from torchx_kfp.errors import ReadsError, TrackerError
 from torchx_kfp.tracking.tracker import check_tracker_base
@@ -108,7 +108,7 @@ def check_alias(alias: object) -> str:
     )
 
 
-def parse_tracker_base(tracker_base: object) -> Parts:
+def parse_tracker_base(tracker_base: object) -> Text:
     """Return the tracker base as text and references; nothing for a stage that is not tracked."""
     if tracker_base is None:
         return ()

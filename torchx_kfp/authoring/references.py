@@ -58,15 +58,16 @@ class Reference:
         return hash(self.key)
 
 
-Parts = tuple["str | Reference", ...]
+#: A text whose parts are constants, or references to values that KFP fills in.
+Text = tuple["str | Reference", ...]
 
 
-def is_constant(parts: Parts) -> bool:
+def is_constant(parts: Text) -> bool:
     """Tell whether the parts are one text that is known when the pipeline is compiled."""
     return len(parts) == 1 and isinstance(parts[0], str)
 
 
-def join_constants(parts: Iterable[str | Reference]) -> Parts:
+def join_constants(parts: Iterable[str | Reference]) -> Text:
     """Return the parts with neighboring constants joined."""
     joined: list[str | Reference] = []
     for part in parts:

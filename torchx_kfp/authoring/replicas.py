@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from torchx import specs
 
 from torchx_kfp.authoring.appdef import FIELDS, check_app, check_role, parse_retries, shown_value, whole_number
-from torchx_kfp.authoring.channels import check_parts, contains_channel, may_be_a_whole_number, parse, parse_checked
+from torchx_kfp.authoring.channels import check_text, contains_channel, may_be_a_whole_number, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
@@ -26,7 +26,7 @@ from torchx_kfp.authoring.program import (
     role_program,
     role_workspace,
 )
-from torchx_kfp.authoring.references import REPLICA, Parts, Reference
+from torchx_kfp.authoring.references import REPLICA, Reference, Text
 from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract import protocol
@@ -67,16 +67,16 @@ class _Words:
     """The words of the launcher's command line, to which its specification refers by number."""
 
     def __init__(self) -> None:
-        self.words: list[Parts] = []
+        self.words: list[Text] = []
 
-    def place(self, parts: Parts, where: str) -> list[int | None]:
+    def place(self, parts: Text, where: str) -> list[int | None]:
         """Add the text to the words; return its numbers, with None for the index of the replica."""
         placed: list[int | None] = []
         for is_index, run in itertools.groupby(parts, lambda part: part == REPLICA):
             if is_index:
                 placed += [None for _ in run]
             else:
-                self.words.append(check_parts(tuple(run), where))
+                self.words.append(check_text(tuple(run), where))
                 placed.append(len(self.words) - 1)
         return placed
 
@@ -91,12 +91,12 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
     inherited = {name: parts for name, parts in programs[0].env.items() if REPLICA not in parts}
     words = _Words()
-    unpacking: dict[Parts | None, list[list[int | None]]] = {None: []}
+    unpacking: dict[Text | None, list[list[int | None]]] = {None: []}
     described, pods = [], []
     for position, (name, role) in enumerate(roles.items()):
         workspace = role_workspace(role, options) or None
         if workspace and workspace not in unpacking:
-            unpack: list[Parts] = [*((word,) for word in workspace_words("")[:-1]), workspace]
+            unpack: list[Text] = [*((word,) for word in workspace_words("")[:-1]), workspace]
             unpacking[workspace] = [words.place(parts, "the workspace") for parts in unpack]
         own = inherited if position == 0 else {}
         one = _describe_role(role, name, programs[position], words, own, counts.get(role.name), unpacking[workspace])
@@ -170,7 +170,7 @@ def _check_roles(app: specs.AppDef) -> None:
             raise AppDefError(f"AppDef {app.name!r} has several roles {name!r}. Give each role its own name.")
 
 
-def _parse_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, Parts]:
+def _parse_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, Text]:
     """Read the numbers of replicas that the option ``replicas`` gives, by role."""
     if replicas is None:
         return {}
@@ -191,7 +191,7 @@ def _parse_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, 
     return {name: _parse_count(count, known[name]) for name, count in replicas.items()}
 
 
-def _parse_count(count: object, role: specs.Role) -> Parts:
+def _parse_count(count: object, role: specs.Role) -> Text:
     """Return a role's number of replicas: a constant, or a channel, which the launcher checks."""
     where = f"replicas of role {role.name!r}"
     if contains_channel(count):
@@ -252,7 +252,7 @@ def _describe_role(
     program: Program,
     words: _Words,
     inherited: Collection[str],
-    count: Parts | None,
+    count: Text | None,
     prefix: Sequence[list[int | None]],
 ) -> RoleSpecification:
     """Return the role as the launcher takes it, and add its text to the words.

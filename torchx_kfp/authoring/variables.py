@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 
 from torchx_kfp.authoring.channels import contains_channel, parse_checked
 from torchx_kfp.authoring.naming import is_shell_variable
-from torchx_kfp.authoring.references import Channel, Parts
+from torchx_kfp.authoring.references import Channel, Text
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 
@@ -60,11 +60,11 @@ def check_variables(secrets: Secrets, env: Container[str], reserved: Container[s
                 raise AppDefError(f"{gives}, which env of {where} sets as well. Remove one of them.")
 
 
-def tracker_env(trackers: Trackers | None) -> dict[str, Parts]:
+def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
     """Return the variables that tell a stage its further trackers and their configurations; none if it has none."""
     if not trackers:
         return {}
-    env: dict[str, Parts] = {}
+    env: dict[str, Text] = {}
     names: dict[str, str] = {}
     for name, config in trackers.items():
         if contains_channel(name) or not name or "," in name:  # TorchX separates names by commas

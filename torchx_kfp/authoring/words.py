@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from torchx_kfp.authoring.naming import is_shell_variable
-from torchx_kfp.authoring.references import Parts, Reference, check_word, is_constant
+from torchx_kfp.authoring.references import Reference, Text, check_word, is_constant
 from torchx_kfp.contract.command import Word
 from torchx_kfp.contract.inputs import encode_value, escape, find_rewritten, parameter_placeholder
 
@@ -16,12 +16,12 @@ _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 
 
-def render(parts: Parts, inputs: Mapping[Reference, str]) -> str:
+def render(parts: Text, inputs: Mapping[Reference, str]) -> str:
     """Return the parts as text for KFP, in which each reference is the placeholder for its input."""
     return "".join(part if isinstance(part, str) else parameter_placeholder(inputs[part]) for part in parts)
 
 
-def split_constants(words: Sequence[Parts], variables: int, shared: Collection[str]) -> list[tuple[str, str] | None]:
+def split_constants(words: Sequence[Text], variables: int, shared: Collection[str]) -> list[tuple[str, str] | None]:
     """Split words into what stays in the container and what moves into the input ``stage``; None for whole ones.
 
     KFP's backend stores a container once for all stages with the same text.
@@ -50,7 +50,7 @@ def _is_program(texts: Sequence[str], index: int) -> bool:
     return _PYTHON.fullmatch(texts[index - 2]) is not None and texts[index - 1] == "-c" and "argv" in texts[index]
 
 
-def encode_word(parts: Parts, inputs: Mapping[Reference, str], split: tuple[str, str] | None = None) -> Word:
+def encode_word(parts: Text, inputs: Mapping[Reference, str], split: tuple[str, str] | None = None) -> Word:
     """Return a word as text for KFP: what stays of it, or all of it, escaped if an engine would change it."""
     if split:
         return Word(split[0], "v")

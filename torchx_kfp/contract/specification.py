@@ -19,7 +19,7 @@ _TTL = 86400
 _COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
 
 #: A text: numbers of the launcher's words, which are joined, and None for the index of the replica.
-Text = Sequence["int | None"]
+WordNumbers = Sequence["int | None"]
 
 
 class ReplicaCount(NamedTuple):
@@ -47,13 +47,13 @@ class RoleSpecification:
     name: str
     most: int = 1
     fewest: int | None = None
-    env: Sequence[tuple[str, Text | None]] = ()
+    env: Sequence[tuple[str, WordNumbers | None]] = ()
     ports: Sequence[int] = ()
     restarts: int | None = None
-    command: Sequence[Text] = ()
+    command: Sequence[WordNumbers] = ()
     count: int | None = None
     least: int | None = None
-    image: Text | None = None
+    image: WordNumbers | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -119,7 +119,7 @@ class Specification:
         """Return the roles; ``words`` are the launcher's."""
         pods = {pod["containers"][0]["name"]: pod for pod in _pods(self.object)}
 
-        def text(parts: Text) -> str:
+        def text(parts: WordNumbers) -> str:
             return "".join(REPLICA if part is None else words[part] for part in parts)
 
         return [

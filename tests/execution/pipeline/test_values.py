@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.facts import says
 from torchx_kfp.execution.pipeline.values import check, from_output, from_word, to_json, to_text
 
-#: Parts of messages, and a large number as they show it.
+#: Text of messages, and a large number as they show it.
 FINITE = "but KFP passes numbers only as finite doubles"
 LARGE = "1" + "0" * 119 + "... (401 characters)"
 SURROGATE = "contains the character '\\ud800', half of a surrogate pair, which UTF-8 cannot encode"
