@@ -114,26 +114,22 @@ def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Ite
         _spare_used(top, going)
         for name, run in list(going.items()):
             try:
-                run.folder.rename(_going(run.folder))
+                run.folder.rename(run.folder.with_name(f".{name}{_GOING}"))
             except OSError as error:
                 failures.append(f"{name} ({explain(error)})")
                 del going[name]
         _forget(top)
-    for run in going.values():
-        try:
-            _delete(_going(run.folder))
-            yield run
-        except OSError as error:
-            failures.append(f"{run.folder.name} ({explain(error)})")
     for left in (*top.glob(f".*{_GOING}"), *top.glob(f"{REPLAYS}/.*{_GOING}")):
-        with contextlib.suppress(OSError):
+        name = left.name[1:].removesuffix(_GOING)
+        try:
             _delete(left)
+        except OSError as error:
+            failures.append(f"{name} ({explain(error)})")
+            continue
+        if name in going:
+            yield going[name]
     if failures:
         raise ArgumentError(f"Some runs cannot be removed, or not completely: {listed(failures)}.")
-
-
-def _going(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}{_GOING}")
 
 
 def _spare_used(top: Path, going: dict[str, StoredRun]) -> None:
