@@ -192,7 +192,7 @@ def test_trials_run_on_kfp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         rows = by_x(client)
     assert (rows[6]["trial_status"], rows[6]["loss"]) == ("COMPLETED", 9.0)
     assert rows[7]["trial_status"] == "FAILED"
-    assert "exit code 7" in rows[7]["status_reason"]
+    assert ": trial ended with exit code 7 (torchx log kfp://torchx/" in rows[7]["status_reason"]
     [key] = FsspecResultTracker(tmp_path / "base").keys(None)
     assert rows[6]["torchx_app_handle"] == f"kfp://torchx/{key.partition('/')[0]}"
     assert not (set(client._experiment.trials[0].run_metadata) - {"torchx_app_handle", "torchx_tracker_base"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import functools
 import gc
@@ -127,8 +128,11 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
                 f"{handle} is not known to its scheduler. A local app ends with the process that has started it; an "
                 "app on a cluster may have been deleted."
             )
-        said = [text for text in (status.msg, status.structured_error_msg) if text not in ("", specs.NONE)]
-        return printable(": ".join([f"{handle} has ended as {status.state.name} (torchx log {handle})", *said[:1]]))
+        said = status.msg if status.msg not in ("", specs.NONE) else status.structured_error_msg
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # TorchX's message in JSON
+            said = json.loads(said)["message"]["message"]
+        why = "" if said in ("", specs.NONE) else f": {printable(said)}"
+        return f"{handle} has ended as {status.state.name}{why} (torchx log {handle})"
 
     def stop_trial(self, trial_index: int, trial_metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Stop the app of a trial, unless it has ended."""
