@@ -128,5 +128,6 @@ def test_unknown_options_are_errors(call: Any) -> None:
 @pytest.mark.parametrize("make", [component_from_app, component_spec_from_app])
 def test_options_of_components_are_those_of_tasks(make: Any) -> None:
     for name in inspect.signature(task_from_app).parameters.keys() - {"app", "tracker_base"}:
-        with pytest.raises((AppDefError, OutputsError, ReadsError)):
+        with pytest.raises((AppDefError, OutputsError, ReadsError, AttributeError, TypeError)) as caught:
             make(make_app(), **{name: object()})
+        assert "unexpected" not in str(caught.value), name

@@ -24,6 +24,7 @@ from torchx_kfp.authoring.program import parse_workspace
 from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
 from torchx_kfp.authoring.references import Reference, parameter, parameter_text
 from torchx_kfp.authoring.variables import tracker_env
+from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.command import METRICS
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
@@ -107,7 +108,7 @@ class Stages(SharedOptions):
             ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
             OutputsError: a result or an artifact cannot be an output of KFP.
         """
-        stage = self._options(options)
+        stage = self._options("task", options)
         if stage.tracker_base is None:
             for what in (*(["reads"] if stage.reads else []), *stage.publishing):
                 raise ReadsError(
@@ -149,7 +150,7 @@ class Stages(SharedOptions):
         """
         check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
         own = {"results": {} if results is None else results, "artifacts": artifacts, "name": name}
-        stage = self._options({**own, "reads": {"stage": task}, **shared})
+        stage = self._options("publish", {**own, "reads": {"stage": task}, **shared})
         known = stage_of(task)
         if stage.tracker_base is None and known is not None:
             stage = replace(stage, tracker_base=known.tracker_base)
@@ -218,7 +219,12 @@ class Stages(SharedOptions):
             self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(fn))
         )
 
-    def _options(self, own: Mapping[str, Any]) -> StageOptions:
+    def _options(self, method: str, own: Mapping[str, Any]) -> StageOptions:
+        known = [option.name for option in fields(StageOptions)]
+        for name in own:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise TypeError(f"{method}() got an unexpected keyword argument {name!r}.{hint}")
         shared = {option.name: getattr(self, option.name) for option in fields(SharedOptions)}
         return StageOptions(**{**shared, **own})
 
@@ -235,7 +241,7 @@ class Stages(SharedOptions):
 
         ``parameters`` are further inputs, which the AppDef may contain, and their defaults.
         """
-        stage = self._options(own)
+        stage = self._options("component", own)
         if stage.tracker_base is not None:
             raise ReadsError(
                 f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "

@@ -319,7 +319,7 @@ def _unexpected(frame: FrameType, error: BaseException) -> str | None:
             takes = ", ".join(parameters) or "none"
             hint = _engine_hint(function, parameters, found[2]) or did_you_mean(found[2], parameters)
             return f"{name}() has no argument {found[2]!r}.{hint} Its arguments: {takes}."
-    # The functions of this package that take a TypedDict say the rest themselves.
+    # Methods of this package that take options say the rest themselves.
     return f"{name}() has no argument {found[2]!r}{str(error)[found.end() :] or '.'}"
 
 
