@@ -1,7 +1,6 @@
 """What a resumed run keeps, as a table: the same rules for each pair of places."""
 
 # No postponed annotations: kfp reads annotations as types.
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -160,11 +159,8 @@ def test_what_only_some_pairs_have() -> None:
 def test_changes_are_named_and_kept_unless_the_user_starts_from_them() -> None:
     changed = planned(earlier(), pipeline("app:2"), arguments={"lr": 0.2})
     (prepare,) = (step for step in changed.kept if step.name == "prepare")
-    assert prepare.changes == ("image: app:1 -> app:2", "command: python3 app.py 0.1 -> python3 app.py 0.2")
-    assert "changed, kept anyway: image: app:1 -> app:2" in str(changed)
-    long = planned(earlier(), pipeline("x" * 200 + "\nA")).kept
-    (change, *_) = next(step.changes for step in long if step.name == "prepare")
-    assert re.fullmatch(r"image: app:1 -> x{60}\.\.\.x{58}\\nA \(\w{8}\)", change)
+    assert prepare.changes == ("image", "command")
+    assert "changed, kept anyway: image, command\n" in str(changed)
     anew = planned(earlier(), pipeline("app:2"), from_stages=["prepare"])
     assert {step.name: step.reason for step in anew.running} == {
         "prepare": "you start from it",

@@ -90,7 +90,7 @@ class Step:
         stages: the names of its stages, without indices.
         kept_from: the id of the run in which it ran; empty if it runs now.
         reason: why it runs now, as a clause; empty if it is kept.
-        changes: how it differs from the earlier run, as clauses.
+        changes: the names of what differs from the earlier run, such as ``image``.
     """
 
     name: str
@@ -142,8 +142,9 @@ class ResumePlan:
         for step in self.steps:
             said = f"kept, from {step.kept_from}" if step.kept_from else f"runs: {step.reason}"
             lines.append(f"  {step.name.ljust(width)}  {said}")
-            changed = "changed, kept anyway" if step.kept_from else "changed"
-            lines += [f"  {' ' * width}  {changed}: {change}" for change in step.changes]
+            if step.changes:
+                changed = "changed, kept anyway" if step.kept_from else "changed"
+                lines.append(f"  {' ' * width}  {changed}: {listed(step.changes, _NAMED)}")
             if not step.kept_from and (count := sum(without_indices(name) in step.stages for name in self.reusable)):
                 stages = counted(count, "stage")
                 lines.append(f"  {' ' * width}  kept inside, if the inputs are the same: {stages}")

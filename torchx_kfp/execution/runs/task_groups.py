@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torchx_kfp.common.text import listed, printable
+from torchx_kfp.common.text import listed
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.execution.pipeline.spec import (
     CHANNEL,
@@ -29,11 +29,6 @@ from torchx_kfp.execution.pipeline.spec import (
 from torchx_kfp.execution.pipeline.surgery import is_exit_handler
 from torchx_kfp.execution.pipeline.values import to_text
 from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_inputs, known_stages, walk
-
-#: The longest text of a value in a definition; the rest counts by its digest.
-_LONGEST = 120
-#: How much of a common beginning stays before a difference.
-_CONTEXT = 15
 
 
 class UnitRead(NamedTuple):
@@ -215,7 +210,7 @@ def _named_tasks(places: list[ScopedTask]) -> list[str]:
     return found
 
 
-#: What defines a unit: the command, image, code and inputs of its stages, as short texts by their names.
+#: What defines a unit: digests of the command, image, code and inputs of its stages, by their names.
 Definition = Mapping[str, str]
 
 
@@ -225,7 +220,14 @@ def definitions_of(
     """Return what defines each unit, by its key; ``arguments`` has the values of all parameters."""
     inputs = {place.path: known for place, known in known_inputs(pipeline, arguments)}
     stages = {stage.place.path: stage for stage in known_stages(pipeline, arguments)}
-    return {unit.key: dict(_definition(unit, units, inputs, stages)) for unit in units.values()}
+    return {
+        unit.key: {name: _digest(value) for name, value in _definition(unit, units, inputs, stages)}
+        for unit in units.values()
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(to_text(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _definition(
@@ -233,72 +235,55 @@ def _definition(
     units: Mapping[str, Unit],
     inputs: Mapping[str, Mapping[str, Any]],
     stages: Mapping[str, KnownStage],
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, Any]]:
     if unit.task.condition:
         yield "condition", unit.task.condition
     branches = unit.component.dag.tasks.values() if unit.component.dag is not None else ()
     conditions = [task.condition for task in (unit.task, *branches) if task.condition]
     for name, value in inputs[unit.path].items():
         if any(f"'{name}'" in condition for condition in conditions):
-            yield f"condition on {name.removeprefix(CHANNEL)}", _short(value)
+            yield f"condition on {name.removeprefix(CHANNEL)}", value
     if unit.task.loop is not None:
         items = unit.task.loop.raw or inputs[unit.path].get(unit.task.loop.from_input or "")
         if items is not None:
-            yield "items", _short(items)
+            yield "items", items
     for read in unit.reads:
         producer = units[read.producer]
         imported = inputs[producer.path].get("uri") if producer.is_import else None
-        yield f"input {read.input}", _short(imported) if imported else f"{producer.name}.{read.output}"
+        yield f"input {read.input}", imported or f"{producer.name}.{read.output}"
     for place in unit.stages:
         prefix = "" if place.path == unit.path else f"{place.name}: "
         if place.path in stages:
-            for name, text in _of_stage(stages[place.path]):
-                yield f"{prefix}{name}", text
+            for name, value in _of_stage(stages[place.path]):
+                yield f"{prefix}{name}", value
 
 
-def _of_stage(stage: KnownStage) -> Iterator[tuple[str, str]]:
+def _of_stage(stage: KnownStage) -> Iterator[tuple[str, Any]]:
     facts = stage.facts
-    yield "image", _short(stage.container.image)
+    yield "image", stage.container.image
     if facts.is_own:
         # The programs around the application change with versions of this package.
-        yield "command", _short(shlex.join(facts.application))
+        yield "command", shlex.join(facts.application)
         for name, value in facts.variables.items():
-            yield f"variable {name}", _short(value)
+            yield f"variable {name}", value
         if facts.workspace is not None:
-            yield "code", (workspace_digest(facts.workspace) or facts.workspace)[:12]
+            yield "code", workspace_digest(facts.workspace) or facts.workspace
         return
     component = stage.place.component.container
-    yield "command", _short(shlex.join(component.words if component else ()))
+    yield "command", shlex.join(component.words if component else ())
     for name, value in stage.container.env:
-        yield f"variable {name}", _short(value)
+        yield f"variable {name}", value
     for name, source in stage.place.task.inputs.items():
         if name in stage.inputs and isinstance(source, (Constant, FromInput)):
-            yield f"input {name}", _short(stage.inputs[name])
-
-
-def _short(value: Any) -> str:
-    text = to_text(value)
-    if len(text) <= _LONGEST:
-        return text
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    # The arguments of an application come last.
-    return f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]} ({digest[:8]})"
+            yield f"input {name}", stage.inputs[name]
 
 
 def differences(before: Definition, now: Definition) -> tuple[str, ...]:
-    """Return how a definition has changed, as clauses, but for stages that only one of them has."""
+    """Return the names of what has changed in a definition, but for stages that only one of them has."""
     both = {_stage_of(name) for name in before} & {_stage_of(name) for name in now} | {""}
     return tuple(
-        f"{name}: {_apart(before.get(name, 'none'), now.get(name, 'none'))}"
-        for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name) and _stage_of(name) in both
+        name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name) and _stage_of(name) in both
     )
-
-
-def _apart(before: str, now: str) -> str:
-    same = next((index for index, (one, other) in enumerate(zip(before, now, strict=False)) if one != other), 0)
-    start = same - _CONTEXT if same > 2 * _CONTEXT else 0
-    return printable(" -> ".join(f"...{text[start:]}" if start else text for text in (before, now)))
 
 
 def _stage_of(name: str) -> str:
