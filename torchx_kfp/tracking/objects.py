@@ -30,7 +30,8 @@ _REQUESTS = 64
 #: botocore asks S3 whether it may send ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs
 #: has time-outs for everything else.
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
-#: How many parts of a large file are on their way to or from S3 at once, and the bytes of a part, at least.
+#: How many parts of a large file are on their way to or from S3 at once, and the bytes of one that is sent. One that
+#: comes has 50 MiB. s3fs's own numbers, 10 parts of 50 MiB, take half a gigabyte of memory.
 _PARTS, _PART = 4, 8 << 20
 #: How many objects of S3 are removed with one request.
 _REMOVED = 1000
@@ -63,12 +64,7 @@ def open_filesystem(base: str, patience: float) -> tuple[Any, str]:
             own |= fsspec.config.conf.get(name, {}).get("config_kwargs", {})
         retries = {"mode": "legacy", "total_max_attempts": attempts}  # "standard" gives up when many calls fail at once
         config = {"max_pool_connections": _REQUESTS, "retries": retries, **own}
-        options[protocol] = {
-            "config_kwargs": config,
-            "use_listings_cache": False,
-            "max_concurrency": _PARTS,
-            "default_block_size": _PART,
-        }
+        options[protocol] = {"config_kwargs": config, "use_listings_cache": False, "max_concurrency": _PARTS}
     filesystem, path = url_to_fs(base, **options)
     if options and hasattr(filesystem, "retries"):
         filesystem.retries = min(attempts, 3)

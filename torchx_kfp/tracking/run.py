@@ -27,7 +27,7 @@ from torchx_kfp.tracking.records import Record, read_lineage, read_record
 from torchx_kfp.tracking.results import Result, check_results, results_frame
 from torchx_kfp.tracking.steps import flush, step_log
 from torchx_kfp.tracking.store import PATIENCE, key_text
-from torchx_kfp.tracking.tracker import Batch, FsspecResultTracker, describe_missing, wait_for_results
+from torchx_kfp.tracking.tracker import FsspecResultTracker, Prefetch, describe_missing, wait_for_results
 
 if TYPE_CHECKING:
     import pandas
@@ -52,7 +52,7 @@ class Run:
         reads: Mapping[str, protocol.RunIds] | None = None,
         *,
         reader: str | None = None,
-        batch: Batch | None = None,
+        prefetch: Prefetch | None = None,
         mirrors: Sequence[MirrorTracker] = (),
         is_main_process: bool = True,
     ) -> None:
@@ -60,7 +60,7 @@ class Run:
         self._tracker = tracker
         self._reads = reads  # None for a run that another one reads
         self._reader = reader  # the run that reads it
-        self._batch = batch
+        self._prefetch = prefetch
         self._mirrors = mirrors
         self._is_main_process = is_main_process  # of its stage, which may have others
 
@@ -119,7 +119,7 @@ class Run:
             )
         if not isinstance(timeout, (int, float)) or not timeout >= 0:
             raise ValueError(f"timeout must be a number of seconds, 0 or more. Got: {timeout!r}.")
-        found = self._batch.take(self.id) if self._batch else None
+        found = self._prefetch.take(self.id) if self._prefetch else None
         if not found:
             found = wait_for_results(self._tracker, self.id, timeout)
         if not found and self._reads is None:
@@ -325,9 +325,9 @@ class FanIn(list[Run]):
         super().__init__(Run(run_id, tracker, reader=reader) for run_id in self._ids)
 
     def __iter__(self) -> Iterator[Run]:
-        batch = Batch(self._tracker, self._ids)
+        prefetch = Prefetch(self._tracker, self._ids)
         for run in super().__iter__():
-            yield Run(run.id, self._tracker, reader=run._reader, batch=batch)
+            yield Run(run.id, self._tracker, reader=run._reader, prefetch=prefetch)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the results as a pandas DataFrame with a row for each run; see ``FsspecResultTracker.to_frame``.

@@ -226,7 +226,7 @@ class FsspecResultTracker(ResultTracker):
         return f"FsspecResultTracker({self.tracker_base!r})"
 
 
-class Batch:
+class Prefetch:
     """The results of several runs, which are fetched together when the first of them is requested.
 
     Each result is returned once: a program that asks again gets what is stored by then.
