@@ -43,7 +43,7 @@ time.sleep, time.monotonic, threading.Thread.join = hurry, lambda: now[0], wait
 
 @functools.cache
 def program() -> str:
-    text = carry.join("launcher")
+    text = carry.minify(carry.join("launcher"), renames=True)
     assert text.count(FOLDER) == 1
     return text
 
