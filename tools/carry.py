@@ -29,7 +29,7 @@ FOLDER = REPOSITORY / PACKAGE.replace(".", "/")
 CARRIED = FOLDER / "programs.py"
 #: The modules that have the function ``main``, by the names of their programs, and those that are kept as text: files
 #: have them, not commands.
-PROGRAMS = {"PUBLISHER": "publisher", "LAUNCHER": "launcher", "ASK": "asking", "WORKSPACE": "workspace"}
+PROGRAMS = {"PUBLISHER": "publisher", "LAUNCHER": "launcher", "WORKSPACE": "workspace"}
 TEXTS = {"WORKSPACE"}
 
 #: Base85 is 6 % shorter than base64. Others take the place of characters that engines would rewrite, or that Go's JSON

@@ -200,7 +200,7 @@ def test_the_stages_that_ask_have_what_the_storage_needs(tmp_path: Path) -> None
     assert container["image"] == "train:1"
     words = " ".join(container["command"])
     assert "env AWS_ENDPOINT_URL= python3" in words
-    assert "ask.main(*sys.argv[1:])" in str(spec), "inline=False"
+    assert "ask.main(*sys.argv[1:])" in str(spec)
     settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     assert len(settings) == 3
     for setting in settings.values():

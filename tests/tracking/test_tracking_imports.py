@@ -19,7 +19,6 @@ ALLOWED = {
     "fsspec",
     "torchx_kfp",
     "torchx_kfp.contract.carried",
-    "torchx_kfp.contract.carried.dominance",
     "torchx_kfp.contract.carried.shared",
     "torchx_kfp.common",
     "torchx_kfp.errors",

@@ -12,8 +12,8 @@
     )
 
 ``spaces`` has the values that a parameter can have, ``definition`` checks the arguments, ``rounds`` makes the stages.
-``ask`` is the program between the rounds, which needs only fsspec: importing this package does not load kfp. It also
-loads the optimizers of an image, such as ``ax``.
+``ask`` is the program between the rounds, and ``optimizers`` has random search and grids; it also loads the optimizers
+of an image, such as ``ax``. Importing this package does not load kfp.
 """
 
 from __future__ import annotations

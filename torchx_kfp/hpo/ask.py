@@ -1,6 +1,16 @@
-"""Ask optimizers that need torchx-kfp in the image for trials: ``contract.carried.asking`` with other optimizers.
+"""Tell an optimizer how the trials of a search ended, and ask it for the next ones.
 
-They are found by name, and their answers are checked.
+The stages of a search between its loops run this module, in an image with torchx-kfp: ``ask-1``, ``ask-2`` and so on,
+and ``best`` at the end. Their argument is JSON: ``{"name": ..., "definition": ..., "fields": {objective: its name in
+the list front}}``, with the definition that ``torchx_kfp.tracking.searches`` describes. A stage reads the stage before
+it as ``search``, and the trials for which that one asked as ``trials``. It records the search with all trials so far,
+which the next stage reads, and
+
+- ``ask`` the list ``trials``, which drives the next loop: the parameters of each trial by name;
+- ``best`` the parameters and objectives of the best trial, its run id ``trial`` and, if there are several objectives,
+  the list ``front`` of the trials that no other trial beats in every objective.
+
+Optimizers are found by name: see ``optimizers``. Answers of those that are not in this package are checked.
 """
 
 from __future__ import annotations
@@ -8,14 +18,20 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
-from torchx_kfp.contract.carried import asking
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import SearchError
+from torchx_kfp.hpo.optimizers import OPTIMIZERS, ask_random
+from torchx_kfp.tracking import current_run
+from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.searches import Search, unbeaten
 
 #: Of a range: how far beyond a bound rounding may carry a number, such as 10 ** math.log10(bound).
 _ROUNDING = 1e-9
@@ -26,7 +42,7 @@ Optimizer = Callable[[Mapping[str, Any], Sequence[Any], Any, int], tuple[list[di
 def ask_other(
     definition: Mapping[str, Any], told: Sequence[Any], state: Any, number: int
 ) -> tuple[list[dict[str, Any]], Any]:
-    """Ask the definition's optimizer for trials: see ``torchx_kfp.contract.carried.asking``."""
+    """Ask the definition's optimizer for trials: see ``optimizers``."""
     name = definition["optimizer"]
     # An optimizer may change what it is given: it gets copies, because what was recorded is the search's own.
     answer = find_optimizer(name)(*copy.deepcopy((definition, told, state)), number)
@@ -103,16 +119,145 @@ def _check(name: str, spaces: Mapping[str, Any], trial: Any) -> dict[str, Any]:
 
 def ask_for(definition: Any, told: Sequence[Any], state: Any, number: int) -> tuple[list[Any], Any]:
     """Ask the definition's optimizer for trials."""
-    if definition["optimizer"] in asking.OPTIMIZERS:
-        return asking.ask_for(definition, told, state, number)
+    if definition["optimizer"] in OPTIMIZERS:
+        return OPTIMIZERS[definition["optimizer"]](definition, told, state, number)  # type: ignore[no-any-return]
     try:
         asked, state = ask_other(definition, told, state, number)
     except SearchError as error:
         sys.exit(f"torchx-kfp: {error}")
     # KFP fails a loop without iterations whose runs are collected.
-    return asked[:number] or asking.ask_random(definition, told, None, 1)[0], state
+    return asked[:number] or ask_random(definition, told, None, 1)[0], state
+
+
+def losses(definition: Any, trial: Any) -> list[float]:
+    """Return a trial's objectives as numbers to be minimized."""
+    return [
+        trial["results"][name] * (1 if direction == "minimize" else -1)
+        for name, direction in definition["objectives"].items()
+    ]
+
+
+def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
+    """Return a trial for the optimizer (objectives, exit code, whether it failed), and the reason of its failure.
+
+    Args:
+        definition: the search's.
+        recorded: the trial's results.
+    """
+    objectives = {
+        name: float(recorded[name])
+        for name in definition["objectives"]
+        # NaN compares as False, and whole numbers may be larger than any float.
+        if type(recorded.get(name)) in (int, float) and abs(recorded[name]) <= sys.float_info.max
+    }
+    code = recorded.get("exit_code", 0)
+    if type(code) is not int:  # an application's own result of this name
+        code = 0
+    missing = [name for name in definition["objectives"] if name not in objectives]
+    reason = f"exit code {code}" if code else ""
+    if missing and not code:
+        there = ", ".join(name for name in [*recorded][:20] if name != "exit_code")
+        value = repr(recorded[missing[0]]) if missing[0] in recorded else f"missing, recorded {there or 'nothing'}"
+        reason = f"{missing[0]} is {value}"
+    return {"results": objectives, "exit_code": code, "failed": bool(reason)}, reason
+
+
+def front(definition: Any, trials: Sequence[Any], fields: Any) -> list[Any]:
+    """Return the trials that no other trial beats, as items of the list ``front``."""
+    best = (trials[index] for index in unbeaten([losses(definition, trial) for trial in trials]))
+    return [
+        {**one["parameters"], **{fields[name]: value for name, value in one["results"].items()}, "trial": one["run_id"]}
+        for one in best
+    ]
+
+
+def describe(definition: Any, trial: Any) -> str:
+    """Return a trial's objectives and parameters in a line."""
+    return " ".join(f"{name}={value}" for part in ("results", "parameters") for name, value in trial[part].items())
 
 
 def main(text: str) -> None:
-    """Ask for trials in a stage of a search."""
-    asking.main(text, ask_for)
+    """Tell the results of the trials, if there are any, and ask for the next ones, or record the best one.
+
+    Args:
+        text: see the module.
+    """
+    search = json.loads(text)
+    definition = search["definition"]
+    run = current_run()
+    recorder = Recorder.open(os.environ[protocol.TRACKER_BASE])
+    reads = protocol.decode(os.environ).parents
+    before = recorder.record(str(reads["search"]), "search").search if reads else None
+    if reads and before is None:
+        sys.exit(f"torchx-kfp: {reads['search']} has recorded no search")
+    number, state = (before.round + 1, before.state) if before else (1, None)
+    told = [asdict(trial) for trial in before.trials] if before else []
+    ended, reasons = tell_all(definition, told, before, reads.get("trials", ()), recorder)
+    good = sorted((trial for trial in told if not trial["failed"]), key=lambda trial: losses(definition, trial))
+    stated = {"name": search["name"], "round": number, "definition": definition, "trials": told}
+    if reasons:
+        if not good:
+            recorder.add(run.id, {"search": {**stated, "asked": [], "state": state}})
+        report(number - 1, ended, reasons, good)
+    results: dict[str, Any] = {}
+    if good:
+        say(f"best of {len(told)} trials: {describe(definition, good[0])} ({good[0]['run_id']})")
+        results = good[0]["results"]
+    asked: list[Any] = []
+    if number > definition["rounds"]:
+        results = {**good[0]["parameters"], **results, "trial": good[0]["run_id"]}
+        if len(definition["objectives"]) > 1:
+            run.add_metadata(front=front(definition, good, search["fields"]))
+    else:
+        asked, state = ask_for(definition, told, state, definition["trials"])
+        run.add_metadata(trials=asked)
+        results = {"round": number, **results}
+        say(f"round {number} of {definition['rounds']}:", *asked)
+    recorder.add(run.id, {"search": {**stated, "asked": asked, "state": state}})
+    run.put(results)
+
+
+def tell_all(
+    definition: Any, told: list[Any], before: Search | None, read: protocol.RunIds, recorder: Recorder
+) -> tuple[list[str], list[str]]:
+    """Add the trials that have ended to those before them; return their run ids, and the reasons of failures.
+
+    Args:
+        definition: the search's.
+        told: the trials before.
+        before: what the stage before this one recorded.
+        read: the run ids of the trials for which it asked.
+        recorder: the records of all of them.
+    """
+    ended, asked = list(read), before.asked if before else ()
+    if len(ended) != len(asked):
+        sys.exit(f"torchx-kfp: {len(asked)} trials were asked for, but {len(ended)} ended")
+    recorded = recorder.get_many(ended)
+    reasons = []
+    for index, (trial, parameters) in enumerate(zip(ended, asked, strict=True)):
+        result, reason = tell(definition, recorded[trial])
+        known = {"round": before.round if before else 0, "index": index, "run_id": trial, "parameters": parameters}
+        told.append({**known, **result})
+        if reason:
+            reasons.append(f"{trial}: {reason}")
+    return ended, reasons
+
+
+def say(*words: object) -> None:
+    """Write a line to the stage's log."""
+    print("torchx-kfp:", *words, file=sys.stderr, flush=True)
+
+
+def report(number: int, ended: Sequence[str], reasons: Sequence[str], good: Sequence[Any]) -> None:
+    """Say which trials of a round failed; end the program if no trial so far is good."""
+    failed = f"failed: {'; '.join(reasons)}"
+    if len(reasons) == len(ended):
+        failed = "\n  ".join([f"all {len(ended)} trials of round {number} failed:", *reasons])
+    if good:
+        say(failed)
+        return
+    run, *_, execution = ended[0].split("/")
+    sys.exit(
+        f"torchx-kfp: {failed}\nTheir logs: torchx-kfp logs {run} {execution}\nTo try again, start a new run: "
+        "--resume keeps these trials, and so does KFP's cache, unless you give --no-cache."
+    )

@@ -11,9 +11,10 @@ from typing import Any
 from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.references import check_word
 from torchx_kfp.common.text import did_you_mean
-from torchx_kfp.contract.carried import asking, publisher
+from torchx_kfp.contract.carried import publisher
 from torchx_kfp.contract.inputs import find_rewritten, large_character
 from torchx_kfp.errors import SearchError
+from torchx_kfp.hpo.optimizers import OPTIMIZERS, points
 from torchx_kfp.hpo.spaces import Choice, Range, Space
 
 #: The run id of the best trial, and the trials that no other one beats in every objective.
@@ -154,7 +155,7 @@ def _parse_objectives(minimize: str | Iterable[str], maximize: str | Iterable[st
 
 
 def _check_optimizer(optimizer: str) -> None:
-    known = (*asking.OPTIMIZERS, "ax")
+    known = (*OPTIMIZERS, "ax")
     module, _, function = optimizer.partition(":")
     if optimizer not in known and not all(part.isidentifier() for part in [*module.split("."), function]):
         raise SearchError(
@@ -195,7 +196,7 @@ def _plan_grid(spaces: Mapping[str, Space], definition: Mapping[str, Any]) -> Ma
             )
     if definition["seed"] is not None:
         raise SearchError(f"seed is {definition['seed']!r}, but there is no chance in a grid. Leave it out.")
-    size = math.prod(len(asking.points(space)) for space in definition["parameters"].values())
+    size = math.prod(len(points(space)) for space in definition["parameters"].values())
     rounds, trials = definition["rounds"], definition["trials"]
     if rounds is None:
         rounds = 1 if trials is None else math.ceil(size / trials)

@@ -15,12 +15,11 @@ from torchx_kfp.authoring.reads import TrackerBase
 from torchx_kfp.authoring.references import Channel
 from torchx_kfp.authoring.stages import task_from_app
 from torchx_kfp.common.text import describe_unknown
-from torchx_kfp.contract.carried.asking import OPTIMIZERS
-from torchx_kfp.contract.carried.programs import ASK
 from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.inputs import plain_json
 from torchx_kfp.errors import ChannelError, SearchError
 from torchx_kfp.hpo.definition import TRIALS, SearchDefinition, define_search
+from torchx_kfp.hpo.optimizers import OPTIMIZERS
 from torchx_kfp.hpo.spaces import Space
 
 #: The aliases with which ``ask`` reads the stage before it, and its trials.
@@ -105,14 +104,13 @@ def search(
             cached. Without a seed, it asks anew in each run.
         may_fail: whether the search continues without failed trials. It ends if no trial has succeeded when a round
             ends.
-        image: the image of the stages that ask. With the optimizers ``random`` and ``grid`` it needs python3 (3.8 or
-            newer) and fsspec; the default is the image of the trials. With others, it needs torchx-kfp (for ``ax``
-            with the extra ``ax``).
+        image: the image of the stages that ask, which needs torchx-kfp (for ``ax`` with the extra ``ax``). The default
+            is the image of the trials, but only with the optimizers ``random`` and ``grid``.
         configure: a function that changes the trials' task, for settings that an AppDef does not have, such as
             ``lambda task: kubernetes.add_toleration(task, key="gpu", operator="Exists")``. It is called for each round.
         name: the name of the search, with which the names of its stages begin.
         options: options of the trials: those of ``task_from_app``, except ``results``. ``secrets``,
-            ``cache`` and ``inline`` also apply to the stages that ask.
+            ``cache``, ``inline`` and ``workspace`` also apply to the stages that ask.
 
     Returns:
         The task of the last stage. Its outputs are the best value of each parameter, the objectives that the best
@@ -129,8 +127,10 @@ def search(
     defined = define_search(name, parameters, minimize, maximize, rounds, trials, optimizer, seed)
     if parallelism is not None and parallelism < 1:
         raise SearchError(f"parallelism is {parallelism!r}. Give a whole number, 1 or more, or leave it out.")
-    app = _ask_app(defined, _look_at(trial, defined.parameters), image, inline=options.get("inline", True))
+    app = _ask_app(defined, _look_at(trial, defined.parameters), image)
     own = {option: value for option, value in options.items() if option in ("secrets", "inline")}
+    if "workspace" in options:
+        own["workspace"] = options["workspace"]
     own["cache"] = defined.cached and options.get("cache", True)
     reads: Any = None
     for number in range(1, defined.definition["rounds"] + 1):
@@ -181,9 +181,7 @@ def _look_at(trial: Callable[[Parameters], specs.AppDef], parameters: Sequence[s
     return app
 
 
-def _ask_app(
-    defined: SearchDefinition, app: specs.AppDef, image: str | Channel | None, *, inline: bool
-) -> specs.AppDef:
+def _ask_app(defined: SearchDefinition, app: specs.AppDef, image: str | Channel | None) -> specs.AppDef:
     """Return the application of the stages that ask.
 
     It runs with the variables and the volumes of the trials, because both may be what the storage needs.
@@ -195,16 +193,15 @@ def _ask_app(
     role = app.roles[0]
     if image is None and _STAND_IN in str(role.image):
         raise SearchError(
-            f"The image of the trials, {role.image!r}, depends on a parameter. Name an image with python3 and "
-            "fsspec for the stages that ask: search(..., image='repo/ask:1')."
+            f"The image of the trials, {role.image!r}, depends on a parameter. Name an image with "
+            "torchx-kfp for the stages that ask: search(..., image='repo/ask:1')."
         )
     spec = plain_json({"name": defined.name, "definition": defined.definition, "fields": defined.fields})
-    program = ASK if inline and optimizer in OPTIMIZERS else installed_program("torchx_kfp.hpo", "ask")
     asking = specs.Role(
         name="ask",
         image=role.image if image is None else image,
         entrypoint="python3",
-        args=["-c", program, spec],
+        args=["-c", installed_program("torchx_kfp.hpo", "ask"), spec],
         env={key: value for key, value in role.env.items() if _STAND_IN not in str(value)},
         mounts=[mount for mount in role.mounts if isinstance(mount, specs.VolumeMount)],
     )

@@ -17,11 +17,10 @@ A parameter with bounds may have ``points``, the number of its values in a grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchx_kfp.contract.carried.dominance import unbeaten
 from torchx_kfp.tracking.entries import from_json
 
 
@@ -67,6 +66,7 @@ class Search:
         trials: the trials of the rounds before this one, in the order in which they were asked for.
         asked: the parameters of each trial of this round. The last stage asks for none.
         definition: all that the search was asked to do.
+        state: what the optimizer knows of its earlier answers.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Search:
     trials: tuple[Trial, ...]
     asked: tuple[Mapping[str, int | float | bool | str], ...]
     definition: Mapping[str, Any] = field(default_factory=dict)
+    state: Any = None
 
     @staticmethod
     def latest(stated: Iterable[Search | None]) -> list[Search]:
@@ -123,6 +124,15 @@ class Search:
         return [trial.run_id for trial in self.trials[:count]] == [trial.run_id for trial in earlier.trials] and [
             trial.parameters for trial in since
         ] == list(earlier.asked)
+
+
+def unbeaten(costs: Sequence[Sequence[float]]) -> list[int]:
+    """Return the indices of the costs that no others beat: as low in every objective, and lower in one."""
+    return [
+        index
+        for index, own in enumerate(costs)
+        if not any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in costs)
+    ]
 
 
 def _parse_space(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from tools import carry
 from torchx_kfp.common import safe_files
 from torchx_kfp.contract.carried import shared
-from torchx_kfp.contract.carried.programs import ASK, LAUNCHER, PUBLISHER, SOURCES
+from torchx_kfp.contract.carried.programs import LAUNCHER, PUBLISHER, SOURCES
 from torchx_kfp.contract.scripts import workspace_words
 
 #: Names of methods, functions, modules and arguments of the standard library that Python 3.8 lacks.
@@ -26,7 +26,7 @@ NEWER = re.compile(
 def test_what_commands_carry_is_made_of_the_modules() -> None:
     assert carry.digests() == SOURCES, "a module has changed: run `make goldens`"
     # A workflow of Argo takes 1 MiB.
-    for program, most in ((PUBLISHER, 3_600), (LAUNCHER, 12_200), (ASK, 3_530)):
+    for program, most in ((PUBLISHER, 3_600), (LAUNCHER, 12_200)):
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"

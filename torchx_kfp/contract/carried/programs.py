@@ -2,9 +2,7 @@
 
 #: The SHA-256 of the modules from which the programs were made.
 SOURCES = {
-    "asking": "c83f5220832883f8ce7a2927a415a58d4978c2a8935695da28e10b3da377d371",
     "cluster_api": "3eb0b40d32dd44c08c6652ba7baccf639932a0d9c2fc35d8f3e1f471e5912df1",
-    "dominance": "9152a54e6071a49b39084d37f2835b36d44e473f504837c7002f2ee9bda2f083",
     "engine_object": "93e97939f4356ed9885a188f85b26636895d21c7796625b4b968be34e17e7823",
     "launcher": "3de4ff3fb414c5b06762607b4b0029070121dc1c293aaf8b2a3b05a508ac221a",
     "publisher": "7ab80c9e327bdec4396080099be3b957992f3d5ab6283c6a50f175908a9075a6",
@@ -215,53 +213,6 @@ LAUNCHER = (
     "nZmu?G%i@5Cz7xWHY=SW@IAH~ut#1B@O8sy?c@!d!@?~Y./@CJ#1F[g0~uZfR=NES_;7:Q@%|Tg.hfw,#vW=P@c3640RFekv86vg"
     "`kl%8x=;}2a)KJA!SK_vAHW#eS?x_VpJzU.bL_vm2T_=lDxh}pSs!%w8|/9Y8u|R[E!d=6EN+*rQITxo5I+(Odje5CGI:1a+#Cbi"
     'iI(HB=[#G/uupK2K2Zwc[[ao[AL0".translate({44:36,46:38,47:60,58:62,91:123}))))'
-)
-
-#: ``torchx_kfp.contract.carried.asking``.
-ASK = (
-    "import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decod"
-    'e("c-nPXYjdN/68.ubiiy4q,YWMY/:uatLaG2gY|F3pdY^/+VQD0:MxX+;Ye.U@zo%!AkT-'
-    "i%wJ[9y=stbA`;6vt!7dHgv~yW*^EB|;BFhb5cxIe3nQqrIk4lLN@q(pU,)fbdaDQ/;Jj_[?B!:G3UTBT0*ZduC)T4/p/}!@9X4s"
-    "0?n=CKc*CI//RIriA3i|7|/~aY:=y;~xIw|uP+qJ.uF%JAyEZSw3.sNW8Pm7JscARnRYZj-"
-    "*I@%aTnbQ%~UuoNt=`5Q|L*[vw7Y@(mCW.T}n`Y}oKF[Q)WVi2z^wI9NJcnC)*C}@8t,SzD-"
-    "g(uVe47^SR,RX=;zZ(gqF:M2%E+q*q+Q3g@=cVNaT#Z+!QXH*_%*bOO%j.|xA4}p!%D3h7@qK*hkPr^L15@B;9P4Hl`Bg=,3/Bfo"
-    "=Ias*Qm,if=s|TLAW29,2mq|LlhU1eTb5+RBjo[N)[J7J}j5ZZ4%[-"
-    "wrB,cZ8P(fJ?|(sqSNvBzOa#%WYN69(X*(Ws.mQcRa8V}Nm1oVHj5JV1)!R0vD)iV#kr1Ky_?#/L4JfqH(5E#w.`5Qphi%mGsA3O"
-    "48+j1Jp,XW-t6x2Z.0=SBgeH8U?WCRQb?ko+u,WJ6omcy.;rzwbHil^%8eN259x`*rp:*kP:[K/wT_-"
-    "7;4Jod/2jAi1h`N~OtU8)v)0M?xLmPpBU3`f6#V-"
-    "mH,mK?J*/i9?+I8R^MK?TiLn^aQOc_kJQ`PR6@CiQ9,No3w6/?;;*HcH@Wi0mxAwDjGNkSPVKcU,R2bgopi#Cq[,pAz`D~Z~@!A-"
-    "|kUr?DvjVS(PMwUfJ}/K@QJFXtYwRlY7Bnyx#f,pli!xqIdV1el/oGzt(%Cl8Wm;N`Eew+dt9N`@/uaPzVb9^SoNbY5wCtvJ?)19"
-    ".PvLW?SyP8@jfC#~Tl[[yj-HLKh||._JHW|huWQg?^oTH-"
-    "g8qR0Zw.7Y0X1u|FBF|ej@7Nx%R|huPw#Mm8}LVBU%|tGcK1+:PQW/l_(L~58;RqAUU)j[`_7=#F?wg7*%@[^9#IN.U:OgIe[7.X"
-    "o(?-6=H|54@J.6deA!4IIu6H~T+Ln}%}UBu-?nyl29ds6R_%Ro8TtC!CPCo5wh9E+j=!a9L:}[RR0s-"
-    "Ab@s^TdKA7=[W;o1t=XWCmIWs=9/M|2mqb1Pv/K!79K(A/=hw5tv!1Hy1aUp}=;MK/EI|Sp^LPe!fGtn*r7%:On#F_KiH`;)|FxK"
-    "qD?`T*cp:GShsgc0_3ou8/@#Pz+SKU`E@i1?3eT}se*:h,itQ3gQIi0@bOJIg%8?,RIE*[gg+bVNod6)v,W`OWIaz:g-"
-    "Ff!Nnys:UrkvZOXuif-"
-    "8,eEttUBjRVf~B!ztDr7)F3_KQiJqg+h!pR*9Ec_1}Fm8QMqJf;%U!u.RN|a5UEQm+MpQC!DD3g;aRUG2wc-"
-    "~CiWxp@aa(cT|uxZ,UgycS63.``N0yvKD0J@Hs8)lqeE@:t?(@EH:%J+zyZb9pf*nqHEn)~9+ePqBcTnc|C|oYP#f^s*:Q~*w?7K"
-    "L%;Pz?Kj~KRMP;.2hSgSorYL3`6rcESne#9_%uowH9M_S+3()wBZ9-HG+z^:b(eM!kB,3)dg+f!9x(-"
-    "Ex_J8~;XJ!0N9z`Nl`,zCY/=B[5p|jTwys)A1==E}(N1;bgSxTxiIKcn~gj%XPyeeh1#UGAuso`myE;6*E=c?~HdLc.#DyLNWx#*"
-    "gzsHtrsu8Nu)C1Tg51PzW`-ao8y_f#5(ed-*vF[6zc^g:.4jWFR[9Wpqu%(KrOF7|S(IU?w|VPOB-ReS.992si%FC26j02:TYxF}"
-    "y3Jv7O(Xs_d/h|[HjKAC0tT+Z3/92BP_w8A(?w^Hqm)+sf!yP%#~:xDyf?XfsI*!BcpL}-"
-    "[G(j(fAfubsgDt:dKCpCQ3F#`P%wo4=Ups3pj)TVj`yH4ka;sL?4^T8?mmCSXI2zN+f!OJ|35^mGiZ8`/N!|JH`D8r;Wye95J)hh"
-    "Mlkn-6ZY8(y_,M%?7pAWPV-"
-    "r;ba6,@h_qT/Q/qPm0b%8R1d,QgCwxPRyD_1?k+/?aHGRmcz,vZw,bK|+~+i}NfE_`~hJfBtEDdFxFt2KadHG+MEqq#0XJymRk|H"
-    "xJYM_cxgT4p#3f2*./cTsX0Xm`f;:WLjp^#nBFjV;=5Ze=@wEdhWX+DsJm!u5KozaU9OIWc3_+?URbHVGBGelK}6%MJi:Q0tvg@`"
-    ")_r2B#3@H2qMw(L,m*2z,V-;l-B%+e@F+E^7(eXDGchcC!d^Pw~wF=okm)J5zR_.Qz6595=Y:oR~^;,^L-"
-    ":JfIbBfq.XA?%3j=BbT;5d)c=ZNNG5Yzn~oO3S6P80V7O9trj:%@^eA||j+T-"
-    ":[S5fY=x%y(?T.}stooM*@17MUEGE!)yvVls3:5)|7RG#12J9-"
-    "KX2`ko),9+bER#IocDH6QrUxP1ES@N[=n?Zvsok,sy*Ni=y#tUl1?D;R?g,qvPIL8:8JzV(v-"
-    "!|E`Rtr)!|OvtfM|SimLzw@XOTqf,9crmNBa@`B19Jmj~YN[H~SN35bPI+5M8zMKbHOzR?BSUU|kwQQ,U6|uePTWpq[Yn7451K2v"
-    "2+c2zU_c+(vq+2l!M2bR~`xhRV+#uZf1`i:-"
-    "SxS:W53hIZaTS.4pzCl1z6VMR@RWi*xmkT0lTq:Oe|[~G_(7fAaS#o|#GCCe6C_Dsx5dsX0`tOOitD8`H(Jsg!H6Y7X`mKxkwuhz"
-    "*8BvJpZ)7YX8y86?rZNVh+YDiw_#Xr=?;i2.TaA2cLyw~l?[Ih3YBS4^X39.@Q+82O(5zB/mqbnqcYTt;r4p77AiGUhuf^YV(n-"
-    "}K:Zta:F!J?[9FsTu?yQ.mcNB.ecYQYUo`FVtH4gq:w=^lKISi/9I9+i=EjWJzBJ|61Eu.%.M/6MwXxu|a:%6an_M~R`JJ|Lvq9/"
-    "?#!hhI5/n6-~9`z~|3f?/@HF4*I?)RS@jW6*,d-"
-    "riqUZ;amWbVa?iCyvtMmlkQc3;MxCi3TlyaTSEZxiVk:.Qr^}#sVdbuf^Dj;MXJ=0[GhoYPVr4/nCNPa~oXP7tYbE#,[hseYc6(U"
-    "c3VLTLkR7szvPB9_.A/yE8z+/+=GCW1vu8!F+Y~Bl`x:4La57ccT8jr2?AvQ3xCz0uluLuaxa)1.el+BsKC4;NVM59,YT!%|RJ2)"
-    "N~jj3kS``d@MSsfw*UN4?hFFfhziWj0e?U:BCCKIm2BNDcgKh1LQBX5lzZq%?pc`QJe~/DmIH)D!(%zY_qd7%3)m1pQPLrtXxU77"
-    'Hz.zVy?*8Jj3lA[ec.37R^:tux*;iqF^uCmMxKs*d@)*)He,#!?o#@YTk4T?L3[XarAV`?S;|tttel9qo20S[[gzSO??".transl'
-    "ate({44:36,46:38,47:60,58:62,91:123}))))"
 )
 
 #: ``torchx_kfp.contract.carried.workspace``.

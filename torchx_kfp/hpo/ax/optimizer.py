@@ -15,7 +15,7 @@ from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.exceptions.core import OptimizationComplete
 from ax.exceptions.generation_strategy import MaxParallelismReachedException
 
-from torchx_kfp.contract.carried.asking import number_of_digits
+from torchx_kfp.hpo.optimizers import number_of_digits
 
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 

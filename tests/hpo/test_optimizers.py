@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchx_kfp import hpo
-from torchx_kfp.contract.carried import asking
+from torchx_kfp.hpo import ask, optimizers
 
 PARAMETERS = {"lr": hpo.log(1e-4, 1.0), "layers": hpo.int(1, 3), "act": hpo.choice("relu", "gelu")}
 
@@ -34,7 +34,7 @@ def test_the_front_is_what_comparing_all_pairs_leaves(values: list[tuple[float, 
         return as_good and (other[0] < own[0] or other[1] > own[1] or other[2] < own[2])
 
     left = [number for number, own in enumerate(values) if not any(beats(other, own) for other in values)]
-    front = asking.front({"objectives": objectives}, trials, {name: f"best_{name}" for name in objectives})
+    front = ask.front({"objectives": objectives}, trials, {name: f"best_{name}" for name in objectives})
     assert front == [
         {**{f"best_{name}": value for name, value in trials[number]["results"].items()}, "trial": f"{number}"}
         for number in left
@@ -60,7 +60,7 @@ SPACES = st.one_of(
 def test_asked_values_are_in_their_space(space: Any, number: int) -> None:
     its = json.loads(json.dumps(space.definition))
     for points in ([], [{"parameters": {"x": 0}}]):
-        asked, state = asking.ask_random({"parameters": {"x": its}, "seed": 1}, points, None, number)
+        asked, state = optimizers.ask_random({"parameters": {"x": its}, "seed": 1}, points, None, number)
         assert state is None
         for value in [trial["x"] for trial in json.loads(json.dumps(asked))]:
             if isinstance(space, hpo.spaces.Choice):
@@ -73,7 +73,7 @@ def test_asked_values_are_in_their_space(space: Any, number: int) -> None:
 
 @given(SPACES.filter(lambda it: not isinstance(it, hpo.spaces.Choice)), st.integers(2, 20))
 def test_a_grid_has_the_bounds_and_its_points_in_order(space: Any, number: int) -> None:
-    points = asking.points({**space.definition, "points": number})
+    points = optimizers.points({**space.definition, "points": number})
     assert (points[0], points[-1]) == (space.low, space.high)
     assert points == sorted(set(points))
     assert len(points) == number or space.kind == "int" or number > 15
@@ -83,12 +83,12 @@ def test_a_grid_is_the_product_and_nothing_twice() -> None:
     grid = definition({"x": hpo.int(1, 2), "y": hpo.float(0, 1, points=3), "z": hpo.choice(True, False)})
     told: list[Any] = []
     for expected in (5, 5, 2, 0):
-        asked, _ = asking.ask_grid(grid, told, None, 5)
+        asked, _ = optimizers.ask_grid(grid, told, None, 5)
         assert len(asked) == expected
         told += asked
     assert told == [{"x": x, "y": y, "z": z} for x in (1, 2) for y in (0.0, 0.5, 1.0) for z in (True, False)]
-    assert asking.points(hpo.log(1e-4, 1.0, points=5).definition) == [0.0001, 0.001, 0.01, 0.1, 1.0]
-    assert asking.points(hpo.int(1, 1024, log=True, points=6).definition) == [1, 4, 16, 64, 256, 1024]
+    assert optimizers.points(hpo.log(1e-4, 1.0, points=5).definition) == [0.0001, 0.001, 0.01, 0.1, 1.0]
+    assert optimizers.points(hpo.int(1, 1024, log=True, points=6).definition) == [1, 4, 16, 64, 256, 1024]
 
 
 def test_random_values_are_spread_evenly() -> None:
@@ -99,7 +99,7 @@ def test_random_values_are_spread_evenly() -> None:
         "int": hpo.int(1, 10),
         "layers": hpo.int(1, 100, log=True),
     }
-    asked, _ = asking.ask_random(definition(spaces), [], None, 2000)
+    asked, _ = optimizers.ask_random(definition(spaces), [], None, 2000)
     parts = {
         "log": Counter(int(math.log10(trial["log"]) + 5) for trial in asked),
         "float": Counter(int(trial["float"]) for trial in asked),
@@ -113,12 +113,12 @@ def test_random_values_are_spread_evenly() -> None:
 
 
 def test_the_same_seed_asks_for_the_same_trials() -> None:
-    one, other = (asking.ask_random(definition(seed=seed), [], None, 3)[0] for seed in (1, 2))
-    assert asking.ask_random(definition(seed=1), [], None, 3)[0] == one != other
+    one, other = (optimizers.ask_random(definition(seed=seed), [], None, 3)[0] for seed in (1, 2))
+    assert optimizers.ask_random(definition(seed=1), [], None, 3)[0] == one != other
     told = [{"parameters": trial} for trial in one]
-    later = asking.ask_random(definition(seed=1), told, None, 3)[0]
+    later = optimizers.ask_random(definition(seed=1), told, None, 3)[0]
     assert not any(trial in one for trial in later)
-    without = [asking.ask_random(definition(seed=None), [], None, 3)[0] for _ in range(2)]
+    without = [optimizers.ask_random(definition(seed=None), [], None, 3)[0] for _ in range(2)]
     assert without[0] != without[1]
-    everything = asking.ask_random(definition({"x": hpo.int(1, 6)}), [], None, 6)[0]
+    everything = optimizers.ask_random(definition({"x": hpo.int(1, 6)}), [], None, 6)[0]
     assert sorted(trial["x"] for trial in everything) == [1, 2, 3, 4, 5, 6]
