@@ -8,7 +8,7 @@ A tracked stage's command is::
 
 ``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
 whose value is known only at run time. The script makes the run id (METRICS is the path of an artifact),
-writes it to KFP's output, checks the run ids that each PARENT has as JSON, and ends with ``exec WORDS``, so that
+writes it to KFP's output, checks the run ids that each PARENT has as JSON after a blank, and ends with ``exec WORDS``, so that
 signals reach the application and the exit code is the application's. WORDS are the application's entrypoint and
 arguments. An ``env`` before them sets the role's variables, because KFP's cache key covers the command but not the
 container's environment. It also sets the variables of further trackers, which replace those of the script.
@@ -144,7 +144,7 @@ class Application:
             *("env", assignment(tracker_base), *script_words(parts, digest, self._needs_python)),
             *((artifact_placeholder(METRICS),) if self.outputs else ()),
             *(output_placeholder(RUN_ID), parameter_placeholder(STAGE)),
-            *((*parents, "") if parents else ()),
+            *((*map(" {}".format, parents), "") if parents else ()),
             *self._words,
         )
 
@@ -347,7 +347,7 @@ def _outputs(words: Sequence[str]) -> Outputs | None:
 
 def _parents(aliases: Sequence[str], words: Sequence[str]) -> Mapping[str, protocol.RunIds]:
     """Return the run ids that a stage reads; placeholders for lists stay as text."""
-    texts = (word if word[:1] in '"[' else json.dumps(word) for word in words)
+    texts = (word if word[:2] in (' "', " [") else json.dumps(word[1:]) for word in words)
     members = (f'"{alias}":{text}' for alias, text in zip(aliases, texts, strict=False))
     with contextlib.suppress(ProtocolError):
         return protocol.decode_parents(f"{{{','.join(members)}}}")

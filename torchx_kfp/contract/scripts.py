@@ -30,12 +30,12 @@ _RUN_ID = (
     f"{_WRITE}_v=$1; shift; "
 )
 #: Makes the JSON object of parents: the next values are the aliases, and the words up to an empty one are run ids as
-#: JSON. A run id may be any text: with a quote, or a list that ends early, it could add an alias that the pipeline does
-#: not declare.
+#: JSON, each after a blank, so that none is empty. A run id may be any text: with a quote, or a list that ends early, it
+#: could add an alias that the pipeline does not declare.
 _PARENTS = (
-    "_q='\"' _j= _s={; while [ \"$1\" ]; do case $1 in *'\\'*|$_q*$_q*$_q|[[]*]?*) "
-    'echo torchx-kfp: not a run id: "$1" >&2; exit 2;; esac; '
-    "_v=${_v#*|}; _j=$_j$_s$_q${_v%%|*}$_q:\\ $1; _s=,\\ ; shift; done; shift; "
+    "_q='\"' _j= _s={; while [ \"$1\" ]; do case $1 in *'\\'*|\\ $_q*$_q*$_q|\\ [[]*]?*) ;; "
+    "\\ $_q*$_q|\\ [[]*]) _v=${_v#*|}; _j=$_j$_s$_q${_v%%|*}$_q:$1; _s=,\\ ; shift; continue;; esac; "
+    'echo torchx-kfp: not a run id:"$1" >&2; exit 2; done; shift; '
     # The first run id follows the first alias, by itself or as the first item of a list.
     f"_p=${{_j#*$_q: }}; _p=${{_p#[}}; _i=${{_p#?}}; set -a; {protocol.PARENT_RUN_IDS}=$_j}}; "
     f"case $_p in $_q*) {protocol.PARENT_RUN_ID}=${{_i%%$_q*}};; esac; set +a; "
