@@ -112,7 +112,7 @@ def superseded(recorded: Mapping[str, float]) -> set[str]:
     for run_id in filter(_RUN_ID.fullmatch, recorded):
         pod = f"{run_id.rpartition('/')[0]}/{Execution.parse(run_id).pod}"
         local = _LOCAL.fullmatch(pod)
-        places.setdefault(local[1] if local else pod, []).append(run_id)
+        places.setdefault(f"{local[1]}-" if local else pod, []).append(run_id)
     # The times of S3 are whole seconds: of two that are equal, the longer name, or the larger number, is later.
     last = {max(found, key=lambda each: (recorded[each], len(each), each)) for found in places.values()}
     return {run_id for found in places.values() for run_id in found} - last
