@@ -8,7 +8,7 @@ A tracked stage's command is::
 
 ``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
 whose value is known only at run time. The script makes the run id (METRICS is the path of an artifact),
-writes it to KFP's output, checks the run ids that each PARENT has as JSON after a blank, and ends with ``exec WORDS``, so that
+writes it to KFP's output, checks the run ids in each PARENT (a blank, and JSON), and ends with ``exec WORDS``, so that
 signals reach the application and the exit code is the application's. WORDS are the application's entrypoint and
 arguments. An ``env`` before them sets the role's variables, because KFP's cache key covers the command but not the
 container's environment. It also sets the variables of further trackers, which replace those of the script.

@@ -30,8 +30,8 @@ _RUN_ID = (
     f"{_WRITE}_v=$1; shift; "
 )
 #: Makes the JSON object of parents: the next values are the aliases, and the words up to an empty one are run ids as
-#: JSON, each after a blank, so that none is empty. A run id may be any text: with a quote, or a list that ends early, it
-#: could add an alias that the pipeline does not declare.
+#: JSON, each after a blank, so that none is empty. A run id may be any text: with a quote, or a list that ends early,
+#: it could add an alias that the pipeline does not declare.
 _PARENTS = (
     "_q='\"' _j= _s={; while [ \"$1\" ]; do case $1 in *'\\'*|\\ $_q*$_q*$_q|\\ [[]*]?*) ;; "
     "\\ $_q*$_q|\\ [[]*]) _v=${_v#*|}; _j=$_j$_s$_q${_v%%|*}$_q:$1; _s=,\\ ; shift; continue;; esac; "

@@ -29,8 +29,8 @@ from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import SearchError
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, ask_random
-from torchx_kfp.tracking import current_run
 from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.run import current_run
 from torchx_kfp.tracking.searches import Search, unbeaten
 
 #: Of a range: how far beyond a bound rounding may carry a number, such as 10 ** math.log10(bound).
