@@ -264,12 +264,12 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
                 for group, at_once in _groups(sizes):
                     store.put_files({f"{key}/{name}" if name else key: paths[name] for name in group}, at_once)
             except TrackerError:
-                hashing.result()  # a file that cannot be read is not the store's fault
+                # A file that cannot be read, or is gone, is not the store's fault.
+                hashing.result()
+                _verify_unchanged(top, before)
                 raise
             files = hashing.result()
-        after = _list_local(top)
-        if different := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
-            raise _unstable(os.path.join(top, different[0]))
+        _verify_unchanged(top, before)
         if "" in before:
             return StoredFiles(key, *files[""]).on(store)
         tree = _Tree.of(files, before)
@@ -377,6 +377,17 @@ def _hash(path: str) -> _FileDigest:
             size += len(chunk)
             digest.update(chunk)
     return _FileDigest(size, digest.hexdigest())
+
+
+def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
+    """Check that the files are those of before.
+
+    Raises:
+        ResultRefusedError: a file has changed, is gone, or is new.
+    """
+    after = _list_local(top)
+    if different := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+        raise _unstable(os.path.join(top, different[0]))
 
 
 def _unstable(path: str) -> ResultRefusedError:

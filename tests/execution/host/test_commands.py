@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.entrypoints.cli.ready import Ready
-from tests.execution.host.answers_of_kfp import manifest, pods, polls
+from tests.execution.host.answers_of_kfp import manifest, pods, polls, with_present_commands
 from tests.execution.host.calling import ended, get, wait_until
 from tests.execution.host.commands import Done, Program, rows, write_pipelines
 from tests.execution.host.scripted import Reply, Request, scripted
@@ -436,7 +436,7 @@ def test_a_host_that_names_files_of_the_user(program: Program) -> None:
     secrets = program.folder / "home" / ".config" / "gcloud"
     secrets.mkdir(parents=True)
     (secrets / "credentials.json").write_text('{"refresh_token": "s3cr3t"}')
-    answer, old = json.dumps(polls("succeeded")[-1]), manifest("succeeded")
+    answer, old = json.dumps(with_present_commands(polls("succeeded")[-1])), manifest("succeeded")
     base = polls("succeeded")[-1]["runtime_config"]["parameters"]["tracker_base"]
     names = pods("succeeded")
     for places, pod in (({base: str(secrets.parent)}, "gcloud/credentials.json"), ({base: str(secrets)}, "../x")):

@@ -229,7 +229,7 @@ def test_what_cannot_go_on(execute, execute_failing, tmp_path):
     done = execute(pipeline)
     with pytest.raises(ArgumentError, match=says(done.run_id, "have succeeded", "nothing left")):
         go_on(done.folder)
-    with pytest.raises(ArgumentError, match="There are no runs in"):
+    with pytest.raises(ArgumentError, match=r"There (are no runs|is no run)"):
         go_on(tmp_path)
     with pytest.raises(ArgumentError, match=says("needs a pipeline", "resume=RUN")):
         run(output_dir=tmp_path)

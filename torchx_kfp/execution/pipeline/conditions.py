@@ -12,6 +12,7 @@ import functools
 import json
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,6 +83,17 @@ def is_field_selector(selector: str) -> bool:
     return _FIELDS.fullmatch(selector) is not None
 
 
+def new_environment() -> Any:
+    """Return a new environment of celpy, whose constructor changes how deep this process's calls may nest."""
+    import celpy
+
+    limit = sys.getrecursionlimit()
+    try:
+        return celpy.Environment()
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 @functools.cache
 def number_operators() -> dict[str, Callable[..., Any]]:
     """Return comparisons of celpy's values that behave like cel-go's; ``torchx-kfp results --where`` also uses them."""
@@ -125,12 +137,11 @@ def _plain(number: Any) -> float:
 
 @functools.cache
 def _compile(expression: str) -> Any:
-    import celpy
     from celpy.celparser import CELParseError
 
     if len(expression) > _MAX_CHARACTERS:
         raise ValueError(f"is longer than {_MAX_CHARACTERS:,} characters")
-    environment = celpy.Environment()
+    environment = new_environment()
     try:
         return environment.program(environment.compile(expression), functions=number_operators())
     except CELParseError:

@@ -376,10 +376,10 @@ def _matching(expression: str, found: Results, tags: Tags) -> list[str]:
     import celpy
     from celpy.celparser import CELParseError
 
-    from torchx_kfp.execution.pipeline.conditions import number_operators
+    from torchx_kfp.execution.pipeline.conditions import new_environment, number_operators
     from torchx_kfp.tracking.store import pipeline_run
 
-    environment = celpy.Environment()
+    environment = new_environment()
     try:
         tree = environment.compile(expression)
     except CELParseError as error:
