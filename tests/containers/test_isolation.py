@@ -129,7 +129,7 @@ def test_a_uri_does_not_make_the_next_container_read_the_host(host, prefix):
         ("rm $out; mkdir $out", "out is a folder"),
         ("rm $out; mkfifo $out", "out is a FIFO"),
         ("rm $out; truncate -s 17M $out", "is larger than 16 MiB"),
-        ("rm -r ${out%/*}; mkdir /x; ln -s / ${out%/*}", "'outputs' in"),
+        ("rm -r ${out%/*}; mkdir /x; ln -s / ${out%/*}", "made/outputs is a symbolic link"),
         ("ln -s $secret $report", "executor_output.json is a symbolic link"),
         ("mkfifo $report", "executor_output.json is a FIFO"),
         ("ln -s $secret $data", "data is a symbolic link"),
@@ -138,7 +138,7 @@ def test_a_uri_does_not_make_the_next_container_read_the_host(host, prefix):
         ("mkdir $data; ln -s ${secret%/*} $data/x", "data/x is a link to "),
         ("mkdir $data; ln -s ../../../../../../private $data/x", "data/x is a link to "),
         ("mkdir -p $data/a; ln -s a/../../.. $data/b; ln -s b/.. $data/x", "data/"),
-        ("rmdir ${data%/*}; ln -s ${secret%/*} ${data%/*}; ", "'artifacts' in"),
+        ("rmdir ${data%/*}; ln -s ${secret%/*} ${data%/*}; ", "made/artifacts is a symbolic link"),
         ("echo >$data; chmod 4755 $data", "set-user-id"),
     ],
 )
