@@ -1,6 +1,7 @@
 """Stages of one shape share a container; the values that distinguish them are in an input of the task."""
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from torchx import specs
 
 from tests.authoring.apps import HOSTILE, compile_pipeline, compile_stage, load, make_app
 from tests.authoring.kfp_engines import constants, container_of, containers
-from torchx_kfp import component_from_app, component_from_function, publish_results, task_from_app
+from torchx_kfp import component_from_app, component_from_function, local, publish_results, task_from_app
 
 pytestmark = pytest.mark.versions
 
@@ -206,3 +207,21 @@ def test_inputs_of_these_names_are_the_users(name: str) -> None:
     assert len(inputs) == 4
     assert {"componentInputParameter": name} in inputs.values()
     assert {"runtimeValue": {"constant": "train|first"}} in inputs.values()
+
+
+@pytest.mark.parametrize("results", [None, {"x": int}])
+def test_an_input_called_stage_does_not_name_the_stage(tmp_path: Path, results: dict[str, type] | None) -> None:
+    code = "import sys; from torchx_kfp import current_run; current_run().put(x=1); print(sys.argv[1])"
+
+    @dsl.pipeline
+    def pipeline(tracker_base: str, stage: str) -> None:
+        app = make_app("train", entrypoint=sys.executable, args=["-c", code, stage, "a|constant"])
+        task_from_app(app, tracker_base=tracker_base, results=results)
+
+    done = local.run(
+        pipeline, {"tracker_base": str(tmp_path / "base"), "stage": "mine"}, output_dir=tmp_path / "runs", watch=None
+    )
+    done.raise_for_failure()
+    assert done["train"].run_id.split("/")[1] == "train"
+    assert done["train"].inputs["stage"] == "mine"
+    assert done["train"].results == {"x": 1}

@@ -137,9 +137,9 @@ def plan_stage(
     split = split_constants(words, len(variables), shared) if tracked else [None] * len(words)
     values = [encode_value(found[1]) for found in split if found]
     stage = join_values(stage_name(alias), encode_aliases(sources), values)
-    stages = (Reference("stage", stage, STAGE, "STRING"),) if tracked else ()
+    own = Reference("stage", stage, STAGE, "STRING")
 
-    parts = [*base, *workspace, *itertools.chain.from_iterable(words), *image, *stages]
+    parts = [*base, *workspace, *itertools.chain.from_iterable(words), *image, *([own] if tracked else ())]
     # The name is kept free whatever kfp compiles the pipeline, so that all name other inputs in the same way.
     inputs = name_inputs(parameters or {}, sources, parts, (*outputs, TASK_CONFIG) if engine else outputs)
     image_text, planned = plan_inputs(inputs, image, parameters or {})
@@ -156,7 +156,9 @@ def plan_stage(
     )
     digest = component_digest(describe(planned, outputs))
     if tracked:
-        command = application.tracked(digest, render(base, inputs), parent_words(sources, inputs))
+        command = application.tracked(
+            digest, render(base, inputs), parent_words(sources, inputs), parameter_placeholder(inputs[own])
+        )
     else:
         command = application.untracked(digest)
     needs_run = {protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL} if tracked and not published else {}

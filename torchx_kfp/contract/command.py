@@ -137,13 +137,22 @@ class Application:
         parts = self._parts
         return (*script_words(parts, digest, self._needs_python), *self._words) if parts else self._words
 
-    def tracked(self, digest: str, tracker_base: str, parents: Sequence[str]) -> tuple[str, ...]:
-        """Return the command of a tracked stage; ``parents`` are the run ids that it reads, as JSON."""
+    def tracked(
+        self, digest: str, tracker_base: str, parents: Sequence[str], values: str = parameter_placeholder(STAGE)
+    ) -> tuple[str, ...]:
+        """Return the command of a tracked stage.
+
+        Args:
+            digest: that of the component.
+            tracker_base: the tracker base, with placeholders.
+            parents: the run ids that the stage reads, as JSON.
+            values: the placeholder of the input with VALUES, which has another name if the user has a ``stage``.
+        """
         parts = (FINDS_RUN if self.outputs else "") + MAKES_RUN_ID + (HAS_PARENTS if parents else "") + self._parts
         return (
             *("env", assignment(tracker_base), *script_words(parts, digest, self._needs_python)),
             *((artifact_placeholder(METRICS),) if self.outputs else ()),
-            *(output_placeholder(RUN_ID), parameter_placeholder(STAGE)),
+            *(output_placeholder(RUN_ID), values),
             *((*map(" {}".format, parents), "") if parents else ()),
             *self._words,
         )

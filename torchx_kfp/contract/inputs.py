@@ -41,6 +41,11 @@ ADDED = rf"({'|'.join(SUFFIXES.values())})?(_\d+)?"
 SEPARATOR = "|"
 
 
+def is_stage_input(name: str) -> bool:
+    """Return whether an input may be the one with the stage's name and values; the user's may be called so, too."""
+    return re.fullmatch(rf"{STAGE}(_\d+)?", name) is not None
+
+
 def identifier(name: str) -> str:
     """Return the name with one ``_`` for each run of other characters than ASCII letters, digits and ``_``."""
     return re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.contract.inputs import ADDED, INNER, READS, STAGE, identifier
+from torchx_kfp.contract.inputs import ADDED, INNER, READS, identifier, is_stage_input
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
@@ -31,7 +31,7 @@ from torchx_kfp.execution.runs.state import Attempt, Session, StageState, outlin
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Artifact, History, Record, Recorder, Search, Start
 
-_READS, _STAGE = re.compile(rf"{READS}(_\d+)?"), re.compile(rf"{STAGE}(_\d+)?")
+_READS = re.compile(rf"{READS}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
 _FIELD = re.compile(r"\[(?P<quote>[\"'])(?P<name>.*)(?P=quote)\]$")
 
@@ -227,7 +227,7 @@ def _names(inputs: Mapping[str, Origin], tracked: bool) -> Names:
     names: dict[str, str | None] = {}
     for name, source in inputs.items():
         derived, shown = _origin(source)
-        if tracked and isinstance(source, Constant) and _STAGE.fullmatch(name):
+        if tracked and isinstance(source, Constant) and is_stage_input(name):
             names[name] = None
         elif tracked and derived.endswith("_run_id") and _READS.fullmatch(name):
             names[name] = shown.removesuffix("_run_id")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.command import decode
-from torchx_kfp.contract.inputs import STAGE
+from torchx_kfp.contract.inputs import SEPARATOR, is_stage_input
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
@@ -160,7 +160,9 @@ class AttemptPlan:
         """Return the parameters that the pipeline names: a tracked stage has one more, with its own name."""
         inputs = parameters_of(self.inputs)
         if self.tracker_base is not None:
-            inputs.pop(STAGE, None)
+            name = decode(self.words).stage
+            own = [key for key in inputs if is_stage_input(key) and str(inputs[key]).split(SEPARATOR)[0] == name]
+            inputs.pop(max(own, key=len, default=""), None)
         return inputs
 
 
