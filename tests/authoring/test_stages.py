@@ -131,3 +131,12 @@ def test_options_of_components_are_those_of_tasks(make: Any) -> None:
         with pytest.raises((AppDefError, OutputsError, ReadsError, AttributeError, TypeError)) as caught:
             make(make_app(), **{name: object()})
         assert "unexpected" not in str(caught.value), name
+
+
+@pytest.mark.parametrize("wrong", [{"reads": "a/b/c"}, {"engine": "job"}, {"labels": False}], ids=str)
+def test_options_of_applications_are_refused_for_a_task_that_publishes(wrong: dict[str, Any]) -> None:
+    def pipeline() -> None:
+        publish_results("a/b/c", {"x": float}, image="python:3.11", tracker_base="/tmp/r", **wrong)
+
+    with pytest.raises(TypeError, match=f"publish.*unexpected keyword argument '{next(iter(wrong))}'"):
+        compile_pipeline(pipeline)

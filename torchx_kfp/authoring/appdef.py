@@ -142,6 +142,8 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
 
 
 def _check_entrypoint(entrypoint: str, where: str) -> None:
+    if not entrypoint.strip():
+        raise AppDefError(f"The entrypoint of {where} is {entrypoint!r}. Set it to a program.")
     if entrypoint.startswith("-"):
         raise AppDefError(
             f"The entrypoint of {where} is {entrypoint!r}, which looks like an option. Set it to a program, and put "
@@ -300,6 +302,11 @@ def whole_number(value: object, where: str, least: int) -> int:
 
 def parse_devices(resource: specs.Resource, where: str) -> dict[str, int]:
     """Return how many devices of each type the resource asks for."""
+    if GPU in resource.devices and resource.gpu not in (-1, 0, resource.devices[GPU]):
+        raise AppDefError(
+            f"{where} asks for gpu={resource.gpu!r} and devices={{{GPU!r}: {resource.devices[GPU]!r}}}. Set one of "
+            "them."
+        )
     counts = {GPU: resource.gpu, **resource.devices}
     whole = {name: whole_number(count, f"the count of {name} of {where}", -1) for name, count in counts.items()}
     return {name: count for name, count in whole.items() if count > 0}

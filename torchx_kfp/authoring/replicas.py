@@ -1,7 +1,7 @@
 """The roles of a distributed stage: fields of AppDef, Role and Resource with an engine.
 
 ``_ALL`` says what all engines have in common, and ``Engine.FIELDS`` where one differs; everything else is as in
-``fields.FIELDS``.
+``appdef.FIELDS``.
 """
 
 from __future__ import annotations

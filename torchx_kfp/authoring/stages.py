@@ -30,6 +30,8 @@ from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
 
+#: The shared options of a task that publishes results.
+_OF_PUBLISHER = ("cache", "inline", "secrets", "tracker_base")
 _Options = ParamSpec("_Options")
 _Result = TypeVar("_Result")
 
@@ -149,6 +151,8 @@ class Stages(SharedOptions):
             ChannelError: a channel is used where its value cannot be filled in.
         """
         check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
+        if unknown := sorted(shared.keys() - _OF_PUBLISHER):
+            raise TypeError(f"publish() got an unexpected keyword argument {unknown[0]!r}")
         own = {"results": {} if results is None else results, "artifacts": artifacts, "name": name}
         stage = self._options("publish", {**own, "reads": {"stage": task}, **shared})
         known = stage_of(task)
