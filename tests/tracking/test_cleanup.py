@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -447,6 +448,10 @@ def test_a_second_call_finishes_the_removal(
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", fail)
             done = inside("gc", str(base), "--yes", "--older-than", "30d")
+            # A program waits for them when it ends; here, they would go on beside the second call.
+            for thread in threading.enumerate():
+                if thread.name.startswith("torchx-kfp"):
+                    thread.join()
         assert done.returncode == (130 if isinstance(error, KeyboardInterrupt) else 1)
         assert done.stdout.count("not removed, or only in part: run gc again") == 2
         keys = left(base)
