@@ -448,10 +448,10 @@ def test_a_second_call_finishes_the_removal(
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", fail)
             done = inside("gc", str(base), "--yes", "--older-than", "30d")
-            # A program waits for them when it ends; here, they would go on beside the second call.
+            # A program waits for the pool's threads when it ends; here, they would go on beside the second call.
             for thread in threading.enumerate():
-                if thread.name.startswith("torchx-kfp"):
-                    thread.join()
+                if thread.name.startswith("torchx-kfp_"):
+                    thread.join(60)
         assert done.returncode == (130 if isinstance(error, KeyboardInterrupt) else 1)
         assert done.stdout.count("not removed, or only in part: run gc again") == 2
         keys = left(base)
