@@ -130,7 +130,8 @@ class Settings(Generated):
         rows = []
         for name, setting in settings.SETTINGS.items():
             variables = ", ".join(f"`{it}`" for it in (settings.variable(name), setting.of_client) if it)
-            rows.append([f"`{name}`", f"`{settings.flag(name)}`", variables, f"{setting.help} {setting.more}"])
+            flag = f"`{settings.flag(name)}`" if name in settings.FLAGS else ""
+            rows.append([f"`{name}`", flag, variables, f"{setting.help} {setting.more}"])
         return [table(["setting", "flag", "variables", "meaning"], rows, [15, 15, 30, 40])]
 
 

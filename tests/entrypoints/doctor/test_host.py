@@ -92,7 +92,7 @@ WRONG = [
     (HEALTHZ, health(status="UP", a=1), "host", ["healthz is not KFP's", "'status', 'a'", "its port"]),
     (HEALTHZ, health(), "host", ["healthz is not KFP's", "nothing"]),
     (HEALTHZ, NOT_SERVED, "host", ["Not Found", "Is this the URL of a KFP host?"]),
-    (HEALTHZ, status(16, "no token", 401), "host", ["HTTP status 401", "--existing-token"]),
+    (HEALTHZ, status(16, "no token", 401), "host", ["HTTP status 401", "TORCHX_KFP_EXISTING_TOKEN"]),
     (HEALTHZ, CLOSE, "host", ["the connection broke"]),
     (HEALTHZ, BUSY, "host", ["busy or restarts"]),
     (HEALTHZ, health(tag_name="1.8.5"), "version", ["KFP 1.8.5", "KFP 2"]),

@@ -64,7 +64,9 @@ def test_results_that_cannot_be_read_here(doctor: Doctor, words: list[str], s3_b
     assert re.search(says("succeeded", "cannot read its results", "AWS_ENDPOINT_URL"), found.said)
 
 
-def test_a_run_that_cannot_start(doctor: Doctor, kfp_host: KfpHost, words: list[str]) -> None:
+def test_a_run_that_cannot_start(
+    doctor: Doctor, kfp_host: KfpHost, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is no tracker base, no image, a wrong token, or the host takes no run."""
     run = doctor("--host", kfp_host.url, "--run")["run"]
     assert (run.level, "--tracker-base s3://bucket/results" in run.said) == ("missing", True)
@@ -73,8 +75,9 @@ def test_a_run_that_cannot_start(doctor: Doctor, kfp_host: KfpHost, words: list[
         assert run.level == "missing"
         assert re.search(says(*facts), run.said)
     kfp_host.token = "right"
-    found = doctor(*words, "--existing-token", "wrong-one")
-    assert re.search(says("401", "Sent were: '--existing-token'"), found["host"].said)
+    monkeypatch.setenv("TORCHX_KFP_EXISTING_TOKEN", "wrong-one")
+    found = doctor(*words)
+    assert re.search(says("401", "Sent were: 'TORCHX_KFP_EXISTING_TOKEN'"), found["host"].said)
     assert (found["run"].level, "see above" in found["run"].said) == ("missing", True)
     assert "wrong-one" not in str(found)
     assert not kfp_host.runs

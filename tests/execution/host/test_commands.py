@@ -139,9 +139,9 @@ def test_the_options_of_a_run(kfp_host: KfpHost, program: Program) -> None:
 @pytest.mark.parametrize("words", [("submit", "plain.yaml"), ("runs",), ("watch", "latest"), ("cancel", "latest")])
 def test_a_host_that_refuses_the_token(kfp_host: KfpHost, program: Program, words: tuple[str, ...]) -> None:
     kfp_host.token = "right"
-    done = program(*words, "--host", kfp_host.url, "--existing-token", "wrong-secret")
+    done = program(*words, "--host", kfp_host.url, TORCHX_KFP_EXISTING_TOKEN="wrong-secret")
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.search(says("401", "--existing-token", "--token-file"), done.stderr)
+    assert re.search(says("401", "TORCHX_KFP_EXISTING_TOKEN", "TORCHX_KFP_TOKEN_FILE"), done.stderr)
     assert "wrong-secret" not in done.stderr
 
 
@@ -326,7 +326,6 @@ def test_secrets_are_never_printed(kfp_host: KfpHost, program: Program, pipeline
     config.write_text(f"[kfp]\nhost = {kfp_host.url}\nexisting_token = a-secret-token\n")
     config.chmod(0o644)
     ways: list[tuple[list[str], dict[str, str]]] = [
-        (["--host", kfp_host.url, "--existing-token", "a-secret-token"], {}),
         (["--host", kfp_host.url], {"TORCHX_KFP_EXISTING_TOKEN": "a-secret-token"}),
         (["--host", kfp_host.url], {"TORCHX_KFP_CONFIG": str(config)}),
     ]

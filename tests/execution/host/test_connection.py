@@ -137,7 +137,7 @@ def test_a_token_file_that_cannot_be_used(server: Scripted, tmp_path: Path, cont
     elif content is not None:
         file.write_text(str(content))
     settings = read_settings({"host": server.url, "token_file": str(file)}, {"HOME": str(tmp_path)})
-    with pytest.raises(HostSettingsError, match=says(str(file), "--token-file", fact)) as caught:
+    with pytest.raises(HostSettingsError, match=says(str(file), "token_file", fact)) as caught:
         Connection(settings, QUICK).get(RUNS)
     assert "a b" not in str(caught.value), "it may be a secret"
 
@@ -182,8 +182,8 @@ def test_a_token_that_has_changed_in_the_settings_file_is_read_again(server: Scr
     ("settings", "sent"),
     [
         ({}, "No credentials were sent"),
-        ({"existing_token": "hidden"}, "--existing-token"),
-        ({"cookies": "session=hidden"}, "--cookies"),
+        ({"existing_token": "hidden"}, "existing_token"),
+        ({"cookies": "session=hidden"}, "cookies"),
         ({"existing_token": "hidden", "namespace": "alice"}, "'alice'"),
     ],
 )
@@ -194,7 +194,7 @@ def test_credentials_that_are_not_accepted(
     server.script = lambda request: status(7, "User 'me' is not authorized", code)
     connection = Connection(read_settings({"host": server.url, **settings}, {"HOME": str(tmp_path)}), QUICK)
     facts = says(
-        code, RUNS, "User 'me' is not authorized", sent, "--token-file", "TORCHX_KFP_EXISTING_TOKEN", "cookies"
+        code, RUNS, "User 'me' is not authorized", sent, "TORCHX_KFP_TOKEN_FILE", "TORCHX_KFP_EXISTING_TOKEN", "cookies"
     )
     with pytest.raises(HostCredentialsError, match=facts) as caught:
         connection.get(RUNS)
@@ -214,7 +214,7 @@ def test_a_page_to_sign_in_is_recognized(server: Scripted, is_redirect: bool) ->
         return page
 
     server.script = answer
-    with pytest.raises(HostCredentialsError, match=says("page to sign in", "--cookies")):
+    with pytest.raises(HostCredentialsError, match=says("page to sign in", "TORCHX_KFP_COOKIES")):
         connect(server).get(RUNS)
 
 
@@ -301,7 +301,7 @@ def test_no_one_listens(server: Scripted) -> None:
             HostAnswerLostError,
             ["redirected to https://other.example.com/apis", "as the host", "may have arrived"],
         ),
-        ("/dex/auth?client_id=kubeflow", HostCredentialsError, ["page to sign in", "--cookies"]),
+        ("/dex/auth?client_id=kubeflow", HostCredentialsError, ["page to sign in", "TORCHX_KFP_COOKIES"]),
     ],
 )
 def test_what_is_posted_is_sent_to_no_other_host(
@@ -419,7 +419,9 @@ def test_a_certificate_is_checked_unless_the_user_says_otherwise(
 ) -> None:
     assert connect(with_tls, ssl_ca_cert=str(certificate)).get(RUNS) == {"ok": True}
     assert connect(with_tls, verify_ssl=False).get(RUNS) == {"ok": True}
-    facts = says(with_tls.url, "certificate", "self", "public ones", "--ssl-ca-cert", "TORCHX_KFP_SSL_CA_CERT")
+    facts = says(
+        with_tls.url, "certificate", "self", "public ones", "TORCHX_KFP_SSL_CA_CERT", "TORCHX_KFP_VERIFY_SSL=false"
+    )
     with pytest.raises(HostUnreachableError, match=facts):
         connect(with_tls).get(RUNS)
     missing = str(tmp_path / "ca.pem")

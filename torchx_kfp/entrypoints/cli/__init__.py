@@ -39,11 +39,15 @@ _SIMILAR = 0.75
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
     """Say what to write for an option of another place; click would suggest one that looks a little like it."""
+    from torchx_kfp.execution.host.settings import SETTINGS, named
+
     command = error.ctx.command if error.ctx is not None else None
     flags = [flag for param in command.params for flag in param.opts] if command is not None else []
     name, hint = error.option_name.lstrip("-"), ""
     if error.option_name == "--traceback" and error.ctx is not None:
         hint = f" Give it before the command: torchx-kfp --traceback {error.ctx.info_name} ..."
+    elif "--host" in flags and (setting := name.removeprefix("no-").replace("-", "_")) in SETTINGS:
+        hint = f" Set {named(setting)}."
     elif near := [flag for flag in flags if flag.startswith(error.option_name)] or difflib.get_close_matches(
         name, [flag.lstrip("-") for flag in flags], 1, _SIMILAR
     ):

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchx_kfp.common.text import did_you_mean, parse_duration, parse_size
-from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Setting, Submission, flag
+from torchx_kfp.execution.host.settings import FLAGS, SETTINGS, SUBMISSION, Setting, Submission, flag
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
 Decorator = Callable[[Any], Any]
@@ -115,10 +115,9 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of the connection to a KFP host, which the command takes as the argument ``flags``."""
 
     def read(values: dict[str, Any]) -> Flags:
-        values["verify_ssl"] = False if values["verify_ssl"] else None
         return {name: value for name, value in values.items() if value is not None}
 
-    return _with_settings(command, FLAGS, "flags", read)
+    return _with_settings(command, {name: SETTINGS[name] for name in FLAGS}, "flags", read)
 
 
 def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,9 +140,9 @@ def _with_settings(
     decorated: Callable[..., Any] = with_argument
     for name, setting in reversed(settings.items()):
         words = ("-n", flag(name), name) if name == "namespace" else (flag(name), name)
-        about: dict[str, Any] = {"metavar": setting.metavar, "hidden": setting.metavar is None, "help": setting.help}
-        is_flag = name in ("verify_ssl", "cache")
-        decorated = click.option(*words, is_flag=is_flag, callback=refuse_empty, **about)(decorated)
+        decorated = click.option(
+            *words, is_flag=name == "cache", callback=refuse_empty, metavar=setting.metavar, help=setting.help
+        )(decorated)
     return decorated
 
 

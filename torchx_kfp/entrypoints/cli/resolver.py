@@ -19,7 +19,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags
 from torchx_kfp.errors import AmbiguousRunError, ArgumentError, HostError, TrackerBaseError, UnknownRunError
-from torchx_kfp.execution.host.settings import FLAGS, flag, read_settings
+from torchx_kfp.execution.host.settings import flag, read_settings
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
@@ -365,12 +365,8 @@ def refuse_foreign_latest(command: str, run: str, source: RunReader | HostRun, f
 
 
 def host_words(flags: Flags) -> list[str]:
-    """Return the options with which another command finds the same host; secrets are left out."""
-    words: list[str] = []
-    for name, value in flags.items():
-        if value not in (None, "") and not FLAGS[name].secret:
-            words += [flag(name)] if value is False else [flag(name), str(value)]
-    return words
+    """Return the options with which another command finds the same host."""
+    return [word for name, value in flags.items() for word in (flag(name), str(value))]
 
 
 def names_host(flags: Flags) -> bool:

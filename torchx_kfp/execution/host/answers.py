@@ -27,7 +27,7 @@ from torchx_kfp.errors import (
     HostRefusedError,
     HostUnreachableError,
 )
-from torchx_kfp.execution.host.settings import SETTINGS, Settings, flag, variable
+from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, variable
 
 #: How many characters of a message are shown: those of KFP repeat it for each layer of the server.
 _LONGEST = 600
@@ -255,10 +255,9 @@ def _about_credentials(settings: Settings) -> str:
     else:
         sent = f"The credentials of the cluster were sent. {lack}"
     return (
-        f"{sent} Give a token "
-        f"({flag('existing_token')}, {variable('existing_token')}), a file with one ({flag('token_file')}, "
-        f"{variable('token_file')}), or the cookies of a browser that is signed in "
-        f"({flag('cookies')} 'authservice_session=...', {variable('cookies')})."
+        f"{sent} Give a token ({variable('existing_token')}), a file with one ({variable('token_file')}), or the "
+        f"cookies of a browser that is signed in ({variable('cookies')}='authservice_session=...'): in the "
+        f"environment, or in {config_file()}."
     )
 
 

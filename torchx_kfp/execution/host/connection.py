@@ -58,10 +58,10 @@ from torchx_kfp.execution.host.answers import (
 )
 from torchx_kfp.execution.host.settings import (
     CONFIG,
-    FLAGS,
+    SETTINGS,
     Settings,
     config_file,
-    flag,
+    named,
     refuse_in_header,
     variable,
 )
@@ -347,8 +347,8 @@ class Connection:
         which = f"the certificates in {given!r} of {self.settings.source('ssl_ca_cert')}" if given else "public ones"
         return (
             f"its TLS certificate is not accepted ({why}). It was checked with {which}. Give the certificate of the "
-            f"authority that signed it: {flag('ssl_ca_cert')} ca.pem, {variable('ssl_ca_cert')}, or ssl_ca_cert in the "
-            f"settings file. {flag('verify_ssl')} does without a check, on a network that you trust."
+            f"authority that signed it: {named('ssl_ca_cert')}. {variable('verify_ssl')}=false does without a check, "
+            "on a network that you trust."
         )
 
 
@@ -398,9 +398,9 @@ def make_client(settings: Settings) -> Any:
     for name in ("ssl_ca_cert", "token_file"):
         if path := getattr(settings, name):
             _read(path, settings.source(name))
-    given = {
-        name: getattr(settings, name) or None for name in FLAGS.keys() - {"service_namespace", "token_file", "ui_host"}
-    }
+    ours = {"service_namespace", "token_file", "ui_host"}
+    of_client = {name for name, setting in SETTINGS.items() if setting.kind != "runs"} - ours
+    given = {name: getattr(settings, name) or None for name in of_client}
     given |= {"namespace": settings.service_namespace, "verify_ssl": settings.verify_ssl}
     signs_in = bool(settings.client_id and settings.other_client_id and settings.other_client_secret)
     with _silence(sys.stderr if signs_in else io.StringIO()):

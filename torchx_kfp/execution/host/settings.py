@@ -47,9 +47,9 @@ class Setting:
     """A setting of the connection.
 
     Attributes:
-        help: what it is, as the help text of its flag.
+        help: what it is, as the help text of its flag, if it has one.
         more: what the docs say about it besides.
-        metavar: its value in help texts, which leave out a flag without one. A FILE is relative to the settings file.
+        metavar: its value in help texts. A FILE is relative to the settings file.
         of_client: the variable of kfp.Client, where it has one.
         kind: ``credential`` if it proves who sends a request; ``runs`` if it is not about the connection.
         secret: whether messages and commands to copy never show it.
@@ -92,11 +92,10 @@ class Settings:
         "A file with the token for the host; it is read again for each request.", metavar="FILE", kind="credential"
     )
     existing_token: str = _setting(
-        "The token itself.", "It is sent as `Authorization: Bearer`.", metavar="TOKEN", kind="credential", secret=True
+        "The token itself.", "It is sent as `Authorization: Bearer`.", kind="credential", secret=True
     )
     cookies: str = _setting(
         "The cookies of a browser that is signed in, such as 'authservice_session=...'.",
-        metavar="TEXT",
         kind="credential",
         secret=True,
     )
@@ -104,7 +103,7 @@ class Settings:
         "The certificate of the authority that signed the host's.", "In PEM format.", metavar="FILE"
     )
     verify_ssl: bool = _setting(
-        "Do not check the host's certificate.", "As a setting: `false`.", default=True, metavar=""
+        "Whether the host's certificate is checked.", "`false` is for a network that you trust.", default=True
     )
     ui_host: str = _setting(
         "The URL of the UI for links to runs, if it is not the host.", of_client="KF_PIPELINES_UI_ENDPOINT"
@@ -153,8 +152,8 @@ class Settings:
 SETTINGS: dict[str, Setting] = {
     item.name: item.metadata["setting"] for item in dataclasses.fields(Settings) if item.metadata
 }
-#: Those that each command for runs on a host takes as flags.
-FLAGS = {name: setting for name, setting in SETTINGS.items() if setting.kind != "runs"}
+#: Those that each command for runs on a host takes as flags, too. The others are in the environment or the file.
+FLAGS = ("host", "kube_context", "namespace")
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,8 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     another host in a flag.
 
     Args:
-        flags: values by the names of the settings; None and empty ones count as not given.
+        flags: values by the names of the settings, also of those that only Python takes; None and empty ones count as
+            not given.
         environ: the environment.
 
     Raises:
@@ -233,7 +233,12 @@ def variable(name: str) -> str:
 
 def flag(name: str) -> str:
     """Return the command line's flag of a setting."""
-    return {"verify_ssl": "--no-verify-ssl", "cache": "--no-cache"}.get(name, f"--{name.replace('_', '-')}")
+    return "--no-cache" if name == "cache" else f"--{name.replace('_', '-')}"
+
+
+def named(name: str) -> str:
+    """Return how a setting without a flag is given, for messages."""
+    return f"{variable(name)}, or {name} in {config_file()}"
 
 
 def _merged(places: list[_Given], warnings: list[str]) -> tuple[dict[str, str | bool], dict[str, str]]:
@@ -274,12 +279,13 @@ def _shown(address: str) -> str:
 
 
 def _flags(flags: Mapping[str, Any]) -> _Given:
+    given = [name for name, value in flags.items() if value not in (None, "")]
+    sources = {name: flag(name) if name in FLAGS or SETTINGS[name].kind == "runs" else name for name in given}
     values = {
-        name: _value(name, value, flag(name)) if isinstance(value, str) else value
-        for name, value in flags.items()
-        if value not in (None, "")
+        name: _value(name, flags[name], source) if isinstance(flags[name], str) else flags[name]
+        for name, source in sources.items()
     }
-    return _Given("the flags", values, {name: flag(name) for name in values})
+    return _Given("the flags", values, sources)
 
 
 def _environment(environ: Mapping[str, str]) -> _Given:
