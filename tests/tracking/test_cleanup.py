@@ -306,7 +306,7 @@ def gc(inside: Call) -> Gc:
     """Run gc on a base, and return what it says: short names, without sizes and times."""
 
     def run(base: str | Path, *words: str, older: str = "30d") -> Any:
-        done = inside("gc", str(base), "--yes", "--older-than", older, "--format", "json", *words)
+        done = inside("gc", str(base), "--yes", "--older-than", older, "--json", *words)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.replace(MADE, "~"))
 

@@ -51,13 +51,11 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
         ["prepare/prepare-0", "(cached)", "1.0"],
         ["train/train-0", "0.25"],
     ]
-    whole = json.loads(inside("results", base, third, "--format", "json").stdout)
+    whole = json.loads(inside("results", base, third, "--json").stdout)
     assert whole == {f"{first}/prepare/prepare-0": {"x": 1.0}, f"{second}/train/train-0": {"x": 0.25}}
     for name in ("latest", third[-6:], third[:-1]):
-        assert json.loads(inside("results", base, name, "--format", "json").stdout) == whole
-    assert json.loads(inside("results", base, "latest/tr", "--format", "json").stdout) == {
-        f"{second}/train/train-0": {"x": 0.25}
-    }
+        assert json.loads(inside("results", base, name, "--json").stdout) == whole
+    assert json.loads(inside("results", base, "latest/tr", "--json").stdout) == {f"{second}/train/train-0": {"x": 0.25}}
     listed = [line.split() for line in inside("results", base).stdout.splitlines()[2:]]
     # Runs are listed by their names, which contain the second in which they started.
     counts = ((first, "2", "0"), (second, "1", "1"), (third, "0", "2"))
@@ -80,7 +78,7 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     done = inside("lineage", base, "latest")
     assert done.stdout.splitlines()[1].startswith(f"{second}/train/train-0  x=0.25")
     assert f"prepare: {first}/prepare/prepare-0" in done.stdout
-    shown = inside("show", base, "latest/train", "--format", "json")
+    shown = inside("show", base, "latest/train", "--json")
     assert json.loads(shown.stdout)["run_id"] == f"{second}/train/train-0"
     assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
 
@@ -94,8 +92,8 @@ def test_a_damaged_line_of_a_run_does_not_hide_its_cached_stages(
     begun, *others = events.read_text().splitlines(keepends=True)
     events.write_text("".join([begun, "{half a line\n", *others]))
     whole = {f"{first}/prepare/prepare-0": {"x": 1.0}, f"{second}/train/train-0": {"x": 0.25}}
-    assert json.loads(inside("results", second, "--format", "json").stdout) == whole
-    shown = inside("show", f"{second}/prepare", "--format", "json")
+    assert json.loads(inside("results", second, "--json").stdout) == whole
+    shown = inside("show", f"{second}/prepare", "--json")
     assert json.loads(shown.stdout)["run_id"] == f"{first}/prepare/prepare-0"
 
 
@@ -116,11 +114,11 @@ def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
         run(looped, {"tracker_base": "base", "rates": rates}, watch=Watch(), parallelism=1).run_id
         for rates in ([0.5, 0.25], [0.25, 0.125])
     )
-    assert json.loads(inside("results", "base", second, "--format", "json").stdout) == {
+    assert json.loads(inside("results", "base", second, "--json").stdout) == {
         f"{first}/train/train-1-0": {"x": 0.25},
         f"{second}/train/train-1-0": {"x": 0.125},
     }
-    assert json.loads(inside("results", "base", f"{second}/train/train-1-0", "--format", "json").stdout) == {
+    assert json.loads(inside("results", "base", f"{second}/train/train-1-0", "--json").stdout) == {
         f"{second}/train/train-1-0": {"x": 0.125}
     }
 
@@ -139,7 +137,7 @@ def test_from_another_folder_and_of_another_base(inside: Call, project: Path, mo
     assert sorted(there.strip().rstrip(".").split(", ")) == sorted(runs[:2])
     assert inside("results", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
     # Without the run's folder, the run that was recorded last is the newest.
-    assert f"{runs[1]}/train/train-0" in inside("results", "base", "latest", "--format", "json").stdout
+    assert f"{runs[1]}/train/train-0" in inside("results", "base", "latest", "--json").stdout
 
 
 #: Commands that accept runs of a tracker base and of this machine.
@@ -168,7 +166,7 @@ def test_the_end_of_a_run_id(command: str, inside: Call, project: Path) -> None:
     tracker = FsspecResultTracker(project / "base")
     for run_id in ("a-20260101-120000-0a1b2c", "a-20260101-120001-3d4e5f"):
         tracker[f"{run_id}/train/1"] = {"x": 1}
-    done = inside(command, "base", "4e5f", "--format", "json")
+    done = inside(command, "base", "4e5f", "--json")
     assert done.returncode == 0, done.stderr
     assert "a-20260101-120001-3d4e5f/train/1" in done.stdout
     assert "0a1b2c" not in done.stdout

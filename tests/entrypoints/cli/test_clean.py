@@ -98,10 +98,10 @@ def test_a_run_for_a_pipe_whose_files_keep_the_very_bytes(hostile: Path, call: C
 @pytest.mark.parametrize(
     "words",
     [
-        *(("results", "results", *form) for form in ((), ("--format", "csv"), ("--format", "json"))),
-        *(("show", "results", "run-1/train/1", *form) for form in ((), ("--format", "json"))),
+        *(("results", "results", *form) for form in ((), ("--csv",), ("--json",))),
+        *(("show", "results", "run-1/train/1", *form) for form in ((), ("--json",))),
         ("lineage", "results"),
-        ("lineage", "results", "run-1/next/1", "--format", "json"),
+        ("lineage", "results", "run-1/next/1", "--json"),
         ("compare", "results", "run-1", RUN),
         ("gc", "results", "--older-than", "1s", "--dry-run"),
         *(
@@ -125,9 +125,9 @@ def test_commands(words: tuple[str, ...], hostile: Path, terminal: Callable[...,
 
 
 def test_json_and_csv_have_escapes(hostile: Path, call: Call) -> None:
-    found = json.loads(call("show", "results", "run-1/train/1", "--format", "json").stdout)
+    found = json.loads(call("show", "results", "run-1/train/1", "--json").stdout)
     assert found["results"][f"name {HOSTILE}"].startswith(f"value {HOSTILE}")
-    csv = call("results", "results", "--format", "csv").stdout
+    csv = call("results", "results", "--csv").stdout
     for escape in ("\\x1b]52;c;cHduZWQ=\\x07", "\\x9b2J", "\\u202e"):
         assert escape in csv
 
@@ -146,7 +146,7 @@ def test_each_unsafe_character_of_logs_and_results(project: Path, call: Call, te
     assert terminal(80, "logs", "p", "a") == "<\ufffd>\n" * len(UNSAFE) + f"<{FINE}>\n"
     results = {f"r{number}": character for number, character in enumerate([*UNSAFE, "\x1b"])}
     tracked(project / "base", "run/train/1").put(**results)
-    shown = call("results", "base", "run/", "--format", "json").stdout
+    shown = call("results", "base", "run/", "--json").stdout
     assert json.loads(shown) == {"run/train/1": results}
     assert shown.isascii()
 

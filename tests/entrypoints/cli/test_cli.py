@@ -133,10 +133,10 @@ def test_json_for_programs(call: Call, project: Path) -> None:
     assert Path(first["log_file"]).read_text() == "arguments ['1.5']\n"
     tracker = FsspecResultTracker(project / "results")
     assert tracker[first["run_id"]] == first["results"]
-    assert json.loads(call("results", "results", run["run_id"], "--format", "json").stdout) == {
+    assert json.loads(call("results", "results", run["run_id"], "--json").stdout) == {
         stage["run_id"]: stage["results"] for stage in stages
     }
-    assert json.loads(call("results", "results", first["run_id"], "--format", "json").stdout) == {
+    assert json.loads(call("results", "results", first["run_id"], "--json").stdout) == {
         first["run_id"]: first["results"]
     }
 
@@ -240,7 +240,7 @@ def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
 def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, project: Path) -> None:
     (project / "base/run/train").mkdir(parents=True)
     (project / "base/run/train/1").write_text('{"half": "\\ud800", "note": "\u00e9\\n\\u001b[31m"}', encoding="utf-8")
-    done = call("results", "base", "run", "--format", "json", PYTHONIOENCODING=encoding)
+    done = call("results", "base", "run", "--json", PYTHONIOENCODING=encoding)
     assert json.loads(done.stdout) == {"run/train/1": {"half": "\ud800", "note": "é\n\x1b[31m"}}, done.stderr
     shown = call("results", "base", "run/", PYTHONIOENCODING=encoding)
     assert shown.returncode == 0, shown.stderr

@@ -92,7 +92,7 @@ def test_the_code_of_runs(codes: Callable[..., str], project: Path, inside: Call
     assert inside("compare", "base", one, none).stdout.endswith(f"code: only {one} has code that travelled with it\n")
     words = ["compare", "base", one, two]
     assert inside(*words).stdout.splitlines()[-1] == "code: 6 files differ: app, gone, link, model, new and 1 more"
-    found = json.loads(inside(*words, "--format", "json").stdout)["code"]
+    found = json.loads(inside(*words, "--json").stdout)["code"]
     files = {"app": "changed", "gone": "removed", "link": "changed", "model": "changed", "new": "added", "x": "added"}
     assert found == {two: {"files": files, "problem": ""}}
     # The same code, and code that was removed.

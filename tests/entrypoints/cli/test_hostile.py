@@ -112,7 +112,7 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
             invoke("run", "--resume", name, "--quiet")
         assert secret.read_text() == SECRET
     assert "bad-" in invoke("runs")
-    invoke("runs", "--format", "json")
+    invoke("runs", "--json")
     invoke("results", str(base))
     invoke("compare", str(base), "bad-1", "bad-2")
     invoke("gc", str(base), "--older-than", "1d", "--dry-run")
@@ -222,7 +222,7 @@ def test_a_huge_number_among_the_arguments_is_no_traceback(good: Path, tmp_path:
 def test_deep_results_are_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "base/p-1/train").mkdir(parents=True)
     (tmp_path / "base/p-1/train/train-0").write_text('{"a":' * 900 + "1" + "}" * 900)
-    assert "too deep" in invoke("results", str(tmp_path / "base"), "--format", "json")
+    assert "too deep" in invoke("results", str(tmp_path / "base"), "--json")
     invoke("results", str(tmp_path / "base"))
 
 

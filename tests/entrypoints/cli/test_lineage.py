@@ -24,7 +24,7 @@ def test_long_fan_ins_are_cut_in_trees_alone(inside: Call, project: Path) -> Non
     declare(tracker.store, "big/choose/c", {"trials": trials, "data": ["a-1/prepare/p"]})
     # Runs that are left out do not become separate trees.
     assert inside("lineage", "base", "big").stdout == inside("lineage", "base", "big/choose").stdout
-    assert len(json.loads(inside("lineage", "base", "big", "--format", "json").stdout)["links"]) == 1002
+    assert len(json.loads(inside("lineage", "base", "big", "--json").stdout)["links"]) == 1002
 
 
 def test_fan_ins_of_fan_ins_and_long_chains(inside: Call, terminal: Callable[..., str], project: Path) -> None:
@@ -34,5 +34,5 @@ def test_fan_ins_of_fan_ins_and_long_chains(inside: Call, terminal: Callable[...
         add_source(store, f"deep/s{level}/1", Source(f"deep/s{level - 1}/1"))
     shown = inside("lineage", "base", "deep/s299/1").stdout.splitlines()
     assert len(shown) < 120
-    assert sum("... and more; --format json shows all" in line for line in shown) == 1
+    assert sum("... and more; --json shows all" in line for line in shown) == 1
     assert max(map(len, terminal(80, "lineage", "base", "deep/s299/1", NO_COLOR="1").splitlines())) <= 80

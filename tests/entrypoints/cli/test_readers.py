@@ -275,7 +275,7 @@ def pipeline(tasks: tuple[str, ...]) -> str:
 
 
 def test_runs(case: Case, inside: Call) -> None:
-    done = inside("runs", "--format", "json")
+    done = inside("runs", "--json")
     [run] = json.loads(done.stdout)
     states = list(case.stages.values())
     assert run["state"] == case.run

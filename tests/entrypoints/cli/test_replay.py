@@ -158,7 +158,7 @@ def recorded(here: Here, name: str) -> list[str]:
 
 
 def metadata(call: Call, here: Here, run_id: str) -> object:
-    return json.loads(call("show", str(here.base), run_id, "--format", "json").stdout)["metadata"]
+    return json.loads(call("show", str(here.base), run_id, "--json").stdout)["metadata"]
 
 
 def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_path):

@@ -55,22 +55,22 @@ def test_a_run_knows_its_tracker_base_wherever_the_command_is(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert json.loads(shown("results", "latest", "--format", "json")) == {
+    assert json.loads(shown("results", "latest", "--json")) == {
         f"{second}/judge/judge-0": {"x": 0.25},
         f"{second}/train/train-0": {"x": 0.25},
     }
-    assert [*json.loads(shown("results", f"{first[:-1]}/tr", "--format", "json"))] == [f"{first}/train/train-0"]
-    assert json.loads(shown("show", "latest/judge", "--format", "json"))["results"] == {"x": 0.25}
-    assert f"{second}/judge/judge-0" in shown("lineage", "latest/judge", "--format", "json")
-    compared = json.loads(shown("compare", "latest", first, "--format", "json"))["rows"]
+    assert [*json.loads(shown("results", f"{first[:-1]}/tr", "--json"))] == [f"{first}/train/train-0"]
+    assert json.loads(shown("show", "latest/judge", "--json"))["results"] == {"x": 0.25}
+    assert f"{second}/judge/judge-0" in shown("lineage", "latest/judge", "--json")
+    compared = json.loads(shown("compare", "latest", first, "--json"))["rows"]
     assert {row["name"]: row["values"] for row in compared if row["kind"] == "parameter"} == {
         "lr": {first: [0.5], second: [0.25]}
     }
     # The path of a run's folder is enough, with its cached stages.
     again = run(fixed, {"lr": 0.25}, output_dir=project / "kept", watch=Watch()).run_id
-    done = call("results", str(project / "kept" / again), "--format", "json", folder=elsewhere)
+    done = call("results", str(project / "kept" / again), "--json", folder=elsewhere)
     assert [*json.loads(done.stdout)] == [f"{second}/judge/judge-0", f"{second}/train/train-0"]
-    assert call("results", again, "--format", "json", folder=project / "kept").stdout == done.stdout
+    assert call("results", again, "--json", folder=project / "kept").stdout == done.stdout
 
 
 def test_a_run_with_several_tracker_bases_asks_for_one(
@@ -81,7 +81,7 @@ def test_a_run_with_several_tracker_bases_asks_for_one(
     done = inside("results", "latest")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says(run_id, "several tracker bases", "base, other", "before the run"), done.stderr)
-    assert [*json.loads(inside("results", "other", "latest", "--format", "json").stdout)] == [f"{run_id}/judge/judge-0"]
+    assert [*json.loads(inside("results", "other", "latest", "--json").stdout)] == [f"{run_id}/judge/judge-0"]
 
 
 @pytest.mark.s3
@@ -91,14 +91,14 @@ def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
     for value in ("1", "2"):
         words = ("--tracker-base", s3_base, "-p", f"value={value}", "-p", 'names=["a", "b"]')
         assert call("run", "pipelines.py:two", *words, "--quiet").returncode == 0
-    second, first = (run["run"] for run in json.loads(inside("runs", "--format", "json").stdout))
+    second, first = (run["run"] for run in json.loads(inside("runs", "--json").stdout))
     commands = [("show", "latest/second[1]"), ("artifacts", "latest"), ("results", first), ("compare", first, second)]
     for words in commands:
         requests = s3_server.requests(lambda words=words: inside(*words))
         listings = [request for request in requests if "list-type=2" in request]
         assert listings
         assert all(first in request or second in request for request in listings), (words, listings)
-    shown = inside("compare", first, second, "--format", "json")
+    shown = inside("compare", first, second, "--json")
     assert ["a", "b"] in [value for row in json.loads(shown.stdout)["rows"] for value in row["values"][first]]
 
 
@@ -108,7 +108,7 @@ def test_the_commands_that_show_suggests_find_the_same_run(inside: Call, runs: l
         suggested = re.search(r"Name one: torchx-kfp (.+?)\. For the results of all: torchx-kfp (.+)\n", refused.stderr)
         assert suggested, refused.stderr
         for command in suggested.groups():
-            done = inside(*shlex.split(command), "--format", "json")
+            done = inside(*shlex.split(command), "--json")
             assert done.returncode == 0, (command, done.stderr)
             assert f"{runs[1]}/judge/judge-0" in done.stdout
 
@@ -136,7 +136,7 @@ def lists(tracker_base: str, sizes: list = [1, 2.5], more: dict = {"a": [3, 1e30
     runs = []
     for _ in range(2):
         assert inside("run", "lists.py", "--tracker-base", "base", "--quiet").returncode == 0
-        runs.append(json.loads(inside("runs", "--format", "json").stdout)[0]["run"])
+        runs.append(json.loads(inside("runs", "--json").stdout)[0]["run"])
     done = inside("compare", *runs)
     assert "[1, 2.5]" in done.stdout
     assert '{"a": [3, 1e+300]}' in done.stdout

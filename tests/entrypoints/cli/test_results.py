@@ -64,7 +64,7 @@ SHOWN = {
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
 def test_what_is_shown(words: tuple[str, ...], inside: Call) -> None:
     for form in ("json", "csv"):
-        done = inside("results", "base", *words, "--format", form)
+        done = inside("results", "base", *words, f"--{form}")
         assert done.returncode == 0, done.stderr
         rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
         assert (list(json.loads(done.stdout)) if form == "json" else [row[0] for row in rows]) == SHOWN[words]
@@ -75,14 +75,14 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     record(s3_base, RESULTS)
     listed = call("results", s3_base).stdout.splitlines()
     assert [line.split()[0] for line in listed[2:]] == ["a-1", "a-2", "b-1", "local_cwd://torchx/app-1"]
-    assert json.loads(call("results", s3_base, "--where", "loss < 1", "--format", "json").stdout) == {
+    assert json.loads(call("results", s3_base, "--where", "loss < 1", "--json").stdout) == {
         "local_cwd://torchx/app-1": {"loss": 0.25}
     }
     # There are listings of results and of records, and one request for each result.
     requests = s3_server.requests(lambda: call("results", s3_base, "a-1"))
     assert len(requests) <= 3 + 6
     # Records are listed once: those of the latest run only if its name is that of a replay.
-    requests = s3_server.requests(lambda: call("results", s3_base, "latest", "--format", "json"))
+    requests = s3_server.requests(lambda: call("results", s3_base, "latest", "--json"))
     assert sum("prefix=results/.torchx_kfp/runs/" in request for request in requests) == 1
     done = call("results", f"{s3_base}-missing/x".replace("bucket-", "no-bucket-"))
     assert (done.returncode, done.stdout) == (2, "")
@@ -134,10 +134,10 @@ def test_earlier_attempts_are_left_out(call: Call, base: Path, earlier: str, las
         tracker[f"{RUN}/train/{execution}"] = results
         os.utime(base / RUN / "train" / execution, (1000 + place, 1000 + place))
     tracker[f"{RUN}/train/other_0b5a1f3c"] = {"w": 3}
-    done = call("results", "base", RUN, "--format", "json")
+    done = call("results", "base", RUN, "--json")
     assert json.loads(done.stdout) == {f"{RUN}/train/{last}": {"w": 2.5}, f"{RUN}/train/other_0b5a1f3c": {"w": 3}}
     assert f"{RUN}/train/{earlier}" in done.stderr
-    named = call("results", "base", f"{RUN}/train/{earlier}", "--format", "json")
+    named = call("results", "base", f"{RUN}/train/{earlier}", "--json")
     assert json.loads(named.stdout) == {f"{RUN}/train/{earlier}": {"stale": 1}}
     (base / RUN / "train" / "other_0b5a1f3c").unlink()
-    assert json.loads(call("show", "base", f"{RUN}/train", "--format", "json").stdout)["results"] == {"w": 2.5}
+    assert json.loads(call("show", "base", f"{RUN}/train", "--json").stdout)["results"] == {"w": 2.5}

@@ -208,7 +208,7 @@ def test_every_pair_of_places(place: Place) -> None:
     assert f"come from the run {here}. To replay it there: torchx-kfp replay {here}/prepare" in replayed.stderr
     texts = {attach(run, host=place.host).wait()["train"].results["text"] for run in (again, up)}
     for run_ in (back, down):
-        shown = place.call("show", f"{run_}/train", "--format", "json")
+        shown = place.call("show", f"{run_}/train", "--json")
         texts |= {json.loads(shown.stdout)["results"]["text"]} if shown.returncode == 0 else {shown.stderr}
     assert texts == {"train name-prepare 0.5 5"}
 
@@ -243,20 +243,20 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert result["train"].cached_from == second
     assert result["train"].results["text"] == "train prepare 0.5"
     # Commands follow the record to the runs in which stages ran.
-    shown = place.call("results", last, "--host", place.host, "--format", "json")
+    shown = place.call("results", last, "--host", place.host, "--json")
     assert {run_id.rpartition("/")[0] for run_id in json.loads(shown.stdout)} == {
         f"{first}/prepare", f"{second}/train", f"{last}/last"
     }  # fmt: skip
-    shown = place.call("show", f"{last}/prepare", "--host", place.host, "--format", "json")
+    shown = place.call("show", f"{last}/prepare", "--host", place.host, "--json")
     assert json.loads(shown.stdout)["run_id"].startswith(f"{first}/prepare/"), shown.stderr
-    compared = place.call("compare", first, last, "--host", place.host, "--format", "json")
+    compared = place.call("compare", first, last, "--host", place.host, "--json")
     assert '"train"' in compared.stdout, compared.stderr
     assert place.call("logs", last, "prepare", "--host", place.host).stdout == "ran prepare\n"
     anew = ["--from", "last", "-p", "rate=0.7", "--host", place.host, "--dry-run"]
     changed = place.call("submit", f"{place.file}:light", "--resume", last, *anew)
     assert f"kept, from {first}" in changed.stdout
     assert "changed, kept anyway: command" in changed.stdout
-    found = place.call("runs", "--host", place.host, "--format", "json")
+    found = place.call("runs", "--host", place.host, "--json")
     assert {run["run"]: run["resumes"] for run in json.loads(found.stdout)} == {
         first: None,
         second: first,
@@ -268,7 +268,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert refused.returncode == 2
     assert all(fact in refused.stderr for fact in (place.base, "/other", "--tracker-base", "without --resume"))
     # gc keeps what a kept run resumes.
-    shown = place.call("show", place.base, f"{last}/last", "--format", "json")
+    shown = place.call("show", place.base, f"{last}/last", "--json")
     assert json.loads(shown.stdout)["resumes"] == [second, first]
     store = FsspecResultTracker(place.base).store
     for file in store.list_files():

@@ -58,7 +58,7 @@ def running(project: Path, name: str, *events: Event) -> Iterator[Path]:
 
 
 def test_runs_for_programs(inside: Call, project: Path, run_id: str) -> None:
-    (found,) = json.loads(inside("runs", "--format", "json").stdout)
+    (found,) = json.loads(inside("runs", "--json").stdout)
     expected = {"run": run_id, "pipeline": "mixed", "state": "failed", "done": 4, "failed": 1, "running": []}
     expected["folder"] = str(project / "local_outputs" / run_id)
     assert {name: found[name] for name in expected} == expected
@@ -83,7 +83,7 @@ def test_runs_in_a_terminal_are_whole(terminal: Callable[..., str], project: Pat
 
 def test_runs_of_every_state(inside: Call, project: Path) -> None:
     with running(project, "run-1"):
-        assert [found["state"] for found in json.loads(inside("runs", "--format", "json").stdout)] == ["running"]
+        assert [found["state"] for found in json.loads(inside("runs", "--json").stdout)] == ["running"]
     with running(project, "run-2") as folder, (folder / "events.jsonl").open("a") as file:
         file.write('{}\n{"event": "later"}\n')
     shown = inside("runs")
@@ -199,7 +199,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     assert everything.stdout.read() == "shell-2 | shell-2-1\n"
     assert everything.communicate(timeout=60) == ("", "")
     assert everything.returncode == 0
-    (found,) = json.loads(call("runs", "--format", "json").stdout)
+    (found,) = json.loads(call("runs", "--json").stdout)
     assert (found["state"], found["done"], found["failed"]) == ("canceled", 1, 0)
     done = call("cancel", "waiting")
     assert done.returncode == 2

@@ -41,7 +41,7 @@ def start(call: Call, loss: str, *words: str, base: str = "base") -> str:
     """Run the pipeline, and return the run's name."""
     done = call("run", "train.py:train", "--tracker-base", base, "-p", f"loss={loss}", *words)
     assert done.returncode == 0, done.stderr
-    return str(json.loads(call("runs", "--format", "json").stdout)[0]["run"])
+    return str(json.loads(call("runs", "--json").stdout)[0]["run"])
 
 
 def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
@@ -53,19 +53,17 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
     absent = call("tag", first, "taem=")
     assert (absent.stdout, "no tag 'taem'" in absent.stderr) == (done.stdout, True)
 
-    assert [each["run"] for each in json.loads(call("runs", "--tag", "stage=final", "--format", "json").stdout)] == [
-        first
-    ]
-    assert call("runs", "--tag", "team=vision", "--tag", "stage=draft", "--format", "json").stdout == "[]\n"
-    chosen = call("results", "base", "--where", 'tag.team == "vision" && loss < 0.5', "--format", "json")
+    assert [each["run"] for each in json.loads(call("runs", "--tag", "stage=final", "--json").stdout)] == [first]
+    assert call("runs", "--tag", "team=vision", "--tag", "stage=draft", "--json").stdout == "[]\n"
+    chosen = call("results", "base", "--where", 'tag.team == "vision" && loss < 0.5', "--json")
     assert [run_id.partition("/")[0] for run_id in json.loads(chosen.stdout)] == [first]
-    having = json.loads(call("results", "base", "--where", "!has(tag.team)", "--format", "json").stdout)
+    having = json.loads(call("results", "base", "--where", "!has(tag.team)", "--json").stdout)
     assert [run_id.partition("/")[0] for run_id in having] == [third]
 
-    rows = json.loads(call("compare", first, second, "--format", "json").stdout)["rows"]
+    rows = json.loads(call("compare", first, second, "--json").stdout)["rows"]
     tags = {row["name"]: row["values"] for row in rows if row["kind"] == "tag"}
     assert tags["team"] == {first: ["vision"], second: ["a, 'b'"]}
-    short = json.loads(call("compare", "base", first[-6:], second[-6:], "--format", "json").stdout)["rows"]
+    short = json.loads(call("compare", "base", first[-6:], second[-6:], "--json").stdout)["rows"]
     assert {row["name"]: row["values"] for row in short if row["kind"] == "tag"} == tags
     assert "leave out 'train[1]'" in call("tag", f"{first}/train[1]", "a=b").stderr
     shown = call("show", f"{first}/train").stdout
@@ -88,7 +86,7 @@ def test_a_tag_counts_whatever_other_clocks_say(project: Path, inside: Call) -> 
     tracker.store.write(f".torchx_kfp/runs/run/{ahead}.tags", b'{"tags": {"team": "a"}}')
     assert inside("tag", "base", "run", "team=b").stdout == "team=b\n"
     assert inside("tag", "base", "run", "team=c \n 日本").returncode == 0
-    shown = json.loads(inside("show", "base", "run/train", "--format", "json").stdout)
+    shown = json.loads(inside("show", "base", "run/train", "--json").stdout)
     assert shown["tags"] == {"team": "c \n 日本"}
 
 
@@ -100,7 +98,7 @@ def test_tags_of_a_run_on_a_host(project: Path, call: Call, s3_base: str) -> Non
         for more in (["--tag", "team=vision"], []):
             done = call(*submit, *more)
             assert done.returncode == 0, done.stderr
-        [found] = json.loads(call("runs", *words, "--tag", "team=vision", "--format", "json").stdout)
+        [found] = json.loads(call("runs", *words, "--tag", "team=vision", "--json").stdout)
         assert call("tag", found["run"], "stage=final", *words).stdout == "team=vision\nstage=final\n"
         wrong = call("runs", *words, "--tag", "teem=vision")
         assert (wrong.returncode, "Did you mean 'team'?" in wrong.stderr) == (2, True), wrong.stderr
@@ -111,7 +109,7 @@ def test_a_tag_of_runs_on_this_machine_only(project: Path, call: Call, monkeypat
         assert call("submit", "train.py:plain", "--host", host.url).returncode == 0
         first = start(call, "0.5", "--tag", "team=vision")
         monkeypatch.setenv("TORCHX_KFP_HOST", host.url)
-        done = call("runs", "--tag", "team=vision", "--format", "json")
+        done = call("runs", "--tag", "team=vision", "--json")
         assert (done.returncode, [each["run"] for each in json.loads(done.stdout)]) == (0, [first]), done.stderr
         wrong = call("runs", "--tag", "teem=vision")
         assert (wrong.returncode, "Did you mean 'team'?" in wrong.stderr) == (2, True), wrong.stderr

@@ -300,7 +300,7 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
     assert "there already." in again.stderr
     assert "value=5" in done.stdout
     assert "(3 files, 10.2 kB)" in call("lineage", s3_base, f"{done.stdout.split()[0]}/first").stdout
-    assert "value" in call("results", s3_base, "--stage", "first", "--format", "csv").stdout.splitlines()[0]
+    assert "value" in call("results", s3_base, "--stage", "first", "--csv").stdout.splitlines()[0]
 
 
 def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
@@ -466,8 +466,8 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
             assert re.search(rf"code .*{re.escape(text)}( |\n|, https)", shown), shown
             assert "https://example.com/repo.git" in shown
         assert f"{text}" in call("report", run.name, "-o", "-").stdout
-        shown = json.loads(call("show", f"{run.name}/first", "--format", "json").stdout)
-        assert json.loads(call("lineage", run.name, "--format", "json").stdout)["nodes"][0]["code"] == shown["code"]
+        shown = json.loads(call("show", f"{run.name}/first", "--json").stdout)
+        assert json.loads(call("lineage", run.name, "--json").stdout)["nodes"][0]["code"] == shown["code"]
         assert shown["code"][0]["git"]["remote"] == "https://example.com/repo.git"
     assert not any(b"SECRET" in path.read_bytes() for path in (project / "base").rglob("*") if path.is_file())
 

@@ -284,7 +284,7 @@ def test_a_log_has_the_very_bytes(there: There, program: Program) -> None:
 def test_a_host_without_runs(kfp_host: KfpHost, program: Program) -> None:
     done = program("runs", "--host", kfp_host.url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"There are no runs on {kfp_host.url}.\n")
-    assert json.loads(program("runs", "--host", kfp_host.url, "--format", "json").stdout) == []
+    assert json.loads(program("runs", "--host", kfp_host.url, "--json").stdout) == []
     latest = program("watch", "latest", "--host", kfp_host.url)
     assert (latest.returncode, latest.stderr) == (
         2,
@@ -390,17 +390,17 @@ def test_two_runs_are_compared(kfp_host: KfpHost, program: Program, pipelines: P
     [here] = (program.folder / "local_outputs").glob("good-*")
     for run_id in (one, two):
         assert ended(kfp_host, run_id)["state"] == "SUCCEEDED"
-    done = program("compare", one[:8], two, "--changed", "--host", kfp_host.url, "--format", "json")
+    done = program("compare", one[:8], two, "--changed", "--host", kfp_host.url, "--json")
     compared = {(row["stage"], row["kind"], row["name"]): row["values"] for row in json.loads(done.stdout)["rows"]}
     assert compared[("", "parameter", "lr")] == {one: [0.5], two: [0.75]}
     assert compared[("train", "result", "loss")] == {one: [0.5], two: [0.75]}
     assert ("evaluate", "result", "loss") not in compared
     # One there and one here, whose tracker bases differ.
-    done = program("compare", two, here.name, "--host", kfp_host.url, "--format", "json")
+    done = program("compare", two, here.name, "--host", kfp_host.url, "--json")
     compared = {(row["stage"], row["kind"], row["name"]): row["values"] for row in json.loads(done.stdout)["rows"]}
     assert compared[("", "parameter", "lr")] == {two: [0.75], here.name: [0.25]}
     assert compared[("train", "result", "loss")] == {two: [0.75], here.name: [0.25]}
-    assert program("compare", two, here.name, "--format", "json", TORCHX_KFP_HOST=kfp_host.url).stdout == done.stdout
+    assert program("compare", two, here.name, "--json", TORCHX_KFP_HOST=kfp_host.url).stdout == done.stdout
     # People see names, and programs ids.
     named = program(*words, "--name", "a third", "-p", 'names=["a"]').stdout.strip()
     assert ended(kfp_host, named)["state"] == "SUCCEEDED"

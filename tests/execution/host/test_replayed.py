@@ -100,7 +100,7 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     assert "loss 2.0 (as before)" in done.stderr
     tracker = FsspecResultTracker(s3_base)
     [key] = [key for key in tracker.keys(None) if key.startswith("replay-outer-")]
-    shown = json.loads(program("show", s3_base, key, "--format", "json").stdout)
+    shown = json.loads(program("show", s3_base, key, "--json").stdout)
     original = shown["metadata"]["replays"]
     assert original.startswith(f"{run_id}/train/")
     assert tracker.get(original) == {"loss": 2.0}

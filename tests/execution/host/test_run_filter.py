@@ -40,7 +40,7 @@ def program(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Program:
 
 
 def listed(program: Program, host: KfpHost, *words: str) -> list[str]:
-    done = program("runs", "--host", host.url, "--format", "json", *words)
+    done = program("runs", "--host", host.url, "--json", *words)
     assert done.returncode == 0, done.stderr
     return [run["name"] for run in json.loads(done.stdout)]
 

@@ -58,7 +58,7 @@ def runs_of(host: KfpHost, *, number: int) -> list[Any]:
 
 
 def listed(program: Program) -> dict[str, Any]:
-    done = program("schedules", "--format", "json")
+    done = program("schedules", "--json")
     assert done.returncode == 0, done.stderr
     return {each["name"]: each for each in json.loads(done.stdout)}
 
@@ -89,7 +89,7 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     table = program("results", "--schedule", "hourly")
     assert table.returncode == 0, table.stderr
     assert rows(table.stdout) == [[f"{time}  count", str(number), "a"] for number, time in enumerate(times)]
-    best = program("results", "--schedule", identity, "--where", "number > 1", "--format", "json", "--sort", "-number")
+    best = program("results", "--schedule", identity, "--where", "number > 1", "--json", "--sort", "-number")
     assert [key.partition("/")[0] for key in json.loads(best.stdout)] == [runs[3]["run_id"], runs[2]["run_id"]]
 
     page = program("report", runs[3]["run_id"], "-o", "-").stdout
@@ -112,10 +112,10 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert row[:3] == ["hourly", "active", "every 1h 00m"]
     assert row[3].endswith("(succeeded)")
 
-    assert len(json.loads(program("runs", "--schedule", "hourly", "--all", "--format", "json").stdout)) == 5
+    assert len(json.loads(program("runs", "--schedule", "hourly", "--all", "--json").stdout)) == 5
     gone = program("schedules", "delete", "hourly")
     assert re.search(says("is deleted", f"torchx-kfp runs --schedule {identity}"), gone.stderr)
-    of_gone = json.loads(program("runs", "--schedule", identity, "--all", "--format", "json").stdout)
+    of_gone = json.loads(program("runs", "--schedule", identity, "--all", "--json").stdout)
     assert len(of_gone) == 5
     assert len(rows(program("results", str(program.folder / "base"), "--schedule", identity).stdout)) == 5
     assert (listed(program), program("schedules").stderr) == ({}, f"There are no schedules on {kfp_host.url}.\n")
@@ -125,7 +125,7 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert program(*words, "--every", "1h", "--name", "hourly").returncode == 0
     kfp_host.fire(_TIME + 7 * _HOUR)
     [*_, first] = runs_of(kfp_host, number=6)
-    found = json.loads(program("results", "--schedule", "hourly", "--format", "json").stdout)
+    found = json.loads(program("results", "--schedule", "hourly", "--json").stdout)
     assert [key.partition("/")[0] for key in found] == [first["run_id"]]
 
 
@@ -184,7 +184,7 @@ def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program:
         kfp_host.fire(_TIME + number * _HOUR)
         runs = runs_of(kfp_host, number=number)
     assert all("parameters" not in run.get("runtime_config", {}) for run in runs)
-    found = program("results", "--schedule", "named", "--format", "json")
+    found = program("results", "--schedule", "named", "--json")
     assert len(json.loads(found.stdout)) == 2, found.stderr
     assert 'id="past"' in program("report", runs[1]["run_id"], "-o", "-").stdout
 

@@ -111,7 +111,7 @@ def test_runs_of_which_a_host_tells_little(program: Program) -> None:
     run_id = answers_of_kfp.polls("failed")[0]["run_id"]
     with scripted(lambda request: Reply({"runs": [{"run_id": run_id}]})) as server:
         done = program("runs", "--host", server.url)
-        content = json.loads(program("runs", "--format", "json", "--host", server.url).stdout)
+        content = json.loads(program("runs", "--json", "--host", server.url).stdout)
     assert rows(done.stdout) == [[run_id, "queued"]]
     assert content[0]["started"] is None
 
@@ -264,7 +264,7 @@ def test_readers_that_have_read_enough(kfp_host: KfpHost, program: Program) -> N
         "watch latest --json",
         "watch latest",
         "runs",
-        "runs --format json",
+        "runs --json",
         "logs latest",
         "report latest -o -",
     )
@@ -416,7 +416,7 @@ def test_what_kfps_launcher_says_of_an_application_that_never_began(program: Pro
 def test_stages_that_cannot_start_are_said(program: Program) -> None:
     with scripted(lambda request: answer(request, "stuck")) as server:
         table = program("runs", "--host", server.url)
-        form = program("runs", "--format", "json", "--host", server.url)
+        form = program("runs", "--json", "--host", server.url)
         polled = itertools.count()
         server.script = lambda request: answer(
             request, "stuck", **({"state": "FAILED"} if "v2beta1/runs/" in request.path and next(polled) > 1 else {})

@@ -79,11 +79,11 @@ def test_only_the_last_attempt_is_shown(finished: tuple[str, str, str], call: Ca
         assert "-100" not in done.stdout + done.stderr
         return done.stdout
 
-    as_json = "--format", "json"
+    as_json = ("--json",)
     assert json.loads(shown("results", "results", *as_json)) == {**rows, **own}
     assert json.loads(shown("results", "results", "--stage", "fit", *as_json)) == {fit: rows[fit]}
     assert [*json.loads(shown("results", "results", "--where", "loss < 0.6", *as_json))] == [fit]
-    csv = shown("results", "results", "--sort", "loss", "--format", "csv").splitlines()
+    csv = shown("results", "results", "--sort", "loss", "--csv").splitlines()
     assert [line.partition(",")[0] for line in csv[1:]] == [fit, *own, read]
     assert re.search(rf"^{run_id} +2 +fit read$", shown("results", "results"), re.MULTILINE)
     for words in (["results", run_id], [run_id, "--output-dir", "runs"]):

@@ -179,7 +179,7 @@ def test_a_killed_runner(call, tmp_path):
         go_on(folder)
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
-    [recorded] = json.loads(call("runs", "--output-dir", "runs", "--format", "json").stdout)
+    [recorded] = json.loads(call("runs", "--output-dir", "runs", "--json").stdout)
     assert [recorded[name] for name in ("state", "done", "failed", "running")] == ["interrupted", 1, 0, []]
     # This is the state if the process was killed while it wrote.
     with (folder / "events.jsonl").open("ab") as file:

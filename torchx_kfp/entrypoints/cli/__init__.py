@@ -46,6 +46,8 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
     name, hint = error.option_name.lstrip("-"), ""
     if error.option_name == "--traceback" and error.ctx is not None:
         hint = f" Give it before the command: torchx-kfp --traceback {error.ctx.info_name} ..."
+    elif name == "format" and "--json" in flags:
+        hint = " Did you mean '--json'?"
     elif "--host" in flags and (setting := name.removeprefix("no-").replace("-", "_")) in SETTINGS:
         hint = f" Set {named(setting)}."
     elif near := [flag for flag in flags if flag.startswith(error.option_name)] or difflib.get_close_matches(

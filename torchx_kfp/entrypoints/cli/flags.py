@@ -94,9 +94,8 @@ def container_options(command: Any) -> Any:
     return command
 
 
-def format_option(*forms: str, text: str = "The format of the output.") -> Decorator:
-    """Add ``--format``, whose value is the argument ``form``; the first of the forms is the default."""
-    return click.option("--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help=text)
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+csv_option: Decorator = click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 
 
 def records_argument(runs: str) -> Decorator:

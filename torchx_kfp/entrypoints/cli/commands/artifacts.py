@@ -9,7 +9,7 @@ import click
 
 from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, show_stored
-from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, output_dir_option
 from torchx_kfp.entrypoints.cli.resolver import is_base, locate
 from torchx_kfp.entrypoints.cli.selection import choose, open_recorder, recorded, say_cached, titled
 from torchx_kfp.errors import ArgumentError, explain
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="[TRACKER_BASE] RUN[/STAGE] | get [TRACKER_BASE] RUN/STAGE/NAME [DIR]")
 @click.option("--overwrite", is_flag=True, help="With get: replace what is in DIR under the artifact's name.")
 @output_dir_option
-@format_option("table", "json")
+@json_option
 @host_options
-def artifacts_command(words: tuple[str, ...], overwrite: bool, output_dir: str, form: str, flags: Flags) -> None:
+def artifacts_command(words: tuple[str, ...], overwrite: bool, output_dir: str, as_json: bool, flags: Flags) -> None:
     """List the artifacts of RUN, or of one of its stages: their sizes, and where they are.
 
     Those without a size are registered, but not stored. RUN is the id of a run, the beginning or end of one, or
@@ -57,7 +57,7 @@ def artifacts_command(words: tuple[str, ...], overwrite: bool, output_dir: str, 
         }
         for run_id, artifact in found
     ]
-    if form == "json":
+    if as_json:
         print_json(rows)
     elif rows:
         from torchx_kfp.entrypoints.cli.display.tables import print_table

@@ -21,7 +21,14 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     show_value,
     sparkline,
 )
-from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.flags import (
+    Flags,
+    csv_option,
+    host_options,
+    json_option,
+    output_dir_option,
+    records_argument,
+)
 from torchx_kfp.entrypoints.cli.resolver import Located, locate
 from torchx_kfp.entrypoints.cli.selection import (
     Chosen,
@@ -82,9 +89,12 @@ class _Compared:
 @records_argument("RUN RUN ...")
 @click.option("--changed", is_flag=True, help="Show only differences between the runs.")
 @output_dir_option
-@format_option("table", "json", "csv")
+@json_option
+@csv_option
 @host_options
-def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags) -> None:
+def compare_command(
+    words: tuple[str, ...], changed: bool, output_dir: str, as_json: bool, as_csv: bool, flags: Flags
+) -> None:
     """Compare runs: their parameters, tags, results, metrics logged by step, and metadata.
 
     RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
@@ -135,10 +145,10 @@ def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form
         say_cached(one)
         if not one.keys:
             say_nothing_recorded(it, one.name)
-    if form == "csv":
+    if as_csv:
         cells = ([row.stage, row.kind, row.name, *map(_cell, row.values)] for row in rows)
         print_csv(["stage", "kind", "name", *labels], cells)
-    elif form == "json":
+    elif as_json:
         differing = {
             label: {"files": {file.name: file.what for file in code.files}, "problem": code.problem}
             for label, code in zip(labels[1:], codes, strict=True)

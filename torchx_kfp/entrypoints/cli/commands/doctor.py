@@ -10,7 +10,7 @@ import click
 from torchx_kfp.common.text import counted
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, styled
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, parameter_option
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, parameter_option
 from torchx_kfp.errors import ArgumentError, HostSettingsError
 from torchx_kfp.execution.host.settings import Settings, Submission, read_settings
 
@@ -26,7 +26,7 @@ _COLORS = {"ok": "green", "warning": "yellow", "missing": "red", "skipped": "bri
 )
 @click.option("--run", "runs", is_flag=True, help="Run a small pipeline on the host, and read its results.")
 @parameter_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @host_options
 @click.pass_context
 def doctor_command(

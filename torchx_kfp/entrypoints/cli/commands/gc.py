@@ -12,7 +12,7 @@ import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text
 from torchx_kfp.entrypoints.cli.display.printing import ask, print_json, print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, format_option
+from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, json_option
 from torchx_kfp.entrypoints.cli.resolver import Located
 from torchx_kfp.entrypoints.cli.selection import choose_run, open_recorder
 from torchx_kfp.errors import ArgumentError
@@ -46,7 +46,7 @@ _SHOWN, _ROWS = 10, 40
 @click.option("--dry-run", is_flag=True, help="Only show the runs that would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask before runs are removed.")
 @click.option("--output-dir", metavar="DIR", help="Remove the folders of runs on this machine, such as local_outputs.")
-@format_option("table", "json")
+@json_option
 def gc_command(
     tracker_base: str | None,
     age: float | None,
@@ -56,7 +56,7 @@ def gc_command(
     dry_run: bool,
     yes: bool,
     output_dir: str | None,
-    form: str,
+    as_json: bool,
 ) -> None:
     """Remove old pipeline runs from TRACKER_BASE: their results, and their files in .torchx_kfp.
 
@@ -93,7 +93,7 @@ def gc_command(
         raise click.UsageError("Give either a TRACKER_BASE, or --output-dir DIR for runs on this machine.")
     if one is not None and not age is keep is max_size is None:
         raise click.UsageError("--run names the run to remove: give no --older-than, --keep or --max-size.")
-    how = _How(dry_run, yes, form)
+    how = _How(dry_run, yes, as_json)
     if output_dir is not None:
         _clean_folder(output_dir, {"age": age, "keep": keep, "size": max_size}, one, how)
         return
@@ -111,7 +111,7 @@ class _How:
 
     dry_run: bool
     yes: bool
-    form: str
+    as_json: bool
 
     def ask(self, going: Sequence[str], noun: str, age: float | None) -> None:
         """Ask whether to remove these runs."""
@@ -134,7 +134,7 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
     """
     from torchx_kfp.tracking.cleanup import UnusedCode, find_old_runs, find_unused_code, remove_code, remove_runs
 
-    dry_run, form = how.dry_run, how.form
+    dry_run, as_json = how.dry_run, how.as_json
     recorder = open_recorder(tracker_base)
     store = recorder.store
     if one is not None:
@@ -148,7 +148,7 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
     elif not findings.old:
         why = findings.left_alone.get(one, "nothing is recorded for it")
         raise ArgumentError(f"{one!r} cannot be removed from {tracker_base!r}: {why}.")
-    if not (findings.old or unused) and form == "table":
+    if not (findings.old or unused) and not as_json:
         younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
         print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is that old{younger}.")
         return
@@ -185,7 +185,7 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
             for run in findings.old
         ]
         number = sum(run.files for run in findings.old if run.run in gone)
-        if form == "json":
+        if as_json:
             others = {"younger": findings.younger, "left_alone": dict(findings.left_alone)}
             archives = [{"digest": code.digest, "size": code.archive.size} for code in codes]
             print_json({"dry_run": dry_run, **_as_json(rows), **others, "code": archives})
@@ -200,7 +200,7 @@ def _clean_folder(output_dir: str, rules: Mapping[str, Any], one: str | None, ho
     from torchx_kfp.execution.local.old_runs import remove, select
     from torchx_kfp.execution.runs.history import find_run
 
-    dry_run, form = how.dry_run, how.form
+    dry_run, as_json = how.dry_run, how.as_json
     if one is None and all(value is None for value in rules.values()):
         raise click.UsageError("Say which runs are to go: --older-than AGE, --keep N, --max-size SIZE or --run RUN.")
     if one is None:
@@ -229,7 +229,7 @@ def _clean_folder(output_dir: str, rules: Mapping[str, Any], one: str | None, ho
             )
             for run in runs
         ]
-        if form == "json":
+        if as_json:
             print_json({"dry_run": dry_run, **_as_json(rows)})
         else:
             _print(rows, "run", "", "", dry_run=dry_run)
@@ -291,7 +291,7 @@ def _print(rows: Sequence[_RunFate], noun: str, files: str, others: str, *, dry_
     if len(rows) > _ROWS:
         kept = Counter(_kind(row.otherwise) for row in rows if not row.is_gone)
         summed = "".join(f"\n{number:,} {reason}." for reason, number in kept.most_common())
-        below = f"{counted(len(rows) - _ROWS, f'older {noun}')} not shown: --format json has all.\n{below}{summed}"
+        below = f"{counted(len(rows) - _ROWS, f'older {noun}')} not shown: --json has all.\n{below}{summed}"
     columns = ("run", *rows[0].columns, "size", "age", "what")
     print_table(columns, cells, right=("files", "size", "age"), cut=("stages",), fold=("what",), below=below)
 

@@ -19,7 +19,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, output_dir_option, records_argument
 from torchx_kfp.entrypoints.cli.resolver import locate
 from torchx_kfp.entrypoints.cli.selection import (
     choose,
@@ -55,9 +55,9 @@ _RESULTS, _PATH = 60, 40
 @click.command("lineage", short_help="Show the runs that a run was made from, and those made from it.")
 @records_argument("RUN")
 @output_dir_option
-@format_option("tree", "json")
+@json_option
 @host_options
-def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
+def lineage_command(words: tuple[str, ...], output_dir: str, as_json: bool, flags: Flags) -> None:
     """Show the runs that RUN was made from, and those made from it, across all pipelines that use its tracker base.
 
     RUN is the id of one stage's run or of a pipeline run (all of its stages), the beginning or end of such an id,
@@ -95,11 +95,11 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     # Other sources than runs have no results, and their names need not be keys.
     results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
     # A tree shows only the starts of the requested runs.
-    runs = list(filter(is_key, runs_of(lineage) if form == "json" else lineage.run_ids))
+    runs = list(filter(is_key, runs_of(lineage) if as_json else lineage.run_ids))
     records = recorder.records([*runs, *map(pipeline_run, runs)], "started", "code")
     starts = {run_id: start for run_id in runs if (start := records[run_id].started)}
     codes = {run: records[run].code for run in map(pipeline_run, runs) if records[run].code}
-    if form == "json":
+    if as_json:
         print_json(_as_json(lineage, results, starts, codes))
     else:
         _print_trees(lineage, results, starts, codes)
@@ -223,7 +223,7 @@ class _Forest:
                     continue
                 self.shown.add(run_id)
                 if self.branches.get(run_id) and len(waiting) >= depth:
-                    new.add(Text("... and more; --format json shows all", style="dim"))
+                    new.add(Text("... and more; --json shows all", style="dim"))
                 elif self.branches.get(run_id) or run_id in self.starts:
                     waiting.append((new, iter(self._below(run_id))))
         return whole
@@ -242,7 +242,7 @@ class _Forest:
             found += links[:_WIDTH]
             if len(links) > _WIDTH:
                 of_alias = f" of {printable(alias)}" if alias else ""
-                found.append(f"... and {len(links) - _WIDTH:,} more{of_alias}; --format json shows all")
+                found.append(f"... and {len(links) - _WIDTH:,} more{of_alias}; --json shows all")
         return found
 
     def _code(self, run_id: str) -> list[str]:

@@ -25,8 +25,9 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import (
     Flags,
-    format_option,
+    csv_option,
     host_options,
+    json_option,
     output_dir_option,
     records_argument,
     refuse_empty,
@@ -94,7 +95,8 @@ _WORD = re.compile(r"\w+|<>|=|\S")
     help="Show the runs that this schedule of the host has started, the oldest first.",
 )
 @output_dir_option
-@format_option("table", "json", "csv")
+@json_option
+@csv_option
 @host_options
 def results_command(
     words: tuple[str, ...],
@@ -103,7 +105,8 @@ def results_command(
     expressions: tuple[str, ...],
     schedule: str | None,
     output_dir: str,
-    form: str,
+    as_json: bool,
+    as_csv: bool,
     flags: Flags,
 ) -> None:
     """Show the results that the stages of RUN have recorded.
@@ -137,7 +140,7 @@ def results_command(
         recorder = open_recorder(located.base)
         chosen = _chosen(recorder, located)
         keys = list(chosen.keys)
-        if located.run is None and form == "table" and not (stages or sorts or expressions):
+        if located.run is None and not (as_json or as_csv or stages or sorts or expressions):
             _list_runs(keys, RunsHere(output_dir, located.base, frozenset(keys)))
             say_if_misplaced(located.base, keys)
             return
@@ -156,11 +159,12 @@ def results_command(
     elif not found:
         print_message(f"None of {counted(len(keys), 'run id')} matches.")
     say_cached(chosen)
-    if form == "table":
-        if keys:
-            _print_table(found, chosen, name)
-    else:
-        {"json": print_json, "csv": _print_csv}[form](found)
+    if as_json:
+        print_json(found)
+    elif as_csv:
+        _print_csv(found)
+    elif keys:
+        _print_table(found, chosen, name)
 
 
 def _chosen(recorder: Recorder, located: Located) -> Chosen:

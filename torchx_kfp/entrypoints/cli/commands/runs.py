@@ -24,8 +24,8 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 from torchx_kfp.entrypoints.cli.flags import (
     Duration,
     Flags,
-    format_option,
     host_options,
+    json_option,
     output_dir_option,
     refuse_empty,
 )
@@ -81,14 +81,14 @@ _COUNTING = 0.5
     help="Only runs with this tag under their tracker bases. May be given several times.",
 )
 @output_dir_option
-@format_option("table", "json")
+@json_option
 @host_options
 def runs_command(
     limit: int,
     is_unlimited: bool,
     tag_words: tuple[str, ...],
     output_dir: str,
-    form: str,
+    as_json: bool,
     flags: Flags,
     **words: Any,
 ) -> None:
@@ -131,7 +131,7 @@ def runs_command(
             raise failure
         if failure:
             print_message(f"The runs on the KFP host are missing: {failure}")
-    if form == "json":
+    if as_json:
         listed = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
         print_json([*map(_as_json, here), *listed])
         return

@@ -8,7 +8,7 @@ import click
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, this_command
-from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
 from torchx_kfp.entrypoints.cli.scheduling import as_dict, at
 
@@ -24,9 +24,9 @@ _DONE = {"pause": "paused", "resume": "resumed", "delete": "deleted"}
 @click.command("schedules", short_help="List, pause, resume or delete schedules of a KFP host.")
 @click.argument("action", metavar="[ACTION]", type=click.Choice(list(_DONE)), required=False)
 @click.argument("name", metavar="[NAME]", required=False)
-@format_option("table", "json")
+@json_option
 @host_options
-def schedules_command(action: str | None, name: str | None, form: str, flags: Flags) -> None:
+def schedules_command(action: str | None, name: str | None, as_json: bool, flags: Flags) -> None:
     """List the schedules of a KFP host, or change the one with a NAME, or an id: ACTION is pause, resume or delete.
 
     `torchx-kfp submit` makes a schedule if it gets --cron or --every. KFP's UI calls schedules recurring runs. The list
@@ -40,7 +40,7 @@ def schedules_command(action: str | None, name: str | None, form: str, flags: Fl
     host = connect(flags)
     schedules = Schedules(host)
     if action is None:
-        _list(host, schedules, form)
+        _list(host, schedules, as_json)
         return
     if name is None:
         raise click.UsageError(f"Missing argument 'NAME': the schedule to {action}.")
@@ -54,7 +54,7 @@ def schedules_command(action: str | None, name: str | None, form: str, flags: Fl
         print_message(f"Its runs: {this_command('runs', '--schedule', schedule.schedule_id, *host_words(flags))}")
 
 
-def _list(host: Host, schedules: Schedules, form: str) -> None:
+def _list(host: Host, schedules: Schedules, as_json: bool) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from torchx_kfp.entrypoints.cli.display.tables import print_table
@@ -66,7 +66,7 @@ def _list(host: Host, schedules: Schedules, form: str) -> None:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         last = list(pool.map(last_run, found))
     pairs = list(zip(found, last, strict=True))
-    if form == "json":
+    if as_json:
         print_json(
             [
                 {

@@ -19,7 +19,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     sparkline,
     this_command,
 )
-from torchx_kfp.entrypoints.cli.flags import Flags, format_option, host_options, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, output_dir_option, records_argument
 from torchx_kfp.entrypoints.cli.resolver import host_words, locate
 from torchx_kfp.entrypoints.cli.selection import (
     choose,
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 @click.command("show", short_help="Show all records of a stage's run.")
 @records_argument("RUN")
 @output_dir_option
-@format_option("table", "json")
+@json_option
 @host_options
-def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
+def show_command(words: tuple[str, ...], output_dir: str, as_json: bool, flags: Flags) -> None:
     """Show all records of RUN: results, metrics, metadata, artifacts, the runs that it reads, and its start.
 
     The code and the tags of its pipeline run are shown, too, and the runs that it resumes.
@@ -97,7 +97,7 @@ def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flag
         "started": vars(record.started) if record.started else None,
     }
     say_cached(chosen)
-    if form == "json":
+    if as_json:
         print_json(found)
     else:
         _print_table(found, record.search, whole.code, record.artifacts, located.name)
