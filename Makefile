@@ -96,8 +96,9 @@ format: $(VENV)/.ready ## format all files
 types: $(VENV)/.ready ## check types (mypy, strict)
 	$(bin)/mypy
 
-goldens: $(VENV)/.ready ## rewrite generated files: compiled examples and the program that commands carry
+goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the programs that commands carry, and the reference
 	$(bin)/python -m tools.carry
+	$(bin)/python -m tools.reference
 	$(bin)/python -m tests.pipelines.regenerate
 
 docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are errors

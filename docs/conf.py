@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import torchx_kfp
 
 project = "torchx-kfp"
@@ -14,21 +9,11 @@ author = "the torchx-kfp authors"
 project_copyright = "the torchx-kfp authors. Apache-2.0"
 release = version = torchx_kfp.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
+extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
 
 # Links to headings are those that GitHub makes, so that pages can be read there as well.
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence"]
-
-autodoc_member_order = "bysource"
-autodoc_typehints = "description"
-autodoc_typehints_format = "short"
-autodoc_typehints_description_target = "documented"
-autodoc_preserve_defaults = True
-python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 88
-napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"torchx-kfp {release}"

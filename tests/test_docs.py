@@ -15,6 +15,7 @@ import pytest
 from tests import pages
 from tests.entrypoints.cli.ready import Ready
 from tests.events import finished_stages
+from tools.reference import generate
 from torchx_kfp import component_from_function
 from torchx_kfp.errors import AppDefError
 
@@ -106,7 +107,7 @@ def test_json_is_json(page: Path) -> None:
             json.loads(block.text)
 
 
-#: Pages of the repository that the documentation includes.
+#: Pages of the repository beside the documentation.
 OF_REPOSITORY = [pages.REPOSITORY / f"{each}.md" for each in ("CHANGELOG", "CONTRIBUTING", "SECURITY")]
 
 
@@ -175,6 +176,12 @@ def test_options_on_pages_exist(tmp_path: Path, ready_program: Ready) -> None:
                     assert option in options[name], f"{page.name}: torchx-kfp {name} has no {option}"
                     found += 1
     assert found > 50
+
+
+@pytest.mark.parametrize("page", sorted((pages.REPOSITORY / "docs" / "reference").glob("*.md")), ids=name)
+def test_the_reference_is_that_of_the_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert generate(text) == text, "make goldens writes it"
 
 
 def test_the_readme_is_short() -> None:

@@ -1,4 +1,4 @@
-"""The exceptions that torchx-kfp raises; the tree is in docs/reference/errors.md.
+"""The exceptions that torchx-kfp raises; the tree is in docs/reference/python.md.
 
 Errors that the caller can fix by changing an argument are also ``ValueError``. ``exit_code`` is the exit code of the
 command line: 2 for invalid input, 1 for everything else.

@@ -1,0 +1,259 @@
+"""Write the parts of the reference that come from the code, as Markdown that any viewer shows.
+
+``python -m tools.reference`` (part of ``make goldens``) rewrites what stands in the pages of ``docs/reference`` between
+``<!-- generated: NAME -->`` and ``<!-- end -->``. A test says if a page is not as this program writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
+
+_PART = re.compile(r"(?<=<!-- generated: )(?P<name>[\w. -]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
+#: Sections whose text is a list of names.
+_LISTS = ("Args", "Attributes", "Raises")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table, whose cells are Markdown."""
+    lines = [head, ["---"] * len(head), *([" ".join(cell.replace("|", r"\|").split()) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def commands() -> Iterator[str]:
+    """Yield every command of the program with its help and options."""
+    from torchx_kfp.entrypoints.cli import cli
+
+    def of(command: click.Command, context: click.Context) -> Iterator[str]:
+        for text in inspect.cleandoc(command.help or "").split("\n\n"):
+            if text.startswith("\b"):
+                yield fenced(inspect.cleandoc(text.removeprefix("\b").lstrip("\n")), "text")
+            else:
+                yield " ".join(text.split())
+        options = [item for item in command.params if isinstance(item, click.Option)]
+        records = [record for item in options if (record := item.get_help_record(context))]
+        yield table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in records])
+
+    def below(group: click.Group, context: click.Context) -> Iterator[str]:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            its_context = click.Context(command, info_name=name, parent=context)
+            usage = command.get_usage(its_context).removeprefix("Usage: ")
+            yield f"## {its_context.command_path}"
+            yield fenced(" ".join(usage.split()), "text")
+            yield from of(command, its_context)
+            if isinstance(command, click.Group):
+                yield from below(command, its_context)
+
+    root = click.Context(cli, info_name="torchx-kfp")
+    yield from of(cli, root)
+    yield from below(cli, root)
+
+
+def fields(module_name: str) -> Iterator[str]:
+    """Yield every field of AppDef, Role and Resource, how it is treated, and what an engine changes of that."""
+    module = importlib.import_module(module_name)
+
+    def treatment(said: str) -> list[str]:
+        what, _, why = said.partition(":")  # "rejected unless it is 1: a KFP task is one pod"
+        return [what, why.strip()]
+
+    for kind, of_kind in module.FIELDS.items():
+        yield f"### {kind}"
+        yield table(
+            ["field", "treatment", "how or why"], [[f"`{name}`", *treatment(said)] for name, said in of_kind.items()]
+        )
+        rows = []
+        for name, without in of_kind.items():
+            shared: dict[str, list[str]] = {}
+            for engine, kinds in module.WITH_ENGINE.items():
+                shared.setdefault(kinds[kind][name], []).append(engine)
+            for said, names in shared.items():
+                if said != without:
+                    which = "all" if len(names) == len(module.WITH_ENGINE) else ", ".join(f"`{one}`" for one in names)
+                    rows.append([f"`{name}`", which, *treatment(said)])
+        if rows:
+            yield f"Fields of `{kind}` with an engine, as far as they differ:"
+            yield table(["field", "engine", "treatment", "how or why"], rows)
+
+
+def settings() -> Iterator[str]:
+    """Yield every setting of the connection to a KFP host."""
+    from torchx_kfp.execution.host import settings
+
+    rows = []
+    for name, setting in settings.SETTINGS.items():
+        variables = ", ".join(f"`{it}`" for it in (settings.variable(name), setting.of_client) if it)
+        flag = f"`{settings.flag(name)}`" if name in settings.FLAGS else ""
+        rows.append([f"`{name}`", flag, variables, f"{setting.help} {setting.more}"])
+    yield table(["setting", "flag", "variables", "meaning"], rows)
+
+
+def events() -> Iterator[str]:
+    """Yield every event of a run with its fields."""
+    from torchx_kfp.execution.runs.events import NAMES
+
+    rows = []
+    for name, kind in NAMES.items():
+        names = [field.name for field in dataclasses.fields(kind) if field.name not in ("time", "result")]
+        rows.append([f"`{name}`", ", ".join(f"`{field}`" for field in names), markdown(first_paragraph(kind))])
+    yield table(["event", "fields", "meaning"], rows)
+
+
+def exceptions() -> Iterator[str]:
+    """Yield the tree of exceptions."""
+    from torchx_kfp import errors
+
+    def below(kind: type[errors.TorchxKfpError], indent: str) -> Iterator[str]:
+        for child in (one for one in vars(errors).values() if kind in getattr(one, "__bases__", ())):
+            code = f", exit code {child.exit_code}" if child.exit_code != kind.exit_code else ""
+            value = ", a `ValueError`" if issubclass(child, ValueError) and not issubclass(kind, ValueError) else ""
+            said = markdown((child.__doc__ or "").splitlines()[0])
+            yield f"{indent}- `{child.__name__}`{value}{code}: {said}"
+            yield from below(child, indent + "  ")
+
+    yield "\n".join(below(errors.TorchxKfpError, ""))
+
+
+def python(module_name: str, *names: str) -> Iterator[str]:
+    """Yield the public names of a module, or these of them, with their signatures and docstrings.
+
+    The members of a class whose name has a ``-`` before it are for this package.
+    """
+    module = importlib.import_module(module_name)
+    for name in names or module.__all__:
+        with_members = not name.startswith("-")
+        name = name.removeprefix("-")
+        thing = getattr(module, name)
+        if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+            continue  # constants and unions are told in the text
+        yield f"### {name}"
+        yield from described(name, thing)
+        if inspect.isclass(thing) and with_members:
+            for member, value in vars(thing).items():
+                function = value.fget if isinstance(value, property) else inspect.unwrap(getattr(thing, member, None))
+                if not member.startswith("_") and inspect.isroutine(function) and function.__doc__:
+                    yield f"#### {name}.{member}"
+                    yield from described(f"{name}.{member}", value if isinstance(value, property) else function)
+
+
+def described(name: str, thing: Any) -> Iterator[str]:
+    """Yield the signature of a class, a function or a property, and its docstring."""
+    if isinstance(thing, property):
+        yield fenced(f"{name}: {thing.fget.__annotations__.get('return', 'Any')}", "py")
+    elif not (inspect.isclass(thing) and (issubclass(thing, dict | str) or inspect.isabstract(thing))):
+        yield fenced(signature(name, thing), "py")
+    yield markdown(inspect.getdoc(thing) or "")
+
+
+class Written(str):
+    """An annotation as a signature shows it: without quotes."""
+
+    __repr__ = str.__str__
+
+
+def signature(name: str, thing: Callable[..., Any]) -> str:
+    """Return how to call a function or class, with a line for each parameter if it is long."""
+    called = inspect.signature(thing)
+    parameters: list[str] = []
+    for one in called.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and "*" not in [parameter[:1] for parameter in parameters]:
+            parameters.append("*")
+        if one.name not in ("self", "cls"):
+            annotation = one.annotation if one.annotation is one.empty else short(one.annotation)
+            parameters.append(str(one.replace(annotation=annotation, default=constant(one.default))))
+    returned = called.return_annotation
+    end = ")" if returned in (called.empty, None, "None") or inspect.isclass(thing) else f") -> {short(returned)}"
+    line = f"{name}({', '.join(parameters)}{end}"
+    return line if len(line) <= 88 else f"{name}(\n" + "".join(f"    {one},\n" for one in parameters) + end
+
+
+def constant(value: Any) -> Any:
+    """Return a default as it is shown: what is no constant was made by an expression that nobody needs to know."""
+    if value is inspect.Parameter.empty or value is None or type(value) in (bool, int, float, str, tuple):
+        return value
+    return Written(value.__name__ if inspect.isclass(value) else "...")
+
+
+def short(annotation: Any) -> Written:
+    """Return an annotation as it is written in code, without the names of modules."""
+    annotation = getattr(annotation, "__forward_arg__", annotation)  # of the fields of a NamedTuple
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return Written(re.sub(r"\b(?:torchx_kfp|collections|typing|specs|dsl)(?:\.\w+)*\.(?=\w)", "", text))
+
+
+def first_paragraph(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").split("\n\n")[0]
+
+
+def fenced(text: str, language: str) -> str:
+    return f"```{language}\n{text}\n```"
+
+
+def markdown(doc: str) -> str:
+    """Return a docstring as Markdown: sections as lists, and blocks after ``::`` as code."""
+    found: list[str] = []
+    blocks = re.split(r"\n{2,}", doc.strip("\n"))
+    code: list[str] = []
+    for number, block in enumerate(blocks):
+        if block.startswith("    "):
+            code.append(block)
+            if number + 1 == len(blocks) or not blocks[number + 1].startswith("    "):
+                found.append(fenced(textwrap.dedent("\n\n".join(code)), "py"))
+                code = []
+            continue
+        head, _, rest = block.partition("\n")
+        if _SECTION.match(head):
+            text = textwrap.dedent(rest)
+            found.append(f"**{head}** {words(text)}" if head[:-1] not in _LISTS else f"**{head}**\n\n{items(text)}")
+        else:
+            found.append(words(block.removesuffix(":") if block.endswith("::") else block))
+    return "\n\n".join(found)
+
+
+def items(text: str) -> str:
+    """Return a list of named things, each from a line that is not indented."""
+    named = (re.match(r"(\*{0,2}\w+(?:, \w+)*): (.*)", item, re.DOTALL) for item in re.split(r"\n(?! )", text))
+    return "\n".join(f"- `{found[1]}`: {words(found[2])}" for found in named if found)
+
+
+def words(text: str) -> str:
+    """Return a paragraph in one line; lists keep theirs."""
+    if re.search(r"^- ", text, re.MULTILINE):
+        return "\n".join(" ".join(one.split()) for one in re.split(r"\n(?=- )", text.replace("``", "`")))
+    return " ".join(text.replace("``", "`").split())
+
+
+GENERATED: dict[str, Callable[..., Iterator[str]]] = {
+    function.__name__: function for function in (commands, fields, settings, events, exceptions, python)
+}
+
+
+def generate(page: str) -> str:
+    """Return a page with its generated parts as the code is now."""
+
+    def part(found: re.Match[str]) -> str:
+        function, *arguments = found["name"].split()
+        return f"{found['name']}{found[2]}\n" + "\n\n".join(GENERATED[function](*arguments)) + "\n\n"
+
+    return _PART.sub(part, page)
+
+
+if __name__ == "__main__":
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if text != (new := generate(text)):
+            path.write_text(new, encoding="utf-8")
+            print(f"wrote docs/reference/{path.name}")
