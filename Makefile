@@ -9,12 +9,13 @@ export PYTHON
 bin := $(VENV)/bin
 sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 # What `make test` leaves out: each has a target of its own. tools/tiers.py says what it is about.
-gate := not (docker or cluster or browser or torch or ax or oldest or load or mlflow or slow)
+apart := docker or cluster or browser or torch or ax or oldest or load or mlflow or slow
+gate := not ($(apart) or examples)
 # The files that have a mark: collecting all tests takes longer than running most of these.
 having = $(shell grep -rlE 'mark\.($(1))' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-containers test-cluster test-browser test-torch test-ax test-oldest test-load test-mlflow test-lowest test-newest test-package test-kfp durations mutants ci ci-all lint format types goldens docs pictures benchmarks measures wheel clean
+.PHONY: help demo test test-changed test-containers test-cluster test-browser test-torch test-ax test-oldest test-examples test-load test-mlflow test-lowest test-newest test-package test-kfp durations mutants ci ci-all lint format types goldens docs pictures benchmarks measures wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -52,6 +53,9 @@ test-ax: $(VENV)-torch/.ready ## run the tests with Ax, in the same environment;
 test-oldest: $(VENV)/.ready ## run what commands carry into images with the oldest Python there, 3.8
 	$(bin)/python -m pytest -m oldest $(or $(ARGS),tests/contract/carried tests/common)
 
+test-examples: $(VENV)/.ready ## run the examples that train models with scikit-learn
+	$(bin)/python -m pytest -m examples $(or $(ARGS),tests/cases tests/components)
+
 test-load: $(VENV)/.ready ## run many processes on one store, and kill some
 	$(bin)/python -m pytest -m load $(or $(ARGS),$(call having,load))
 
@@ -59,7 +63,7 @@ test-mlflow: $(VENV)/.ready ## run the tests that record in an MLflow server
 	$(bin)/python -m pytest -m mlflow $(or $(ARGS),$(call having,mlflow))
 
 test-lowest: $(VENV)-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
-	$(VENV)-lowest/bin/python -m pytest -n 2 -m '(versions or lowest) and not usual and ($(gate))' $(or $(ARGS),$(call having,versions|lowest|newest))
+	$(VENV)-lowest/bin/python -m pytest -n 2 -m '(versions or lowest) and not usual and not ($(apart))' $(or $(ARGS),$(call having,versions|lowest|newest))
 
 test-newest: $(VENV)-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly, also in containers
 	.ci/with-docker $(VENV)-newest/bin/python -m pytest -n 2 -m '(versions or newest) and not usual and not s3' $(or $(ARGS),$(call having,versions|lowest|newest))

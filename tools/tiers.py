@@ -19,6 +19,7 @@ RECORD = REPOSITORY / "tests" / "passed.json"
 TIERS = {
     "package": ("pyproject.toml", "MANIFEST.in", "torchx_kfp/common/extras.py", ".ci/package"),
     "oldest": ("torchx_kfp/contract/carried", "torchx_kfp/common/archive.py", "tests/oldest.py"),
+    "examples": ("components", "pipelines", "tests/cases/examples.py", "tests/components"),
     "load": ("torchx_kfp/tracking/disk.py", "torchx_kfp/tracking/objects.py", "torchx_kfp/tracking/store.py"),
     "mlflow": ("torchx_kfp/tracking/backends", "torchx_kfp/tracking/mirrors.py", "pipelines/experiments.py"),
     "browser": ("torchx_kfp/execution/report", "tests/execution/report"),

@@ -26,10 +26,12 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(it, id=it.name, marks=[pytest.mark.versions] if it.name in STAGES else ()) for it in CASES],
-)
+def marked(case):
+    marks = [pytest.mark.versions] * (case.name in STAGES) + [pytest.mark.examples] * ("sklearn" in case.packages)
+    return pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_case(case):
     result = check(case)
     if case.name in UNDER_KFP_LOCAL:

@@ -1,6 +1,6 @@
 """Each digits application in a separate process, started by hand as a stage.
 
-``tests/pipelines/test_digits_run.py`` starts an interpreter for each; here, they are forks.
+The pipeline ``examples.digits`` starts an interpreter for each; here, they are forks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.facts import says
 from tests.modules import needs
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = needs("sklearn", "the digits applications need the extra `examples`")
+pytestmark = [pytest.mark.examples, needs("sklearn", "the digits applications need the extra `examples`")]
 
 
 def _load(uri: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from tests.conformance.suite import Suite
 
 #: What the tests run on their own host, which runs pipelines as this machine does.
 FEW = (
-    "examples.digits",
     "examples.hello",
     "examples.sized",
     "exits.two_handlers",
