@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,19 +195,14 @@ def test_a_later_version_is_a_foreign_command() -> None:
     assert decode(command).words == command
 
 
-def pipelines() -> Iterator[Any]:
-    """Yield the compiled pipelines among the goldens."""
-    for file in sorted((TESTS / "pipelines/goldens").glob("*.yaml")):
-        yield pytest.param(next(yaml.safe_load_all(file.read_text(encoding="utf-8"))), id=file.stem)
-
-
 def known(spec: Any) -> list[KnownStage]:
     pipeline = pipeline_from_text(json.dumps(spec))
     return list(known_stages(pipeline, {"tracker_base": "base"}))
 
 
-@pytest.mark.parametrize("spec", list(pipelines()))
-def test_compiled_pipelines(spec: Any) -> None:
+@pytest.mark.parametrize("file", sorted((TESTS / "pipelines/goldens").glob("*.yaml")), ids=lambda file: file.stem)
+def test_compiled_pipelines(file: Path) -> None:
+    spec = next(yaml.safe_load_all(file.read_text(encoding="utf-8")))
     stages = [stage for stage in known(spec) if "run_id" in stage.place.component.outputs]
     assert stages
     for stage in stages:

@@ -71,19 +71,19 @@ def course(name: str, *, pending: bool = False) -> Iterator[tuple[dict[str, Any]
     v1beta1 was recorded at the end of runs only: a node is as it was before if it began or ended later. With
     ``pending``, pods wait in the second in which they appear.
     """
-    run, workflow = last(name), workflow_in(manifest(name))
+    run, workflow = with_present_commands(last(name)), workflow_in(manifest(name))
     records = workflow["status"]["nodes"]
     history = run["state_history"]
     moments = {record[key] for record in records.values() for key in ("startedAt", "finishedAt") if record.get(key)}
     for moment in sorted(moments | {item["update_time"] for item in history}):
-        now = copy.deepcopy(workflow)
-        now["status"]["nodes"] = {
+        nodes = {
             identity: record
             if (record.get("finishedAt") or "") <= moment
             else _unfinished(record, moment if pending else "")
             for identity, record in records.items()
             if record["startedAt"] <= moment
         }
+        now = {**workflow, "status": {**workflow["status"], "nodes": nodes}}
         so_far = [item for item in history if item["update_time"] <= moment]
         is_over = len(so_far) == len(history)
         state = {"state": (so_far or [{"state": "PENDING"}])[-1]["state"], "state_history": so_far}

@@ -71,18 +71,21 @@ def names() -> list[str]:
     return [*RUNS, "nested-loop", "retried", *_AT_THE_END, *trees()]
 
 
+def is_seen_in_progress(name: str) -> bool:
+    """Return whether more is known of a run than its end."""
+    return len(trees()[name]["answers"]) > 1 if name in trees() else name not in _AT_THE_END
+
+
 @cache
 def answers(name: str) -> Answers:
     """Return the answers about a run in both versions of the API, whenever something in them had changed."""
     if name in trees():
         return list(_made(trees()[name]))
     if name == "retried":
-        found = [(answer(run), manifest(of_nodes)) for run, of_nodes in _RETRIED]
-    elif name in _AT_THE_END:
-        found = [(last(name), manifest(name))]
-    else:
-        found = list(course(name, pending=name == "nested-loop"))
-    return [(with_present_commands(run), nodes) for run, nodes in found]
+        return [(with_present_commands(answer(run)), manifest(of_nodes)) for run, of_nodes in _RETRIED]
+    if name in _AT_THE_END:
+        return [(with_present_commands(last(name)), manifest(name))]
+    return list(course(name, pending=name == "nested-loop"))
 
 
 def _made(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -17,7 +17,16 @@ from typing import Any
 import pytest
 
 from tests.execution.host.answers_of_kfp import RUNS, last, pods, polls, with_workflow, workflow_in
-from tests.execution.host.event_logs import FOLDER, answers, file_of, log, names, replaying, trees
+from tests.execution.host.event_logs import (
+    FOLDER,
+    answers,
+    file_of,
+    is_seen_in_progress,
+    log,
+    names,
+    replaying,
+    trees,
+)
 from tests.fake_kfp import KfpHost
 from torchx_kfp import local
 from torchx_kfp.host import attach
@@ -33,7 +42,7 @@ from torchx_kfp.local import (
 )
 
 #: Runs of which more than the end is known.
-IN_PROGRESS = [name for name in names() if len(answers(name)) > 1]
+IN_PROGRESS = [name for name in names() if is_seen_in_progress(name)]
 
 
 @dataclass
