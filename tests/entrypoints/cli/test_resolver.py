@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,18 +38,32 @@ def several(lr: float = 0.5) -> None:
     stages_of("base", "other", lr)
 
 
+def make_runs(folder: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return [run(fixed, {"lr": lr}, output_dir="kept", watch=Watch()).run_id for lr in (0.5, 0.25)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("made")
+    return folder, make_runs(folder)
+
+
 @pytest.fixture
-def runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Two runs, of which the second took a stage from the cache."""
-    monkeypatch.chdir(project)
-    return [run(fixed, {"lr": lr}, output_dir=project / "kept", watch=Watch()).run_id for lr in (0.5, 0.25)]
+def runs(made: tuple[Path, list[str]], project: Path) -> list[str]:
+    """Two runs, in the folder ``kept``."""
+    folder, found = made
+    shutil.copytree(folder, project, dirs_exist_ok=True)
+    return found
 
 
 def test_a_run_knows_its_tracker_base_wherever_the_command_is(
-    runs: list[str], project: Path, call: Call, tmp_path_factory: pytest.TempPathFactory
+    project: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    first, second = runs
+    first, second = make_runs(project)
+    monkeypatch.chdir(project)
 
     def shown(*words: str) -> str:
         done = call(*words, "--output-dir", str(project / "kept"), folder=elsewhere)

@@ -138,7 +138,7 @@ def test_only_what_travels_is_found(project: Path, call: Call) -> None:
     """A module of the pipeline's folder that does not travel is missing here, as it is on a cluster."""
     (project / "code" / "helper.py").rename(project / "helper.py")
     words = ["--tracker-base", "base", "--workspace", "code", "--quiet"]
-    done = call("run", "pipe.py:one", *words)
+    done = call("run", "pipe.py:required", *words)
     assert (done.returncode, "No module named 'helper'" in done.stderr) == (1, True), done.stderr
     for again in (["run", "--resume", "latest"], ["replay", "latest/first"]):
         assert "No module named 'helper'" in call(*again).stderr
@@ -152,7 +152,7 @@ def test_only_what_travels_is_found(project: Path, call: Call) -> None:
 
 def test_a_dry_run_shows_what_would_go(project: Path, call: Call) -> None:
     (project / "code" / "größe 2.txt").write_text("x" * 1234)
-    words = ["pipe.py:one", "--tracker-base", "base", "--workspace", "code", "--dry-run"]
+    words = ["pipe.py:required", "--tracker-base", "base", "--workspace", "code", "--dry-run"]
     done = call("run", *words)
     assert done.returncode == 0, done.stderr
     listed = ["353  app.py", "1,234  größe 2.txt", "10  helper.py", "7  run.sh"]
@@ -193,7 +193,7 @@ def test_a_run_whose_code_was_forgotten_says_so_and_repeats_no_lines(project: Pa
 
 def test_folders_that_runs_write_do_not_travel(project: Path, call: Call) -> None:
     """The tracker base and the runs are often in the folder of the code: its digest must not depend on them."""
-    words = ["../pipe.py:one", "--tracker-base", "results", "--output-dir", "runs", "--workspace", "."]
+    words = ["../pipe.py:required", "--tracker-base", "results", "--output-dir", "runs", "--workspace", "."]
     first = call("run", *words, folder=project / "code")
     assert "Workspace .: 3 files, 10.2 kB, stored." in first.stderr
     assert "Workspace .: 3 files, 10.2 kB, there already." in call("run", *words, folder=project / "code").stderr
@@ -245,7 +245,7 @@ def test_without_a_workspace_nothing_is_needed(project: Path, call: Call) -> Non
 
 def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
     """Whoever can write to the tracker base cannot change the code of a stage unnoticed, also if it may fail."""
-    assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
+    assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
     [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
     archive.write_bytes(archive.read_bytes().replace(b"VALUE = 5", b"VALUE = 6"))
     done = call("run", "pipe.py:risky", "--tracker-base", "base", "-p", f"workspace={archive}")
@@ -255,7 +255,7 @@ def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
     assert "started in" not in done.stderr
     # The same folder again: the archive is whole again only if its size tells; the digest still protects the stages.
     archive.write_bytes(b"short")
-    done = call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code")
+    done = call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code")
     assert (done.returncode, "stored." in done.stderr) == (0, True), done.stderr
 
 
@@ -287,7 +287,7 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
     with KfpHost(project / "host") as host:
         words = ["pipe.py:one", "--host", host.url, "--tracker-base", s3_base, "--workspace", "code"]
         done = call("submit", *words, "--watch")
-        again = call("submit", *words)
+        again = call("submit", "pipe.py:required", *words[1:])
         forgotten = call("submit", *words[:-2], "--watch")
         replicas = call("submit", "pipe.py:replicas", *words[1:], "--watch", "-q")
         replayed = call("replay", f"{replicas.stdout.split()[0]}/train", "--host", host.url)
@@ -306,7 +306,7 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
 def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     (project / "code" / "lib").mkdir()
     (project / "code" / "lib" / "größe.py").symlink_to("../helper.py")
-    assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
+    assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
     listed = call("code", "latest", "--list")
     assert listed.stdout.split() == ["353", "app.py", "10", "helper.py", "0", "lib/größe.py", "7", "run.sh"]
     assert "4 files, 370 B, 10.2 kB as an archive: " in listed.stderr
@@ -322,37 +322,31 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     assert call("code", "latest").stdout.startswith("code-")
 
 
-@pytest.mark.parametrize(
-    ("files", "named"),
-    [
-        (["lib/.GIT/config"], "lib/.GIT/config"),
-        (["config", "Head", "objects/x", "refs/x"], "Head"),
-        (["lib/HEAD", "lib/commondir"], "lib/HEAD"),
-        (["lib/HEAD", "lib/hooks/post-commit"], "lib/HEAD"),
-        (["lib/HEAD", "config", "lib/a/config"], None),
-    ],
-)
-def test_code_with_a_repository_of_git_does_not_come_back(
-    files: list[str], named: str | None, project: Path, call: Call
-) -> None:
-    assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
+def test_code_with_a_repository_of_git_does_not_come_back(project: Path, call: Call) -> None:
+    assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
     archives = project / "base/.torchx_kfp/workspaces"
     [archive] = archives.iterdir()
-    content = io.BytesIO(archive.read_bytes())
-    with tarfile.open(fileobj=content, mode="a") as opened:
-        for name in files:
-            opened.addfile(tarfile.TarInfo(name))
-    own = archives / archive.name.replace(archive.name[:64], hashlib.sha256(content.getvalue()).hexdigest())
-    own.write_bytes(content.getvalue())
-    done = call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={own}")
-    assert done.returncode == 0, done.stderr
-    done = call("code", "latest", "back")
-    assert set(files) <= set(call("code", "latest", "--list").stdout.split())
-    if named is None:
+    for files, named in {
+        ("lib/.GIT/config",): "lib/.GIT/config",
+        ("config", "Head", "objects/x", "refs/x"): "Head",
+        ("lib/HEAD", "lib/commondir"): "lib/HEAD",
+        ("lib/HEAD", "lib/hooks/post-commit"): "lib/HEAD",
+        ("lib/HEAD", "config", "lib/a/config"): "",
+    }.items():
+        content = io.BytesIO(archive.read_bytes())
+        with tarfile.open(fileobj=content, mode="a") as opened:
+            for name in files:
+                opened.addfile(tarfile.TarInfo(name))
+        own = archives / archive.name.replace(archive.name[:64], hashlib.sha256(content.getvalue()).hexdigest())
+        own.write_bytes(content.getvalue())
+        done = call("run", "pipe.py:required", "--tracker-base", "base", "-p", f"workspace={own}")
         assert done.returncode == 0, done.stderr
-        return
-    assert (done.returncode, done.stdout, (project / "back").exists()) == (2, "", False)
-    assert re.search(says(repr(named), "git would run the programs", "--list"), done.stderr)
+        done = call("code", "latest", "back")
+        assert set(files) <= set(call("code", "latest", "--list").stdout.split())
+        if named:
+            assert (done.returncode, done.stdout, (project / "back").exists()) == (2, "", False), files
+            assert re.search(says(repr(named), "git would run the programs", "--list"), done.stderr)
+    assert done.returncode == 0, done.stderr
 
 
 MIXED = """\
@@ -389,7 +383,7 @@ def test_the_code_of_a_stage_comes_back(project: Path, call: Call) -> None:
     (project / "app.py").write_text("")
     base = Path(f"{project}/base of results")
     words = ["--tracker-base", str(base), "--workspace", "code"]
-    assert call("run", "pipe.py:one", *words).returncode == 0
+    assert call("run", "pipe.py:required", *words).returncode == 0
     [archive] = (base / ".torchx_kfp/workspaces").iterdir()
     (project / "mixed.py").write_text(MIXED % {"url": archive})
     (project / "code" / "helper.py").write_text("VALUE = 6\n")
@@ -420,7 +414,7 @@ def test_the_code_of_a_stage_comes_back(project: Path, call: Call) -> None:
 def test_code_that_cannot_come_back(project: Path, call: Call) -> None:
     (project / "app.py").touch()
     assert call("run", "pipe.py:replicas", "--tracker-base", "base").returncode == 0
-    assert call("run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code").returncode == 0
+    assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
     for words, facts in [
         (["latest", "code"], ["'code' is not empty", "new folder"]),
         (["replicas"], ["replicas-", "without --workspace"]),
@@ -451,14 +445,14 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
     git("remote", "add", "origin", "https://me:SECRET@example.com/repo.git")
     git("add", "code/app.py", "code/run.sh")
     git("commit", "-qm", "first")
-    words = ["run", "pipe.py:one", "--tracker-base", "base", "--workspace", "code"]
+    words = ["run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code"]
     assert call(*words).returncode == 0
     first = git("rev-parse", "--short=7", "HEAD")
     git("add", "code/helper.py")
     git("commit", "-qm", "second")
     second = git("rev-parse", "--short=7", "HEAD")
     assert call(*words, "--no-cache").returncode == 0
-    runs = sorted((project / "local_outputs").glob("one-*"), key=lambda folder: folder.stat().st_mtime)
+    runs = sorted((project / "local_outputs").glob("required-*"), key=lambda folder: folder.stat().st_mtime)
     for run, commit in zip(runs, (f"{first} on main, changed", f"{second} on main"), strict=True):
         text = f"(3 files, 10.2 kB), commit {commit}"
         for command in ("show", "lineage"):
@@ -495,7 +489,7 @@ def test_archives_that_are_not_code_leave_nothing(project: Path, call: Call) -> 
     for content, fact in contents.items():
         place = project / f"base/.torchx_kfp/workspaces/{hashlib.sha256(content).hexdigest()}.tar"
         place.write_bytes(content)
-        assert call("run", "pipe.py:one", "--tracker-base", "base", "-p", f"workspace={place}").returncode == 1
+        assert call("run", "pipe.py:required", "--tracker-base", "base", "-p", f"workspace={place}").returncode == 1
         for folder in ("back", "empty"):
             done = call("code", "latest", folder)
             assert (done.returncode, fact in done.stderr) == (2, True), done.stderr
