@@ -293,9 +293,9 @@ def test_streams_that_were_closed_before(kfp_host: KfpHost, program: Program, st
 def test_a_poll_is_one_request_however_many_stages_there_are(kfp_host: KfpHost, program: Program) -> None:
     kfp_host.checks = False  # it takes longer than the watch
     run = kfp_host.make_run(1000, chains=100)
+    began = time.monotonic()
     with program.start("watch", "latest", "--host", kfp_host.url, "--json") as process:
         wait_until(lambda: polls(kfp_host, run))
-        began = time.monotonic()
         for ended in (0, 300, 600):
             run.advance(started=ended + 100, ended=ended)
             time.sleep(1.5)
