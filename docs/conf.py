@@ -13,7 +13,7 @@ extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
 
 # Links to headings are those that GitHub makes, so that pages can be read there as well.
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = f"torchx-kfp {release}"

@@ -1,7 +1,7 @@
 """The records of runs: everything that the entries about a run say, folded in the order of time.
 
 To add a kind of record, add a field to ``Record``, and to ``_FOLDS`` how an entry changes it. Write it with
-``add_entry(store, run_id, field=value)``, and describe it in ``docs/reference/layout.md``.
+``add_entry(store, run_id, field=value)``, and describe it in ``docs/reference/protocol.md``.
 """
 
 from __future__ import annotations
