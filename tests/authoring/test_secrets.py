@@ -1,8 +1,6 @@
 """Kubernetes secrets as variables of a stage: in the compiled pipeline, and in the application."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from kfp import components
 from torchx.components import utils
 
 from tests.authoring.apps import compile_pipeline, load, make_app
+from tests.entrypoints.cli.ready import Ready
 from tests.events import finished_stages
 from torchx_kfp import (
     component_from_app,
@@ -104,16 +103,16 @@ def pipeline(tracker_base: str):
 
 
 @pytest.mark.s3
-def test_the_application_and_the_publisher_have_them(tmp_path: Path, s3_base: str) -> None:
+def test_the_application_and_the_publisher_have_them(tmp_path: Path, s3_base: str, ready_program: Ready) -> None:
     """On this machine, they come from the caller's environment; the storage needs them."""
     (tmp_path / "pipeline.py").write_text(PIPELINE)
-    command = [Path(sys.executable).parent / "torchx-kfp", "run", "pipeline.py", "--tracker-base", s3_base, "--json"]
+    words = ("run", "pipeline.py", "--tracker-base", s3_base, "--json")
     environ = {key: value for key, value in os.environ.items() if key != "SECRET_KEY"}
-    failed = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    failed = ready_program.call(words, tmp_path, environ)
     assert failed.returncode == 1
     assert "the secret 'keys' (set SECRET_KEY, or give --secret keys=FILE with the key key)" in failed.stderr
     environ["SECRET_KEY"] = "$$ {{x}} 'quoted'"
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    done = ready_program.call(words, tmp_path, environ)
     assert done.returncode == 0, done.stderr
     (stage,) = finished_stages(done.stdout)
     assert stage["outputs"]["key"] == FsspecResultTracker(s3_base)[stage["run_id"]]["key"] == "$$ {{x}} 'quoted'"
