@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import re
 import signal
-import struct
-import subprocess
-import termios
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.entrypoints.cli.ready import PROGRAM, Ready
+from tests.entrypoints.cli.ready import Ready
 from tests.execution.host import answers_of_kfp
 from tests.execution.host.calling import wait_until
 from tests.execution.host.commands import Program, rows, write_pipelines
@@ -70,28 +66,6 @@ def test_a_picture_while_it_runs_and_a_table_after_it(kfp_host: KfpHost, program
     assert f"Run {run_id} (succeeded, " in terminal.shown
     assert "●" not in terminal.shown
     assert not terminal.screen.cursor.hidden
-
-
-def test_a_terminal_that_gets_narrower(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(2)
-    run.advance(started=2)
-    terminal = program.terminal(120, "watch", "latest", "--host", kfp_host.url)
-    terminal.wait_for("● stage-1")
-    fcntl.ioctl(terminal.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 30, 0, 0))
-    terminal.screen.resize(40, 30)
-    run.advance(ended=1)
-    shown = terminal.wait_for("✓ stage-0", "● stage-1")
-    assert shown.count("● stage-1") == 1
-    run.finish()
-    assert terminal.end() == 0
-
-
-def test_no_colors_for_those_who_want_none(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(1)
-    run.finish(failed=False)
-    terminal = program.terminal(100, "watch", "latest", "--host", kfp_host.url, NO_COLOR="1")
-    assert terminal.end() == 0
-    assert re.search(rb"\x1b\[[0-9;]*m", terminal.written) is None
 
 
 def test_runs_fit_a_terminal_of_80_columns(kfp_host: KfpHost, program: Program) -> None:
@@ -255,36 +229,6 @@ def test_a_run_that_fails_without_a_stage(kfp_host: KfpHost, program: Program) -
     done = program("watch", "latest", "--host", kfp_host.url)
     assert done.returncode == 1
     assert re.search(says(f"Error: The run {run.record.run_id} failed: KFP does not say why."), done.stderr)
-
-
-def test_readers_that_have_read_enough(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(1)
-    run.finish()
-    commands = (
-        "watch latest --json",
-        "watch latest",
-        "runs",
-        "runs --json",
-        "logs latest",
-        "report latest -o -",
-    )
-    for words in commands:
-        with program.start(*words.split(), "--host", kfp_host.url) as process:
-            process.stdout.close()
-            assert process.wait() == 0, words
-            assert re.search("Traceback|Broken", process.stderr) is None
-
-
-@pytest.mark.parametrize("stream", [">&-", "2>&-", "| head -1"])
-def test_streams_that_were_closed_before(kfp_host: KfpHost, program: Program, stream: str) -> None:
-    run = kfp_host.make_run(1)
-    run.finish()
-    line = f"{PROGRAM} watch latest --json --host {kfp_host.url} {stream}"
-    words = ["bash", "-o", "pipefail", "-c", line]
-    done = subprocess.run(words, cwd=program.folder, env=program.environ(), capture_output=True, text=True, check=False)
-    assert (done.returncode, re.search("Traceback|Broken", done.stderr)) == (0, None)
-    if stream == "| head -1":
-        assert json.loads(done.stdout)["event"] == "run_started"
 
 
 # Requests

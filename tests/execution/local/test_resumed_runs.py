@@ -154,20 +154,6 @@ def test_a_chain_outlives_the_folders_of_its_first_runs(runs: Runs) -> None:
     assert [stage.cached_from for stage in last.stages] == [first.run_id, second.run_id, ""]
 
 
-def test_what_is_not_there_any_more_runs_again(runs: Runs) -> None:
-    runs.fail("i")
-    failed = runs.run(everything())
-    runs.mend()
-    assert failed.folder is not None
-    shutil.rmtree(failed.folder / failed["items"].pod_name)
-    plan = plan_run(everything(), {"folder": str(runs.folder)}, resume=failed)
-    steps = {step.name: step.reason for step in plan.running}
-    assert "is gone" in steps["items"]
-    assert steps["stage-2"] == "it reads items, which runs"
-    assert steps["joined"] == "it reads stage-2, which runs"
-    assert not {"stage", "inner", "stage-3, stage-4"} & steps.keys()
-
-
 def test_what_cannot_be_resumed(runs: Runs) -> None:
     @dsl.pipeline(name="other")
     def other(folder: str):
