@@ -32,7 +32,7 @@ from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.host import HostRun, submit
-from torchx_kfp.local import RunResult, StageFinished, StageStarted, Watch
+from torchx_kfp.local import RunResult, StageFinished, StageStarted, State, Watch
 from torchx_kfp.tracking.recorder import Recorder
 
 #: The seconds after which a run on the host counts as stuck.
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def differences(here: RunResult, there: RunResult, varying: Collection[str] = ()) -> list[str]:
-    """Return what is not alike: states, starts and results of stages, and outputs that KFP has.
+    """Return what is not alike: states, reasons, starts and results of stages, and outputs that KFP has.
 
     Results and outputs whose names are ``varying`` only must be in both places.
     """
@@ -70,8 +70,11 @@ def differences(here: RunResult, there: RunResult, varying: Collection[str] = ()
             found.append(f"{name}: only {'here' if name in ours else 'there'}")
             continue
         one, other = ours[name], theirs[name]
+        ends_alike = State.FAILED not in (one.state, other.state)
         for what, mine, its in (
+            ("task", one.task, other.task),
             ("state", _SAME.get(one.state, one.state), _SAME.get(other.state, other.state)),
+            ("reason", one.reason if ends_alike else None, other.reason),
             ("starts", one.starts, other.starts),
             ("results", _plain(one.results, here.run_id, varying), _plain(other.results, there.run_id, varying)),
             # A host does not say which signal has ended a process.
