@@ -1,22 +1,12 @@
-"""Exchanges with a KFP host, and its answers: JSON, a ``google.rpc.Status``, or a page that is not KFP's.
-
-Whatever a host sends, and however slowly, an exchange takes a limited time and memory.
-"""
+"""Answers of a KFP host: JSON, a ``google.rpc.Status``, or a page that is not KFP's."""
 
 from __future__ import annotations
 
 import json
 import math
-import socket
-import threading
-import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPException, LineTooLong
 from typing import Any
-
-from urllib3.exceptions import HTTPError
 
 from torchx_kfp.common.text import UUID, joined, printable, shorten, shown
 from torchx_kfp.errors import (
@@ -28,6 +18,7 @@ from torchx_kfp.errors import (
     HostUnreachableError,
 )
 from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, variable
+from torchx_kfp.execution.pipeline.load import verify_depth
 
 #: How many characters of a message are shown: those of KFP repeat it for each layer of the server.
 _LONGEST = 600
@@ -35,52 +26,25 @@ _LONGEST = 600
 _MOST_OF_MESSAGE = 20_000
 #: Parts of the addresses of pages that ask for a password.
 _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
-#: How deep JSON may be nested, and how many commas it may have: a value takes up to 70 bytes of memory.
-_DEEPEST, _MOST_VALUES = 100, 5_000_000
-#: The most digits of a whole number: others are not even a double.
-_MOST_DIGITS = 300
 #: The advice after a POST whose answer is lost.
 MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
 #: Prefixes of the message of a layer.
 _LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundError: ", "BadRequestError: ")
-#: The most bytes of an answer, unpacked. The largest that KFP has are 50 runs with their pipelines (1 MB each), and the
-#: workflow of a run of 1,000 stages.
-MOST_BYTES = 128 << 20
-#: The most seconds from a request to the end of its answer.
-LONGEST = 120.0
-#: How much is read at once.
-_PIECE = 1 << 14
-#: The most bytes of a line with the size of a chunk, as in ``http.client``.
-_LONGEST_LINE = 1 << 16
-_PACKED = {"gzip": 47, "x-gzip": 47, "deflate": 47}
-#: Exceptions of urllib3 and http.client if a server does not speak HTTP; OverflowError is that of a chunk's size.
-BROKEN = (HTTPError, HTTPException, ValueError, OverflowError, OSError)
 _NONE: Mapping[str, Any] = {}
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the JSON in an answer, of which nothing is too large for those who read it.
+    """Return the JSON in an answer.
 
     Raises:
-        ValueError: it is not JSON, is nested too deep, or has too many values, or numbers that JSON lacks.
+        ValueError: it is not JSON, is nested too deep, or has numbers that JSON lacks or that are too large.
     """
-    if (text.count(b",") if isinstance(text, bytes) else text.count(",")) > _MOST_VALUES:
-        raise ValueError("too many values")
     try:
-        found = json.loads(text, parse_constant=_refuse, parse_float=_float, parse_int=_int)
+        found = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
     except RecursionError:
         raise ValueError("nested too deep") from None
-    level = [found]
-    for _ in range(_DEEPEST):
-        level = [
-            item
-            for outer in level
-            for item in (outer.values() if type(outer) is dict else outer if type(outer) is list else ())
-            if type(item) in (dict, list)
-        ]
-        if not level:
-            return found
-    raise ValueError("nested too deep")
+    verify_depth(found)
+    return found
 
 
 def refuse_run_id(found: object, request: str, wanted: str = "") -> None:
@@ -92,28 +56,21 @@ def refuse_run_id(found: object, request: str, wanted: str = "") -> None:
     raise HostError(f"{request} was answered {what}, {instead}. Is this a KFP host?")
 
 
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _float(text: str) -> float:
+def _number(text: str) -> float | int:
     number = float(text)
-    return number if math.isfinite(number) else _refuse(text)
-
-
-def _int(text: str) -> int:
-    return int(text) if len(text) < _MOST_DIGITS else _refuse(text[:20])
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is not a number of JSON")
+    return int(text) if text.removeprefix("-").isdigit() else number
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of a server. ``request`` names what was asked, ``url`` is where redirects lead."""
+    """An answer of a server. ``request`` names what was asked, ``url`` is where it is from, or leads."""
 
     request: str
     url: str
     status: int
     headers: Mapping[str, str]
-    location: str
     body: bytes
 
     @property
@@ -144,7 +101,7 @@ class Answer:
 
     @property
     def is_redirect(self) -> bool:
-        """Whether it sends a request elsewhere that was not sent there."""
+        """Whether it sends the request elsewhere, where it is not sent."""
         return 300 <= self.status < 400
 
     def json(self) -> dict[str, Any]:
@@ -259,135 +216,6 @@ def _about_credentials(settings: Settings) -> str:
         f"cookies of a browser that is signed in ({variable('cookies')}='authservice_session=...'): in the "
         f"environment, or in {config_file()}."
     )
-
-
-class TooLargeError(HTTPError):  # type: ignore[misc]
-    """The answer has too many bytes."""
-
-
-class TooSlowError(HTTPError):  # type: ignore[misc]
-    """The answer takes too long."""
-
-
-class Exchange:
-    """A request in a separate thread, which is left behind if it takes too long: DNS and TLS wait as they like."""
-
-    def __init__(self, manager: Any, method: str, url: str, most: int, **options: Any) -> None:
-        """Describe the request.
-
-        Args:
-            manager: the ``PoolManager`` of urllib3.
-            method: the method.
-            url: the URL.
-            most: the most bytes of the answer.
-            options: the other arguments of ``PoolManager.request``.
-        """
-        self._manager, self._method, self._url, self._most, self._options = manager, method, url, most, options
-        self._done = threading.Event()
-        #: The outcome: an answer or an error.
-        self._outcome: Answer | Exception = TooSlowError("nobody has waited for the answer")
-        #: The connection that is being used.
-        self._connection: Any = None
-
-    def run(self, seconds: float) -> Answer:
-        """Send the request and return the answer.
-
-        Args:
-            seconds: how long that may take.
-
-        Raises:
-            HTTPError: there is no answer, or it is too large or too slow. Servers that do not speak HTTP cause others:
-                see ``BROKEN``.
-        """
-        threading.Thread(target=self._run, name="torchx-kfp-request", daemon=True).start()
-        if not self._done.wait(seconds):
-            with suppress(AttributeError, OSError):
-                self._connection.sock.shutdown(socket.SHUT_RDWR)
-            raise TooSlowError(f"the answer was not complete within {seconds:g} s")
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
-
-    def _run(self) -> None:
-        _exchange_of.thread = self
-        try:
-            self._outcome = self._receive()
-        except Exception as error:
-            self._outcome = error
-        self._done.set()
-
-    def _receive(self) -> Answer:
-        pool = self._manager.connection_from_url(self._url)
-        if not issubclass(pool.ConnectionCls, _Known):
-            pool.ConnectionCls = type("KnownConnection", (_Known, pool.ConnectionCls), {})
-        # urllib3 would read the whole of an answer before it repeats or redirects a request.
-        answer = self._manager.request(
-            self._method,
-            self._url,
-            preload_content=False,
-            decode_content=False,
-            enforce_content_length=True,
-            redirect=False,
-            retries=False,
-            **self._options,
-        )
-        try:
-            _limit_lines(answer)
-            body = self._body(answer)
-        except BaseException:
-            answer.close()
-            raise
-        answer.release_conn()
-        return Answer("", self._url, answer.status, answer.headers, str(answer.get_redirect_location() or ""), body)
-
-    def _body(self, answer: Any) -> bytes:
-        packing = answer.headers.get("Content-Encoding", "").strip().lower() or "identity"
-        if packing != "identity" and packing not in _PACKED:
-            raise HTTPError(f"the answer is packed as {packing[:40]!r}")
-        unpack = zlib.decompressobj(_PACKED[packing]) if packing in _PACKED else None
-        pieces, size = [], 0
-        for piece in answer.stream(_PIECE, decode_content=False):
-            if unpack is not None:
-                try:
-                    piece = unpack.decompress(piece, self._most + 1 - size)
-                except zlib.error:
-                    raise HTTPError("the answer cannot be unpacked") from None
-            pieces.append(piece)
-            size += len(piece)
-            if size > self._most:
-                raise TooLargeError(f"the answer is larger than {self._most >> 20} MiB")
-        if unpack is not None and not unpack.eof:
-            raise HTTPError("the answer ends too early")
-        return b"".join(pieces)
-
-
-def _limit_lines(answer: Any) -> None:
-    """Have urllib3 read lines of limited length: those with the sizes of chunks, and those after the last chunk."""
-    stream = getattr(getattr(answer, "_fp", None), "fp", None)
-    if stream is None:
-        return  # the answer has no body
-    unlimited = stream.readline
-
-    def readline(size: int = _LONGEST_LINE) -> bytes:
-        line: bytes = unlimited(size)
-        if len(line) >= _LONGEST_LINE:
-            raise LineTooLong("chunk size")
-        return line
-
-    stream.readline = readline
-
-
-#: The exchange of each thread.
-_exchange_of = threading.local()
-
-
-class _Known:
-    """A connection of urllib3 that tells the exchange of its thread that it is in use."""
-
-    def putrequest(self, *words: Any, **options: Any) -> None:
-        """Begin a request."""
-        _exchange_of.thread._connection = self
-        super().putrequest(*words, **options)  # type: ignore[misc]
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from torchx_kfp.errors import HostError
-from torchx_kfp.execution.host.answers import MOST_BYTES
+from torchx_kfp.execution.host.connection import MOST_BYTES
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, is_object_store
 
 

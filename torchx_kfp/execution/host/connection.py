@@ -1,6 +1,7 @@
 """The connection to a KFP host: requests with ``kfp.Client``'s credentials, repeated where that is safe.
 
-``kfp.Client`` proves who sends a request, here without its prints, warnings and waits.
+``kfp.Client`` supplies the credentials; its prints, warnings and waits are suppressed. Answers have a limited size, and
+take a limited time. Redirects are not followed: credentials are for the host that the user has named.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote, urlencode, urljoin, urlsplit
+from urllib.parse import quote, urlencode, urljoin
 
 import urllib3
 from urllib3.exceptions import (
@@ -45,17 +47,7 @@ from torchx_kfp.errors import (
     HostUnreachableError,
     TorchxKfpError,
 )
-from torchx_kfp.execution.host.answers import (
-    BROKEN,
-    LONGEST,
-    MAYBE_ACCEPTED,
-    MOST_BYTES,
-    Answer,
-    Exchange,
-    TooLargeError,
-    TooSlowError,
-    error_of,
-)
+from torchx_kfp.execution.host.answers import MAYBE_ACCEPTED, Answer, error_of
 from torchx_kfp.execution.host.settings import (
     CONFIG,
     SETTINGS,
@@ -69,8 +61,13 @@ from torchx_kfp.execution.host.settings import (
 # urllib3 logs each connection that breaks; without a handler, Python would write that to stderr.
 logging.getLogger("urllib3").addHandler(logging.NullHandler())
 
-#: How many times in a row a request is redirected.
-_MOST_REDIRECTS = 4
+#: The most bytes of an answer, unpacked. The largest that KFP has are 50 runs with their pipelines (1 MB each), and the
+#: workflow of a run of 1,000 stages.
+MOST_BYTES = 128 << 20
+#: How much is read at once; packed, it may be a thousand times as much.
+_PIECE = 1 << 13
+#: Exceptions of urllib3 and http.client if a server does not speak HTTP; OverflowError is that of a chunk's size.
+_BROKEN = (HTTPError, HTTPException, ValueError, OverflowError, OSError)
 V2BETA1, V1BETA1, V1ALPHA1 = "/apis/v2beta1", "/apis/v1beta1", "/apis/v1alpha1"
 #: The reason in what Python's ssl says: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: ... (_ssl.c:1006)
 _TLS_REASON = re.compile(r"\[SSL[^\]]*\] (.*?)(?: \(_ssl\.c:\d+\)|'\)|$)")
@@ -80,18 +77,27 @@ _NONE = "http://localhost"
 POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
+class _TooLargeError(HTTPError):  # type: ignore[misc]
+    """The answer has too many bytes."""
+
+
+class _TooSlowError(HTTPError):  # type: ignore[misc]
+    """The answer takes too long."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long a request may take, in seconds.
 
     ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that from the request to the end of its
-    answer. ``retries`` is how often it is repeated, after waits that begin with ``wait`` and double. ``longest_wait``
-    also limits the wait that the host asks for (Retry-After). After ``notice``, the user is told what is waited for.
+    answer's body. ``retries`` is how often it is repeated, after waits that begin with ``wait`` and double.
+    ``longest_wait`` also limits the wait that the host asks for (Retry-After). After ``notice``, the user is told what
+    is waited for.
     """
 
     connect: float = 10.0
     read: float = 60.0
-    whole: float = LONGEST
+    whole: float = 120.0
     retries: int = 3
     wait: float = 0.5
     longest_wait: float = 20.0
@@ -250,20 +256,19 @@ class Connection:
         began = time.monotonic()
         with self._notice(request):
             for attempt in itertools.count():
-                wait = None
+                wait = self._patience.wait * 2**attempt
                 try:
-                    answer = self._exchange(api.rest_client.pool_manager, method, url, headers, body)
-                except BROKEN as error:
+                    answer = self._exchange(api.rest_client.pool_manager, method, url, headers, body, request)
+                except _BROKEN as error:
                     if attempt >= self._retries_after(error, method):
-                        waited = time.monotonic() - began
-                        raise self._unreachable(error, method, request, waited) from error
+                        raise self._unreachable(error, method, request, time.monotonic() - began) from error
                 else:
                     if attempt >= self._patience.retries or answer.status not in again:
-                        break
-                    url, wait = answer.url, _retry_after(answer.headers.get("Retry-After"))
-                longest = self._patience.longest_wait
-                time.sleep(min(self._patience.wait * 2**attempt if wait is None else wait, longest))
-        return replace(answer, request=request)
+                        return answer
+                    asked = answer.headers.get("Retry-After", "")
+                    wait = float(asked) if asked.isdecimal() else wait
+                time.sleep(min(wait, self._patience.longest_wait))
+        raise AssertionError  # the loop has no end
 
     @contextlib.contextmanager
     def _notice(self, request: str) -> Iterator[None]:
@@ -284,20 +289,40 @@ class Connection:
             timer.cancel()
 
     def _exchange(
-        self, manager: Any, method: str, url: str, headers: Mapping[str, str], content: bytes | None
+        self, manager: Any, method: str, url: str, headers: Mapping[str, str], content: bytes | None, request: str
     ) -> Answer:
-        """Send a request once, and return the answer with the URL that it is from, or leads to."""
-        timeout = urllib3.Timeout(connect=self._patience.connect, read=self._patience.read)
-        for _ in range(_MOST_REDIRECTS):
-            exchange = Exchange(manager, method, url, MOST_BYTES, body=content, headers=headers, timeout=timeout)
-            answer = exchange.run(self._patience.whole)
-            if not answer.location:
-                break
-            before, url = url, urljoin(url, answer.location)
-            # A body is for the host that the user has named, and so are credentials.
-            if method != "GET" or not _is_same_host(before, url):
-                break
-        return replace(answer, url=url)
+        """Send a request once, and return the answer.
+
+        urllib3 itself would read all of an answer before it repeats a request, and never repeats it if the answer is
+        cut off.
+        """
+        end = time.monotonic() + self._patience.whole
+        answer = manager.request(
+            method,
+            url,
+            body=content,
+            headers=headers,
+            timeout=urllib3.Timeout(connect=self._patience.connect, read=self._patience.read),
+            preload_content=False,
+            enforce_content_length=True,
+            redirect=False,
+            retries=False,
+        )
+        try:
+            pieces, size = [], 0
+            for piece in answer.stream(_PIECE, decode_content=True):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MOST_BYTES:
+                    raise _TooLargeError(f"the answer is larger than {MOST_BYTES >> 20} MiB")
+                if time.monotonic() > end:
+                    raise _TooSlowError(f"the answer was not complete within {self._patience.whole:g} s")
+            leads = urljoin(url, answer.get_redirect_location() or "")
+        except BaseException:
+            answer.close()
+            raise
+        answer.release_conn()
+        return Answer(request, leads, answer.status, answer.headers, b"".join(pieces))
 
     def _retries_after(self, error: Exception, method: str) -> int:
         """Return how often a request is repeated that has failed."""
@@ -328,13 +353,13 @@ class Connection:
             why = f"the host has not answered within {duration(waited)}"
         elif isinstance(reason, ReadTimeoutError):
             why = f"the host has accepted the connection, and not answered within {duration(waited)}"
-        elif isinstance(reason, TooLargeError | TooSlowError):
+        elif isinstance(reason, _TooLargeError | _TooSlowError):
             why = str(reason)
         else:
             why = f"the connection broke ({_short(reason)})"
         if method != "GET" and not isinstance(reason, NewConnectionError | ConnectTimeoutError):
             return HostAnswerLostError(f"{text}{why}.")
-        if isinstance(reason, TooLargeError):
+        if isinstance(reason, _TooLargeError):
             return HostError(f"{text}{why}.")
         return HostUnreachableError(f"{text}{why}. Check the host, its port, and your network or kubectl port-forward.")
 
@@ -350,24 +375,6 @@ class Connection:
             f"authority that signed it: {named('ssl_ca_cert')}. {variable('verify_ssl')}=false does without a check, "
             "on a network that you trust."
         )
-
-
-def _retry_after(text: str | None) -> float | None:
-    """Return for how many seconds a host asks a client to wait; None if it is neither seconds nor a date."""
-    try:
-        return max(0.0, float(urllib3.Retry().parse_retry_after(text))) if text else None
-    except (HTTPError, ValueError, OverflowError):
-        return None
-
-
-def _is_same_host(one: str, other: str) -> bool:
-    """Tell whether a redirect stays on a host; it may lead from http to https."""
-    parts, others = urlsplit(one), urlsplit(other)
-    if parts.hostname != others.hostname:
-        return False
-    return (parts.scheme, parts.port) == (others.scheme, others.port) or (
-        (parts.scheme, others.scheme, others.port) == ("http", "https", None)
-    )
 
 
 def _json_body(body: Mapping[str, Any] | None) -> bytes | None:
