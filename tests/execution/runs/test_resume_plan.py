@@ -18,7 +18,7 @@ from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
-from torchx_kfp.execution.pipeline.walk import walk
+from torchx_kfp.execution.pipeline.walk import walk, without_indices
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
@@ -135,6 +135,36 @@ def test_the_rules(case: str, here: bool, to_here: bool) -> None:
     found = {step.name: step.reason for step in plan.running}
     assert all(part in found[name] for name, part in reasons.items()), found
     assert not {task for task in plan.pipeline.root.as_dag().tasks if task in kept}
+
+
+@pytest.mark.parametrize(("here", "to_here"), PLACES, ids=["here-here", "here-host", "host-here", "host-host"])
+def test_stages_that_share_a_workspace_run_again_together(here: bool, to_here: bool) -> None:
+    """Each run has its own one: a stage would not find there what a kept one has written."""
+
+    @dsl.pipeline(name="table", pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
+    def shared(tracker_base: str, lr: float, branch: bool):
+        make(text=dsl.WORKSPACE_PATH_PLACEHOLDER)
+        with dsl.ParallelFor([1, 2]):
+            make(text=f"{dsl.WORKSPACE_PATH_PLACEHOLDER}/x")
+            make(text="y")
+        make(text="z")
+        make(text="last")
+
+    loaded, run = load_pipeline(shared), RunState()
+    names = ["make", "make-2[0]", "make-2[1]", "make-3[0]", "make-3[1]", "make-4", "make-5"]
+    made = {name: StageResult(name, without_indices(name), State.SUCCEEDED) for name in names}
+    for failed, runs in (
+        ("make-5", {"make-5"}),
+        ("make", {"make", "make-2, make-3"}),
+        ("make-2[1]", {"make", "make-2, make-3"}),
+    ):
+        ends = {**made, failed: replace(made[failed], state=State.FAILED)}
+        record = RunRecord(
+            "r", "table", 0.0, (), run, False, lambda: loaded, Path("r") if here else None, arguments=ARGUMENTS
+        )
+        plan = plan_resume(EarlierRun(record, loaded, ends), loaded, ARGUMENTS, is_here=to_here)
+        assert {step.name for step in plan.running} == runs
+        assert not [name for name in plan.reusable if name.startswith("make-2")]
 
 
 def test_what_only_some_pairs_have() -> None:

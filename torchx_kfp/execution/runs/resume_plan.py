@@ -17,6 +17,7 @@ from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact
 from torchx_kfp.execution.pipeline.conditions import is_true
+from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
 from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
 from torchx_kfp.execution.pipeline.walk import (
@@ -179,6 +180,10 @@ class _Planner:
             for follower in self._followers.get(unit.path, ()):
                 if follower.task.runs_always:
                     self._mark(follower, f"{unit.name} runs before it")
+            if any(map(self._uses_workspace, unit.stages)):
+                for other in self._units.values():
+                    if any(map(self._uses_workspace, other.stages)):
+                        self._mark(other, f"it shares KFP's workspace with {unit.name}, which runs")
             for path in unit.settings:
                 self._mark(self._units[path], f"the pods of {unit.name}, which runs, are set up with its output")
             for read in unit.reads:
@@ -189,6 +194,11 @@ class _Planner:
                     self._outputs.get(producer, read.output)
                 except OutputNotKnownError as error:
                     self._mark(producer, f"{unit.name} reads its output {read.output!r}, {error}")
+
+    def _uses_workspace(self, place: ScopedTask) -> bool:
+        container = place.component.container
+        texts = [*(container.words if container else ()), *map(str, self._inputs[place.path].values())]
+        return any(WORKSPACE in text for text in texts)
 
     def _mark(self, unit: Unit, reason: str) -> bool:
         if unit.path in self._runs or unit.is_import:
@@ -362,7 +372,7 @@ class _Planner:
                 changes = self._changes(unit)
                 for place in unit.stages:
                     is_changed = any(change.startswith(f"{place.name}: ") for change in changes)
-                    if not is_changed and not place.task.runs_always:
+                    if not (is_changed or place.task.runs_always or self._uses_workspace(place)):
                         found.update(
                             (end.name, dataclasses.replace(end, cached_from=self._origin(end)))
                             for end in self._executions.get(place.name, ())
