@@ -55,7 +55,7 @@ def start_of(inside: Call) -> Callable[[object, str], Any]:
     """Return what is said of the start of a stage."""
 
     def read(base: object, run_id: str) -> Any:
-        done = inside("show", str(base), run_id, "--json")
+        done = inside("show", "--tracker-base", str(base), run_id, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["started"]
 

@@ -258,6 +258,6 @@ def report(number: int, ended: Sequence[str], reasons: Sequence[str], good: Sequ
         return
     run, *_, execution = ended[0].split("/")
     sys.exit(
-        f"torchx-kfp: {failed}\nTheir logs: torchx-kfp logs {run} {execution}\nTo try again, start a new run: "
+        f"torchx-kfp: {failed}\nTheir logs: torchx-kfp logs {run}/{execution}\nTo try again, start a new run: "
         "--resume keeps these trials, and so does KFP's cache, unless you give --no-cache."
     )

@@ -44,24 +44,26 @@ def runs(base: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]
 
 def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     first, second, third = runs
-    done = inside("results", base, second)
+    done = inside("results", "--tracker-base", base, second)
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"Cached in {second}: prepare, from {first}.\n"
     assert [line.split() for line in done.stdout.splitlines()[3:]] == [
         ["prepare/prepare-0", "(cached)", "1.0"],
         ["train/train-0", "0.25"],
     ]
-    whole = json.loads(inside("results", base, third, "--json").stdout)
+    whole = json.loads(inside("results", "--tracker-base", base, third, "--json").stdout)
     assert whole == {f"{first}/prepare/prepare-0": {"x": 1.0}, f"{second}/train/train-0": {"x": 0.25}}
     for name in ("latest", third[-6:], third[:-1]):
-        assert json.loads(inside("results", base, name, "--json").stdout) == whole
-    assert json.loads(inside("results", base, "latest/tr", "--json").stdout) == {f"{second}/train/train-0": {"x": 0.25}}
-    listed = [line.split() for line in inside("results", base).stdout.splitlines()[2:]]
+        assert json.loads(inside("results", "--tracker-base", base, name, "--json").stdout) == whole
+    assert json.loads(inside("results", "--tracker-base", base, "latest/tr", "--json").stdout) == {
+        f"{second}/train/train-0": {"x": 0.25}
+    }
+    listed = [line.split() for line in inside("results", "--tracker-base", base).stdout.splitlines()[2:]]
     # Runs are listed by their names, which contain the second in which they started.
     counts = ((first, "2", "0"), (second, "1", "1"), (third, "0", "2"))
     assert listed == sorted([*count, "prepare", "train"] for count in counts)
 
-    done = inside("compare", base, first, third)
+    done = inside("compare", "--tracker-base", base, first, third)
     assert done.returncode == 0, done.stderr
     values = [line.split() for line in done.stdout.splitlines() if line.startswith(("prepare", "train"))]
     assert values == [
@@ -72,13 +74,13 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     ]
     assert f"Cached in {third}: train, from {second}.\n" in done.stderr
     # Both were given the same results.
-    same = inside("compare", base, second, third, "--changed")
+    same = inside("compare", "--tracker-base", base, second, third, "--changed")
     assert (same.returncode, same.stderr.splitlines()[0]) == (0, "The runs do not differ.")
 
-    done = inside("lineage", base, "latest")
+    done = inside("show", "--lineage", "--tracker-base", base, "latest")
     assert done.stdout.splitlines()[1].startswith(f"{second}/train/train-0  x=0.25")
     assert f"prepare: {first}/prepare/prepare-0" in done.stdout
-    shown = inside("show", base, "latest/train", "--json")
+    shown = inside("show", "--tracker-base", base, "latest/train", "--json")
     assert json.loads(shown.stdout)["run_id"] == f"{second}/train/train-0"
     assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
 
@@ -114,11 +116,11 @@ def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
         run(looped, {"tracker_base": "base", "rates": rates}, watch=Watch(), parallelism=1).run_id
         for rates in ([0.5, 0.25], [0.25, 0.125])
     )
-    assert json.loads(inside("results", "base", second, "--json").stdout) == {
+    assert json.loads(inside("results", "--tracker-base", "base", second, "--json").stdout) == {
         f"{first}/train/train-1-0": {"x": 0.25},
         f"{second}/train/train-1-0": {"x": 0.125},
     }
-    assert json.loads(inside("results", "base", f"{second}/train/train-1-0", "--json").stdout) == {
+    assert json.loads(inside("results", "--tracker-base", "base", f"{second}/train/train-1-0", "--json").stdout) == {
         f"{second}/train/train-1-0": {"x": 0.125}
     }
 
@@ -127,21 +129,26 @@ def test_from_another_folder_and_of_another_base(inside: Call, project: Path, mo
     monkeypatch.chdir(project)
     runs = [run(two, {"tracker_base": "base", "lr": lr}, watch=Watch()).run_id for lr in (0.5, 0.25, 0.25)]
     other = [run(two, {"tracker_base": "other", "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
-    assert inside("results", "base", other).returncode == 2
+    assert inside("results", "--tracker-base", "base", other).returncode == 2
     os.rename(project / "local_outputs", project / "elsewhere")
-    unknown = inside("results", "base", runs[2])
+    unknown = inside("results", "--tracker-base", "base", runs[2])
     assert (unknown.returncode, unknown.stdout) == (2, "")
     told, _, there = unknown.stderr.partition(" Runs there: ")
     assert f"Nothing is recorded for '{runs[2]}' under 'base'." in told
     # The most similar one comes first: for runs of the same second, that is random.
     assert sorted(there.strip().rstrip(".").split(", ")) == sorted(runs[:2])
-    assert inside("results", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
+    assert inside("results", "--tracker-base", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
     # Without the run's folder, the run that was recorded last is the newest.
-    assert f"{runs[1]}/train/train-0" in inside("results", "base", "latest", "--json").stdout
+    assert f"{runs[1]}/train/train-0" in inside("results", "--tracker-base", "base", "latest", "--json").stdout
 
 
 #: Commands that accept runs of a tracker base and of this machine.
-ASK = [("results", "base"), ("show", "base"), ("lineage", "base"), ("compare", "base", "one-1")]
+ASK = [
+    ("results", "--tracker-base", "base"),
+    ("show", "--tracker-base", "base"),
+    ("show", "--lineage", "--tracker-base", "base"),
+    ("compare", "--tracker-base", "base", "one-1"),
+]
 HERE = [("logs",), ("cancel",), ("report",), ("run", "--resume")]
 
 
@@ -161,12 +168,12 @@ def test_unknown_and_ambiguous(words: tuple[str, ...], name: str, inside: Call, 
     assert "one-2" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["results", "show", "lineage"])
-def test_the_end_of_a_run_id(command: str, inside: Call, project: Path) -> None:
+@pytest.mark.parametrize("command", [("results",), ("show",), ("show", "--lineage")], ids=" ".join)
+def test_the_end_of_a_run_id(command: tuple[str, ...], inside: Call, project: Path) -> None:
     tracker = FsspecResultTracker(project / "base")
     for run_id in ("a-20260101-120000-0a1b2c", "a-20260101-120001-3d4e5f"):
         tracker[f"{run_id}/train/1"] = {"x": 1}
-    done = inside(command, "base", "4e5f", "--json")
+    done = inside(*command, "--tracker-base", "base", "4e5f", "--json")
     assert done.returncode == 0, done.stderr
     assert "a-20260101-120001-3d4e5f/train/1" in done.stdout
     assert "0a1b2c" not in done.stdout

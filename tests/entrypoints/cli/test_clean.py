@@ -98,15 +98,20 @@ def test_a_run_for_a_pipe_whose_files_keep_the_very_bytes(hostile: Path, call: C
 @pytest.mark.parametrize(
     "words",
     [
-        *(("results", "results", *form) for form in ((), ("--csv",), ("--json",))),
-        *(("show", "results", "run-1/train/1", *form) for form in ((), ("--json",))),
-        ("lineage", "results"),
-        ("lineage", "results", "run-1/next/1", "--json"),
-        ("compare", "results", "run-1", RUN),
+        *(("results", "--tracker-base", "results", *form) for form in ((), ("--csv",), ("--json",))),
+        *(("show", "--tracker-base", "results", "run-1/train/1", *form) for form in ((), ("--json",))),
+        ("show", "--lineage", "--tracker-base", "results"),
+        ("show", "--lineage", "--tracker-base", "results", "run-1/next/1", "--json"),
+        ("compare", "--tracker-base", "results", "run-1", RUN),
         ("gc", "results", "--older-than", "1s", "--dry-run"),
         *(
             (*words, f"no {HOSTILE}")
-            for words in (("results", "results"), ("show", "results"), ("results",), ("logs",))
+            for words in (
+                ("results", "--tracker-base", "results"),
+                ("show", "--tracker-base", "results"),
+                ("results",),
+                ("logs",),
+            )
         ),
         ("run", f"no {HOSTILE}.yaml"),
         ("--traceback", "run", f"no {HOSTILE}.yaml"),
@@ -125,9 +130,9 @@ def test_commands(words: tuple[str, ...], hostile: Path, terminal: Callable[...,
 
 
 def test_json_and_csv_have_escapes(hostile: Path, call: Call) -> None:
-    found = json.loads(call("show", "results", "run-1/train/1", "--json").stdout)
+    found = json.loads(call("show", "--tracker-base", "results", "run-1/train/1", "--json").stdout)
     assert found["results"][f"name {HOSTILE}"].startswith(f"value {HOSTILE}")
-    csv = call("results", "results", "--csv").stdout
+    csv = call("results", "--tracker-base", "results", "--csv").stdout
     for escape in ("\\x1b]52;c;cHduZWQ=\\x07", "\\x9b2J", "\\u202e"):
         assert escape in csv
 
@@ -143,10 +148,10 @@ def test_each_unsafe_character_of_logs_and_results(project: Path, call: Call, te
     log.parent.mkdir()
     log.write_bytes("".join(f"<{it}>\n" for it in [*UNSAFE, FINE]).encode())
     assert call("logs", "p").stdout == "a | <\ufffd>\n" * len(UNSAFE) + f"a | <{FINE}>\n"
-    assert terminal(80, "logs", "p", "a") == "<\ufffd>\n" * len(UNSAFE) + f"<{FINE}>\n"
+    assert terminal(80, "logs", "p/a") == "<\ufffd>\n" * len(UNSAFE) + f"<{FINE}>\n"
     results = {f"r{number}": character for number, character in enumerate([*UNSAFE, "\x1b"])}
     tracked(project / "base", "run/train/1").put(**results)
-    shown = call("results", "base", "run/", "--json").stdout
+    shown = call("results", "--tracker-base", "base", "run/", "--json").stdout
     assert json.loads(shown) == {"run/train/1": results}
     assert shown.isascii()
 
@@ -157,7 +162,7 @@ def test_colours_stay_where_they_may(project: Path, call: Call, terminal: Callab
     log.parent.mkdir()
     plain = "\x1b[1;31mred\x1b[0m \x1b[38;5;200mpink\x1b[m"
     log.write_text(f"{plain}\n\x1b[8mhidden\x1b[1;8m\n\x1b[2K\x1b[31;\x1b[?25l\n")
-    shown = terminal(80, "logs", "p", "a")
+    shown = terminal(80, "logs", "p/a")
     assert shown.splitlines() == [plain, "hidden", "\ufffd[2K\ufffd[31;\ufffd[?25l"]
     assert call("logs", "p").stdout.splitlines()[0] == "a | red pink"
 

@@ -72,7 +72,7 @@ def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, pr
     base = project / "two words"
     program, *words = shlex.split(again.partition(": ")[2])
     assert program.endswith("torchx-kfp")
-    assert words[:2] == ["results", str(base)]
+    assert words[:1] == ["results"]
 
     shown = call(*words)
     assert shown.returncode == 0
@@ -83,7 +83,7 @@ def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, pr
         "second",
         "second",
     ]
-    listed = call("results", str(base))
+    listed = call("results", "--tracker-base", str(base))
     assert [line.split() for line in listed.stdout.splitlines() if line.startswith("two-")] == [
         [again.split()[-1], "3", "first", "second"]
     ]
@@ -133,10 +133,10 @@ def test_json_for_programs(call: Call, project: Path) -> None:
     assert Path(first["log_file"]).read_text() == "arguments ['1.5']\n"
     tracker = FsspecResultTracker(project / "results")
     assert tracker[first["run_id"]] == first["results"]
-    assert json.loads(call("results", "results", run["run_id"], "--json").stdout) == {
+    assert json.loads(call("results", "--tracker-base", "results", run["run_id"], "--json").stdout) == {
         stage["run_id"]: stage["results"] for stage in stages
     }
-    assert json.loads(call("results", "results", first["run_id"], "--json").stdout) == {
+    assert json.loads(call("results", "--tracker-base", "results", first["run_id"], "--json").stdout) == {
         first["run_id"]: first["results"]
     }
 
@@ -240,9 +240,9 @@ def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
 def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, project: Path) -> None:
     (project / "base/run/train").mkdir(parents=True)
     (project / "base/run/train/1").write_text('{"half": "\\ud800", "note": "\u00e9\\n\\u001b[31m"}', encoding="utf-8")
-    done = call("results", "base", "run", "--json", PYTHONIOENCODING=encoding)
+    done = call("results", "--tracker-base", "base", "run", "--json", PYTHONIOENCODING=encoding)
     assert json.loads(done.stdout) == {"run/train/1": {"half": "\ud800", "note": "é\n\x1b[31m"}}, done.stderr
-    shown = call("results", "base", "run/", PYTHONIOENCODING=encoding)
+    shown = call("results", "--tracker-base", "base", "run/", PYTHONIOENCODING=encoding)
     assert shown.returncode == 0, shown.stderr
     assert "\x1b" not in shown.stdout
     assert r"\ud800" in shown.stdout
@@ -251,7 +251,9 @@ def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, 
 def test_output_that_cannot_be_written(call: Call, project: Path) -> None:
     FsspecResultTracker(project / "some")["run/train/1"] = {"loss": 0.1}
     with open("/dev/full", "w") as full:
-        done = subprocess.run([PROGRAM, "results", "some"], cwd=project, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [PROGRAM, "results", "--tracker-base", "some"], cwd=project, stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert done.stderr.splitlines()[0] == "Error: The output cannot be written: No space left on device."
     assert "Traceback" not in done.stderr
     assert done.returncode != 0

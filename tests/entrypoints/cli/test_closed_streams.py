@@ -26,8 +26,8 @@ COMMANDS = {
     ("run", "nothing.py"): 2,
     ("run", "pipelines.py:two", "--parallelism", "0"): 2,
     ("compile", "pipelines.py:two"): 0,
-    ("results", "base"): 0,
-    ("results", "base", "none"): 2,
+    ("results", "--tracker-base", "base"): 0,
+    ("results", "--tracker-base", "base", "none"): 2,
     ("results",): 2,
     ("--help",): 0,
     ("run", "--help"): 0,
@@ -79,7 +79,11 @@ def test_the_exit_code_is_that_of_the_command(words: tuple[str, ...], project: P
     assert done.returncode == COMMANDS[words]
 
 
-@pytest.mark.parametrize("words", [("results", "base"), ("results", "base", "none"), ("--help",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("results", "--tracker-base", "base"), ("results", "--tracker-base", "base", "none"), ("--help",)],
+    ids=" ".join,
+)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_one_stream_is_closed(words: tuple[str, ...], stream: str, project: Path) -> None:
     done = closed(words, project, {stream})
@@ -119,7 +123,11 @@ def test_streams_that_were_closed_before(streams: str, project: Path) -> None:
 
 def test_messages_that_cannot_be_written_do_not_change_the_exit_code(project: Path) -> None:
     with open("/dev/full", "w") as full:
-        for words, code in ((("results", "base", "none"), 2), (("results",), 2), (("check", "sleeps.yaml"), 0)):
+        for words, code in (
+            (("results", "--tracker-base", "base", "none"), 2),
+            (("results",), 2),
+            (("check", "sleeps.yaml"), 0),
+        ):
             assert subprocess.run([PROGRAM, *words], cwd=project, stderr=full, check=False).returncode == code
 
 
@@ -130,4 +138,4 @@ def test_a_pipe_of_the_commands_own_that_breaks_is_a_failure(inside: Call, monke
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr(FsspecResultTracker, "keys", fail)
-    assert inside("results", "base").returncode == 1
+    assert inside("results", "--tracker-base", "base").returncode == 1

@@ -22,10 +22,10 @@ from torchx_kfp.tracking import FsspecResultTracker
 
 def test_a_terminal_dims_what_is_the_same(terminal: Callable[..., str], project: Path) -> None:
     compared(project / "base")
-    shown = terminal(200, "compare", "base", "one", "two").splitlines()
+    shown = terminal(200, "compare", "--tracker-base", "base", "one", "two").splitlines()
     dim = [re.sub(r"\x1b\[\d*m", "", line).split() for line in shown if line.startswith("\x1b[2m")]
     assert [words[1] for words in dim] == ["note", "rows", "bound", "optimizer", "seed"]
-    assert "\x1b" not in "".join(terminal(200, "compare", "base", "one", "two", NO_COLOR="1"))
+    assert "\x1b" not in "".join(terminal(200, "compare", "--tracker-base", "base", "one", "two", NO_COLOR="1"))
 
 
 #: The values of a metric's steps, and their curve in one line.
@@ -46,11 +46,11 @@ def test_curves_are_one_line(call: Call, project: Path) -> None:
         for step, value in enumerate(values):
             stage.log(step, {f"m{number}": value})
     stage.flush()
-    lines = call("show", "base", "a/s").stdout.splitlines()
+    lines = call("show", "--tracker-base", "base", "a/s").stdout.splitlines()
     shown = [line.split(maxsplit=2)[2] for line in lines if line.startswith("steps")]
     for curve, line in zip(CURVES, shown, strict=True):
         assert re.match(rf"{curve} " if curve[0] in "▁▄" else r"[\w.]+ at ", line), line
-    assert not set("▁▄█") & {*call("show", "base", "a/s", PYTHONIOENCODING="ascii").stdout}
+    assert not set("▁▄█") & {*call("show", "--tracker-base", "base", "a/s", PYTHONIOENCODING="ascii").stdout}
 
 
 @dsl.pipeline(name="coded")
@@ -88,16 +88,18 @@ def test_the_code_of_runs(codes: Callable[..., str], project: Path, inside: Call
     one_has = {**same, "app": "one\ntwo\nthree\n", "model": b"\0\1", "gone": "a\n", "link": "->app"}
     two_has = {**same, "app": "one\n2\nthree", "model": b"\0\2", "new": "b\n", "link": "->same", "x": "x\n"}
     none, one, two = codes(), codes(**one_has), codes(**two_has)
-    assert "code:" not in inside("compare", "base", none, codes()).stdout
-    assert inside("compare", "base", one, none).stdout.endswith(f"code: only {one} has code that travelled with it\n")
-    words = ["compare", "base", one, two]
+    assert "code:" not in inside("compare", "--tracker-base", "base", none, codes()).stdout
+    assert inside("compare", "--tracker-base", "base", one, none).stdout.endswith(
+        f"code: only {one} has code that travelled with it\n"
+    )
+    words = ["compare", "--tracker-base", "base", one, two]
     assert inside(*words).stdout.splitlines()[-1] == "code: 6 files differ: app, gone, link, model, new and 1 more"
     found = json.loads(inside(*words, "--json").stdout)["code"]
     files = {"app": "changed", "gone": "removed", "link": "changed", "model": "changed", "new": "added", "x": "added"}
     assert found == {two: {"files": files, "problem": ""}}
     # The same code, and code that was removed.
     again = codes(**one_has)
-    assert "code:" not in inside("compare", "base", one, again).stdout
+    assert "code:" not in inside("compare", "--tracker-base", "base", one, again).stdout
     assert re.search(rf"code: 6 files.* \({one} and {two}\)", inside(*words, again).stdout)
     for archive in (project / "base/.torchx_kfp/workspaces").iterdir():
         archive.unlink()

@@ -89,4 +89,4 @@ def test_a_component_on_a_host(project: Path, call: Call, s3_base: str, monkeypa
         words = ["--host", host.url, "--watch", "--"]
         done = call("submit", "comp.py:train", *words, "--lr", "0.25")
     assert done.returncode == 0, done.stderr
-    assert ",0.25," in call("results", s3_base, "--csv").stdout
+    assert ",0.25," in call("results", "--tracker-base", s3_base, "--csv").stdout

@@ -106,15 +106,15 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
         invoke("report", name, "-o", "page.html")
         assert not Path("page.html").exists() or SECRET not in Path("page.html").read_text()
         invoke("cancel", name)
-        invoke("show", str(base), f"{name}/train")
-        invoke("lineage", str(base), f"{name}/train")
+        invoke("show", "--tracker-base", str(base), f"{name}/train")
+        invoke("show", "--lineage", "--tracker-base", str(base), f"{name}/train")
         if seed % 4 == 0:
             invoke("run", "--resume", name, "--quiet")
         assert secret.read_text() == SECRET
     assert "bad-" in invoke("runs")
     invoke("runs", "--json")
-    invoke("results", str(base))
-    invoke("compare", str(base), "bad-1", "bad-2")
+    invoke("results", "--tracker-base", str(base))
+    invoke("compare", "--tracker-base", str(base), "bad-1", "bad-2")
     invoke("gc", str(base), "--older-than", "1d", "--dry-run")
 
 
@@ -222,8 +222,8 @@ def test_a_huge_number_among_the_arguments_is_no_traceback(good: Path, tmp_path:
 def test_deep_results_are_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "base/p-1/train").mkdir(parents=True)
     (tmp_path / "base/p-1/train/train-0").write_text('{"a":' * 900 + "1" + "}" * 900)
-    assert "too deep" in invoke("results", str(tmp_path / "base"), "--json")
-    invoke("results", str(tmp_path / "base"))
+    assert "too deep" in invoke("results", "--tracker-base", str(tmp_path / "base"), "--json")
+    invoke("results", "--tracker-base", str(tmp_path / "base"))
 
 
 def _craft(line: dict[str, Any], what: str, crafted: str) -> None:

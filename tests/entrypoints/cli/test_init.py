@@ -55,7 +55,7 @@ def test_it_runs_on_a_host(project: Path, call: Call, s3_base: str, monkeypatch:
         done = call(*commands(project / "README.md")[1])
         assert done.returncode == 0, done.stderr
         assert "loss=" in done.stdout
-        back = call("code", "latest", "before", "--host", host.url)
+        back = call("get", "--code", "latest", "before", "--host", host.url)
     assert back.returncode == 0, back.stderr
     assert (project / "before" / "train.py").read_bytes() == (project / "train.py").read_bytes()
 

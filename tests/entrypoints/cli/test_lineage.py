@@ -23,8 +23,13 @@ def test_long_fan_ins_are_cut_in_trees_alone(inside: Call, project: Path) -> Non
     trials = [f"big/train/{number:04}" for number in range(1000)]
     declare(tracker.store, "big/choose/c", {"trials": trials, "data": ["a-1/prepare/p"]})
     # Runs that are left out do not become separate trees.
-    assert inside("lineage", "base", "big").stdout == inside("lineage", "base", "big/choose").stdout
-    assert len(json.loads(inside("lineage", "base", "big", "--json").stdout)["links"]) == 1002
+    assert (
+        inside("show", "--lineage", "--tracker-base", "base", "big").stdout
+        == inside("show", "--lineage", "--tracker-base", "base", "big/choose").stdout
+    )
+    assert (
+        len(json.loads(inside("show", "--lineage", "--tracker-base", "base", "big", "--json").stdout)["links"]) == 1002
+    )
 
 
 def test_fan_ins_of_fan_ins_and_long_chains(inside: Call, terminal: Callable[..., str], project: Path) -> None:
@@ -32,7 +37,15 @@ def test_fan_ins_of_fan_ins_and_long_chains(inside: Call, terminal: Callable[...
     for level in range(1, 300):
         declare(store, f"deep/s{level}/1", {"before": [f"deep/s{level - 1}/{number}" for number in range(3)]})
         add_source(store, f"deep/s{level}/1", Source(f"deep/s{level - 1}/1"))
-    shown = inside("lineage", "base", "deep/s299/1").stdout.splitlines()
+    shown = inside("show", "--lineage", "--tracker-base", "base", "deep/s299/1").stdout.splitlines()
     assert len(shown) < 120
     assert sum("... and more; --json shows all" in line for line in shown) == 1
-    assert max(map(len, terminal(80, "lineage", "base", "deep/s299/1", NO_COLOR="1").splitlines())) <= 80
+    assert (
+        max(
+            map(
+                len,
+                terminal(80, "show", "--lineage", "--tracker-base", "base", "deep/s299/1", NO_COLOR="1").splitlines(),
+            )
+        )
+        <= 80
+    )

@@ -312,7 +312,7 @@ def test_logs(case: Case, inside: Call) -> None:
     for name, state in case.stages.items():
         if name not in attempts and state == "waiting":
             continue
-        done = inside("logs", "latest", name)
+        done = inside("logs", f"latest/{name}")
         if name in attempts:
             assert done.stdout == f"{name} {attempts[name].attempt}\n"
         else:

@@ -158,7 +158,7 @@ def recorded(here: Here, name: str) -> list[str]:
 
 
 def metadata(call: Call, here: Here, run_id: str) -> object:
-    return json.loads(call("show", str(here.base), run_id, "--json").stdout)["metadata"]
+    return json.loads(call("show", "--tracker-base", str(here.base), run_id, "--json").stdout)["metadata"]
 
 
 def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_path):
@@ -181,7 +181,7 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     # Today's code, in the folder in which somebody mends it.
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "code_of_today.py").write_text(MENDED)
-    done = call("replay", "latest", "train[1]", "--workspace", str(tmp_path))
+    done = call("replay", "latest/train[1]", "--workspace", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ran ['b'] None {'before': 0.29}\n"
     assert re.search(says(str(tmp_path), "loss 0.31 (was 0.29)", "many 1 (as before)"), done.stderr), done.stderr
@@ -189,14 +189,17 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert metadata(call, here, run_id) == {"replays": here.result["train[1]"].run_id}
 
     # Replays do not count among the results of all runs, nor as the latest run, unless they are named.
-    listed = call("results", str(here.base))
+    listed = call("results", "--tracker-base", str(here.base))
     assert (name in listed.stdout, name in listed.stderr, here.run.name in listed.stdout) == (False, True, True)
     tracker = FsspecResultTracker(here.base)
     assert not [key for key in tracker.to_frame().index if key.startswith("replay-")]
     assert run_id in tracker.to_frame(replays=True).index
     assert list(tracker.to_frame(run_id).index) == [run_id]
-    assert f"Run {here.run.name}\n" in call("results", str(here.base), "latest", "--output-dir", "none").stdout
-    assert f"Run {name}\n" in call("results", str(here.base), name).stdout
+    assert (
+        f"Run {here.run.name}\n"
+        in call("results", "--tracker-base", str(here.base), "latest", "--output-dir", "none").stdout
+    )
+    assert f"Run {name}\n" in call("results", "--tracker-base", str(here.base), name).stdout
 
 
 @pytest.mark.parametrize("words", [["coded"], ["many"], ["many", "--replica", "trainer/1"]])

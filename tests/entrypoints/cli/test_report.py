@@ -23,7 +23,7 @@ def test_a_server_that_only_the_run_names_is_not_asked(inside: Call, project: Pa
         play(project / "local_outputs" / "digits-1", ["train"], tracker_base=base)
         refused = says(base, "only the run names it", "TORCHX_KFP_TRACKER_BASE")
         assert re.search(refused, html.unescape(inside("report", "digits-1", "-o", "-").stdout))
-        for words in (["results"], ["show"], ["lineage"], ["compare", "digits-1"]):
+        for words in (["results"], ["show"], ["show", "--lineage"], ["compare", "digits-1"]):
             done = inside(*words, "digits-1")
             assert (done.returncode, bool(re.search(refused, done.stderr))) == (2, True), words
         with pytest.raises(BlockingIOError):

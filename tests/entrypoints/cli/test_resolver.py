@@ -76,7 +76,7 @@ def test_a_run_knows_its_tracker_base_wherever_the_command_is(
     }
     assert [*json.loads(shown("results", f"{first[:-1]}/tr", "--json"))] == [f"{first}/train/train-0"]
     assert json.loads(shown("show", "latest/judge", "--json"))["results"] == {"x": 0.25}
-    assert f"{second}/judge/judge-0" in shown("lineage", "latest/judge", "--json")
+    assert f"{second}/judge/judge-0" in shown("show", "--lineage", "latest/judge", "--json")
     compared = json.loads(shown("compare", "latest", first, "--json"))["rows"]
     assert {row["name"]: row["values"] for row in compared if row["kind"] == "parameter"} == {
         "lr": {first: [0.5], second: [0.25]}
@@ -95,8 +95,10 @@ def test_a_run_with_several_tracker_bases_asks_for_one(
     run_id = run(several, watch=Watch()).run_id
     done = inside("results", "latest")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(says(run_id, "several tracker bases", "base, other", "before the run"), done.stderr)
-    assert [*json.loads(inside("results", "other", "latest", "--json").stdout)] == [f"{run_id}/judge/judge-0"]
+    assert re.search(says(run_id, "several tracker bases", "base, other", "--tracker-base"), done.stderr)
+    assert [*json.loads(inside("results", "--tracker-base", "other", "latest", "--json").stdout)] == [
+        f"{run_id}/judge/judge-0"
+    ]
 
 
 @pytest.mark.s3
@@ -107,7 +109,12 @@ def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
         words = ("--tracker-base", s3_base, "-p", f"value={value}", "-p", 'names=["a", "b"]')
         assert call("run", "pipelines.py:two", *words, "--quiet").returncode == 0
     second, first = (run["run"] for run in json.loads(inside("runs", "--json").stdout))
-    commands = [("show", "latest/second[1]"), ("artifacts", "latest"), ("results", first), ("compare", first, second)]
+    commands = [
+        ("show", "latest/second[1]"),
+        ("get", "--list", "latest"),
+        ("results", first),
+        ("compare", first, second),
+    ]
     for words in commands:
         requests = s3_server.requests(lambda words=words: inside(*words))
         listings = [request for request in requests if "list-type=2" in request]
@@ -158,17 +165,17 @@ def lists(tracker_base: str, sizes: list = [1, 2.5], more: dict = {"a": [3, 1e30
     assert all(f"{run} has recorded nothing" in done.stderr for run in runs)
 
 
-@pytest.mark.parametrize("command", ["results", "show", "lineage"])
-def test_a_word_that_is_neither_a_directory_nor_a_run(command: str, inside: Call, runs: list[str]) -> None:
-    done = inside(command, "kep", "--output-dir", "kept")
+@pytest.mark.parametrize("command", [("results",), ("show",), ("show", "--lineage")], ids=" ".join)
+def test_a_word_that_is_not_a_run(command: tuple[str, ...], inside: Call, runs: list[str]) -> None:
+    done = inside(*command, "kep", "--output-dir", "kept")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(says("no directory 'kep'", "Did you mean 'kept'?", "no run 'kep'", runs[0]), done.stderr)
+    assert re.search(says("no run 'kep'", runs[0]), done.stderr)
     between = inside("compare", "latest", "kept", "--output-dir", "kept")
-    assert re.search(says("'kept' is not a run. A tracker base goes before the runs.", "no run 'kept'"), between.stderr)
-    nearly = inside(command, "latst/train", "--output-dir", "kept")
+    assert re.search(says("'kept' is a tracker base", "--tracker-base kept", "'kept'"), between.stderr)
+    nearly = inside(*command, "latst/train", "--output-dir", "kept")
     assert re.search(says("no run 'latst'", "Did you mean 'latest'?"), nearly.stderr)
-    extra = inside(command, "base", "latest", "more")
-    assert re.search(says("unexpected extra argument", "more"), extra.stderr)
+    extra = inside(*command, "latest", "more")
+    assert re.search(says("unexpected extra argument", "more", "RUN/STAGE", "--tracker-base"), extra.stderr)
 
 
 @pytest.mark.parametrize("command", ["results", "report", "logs"])

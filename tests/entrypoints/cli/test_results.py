@@ -64,7 +64,7 @@ SHOWN = {
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
 def test_what_is_shown(words: tuple[str, ...], inside: Call) -> None:
     for form in ("json", "csv"):
-        done = inside("results", "base", *words, f"--{form}")
+        done = inside("results", "--tracker-base", "base", *words, f"--{form}")
         assert done.returncode == 0, done.stderr
         rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
         assert (list(json.loads(done.stdout)) if form == "json" else [row[0] for row in rows]) == SHOWN[words]
@@ -73,18 +73,18 @@ def test_what_is_shown(words: tuple[str, ...], inside: Call) -> None:
 
 def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     record(s3_base, RESULTS)
-    listed = call("results", s3_base).stdout.splitlines()
+    listed = call("results", "--tracker-base", s3_base).stdout.splitlines()
     assert [line.split()[0] for line in listed[2:]] == ["a-1", "a-2", "b-1", "local_cwd://torchx/app-1"]
-    assert json.loads(call("results", s3_base, "--where", "loss < 1", "--json").stdout) == {
+    assert json.loads(call("results", "--tracker-base", s3_base, "--where", "loss < 1", "--json").stdout) == {
         "local_cwd://torchx/app-1": {"loss": 0.25}
     }
     # There are listings of results and of records, and one request for each result.
-    requests = s3_server.requests(lambda: call("results", s3_base, "a-1"))
+    requests = s3_server.requests(lambda: call("results", "--tracker-base", s3_base, "a-1"))
     assert len(requests) <= 3 + 6
     # Records are listed once: those of the latest run only if its name is that of a replay.
-    requests = s3_server.requests(lambda: call("results", s3_base, "latest", "--json"))
+    requests = s3_server.requests(lambda: call("results", "--tracker-base", s3_base, "latest", "--json"))
     assert sum("prefix=results/.torchx_kfp/runs/" in request for request in requests) == 1
-    done = call("results", f"{s3_base}-missing/x".replace("bucket-", "no-bucket-"))
+    done = call("results", "--tracker-base", f"{s3_base}-missing/x".replace("bucket-", "no-bucket-"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "does not exist. Create it, or name another one. The tracker does not create buckets.\n" in done.stderr
 
@@ -93,6 +93,7 @@ def test_a_store_that_does_not_answer(call: Call) -> None:
     pytest.importorskip("s3fs")
     done = call(
         "results",
+        "--tracker-base",
         "s3://bucket/x",
         AWS_ENDPOINT_URL="http://127.0.0.1:9",
         AWS_ACCESS_KEY_ID="test",
@@ -108,15 +109,17 @@ def test_thousands_of_runs(call: Call, project: Path) -> None:
         folder = project / f"many/run-{number:04}/train"
         folder.mkdir(parents=True)
         (folder / "t").write_text(json.dumps({"accuracy": number / 3000, "epochs": number % 10}))
-    shown = call("results", "many", "--where", "accuracy >= 0.5 && epochs < 5", "--sort", "-accuracy").stdout
+    shown = call(
+        "results", "--tracker-base", "many", "--where", "accuracy >= 0.5 && epochs < 5", "--sort", "-accuracy"
+    ).stdout
     assert len(shown.splitlines()) == 2 + 750
     assert shown.splitlines()[2].split() == ["run-2994/train/t", "0.998", "4"]
-    ambiguous = call("results", "many", "run-1").stderr
+    ambiguous = call("results", "--tracker-base", "many", "run-1").stderr
     assert ambiguous.startswith(
         "Error: 'run-1' is the beginning of 1,000 runs under 'many': run-1000, run-1001, run-1002"
     )
     assert ambiguous.endswith("run-1004 and 995 more. Give a longer part of it.\n")
-    unknown = call("results", "many", "run-29999").stderr
+    unknown = call("results", "--tracker-base", "many", "run-29999").stderr
     assert unknown.startswith("Error: Nothing is recorded for 'run-29999' under 'many'. Did you mean 'run-1299'? Runs ")
     assert unknown.endswith(" and 2,995 more.\n")
 
@@ -134,10 +137,10 @@ def test_earlier_attempts_are_left_out(call: Call, base: Path, earlier: str, las
         tracker[f"{RUN}/train/{execution}"] = results
         os.utime(base / RUN / "train" / execution, (1000 + place, 1000 + place))
     tracker[f"{RUN}/train/other_0b5a1f3c"] = {"w": 3}
-    done = call("results", "base", RUN, "--json")
+    done = call("results", "--tracker-base", "base", RUN, "--json")
     assert json.loads(done.stdout) == {f"{RUN}/train/{last}": {"w": 2.5}, f"{RUN}/train/other_0b5a1f3c": {"w": 3}}
     assert f"{RUN}/train/{earlier}" in done.stderr
-    named = call("results", "base", f"{RUN}/train/{earlier}", "--json")
+    named = call("results", "--tracker-base", "base", f"{RUN}/train/{earlier}", "--json")
     assert json.loads(named.stdout) == {f"{RUN}/train/{earlier}": {"stale": 1}}
     (base / RUN / "train" / "other_0b5a1f3c").unlink()
-    assert json.loads(call("show", "base", f"{RUN}/train", "--json").stdout)["results"] == {"w": 2.5}
+    assert json.loads(call("show", "--tracker-base", "base", f"{RUN}/train", "--json").stdout)["results"] == {"w": 2.5}

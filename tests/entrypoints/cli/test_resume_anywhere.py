@@ -251,7 +251,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert json.loads(shown.stdout)["run_id"].startswith(f"{first}/prepare/"), shown.stderr
     compared = place.call("compare", first, last, "--host", place.host, "--json")
     assert '"train"' in compared.stdout, compared.stderr
-    assert place.call("logs", last, "prepare", "--host", place.host).stdout == "ran prepare\n"
+    assert place.call("logs", f"{last}/prepare", "--host", place.host).stdout == "ran prepare\n"
     anew = ["--from", "last", "-p", "rate=0.7", "--host", place.host, "--dry-run"]
     changed = place.call("submit", f"{place.file}:light", "--resume", last, *anew)
     assert f"kept, from {first}" in changed.stdout
@@ -268,7 +268,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert refused.returncode == 2
     assert all(fact in refused.stderr for fact in (place.base, "/other", "--tracker-base", "without --resume"))
     # gc keeps what a kept run resumes.
-    shown = place.call("show", place.base, f"{last}/last", "--json")
+    shown = place.call("show", "--tracker-base", place.base, f"{last}/last", "--json")
     assert json.loads(shown.stdout)["resumes"] == [second, first]
     store = FsspecResultTracker(place.base).store
     for file in store.list_files():
@@ -311,7 +311,7 @@ def test_why_an_importer_has_failed(place: Place) -> None:
     path.write_text(path.read_text().replace("system.Dataset", "''"))
     done = place.call("submit", "imports.yaml", "--host", place.host, "--watch")
     assert "importer failed in KFP's launcher: No title specified." in done.stderr
-    log = place.call("logs", done.stdout.split()[0], "importer", "--host", place.host)
+    log = place.call("logs", f"{done.stdout.split()[0]}/importer", "--host", place.host)
     assert "] No title specified\ngoroutine 1" in log.stdout
 
 

@@ -100,17 +100,17 @@ def test_runs_of_every_state(inside: Call, project: Path) -> None:
 
 
 def test_a_terminal_is_spared_control_characters(terminal: Callable[..., str], run_id: str) -> None:
-    assert terminal(80, "logs", run_id, "shell") == "one\ntwo \ufffd\ufffd[2J\nend\n"
+    assert terminal(80, "logs", f"{run_id}/shell") == "one\ntwo \ufffd\ufffd[2J\nend\n"
 
 
 def test_a_run_that_has_not_come_far(inside: Call, project: Path, run_id: str) -> None:
     with running(project, "young") as folder:
         shutil.copy(project / "local_outputs" / run_id / "pipeline.yaml", folder)
         for stage in ("shell", "shell-2[7]"):
-            shown = inside("logs", "young", stage)
+            shown = inside("logs", f"young/{stage}")
             message = f"Error: The stage {stage!r} of the run young has no log: it was not started (running).\n"
             assert shown.stderr == message
-        shown = inside("logs", "young", "zzz")
+        shown = inside("logs", "young/zzz")
         assert shown.stderr == "Error: There is no stage 'zzz' in the run young. Its stages: none yet.\n"
     shown = inside("logs", "young")
     assert shown.stderr == "Error: No stage of the run young has a log: no stage was started.\n"
@@ -130,7 +130,7 @@ def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
         RunFinished("run-1", State.FAILED, 1.0),
         RunStarted("p", "run-1", folder, resumed=True),
     ]
-    with running(project, "run-1", *events), start("logs", "run-1", "a", "--follow") as follower:
+    with running(project, "run-1", *events), start("logs", "run-1/a", "--follow") as follower:
         assert follower.stdout is not None
         assert follower.stdout.readline() == "before\n"
         append_events(folder, [StageStarted("a", "a-1", 2, "a", logs[1])])
@@ -174,8 +174,8 @@ def waiting(project: Path, start: Start) -> Iterator[subprocess.Popen[str]]:
 def test_following_and_canceling(project: Path, start: Start, call: Call, waiting: subprocess.Popen[str]) -> None:
     [name] = [path.name for path in (project / "local_outputs").glob("waiting-*")]
     everything = start("logs", name, "-f")
-    second = start("logs", name, "shell-2", "--follow")
-    first = start("logs", name, "shell", "--follow")
+    second = start("logs", f"{name}/shell-2", "--follow")
+    first = start("logs", f"{name}/shell", "--follow")
     assert everything.stdout is not None
     assert second.stdout is not None
     assert everything.stdout.readline() == "shell | before\n"
@@ -241,7 +241,8 @@ def test_the_lines_of_replicas(inside: Call, terminal: Callable[..., str], proje
         app = AppDef("app", roles=[Role("trainer", image="image", entrypoint="sh", args=args, num_replicas=2)])
         task_from_app(app, name="train", engine="job")
 
-    logs = ("logs", run(pipeline, output_dir=project / "local_outputs", watch=Watch(), cache=False).run_id, "train")
+    run_id = run(pipeline, output_dir=project / "local_outputs", watch=Watch(), cache=False).run_id
+    logs = ("logs", f"{run_id}/train")
     assert "trainer/1 | \x1b[2J | end\n" in inside(*logs).stdout
     shown = terminal(80, *logs, NO_COLOR="1")
     assert ("trainer/1 | " in shown, "\x1b[2J" in shown) == (True, False)
@@ -254,9 +255,9 @@ def test_the_log_of_a_cached_stage_whose_run_is_gone(inside: Call, project: Path
         shell(script="echo here").set_caching_options(False)
 
     first, newest = (run(pipeline, output_dir=project / "local_outputs", watch=Watch()) for _ in range(2))
-    assert inside("logs", newest.run_id, "shell").stdout == "said\n"
+    assert inside("logs", f"{newest.run_id}/shell").stdout == "said\n"
     shutil.rmtree(first.folder)
-    done = inside("logs", newest.run_id, "shell")
+    done = inside("logs", f"{newest.run_id}/shell")
     gone = "The log of 'shell' is gone: the stage was taken from the cache, and the folder of the run "
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"Error: {gone}{first.run_id}, which has the log, was removed.\n"

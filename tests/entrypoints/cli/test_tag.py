@@ -55,15 +55,15 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
 
     assert [each["run"] for each in json.loads(call("runs", "--tag", "stage=final", "--json").stdout)] == [first]
     assert call("runs", "--tag", "team=vision", "--tag", "stage=draft", "--json").stdout == "[]\n"
-    chosen = call("results", "base", "--where", 'tag.team == "vision" && loss < 0.5', "--json")
+    chosen = call("results", "--tracker-base", "base", "--where", 'tag.team == "vision" && loss < 0.5', "--json")
     assert [run_id.partition("/")[0] for run_id in json.loads(chosen.stdout)] == [first]
-    having = json.loads(call("results", "base", "--where", "!has(tag.team)", "--json").stdout)
+    having = json.loads(call("results", "--tracker-base", "base", "--where", "!has(tag.team)", "--json").stdout)
     assert [run_id.partition("/")[0] for run_id in having] == [third]
 
     rows = json.loads(call("compare", first, second, "--json").stdout)["rows"]
     tags = {row["name"]: row["values"] for row in rows if row["kind"] == "tag"}
     assert tags["team"] == {first: ["vision"], second: ["a, 'b'"]}
-    short = json.loads(call("compare", "base", first[-6:], second[-6:], "--json").stdout)["rows"]
+    short = json.loads(call("compare", "--tracker-base", "base", first[-6:], second[-6:], "--json").stdout)["rows"]
     assert {row["name"]: row["values"] for row in short if row["kind"] == "tag"} == tags
     assert "leave out 'train[1]'" in call("tag", f"{first}/train[1]", "a=b").stderr
     shown = call("show", f"{first}/train").stdout
@@ -72,7 +72,7 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
     page = (project / "report.html").read_text()
     assert "final" in page
 
-    assert call("tag", "base", first, "team=").stdout == "stage=final\n"
+    assert call("tag", "--tracker-base", "base", first, "team=").stdout == "stage=final\n"
     assert "no tags" in call("tag", third).stderr
     # They go with the run.
     assert call("gc", "--yes", "base", "--older-than", "0.001s").returncode == 0
@@ -84,9 +84,9 @@ def test_a_tag_counts_whatever_other_clocks_say(project: Path, inside: Call) -> 
     tracker["run/train/1"] = {"x": 1}
     ahead = f"{time.time_ns() + 10**15:019}-00000000"
     tracker.store.write(f".torchx_kfp/runs/run/{ahead}.tags", b'{"tags": {"team": "a"}}')
-    assert inside("tag", "base", "run", "team=b").stdout == "team=b\n"
-    assert inside("tag", "base", "run", "team=c \n 日本").returncode == 0
-    shown = json.loads(inside("show", "base", "run/train", "--json").stdout)
+    assert inside("tag", "--tracker-base", "base", "run", "team=b").stdout == "team=b\n"
+    assert inside("tag", "--tracker-base", "base", "run", "team=c \n 日本").returncode == 0
+    shown = json.loads(inside("show", "--tracker-base", "base", "run/train", "--json").stdout)
     assert shown["tags"] == {"team": "c \n 日本"}
 
 

@@ -299,18 +299,21 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
     assert "Workspace code: 3 files, 10.2 kB, stored." in done.stderr
     assert "there already." in again.stderr
     assert "value=5" in done.stdout
-    assert "(3 files, 10.2 kB)" in call("lineage", s3_base, f"{done.stdout.split()[0]}/first").stdout
-    assert "value" in call("results", s3_base, "--stage", "first", "--csv").stdout.splitlines()[0]
+    assert (
+        "(3 files, 10.2 kB)"
+        in call("show", "--lineage", "--tracker-base", s3_base, f"{done.stdout.split()[0]}/first").stdout
+    )
+    assert "value" in call("results", "--tracker-base", s3_base, "--stage", "first", "--csv").stdout.splitlines()[0]
 
 
 def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     (project / "code" / "lib").mkdir()
     (project / "code" / "lib" / "größe.py").symlink_to("../helper.py")
     assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
-    listed = call("code", "latest", "--list")
+    listed = call("get", "--code", "latest", "--list")
     assert listed.stdout.split() == ["353", "app.py", "10", "helper.py", "0", "lib/größe.py", "7", "run.sh"]
     assert "4 files, 370 B, 10.2 kB as an archive: " in listed.stderr
-    done = call("code", "latest", "back")
+    done = call("get", "--code", "latest", "back")
     assert (done.returncode, done.stdout) == (0, "back\n"), done.stderr
     names = ["app.py", "helper.py", "lib/größe.py", "run.sh"]
     back = project / "back"
@@ -319,7 +322,7 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
         assert (project / "back" / name).read_bytes() == (project / "code" / name).read_bytes()
     assert (project / "back/run.sh").stat().st_mode & 0o111
     assert (project / "back/lib/größe.py").is_symlink()
-    assert call("code", "latest").stdout.startswith("code-")
+    assert call("get", "--code", "latest").stdout.startswith("code-")
 
 
 def test_code_with_a_repository_of_git_does_not_come_back(project: Path, call: Call) -> None:
@@ -341,8 +344,8 @@ def test_code_with_a_repository_of_git_does_not_come_back(project: Path, call: C
         own.write_bytes(content.getvalue())
         done = call("run", "pipe.py:required", "--tracker-base", "base", "-p", f"workspace={own}")
         assert done.returncode == 0, done.stderr
-        done = call("code", "latest", "back")
-        assert set(files) <= set(call("code", "latest", "--list").stdout.split())
+        done = call("get", "--code", "latest", "back")
+        assert set(files) <= set(call("get", "--code", "latest", "--list").stdout.split())
         if named:
             assert (done.returncode, done.stdout, (project / "back").exists()) == (2, "", False), files
             assert re.search(says(repr(named), "git would run the programs", "--list"), done.stderr)
@@ -399,15 +402,15 @@ def test_the_code_of_a_stage_comes_back(project: Path, call: Call) -> None:
         "inner/nested": 5,
     }.items():
         back = f"back-{stage.replace('/', '-')}"
-        done = call("code", f"latest/{stage}", back)
+        done = call("get", "--code", f"latest/{stage}", back)
         assert (done.returncode, done.stdout) == (0, f"{back}\n"), done.stderr
         assert (project / back / "helper.py").read_text() == f"VALUE = {value}\n"
     for stage, facts in {"other": ["other", "image"], "fixd": ["'fixd'", "Did you mean 'fixed'?"]}.items():
-        done = call("code", f"latest/{stage}", "none")
+        done = call("get", "--code", f"latest/{stage}", "none")
         assert (done.returncode, all(fact in done.stderr for fact in facts)) == (2, True), done.stderr
     # Without the parameter, the only code there is counts.
     assert call("run", "mixed.py:constant", "--tracker-base", str(base)).returncode == 0
-    assert call("code", "latest", "fixed").returncode == 0
+    assert call("get", "--code", "latest", "fixed").returncode == 0
     assert (project / "fixed/helper.py").read_text() == "VALUE = 5\n"
 
 
@@ -420,15 +423,15 @@ def test_code_that_cannot_come_back(project: Path, call: Call) -> None:
         (["replicas"], ["replicas-", "without --workspace"]),
         (["none"], ["'none'"]),
     ]:
-        done = call("code", *words)
+        done = call("get", "--code", *words)
         assert done.returncode in (1, 2)
         assert all(fact in done.stderr for fact in facts), done.stderr
     [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
     archive.write_bytes(archive.read_bytes()[:-1] + b"x")
-    changed = call("code", "latest", "back")
+    changed = call("get", "--code", "latest", "back")
     assert (changed.returncode, "was changed" in changed.stderr) == (2, True), changed.stderr
     archive.unlink()
-    gone = call("code", "latest", "back")
+    gone = call("get", "--code", "latest", "back")
     assert (gone.returncode, "not there any more" in gone.stderr) == (2, True), gone.stderr
     assert not (project / "back").exists()
 
@@ -455,13 +458,13 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
     runs = sorted((project / "local_outputs").glob("required-*"), key=lambda folder: folder.stat().st_mtime)
     for run, commit in zip(runs, (f"{first} on main, changed", f"{second} on main"), strict=True):
         text = f"(3 files, 10.2 kB), commit {commit}"
-        for command in ("show", "lineage"):
-            shown = call(command, f"{run.name}/first").stdout
+        for words in (["show"], ["show", "--lineage"]):
+            shown = call(*words, f"{run.name}/first").stdout
             assert re.search(rf"code .*{re.escape(text)}( |\n|, https)", shown), shown
             assert "https://example.com/repo.git" in shown
         assert f"{text}" in call("report", run.name, "-o", "-").stdout
         shown = json.loads(call("show", f"{run.name}/first", "--json").stdout)
-        assert json.loads(call("lineage", run.name, "--json").stdout)["nodes"][0]["code"] == shown["code"]
+        assert json.loads(call("show", "--lineage", run.name, "--json").stdout)["nodes"][0]["code"] == shown["code"]
         assert shown["code"][0]["git"]["remote"] == "https://example.com/repo.git"
     assert not any(b"SECRET" in path.read_bytes() for path in (project / "base").rglob("*") if path.is_file())
 
@@ -491,7 +494,7 @@ def test_archives_that_are_not_code_leave_nothing(project: Path, call: Call) -> 
         place.write_bytes(content)
         assert call("run", "pipe.py:required", "--tracker-base", "base", "-p", f"workspace={place}").returncode == 1
         for folder in ("back", "empty"):
-            done = call("code", "latest", folder)
+            done = call("get", "--code", "latest", folder)
             assert (done.returncode, fact in done.stderr) == (2, True), done.stderr
         assert not (project / "back").exists()
         assert list((project / "empty").iterdir()) == []

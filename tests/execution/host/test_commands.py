@@ -72,7 +72,7 @@ def there(pipelines: Path, tmp_path_factory: pytest.TempPathFactory, ready_progr
         ended(host, runs["cached"])
         time.sleep(1)  # a host knows whole seconds; those that begin in one have no order
         runs["canceled"] = submit("long", "-p", f"go={pipelines / 'never'}")
-        wait_until(lambda: program("logs", runs["canceled"], "script", "--host", host.url).stdout == "begun\n")
+        wait_until(lambda: program("logs", f"{runs['canceled']}/script", "--host", host.url).stdout == "begun\n")
         canceled = program("cancel", "latest", "--host", host.url)
         assert canceled.returncode == 0
         assert canceled.stderr.endswith(f"The run {runs['canceled']} is canceled.\n")
@@ -108,7 +108,7 @@ def test_the_id_of_a_run_is_alone_on_stdout(kfp_host: KfpHost, program: Program,
     run = get(kfp_host, f"/apis/v2beta1/runs/{run_id}")
     assert run["runtime_config"]["parameters"] == {"word": "one", "count": 3}
     ended(kfp_host, run_id)
-    assert program("logs", run_id, "script", "--host", kfp_host.url).stdout == "one 3\n"
+    assert program("logs", f"{run_id}/script", "--host", kfp_host.url).stdout == "one 3\n"
     as_json = program("submit", file, "--host", kfp_host.url, "--json")
     answer = json.loads(as_json.stdout)
     assert answer == {"run_id": answer["run_id"], "link": f"{kfp_host.url}/#/runs/details/{answer['run_id']}"}
@@ -157,7 +157,7 @@ def test_submit_and_watch(kfp_host: KfpHost, program: Program, pipelines: Path) 
         ["evaluate[0]", "succeeded", _seconds(table, 2), "loss=2.0"],
         ["evaluate[1]", "succeeded", _seconds(table, 3), "loss=2.0"],
     ]
-    assert f"torchx-kfp results {pipelines / 'base'} {run_id}" in done.stderr
+    assert f"torchx-kfp results {run_id} --tracker-base {pipelines / 'base'}" in done.stderr
     assert done.stderr.count(f"{kfp_host.url}/#/runs/details/{run_id}") == 2
 
 
@@ -176,7 +176,7 @@ def test_the_exit_code_of_a_run_that_fails(kfp_host: KfpHost, program: Program) 
     # There is no terminal: the colors of the log are left out. The folder of the log is gone.
     assert quoted.splitlines()[:3] == ["Its last lines:", "    one", "    the last line"]
     for command in ("logs", "replay"):
-        assert f"torchx-kfp {command} {done.stdout.splitlines()[0]} script --host {kfp_host.url}" in quoted
+        assert f"torchx-kfp {command} {done.stdout.splitlines()[0]}/script --host {kfp_host.url}" in quoted
 
 
 def test_the_exit_code_of_a_run_that_is_canceled(kfp_host: KfpHost, program: Program) -> None:
@@ -184,7 +184,7 @@ def test_the_exit_code_of_a_run_that_is_canceled(kfp_host: KfpHost, program: Pro
         *("submit", "long.yaml", "-p", f"go={program.folder / 'never'}"), *("--host", kfp_host.url, "--watch")
     ) as process:
         run_id = process.stdout.readline().strip()
-        wait_until(lambda: program("logs", run_id, "script", "--host", kfp_host.url).stdout == "begun\n")
+        wait_until(lambda: program("logs", f"{run_id}/script", "--host", kfp_host.url).stdout == "begun\n")
         canceled = program("cancel", run_id[:10], "--host", kfp_host.url)
         assert canceled.returncode == 0
         assert canceled.stderr == f"Canceling {run_id}: waiting for script.\nThe run {run_id} is canceled.\n"
@@ -274,7 +274,7 @@ def test_events_are_those_of_the_same_run_on_this_machine(
 
 
 def test_a_log_has_the_very_bytes(there: There, program: Program) -> None:
-    done = program("logs", there.runs["failed"], "script", *there.words)
+    done = program("logs", f"{there.runs['failed']}/script", *there.words)
     assert done.stdout == "one\n\x1b[31mthe last line\x1b[0m\n"
 
 
@@ -295,8 +295,8 @@ def test_a_host_without_runs(kfp_host: KfpHost, program: Program) -> None:
 def test_a_log_that_cannot_be_read(kfp_host: KfpHost, program: Program) -> None:
     run_id = program("submit", "good.yaml", "--host", kfp_host.url, "--watch").stdout.partition("\n")[0]
     kfp_host.fail(500, times=100, path="/log$")
-    for stage in ([], ["train"]):
-        done = program("logs", run_id, *stage, "--host", kfp_host.url)
+    for name in (run_id, f"{run_id}/train"):
+        done = program("logs", name, "--host", kfp_host.url)
         assert (done.returncode, done.stdout) == (1, "")
         assert "train: " in done.stderr
         assert "kubectl logs" in done.stderr
@@ -426,7 +426,7 @@ def test_a_base_that_is_gone_costs_only_the_results(kfp_host: KfpHost, program: 
     assert "could not be read" not in done.stderr
     base = program.folder / "elsewhere"
     # The base may be named after the command, too.
-    named = program("results", str(base), run_id, "--host", kfp_host.url, TORCHX_KFP_TRACKER_BASE="")
+    named = program("results", "--tracker-base", str(base), run_id, "--host", kfp_host.url, TORCHX_KFP_TRACKER_BASE="")
     assert (named.returncode, "loss" in named.stdout) == (0, True)
 
 

@@ -100,7 +100,7 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     assert "loss 2.0 (as before)" in done.stderr
     tracker = FsspecResultTracker(s3_base)
     [key] = [key for key in tracker.keys(None) if key.startswith("replay-outer-")]
-    shown = json.loads(program("show", s3_base, key, "--json").stdout)
+    shown = json.loads(program("show", "--tracker-base", s3_base, key, "--json").stdout)
     original = shown["metadata"]["replays"]
     assert original.startswith(f"{run_id}/train/")
     assert tracker.get(original) == {"loss": 2.0}
@@ -163,7 +163,7 @@ def test_a_stage_that_still_runs(program: Program, kfp_host: KfpHost, tmp_path: 
     write_pipelines(tmp_path, tmp_path)
     go = tmp_path / "go"
     run_id = program("submit", "long.yaml", "-q", "-p", f"go={go}").stdout.strip()
-    wait_until(lambda: "begun" in program("logs", run_id, "script").stdout)
+    wait_until(lambda: "begun" in program("logs", f"{run_id}/script").stdout)
     with program.start("replay", f"{run_id}/script") as replayed:
         wait_until(lambda: list((tmp_path / "local_outputs" / "replays").glob("*/script-0/made")))
         go.touch()

@@ -201,14 +201,14 @@ def test_nobody_sees_what_the_failed_attempt_has_recorded(retried: Retried) -> N
     assert results_of(retried, run_id, code=1) == STALE, "nothing has followed yet"
     retried.retry(run_id)
     assert results_of(retried, run_id) == {"w": 2.5}, "it is watched until it has ended again"
-    assert retried.shown("logs", run_id, "read") == "reads {'w': 2.5}\n"
+    assert retried.shown("logs", f"{run_id}/read") == "reads {'w': 2.5}\n"
     tracker = FsspecResultTracker(retried.base)
     other = retried.submit(chain(retried.folder, {"w": 1.5}))  # the file is there
     ended(retried.host, other)
     for words in (["results", run_id], ["show", f"{run_id}/train"], ["compare", run_id, other]):
         assert "2.5" in retried.shown(*words), words
     [kept] = [key for key in tracker.keys(run_id) if "w" in tracker.get(key)]
-    assert kept in retried.shown("lineage", f"{run_id}/read")
+    assert kept in retried.shown("show", "--lineage", f"{run_id}/read")
     retried.shown("report", run_id, "-o", "report.html")
     report = (retried.folder / "report.html").read_text()
     assert "2.5" in report
@@ -224,8 +224,8 @@ def test_an_attempt_that_records_nothing_hides_those_before_it(retried: Retried)
     assert ended(retried.host, again)["state"] == "SUCCEEDED"
     for one in (run_id, again):
         assert results_of(retried, one) == {}
-        assert retried.shown("logs", one, "read") == "reads {}\n"
-        for words in (["show", f"{one}/train"], ["lineage", one], ["compare", run_id, again]):
+        assert retried.shown("logs", f"{one}/read") == "reads {}\n"
+        for words in (["show", f"{one}/train"], ["show", "--lineage", one], ["compare", run_id, again]):
             retried.shown(*words)
         done = retried.program("results", one)
         assert (done.returncode, done.stdout) == (1, "")

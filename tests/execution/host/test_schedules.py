@@ -117,7 +117,10 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert re.search(says("is deleted", f"torchx-kfp runs --schedule {identity}"), gone.stderr)
     of_gone = json.loads(program("runs", "--schedule", identity, "--all", "--json").stdout)
     assert len(of_gone) == 5
-    assert len(rows(program("results", str(program.folder / "base"), "--schedule", identity).stdout)) == 5
+    assert (
+        len(rows(program("results", "--tracker-base", str(program.folder / "base"), "--schedule", identity).stdout))
+        == 5
+    )
     assert (listed(program), program("schedules").stderr) == ({}, f"There are no schedules on {kfp_host.url}.\n")
     kfp_host.fire(_TIME + 6 * _HOUR)
     runs_of(kfp_host, number=5)

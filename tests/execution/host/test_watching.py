@@ -270,7 +270,7 @@ def test_logs_are_followed_until_the_stage_ends(kfp_host: KfpHost, program: Prog
     words = ("submit", "small.yaml", "--no-cache", "-q", "--host", kfp_host.url)
     run_id = program(*words, "-p", f"code={code.format(go=go)}").stdout.strip()
     # The stage has not begun yet.
-    with program.start("logs", run_id, "work", "--follow", "--host", kfp_host.url) as process:
+    with program.start("logs", f"{run_id}/work", "--follow", "--host", kfp_host.url) as process:
         assert process.stdout.readline() == "begun\n"
         # The connection may break in between.
         fault = kfp_host.add(Fault(cut=0.0, times=4, path="v2beta1"))
@@ -294,7 +294,7 @@ def test_a_host_that_may_not_read_the_logs_of_pods(kfp_host: KfpHost, program: P
     facts = says("work: ", "after the pod's end", "the host does not give it", "kubectl logs")
     with program.start("logs", run_id, "--follow", "--host", kfp_host.url) as process:
         wait_until(lambda: re.match(facts, process.stderr))
-        done = program("logs", run_id, "work", "--host", kfp_host.url)
+        done = program("logs", f"{run_id}/work", "--host", kfp_host.url)
         assert (done.returncode, done.stdout) == (1, "")
         assert re.fullmatch(facts + ".*\n", done.stderr)
         go.touch()
@@ -323,7 +323,7 @@ def test_logs_do_not_wait_for_results(program: Program) -> None:
     """The tracker base of the recorded runs is on a volume of the cluster."""
     with scripted(lambda request: answer(request, "succeeded")) as server:
         run_id = answers_of_kfp.last("succeeded")["run_id"]
-        done = program("logs", run_id, "first", "--host", server.url)
+        done = program("logs", f"{run_id}/first", "--host", server.url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "printed\n", "")
 
 
@@ -349,7 +349,7 @@ def test_what_kfps_launcher_says_of_an_application_that_never_began(program: Pro
     with scripted(of_no_program) as server:
         watched = program("watch", "latest", "--host", server.url)
         logs = program("logs", answers_of_kfp.last("no-program")["run_id"], "--host", server.url)
-        everything = program("logs", "latest", "plain", "--all", "--host", server.url)
+        everything = program("logs", "latest/plain", "--all", "--host", server.url)
     assert watched.returncode == 1
     assert why in watched.stderr
     assert (logs.returncode, logs.stdout) == (0, "")
@@ -378,17 +378,17 @@ def test_logs_name_the_replicas(kfp_host: KfpHost, program: Program) -> None:
     done = program("submit", "distributed.yaml", "--watch", "--host", kfp_host.url)
     assert done.returncode == 0, done.stderr
     run_id = done.stdout.splitlines()[0]
-    whole = program("logs", run_id, "train", "--follow", "--host", kfp_host.url).stdout.splitlines()
+    whole = program("logs", f"{run_id}/train", "--follow", "--host", kfp_host.url).stdout.splitlines()
     assert {"trainer/0 | of 2", "trainer/1 | of 2"} <= set(whole)
 
 
 def test_logs_of_a_stage_that_is_not_there(kfp_host: KfpHost, program: Program) -> None:
     run = kfp_host.make_run(2, chains=1)
     run.advance(started=1)
-    unknown = program("logs", "latest", "stage-9", "--host", kfp_host.url)
+    unknown = program("logs", "latest/stage-9", "--host", kfp_host.url)
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert re.search(says("'stage-9'", run.record.run_id, "stage-0"), unknown.stderr)
-    later = program("logs", "latest", "stage-1", "--host", kfp_host.url)
+    later = program("logs", "latest/stage-1", "--host", kfp_host.url)
     assert (later.returncode, later.stdout) == (2, "")
     assert re.search(says("'stage-1'", "no log", "running"), later.stderr)
 

@@ -80,20 +80,20 @@ def test_only_the_last_attempt_is_shown(finished: tuple[str, str, str], call: Ca
         return done.stdout
 
     as_json = ("--json",)
-    assert json.loads(shown("results", "results", *as_json)) == {**rows, **own}
-    assert json.loads(shown("results", "results", "--stage", "fit", *as_json)) == {fit: rows[fit]}
-    assert [*json.loads(shown("results", "results", "--where", "loss < 0.6", *as_json))] == [fit]
-    csv = shown("results", "results", "--sort", "loss", "--csv").splitlines()
+    assert json.loads(shown("results", "--tracker-base", "results", *as_json)) == {**rows, **own}
+    assert json.loads(shown("results", "--tracker-base", "results", "--stage", "fit", *as_json)) == {fit: rows[fit]}
+    assert [*json.loads(shown("results", "--tracker-base", "results", "--where", "loss < 0.6", *as_json))] == [fit]
+    csv = shown("results", "--tracker-base", "results", "--sort", "loss", "--csv").splitlines()
     assert [line.partition(",")[0] for line in csv[1:]] == [fit, *own, read]
-    assert re.search(rf"^{run_id} +2 +fit read$", shown("results", "results"), re.MULTILINE)
-    for words in (["results", run_id], [run_id, "--output-dir", "runs"]):
+    assert re.search(rf"^{run_id} +2 +fit read$", shown("results", "--tracker-base", "results"), re.MULTILINE)
+    for words in (["--tracker-base", "results", run_id], [run_id, "--output-dir", "runs"]):
         assert json.loads(shown("results", *words, *as_json)) == rows
-        name = [*words[:-1], f"{run_id}/fit"] if words[0] == "results" else [f"{run_id}/fit", *words[1:]]
+        name = [*words[:-1], f"{run_id}/fit"] if words[-1] == run_id else [f"{run_id}/fit", *words[1:]]
         assert json.loads(shown("show", *name, *as_json))["run_id"] == fit
-        lineage = json.loads(shown("lineage", *words, *as_json))
+        lineage = json.loads(shown("show", "--lineage", *words, *as_json))
         assert sorted(node["run_id"] for node in lineage["nodes"]) == sorted(rows)
-    assert "0.5" in shown("compare", "results", run_id, "a")
-    named = call("show", "results", f"{run_id}/fit/{first}", *as_json)
+    assert "0.5" in shown("compare", "--tracker-base", "results", run_id, "a")
+    named = call("show", "--tracker-base", "results", f"{run_id}/fit/{first}", *as_json)
     assert json.loads(named.stdout)["results"] == {"loss": -100}
 
 
@@ -102,6 +102,6 @@ def test_a_last_attempt_that_records_nothing(
     execute: Execute, call: Call, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     execute(chain(tmp_path, reads=False, **fields), {"base": str(tmp_path / "results")})
-    done = call("results", "results", "--where", "loss < 0")
+    done = call("results", "--tracker-base", "results", "--where", "loss < 0")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.search(says("last attempts", "recorded nothing", "fit/fit-0"), done.stderr)

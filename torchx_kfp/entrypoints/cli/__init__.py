@@ -28,10 +28,13 @@ __all__ = ["main"]
 #: The commands in the order of a run's life. The module of each, in ``commands``, defines ``<command>_command``.
 _COMMANDS = (
     *("init", "compile", "check", "run", "submit", "watch", "runs", "logs", "cancel", "retry", "schedules"),
-    *("replay", "report", "results", "show", "artifacts", "lineage", "compare", "code", "tag"),
+    *("replay", "report", "results", "show", "compare", "get", "tag"),
     *("gc", "rbac", "doctor"),
 )
 
+
+#: Commands of 0.2.0, and what to use in their place.
+_FORMER = {"artifacts": "get RUN/STAGE/NAME", "code": "get RUN --code", "lineage": "show RUN --lineage"}
 
 #: How similar two options are of which one may be meant for the other, from 0 to 1.
 _SIMILAR = 0.75
@@ -61,6 +64,15 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
     return click.UsageError(f"{error.message.rstrip('.')}.{hint}", error.ctx)
 
 
+def _with_grammar(error: click.UsageError, context: click.Context) -> click.UsageError:
+    """Name RUN/STAGE and --tracker-base to those who write STAGE, or the base, as a further argument."""
+    takes_stage = "RUN[/STAGE" in context.command.get_usage(context)
+    if "unexpected extra argument" not in error.message or not takes_stage:
+        return error
+    way_out = "A stage is named RUN/STAGE, and a tracker base is an option: --tracker-base."
+    return click.UsageError(f"{error.message.rstrip('.')}. {way_out}", context)
+
+
 @contextlib.contextmanager
 def _closed_streams() -> Iterator[None]:
     """Keep the exit code of click's own output (help and wrong calls) if the reader of a stream is gone."""
@@ -74,6 +86,8 @@ def _closed_streams() -> Iterator[None]:
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
             error = _explained(error)
+        elif isinstance(error, click.UsageError) and error.ctx is not None:
+            error = _with_grammar(error, error.ctx)
         try:
             error.show()
         except OSError:
@@ -108,7 +122,8 @@ class _CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], _COMMANDS)}")
+            use = f" Use: torchx-kfp {_FORMER[args[0]]}" if args[0] in _FORMER else did_you_mean(args[0], _COMMANDS)
+            ctx.fail(f"No such command {args[0]!r}.{use}")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:

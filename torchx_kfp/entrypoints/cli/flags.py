@@ -98,9 +98,12 @@ json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="P
 csv_option: Decorator = click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 
 
-def records_argument(runs: str) -> Decorator:
-    """Add the arguments of a command that shows records, as ``words``: see ``locate``."""
-    return click.argument("words", nargs=-1, metavar=f"[TRACKER_BASE] {runs}")
+tracker_base_option: Decorator = click.option(
+    "--tracker-base",
+    "base",
+    metavar="DIR|URL",
+    help="Where the records are; RUN is then any run that has some there.  [default: the run's]",
+)
 
 
 def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

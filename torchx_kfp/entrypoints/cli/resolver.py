@@ -6,6 +6,7 @@ of its id, its name, the URL of its page, the path of its folder, or ``latest``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import UUID, did_you_mean_path, listed
+from torchx_kfp.common.text import UUID, listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Flags
@@ -74,35 +75,22 @@ class Located:
         return list(dict.fromkeys([(self.run or "").partition("/")[0], *self.origins]))
 
 
-def locate(
-    words: Sequence[str], output_dir: str, flags: Flags, *, least: int = 1, most: int | None = 1
-) -> list[Located]:
-    """Find runs whose records are to be shown.
+def locate(runs: Sequence[str], base: str | None, output_dir: str, flags: Flags) -> list[Located]:
+    """Find runs, or parts of them, whose records are to be shown.
 
     Args:
-        words: runs, after the tracker base that has their records. Without it, each run has its own.
+        runs: words ``RUN[/STAGE]``.
+        base: the tracker base that has their records, if the user has named one. Otherwise, each run has its own.
         output_dir: the directory with the folders of runs on this machine.
         flags: the options of the host.
-        least: how many runs there must be. If 0, a tracker base can be given without a run.
-        most: how many runs there may be.
 
     Raises:
-        UsageError: there are too few or too many words.
+        UsageError: a word is a tracker base.
         UnknownRunError: there is no such run.
         ArgumentError: a run has no tracker base, or several.
         TrackerBaseError: only pods have the tracker base, or only the run names it.
         HostError: the host does not answer.
     """
-    has_base = len(words) - 1 == most or (bool(words) and is_base(words[0], flags))
-    base, runs = (words[0], words[1:]) if has_base else (None, words)
-    if not words or len(runs) < min(least, 1):
-        raise click.UsageError(f"Missing argument '{' '.join(['RUN'] * (least or 1))}'.")
-    if len(runs) < least:
-        raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
-    if most is not None and len(runs) > most:
-        raise click.UsageError(f"Got an unexpected extra argument ({runs[most]}).")
-    if base is not None and not runs:
-        return [Located(base, None, output_dir)]
     if base is not None and not names_host(flags):
         return [Located(base, run, output_dir) for run in runs]
     return [_located(run, base, output_dir, flags) for run in runs]
@@ -183,27 +171,30 @@ def say_latest(word: str, run_id: str) -> None:
         print_message(f"The run is {run_id}.")
 
 
-def find_stage_source(
-    run: str, stage: str | None, output_dir: str, flags: Flags
-) -> tuple[RunReader | HostRun, str | None]:
-    """Find the run that a word ``RUN[/STAGE]`` means, and its stage; the errors are those of ``find_source``."""
-    if stage is not None or "://" in run or os.path.exists(run):
-        return find_source(run, output_dir, flags), stage
-    parts = run.split("/")
-    # The path of a run's folder has slashes, and so have the names of stages, and of runs on a host.
-    folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
-    name = next((folder for folder in folders if os.path.isdir(folder)), parts[0])
+def find_part(word: str, output_dir: str, flags: Flags, **reading: Any) -> tuple[RunReader | HostRun, str]:
+    """Find the run that a word ``RUN[/STAGE[/NAME]]`` means, and return it with what follows it in the word.
+
+    Args:
+        word: the word.
+        output_dir: see ``find_source``, which has the errors, too.
+        flags: the options of the host.
+        reading: what is read of the run: the keywords of ``find_source``.
+    """
+    name = word
+    if "://" not in word and not os.path.exists(word):
+        parts = word.split("/")
+        # The path of a run's folder has slashes, and so have the names of stages, and of runs on a host.
+        folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
+        name = next(filter(os.path.isdir, folders), parts[0])
     try:
-        return find_source(name, output_dir, flags), run[len(name) + 1 :] or None
-    except UnknownRunError as error:
-        if "/" in run:
-            try:
-                source = find_source(run, output_dir, flags)
+        return find_source(name, output_dir, flags, **reading), word[len(name) + 1 :]
+    except UnknownRunError:
+        if name != word:
+            with contextlib.suppress(UnknownRunError, HostError):
+                source = find_source(word, output_dir, flags, **reading)
                 source.read()
-                return source, None
-            except (UnknownRunError, HostError):
-                pass
-        raise error
+                return source, ""
+        raise
 
 
 def _on_host(run: str, flags: Flags, results: Results, base: str | None, *, raw_logs: bool) -> HostRun:
@@ -227,22 +218,22 @@ def _newer_on_host(folder: Path, flags: Flags) -> str | None:
     return newest.run_id
 
 
-def is_base(word: str, flags: Flags) -> bool:
-    """Tell whether a word is a tracker base; otherwise it means a run."""
-    from torchx_kfp.execution.runs.history import is_run
-
-    if "://" in word:
-        return _PAGE_OF_RUN not in word
-    if is_run(Path(word)):
-        return False
-    return word.startswith(("/", ".", "~")) or (not names_host(flags) and os.path.exists(word))
+def _refuse_base(word: str) -> None:
+    """Say how a tracker base is named, for a word that should be a run."""
+    if "://" in word and _PAGE_OF_RUN not in word:
+        raise click.UsageError(f"{word!r} is not a run. A tracker base is an option: --tracker-base {word}.")
 
 
 def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Located:
-    record, part = _find_record(word, base, output_dir, flags)
-    if "[" in part and part in record.run.ends:
-        # The name of an iteration, as tables of stages have it.
-        part = (record.run.ends[part].run_id or "").partition("/")[2] or part
+    _refuse_base(word)
+    try:
+        source, part = find_part(word, output_dir, flags, results="run ids", base=base)
+    except UnknownRunError as error:
+        if os.path.isdir(word) and not isinstance(error, AmbiguousRunError):
+            raise UnknownRunError(f"{error} If {word!r} is a tracker base: --tracker-base {word}.") from None
+        raise
+    record = source.read()
+    part = _key_of(record, part)
     found = f"{record.run_id}/{part}" if part else record.run_id
     name = f"{record.name}/{part}" if part and record.name else record.name
     folders = output_dir if record.folder is None else str(record.folder.parent)
@@ -263,29 +254,12 @@ def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Loca
     )
 
 
-def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> tuple[RunRecord, str]:
-    """Return the run that a word means, and what follows it in the word: ``train`` in ``latest/train``."""
-    from torchx_kfp.execution.pipeline.walk import LATEST
-
-    is_whole = "://" in word or os.path.exists(word)
-    run, part = (word, "") if is_whole else (word.partition("/")[0], word.partition("/")[2])
-    try:
-        return find_source(run, output_dir, flags, results="run ids", base=base).read(), part
-    except UnknownRunError as error:
-        if part:
-            try:  # a name on a host may have a slash
-                return find_source(word, output_dir, flags, results="run ids", base=base).read(), ""
-            except (UnknownRunError, HostError):
-                pass
-        if isinstance(error, AmbiguousRunError) or names_host(flags) or run == LATEST or UUID.fullmatch(run):
-            raise
-        if os.path.isdir(word):
-            raise UnknownRunError(
-                f"The directory {word!r} is not a run. A tracker base goes before the runs. Nor is there such a run: "
-                f"{error}"
-            ) from None
-        near = did_you_mean_path(word)
-        raise UnknownRunError(f"There is no directory {word!r}.{near} Nor is there such a run: {error}") from None
+def _key_of(record: RunRecord, part: str) -> str:
+    """Return the part of run ids for a stage that tables name ``train[1]`` or ``inner/train``, and what is below it."""
+    names = (name for name in record.run.ends if f"{part}/".startswith(f"{name}/") and ("[" in name or "/" in name))
+    name = max(names, key=len, default="")
+    recorded = record.run.ends[name].run_id if name else None
+    return f"{recorded.partition('/')[2]}{part[len(name) :]}" if recorded else part
 
 
 def base_of(record: RunRecord, flags: Flags) -> str:
@@ -304,7 +278,7 @@ def base_of(record: RunRecord, flags: Flags) -> str:
         why = f"used several tracker bases: {listed(bases)}"
         if not bases:
             why = f"has no argument {TRACKER_BASE!r}, and none of its stages has said where it records"
-        raise ArgumentError(f"The run {record.run_id} {why}. Give the tracker base before the run.")
+        raise ArgumentError(f"The run {record.run_id} {why}. Name one: --tracker-base.")
     ran_here = record.folder is not None
     if why := why_not_read(bases[0], named_bases(bases, flags, ran_here=ran_here), ran_here=ran_here):
         raise TrackerBaseError(missing(bases[0], why))

@@ -27,7 +27,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     host_options,
     json_option,
     output_dir_option,
-    records_argument,
+    tracker_base_option,
 )
 from torchx_kfp.entrypoints.cli.resolver import Located, locate
 from torchx_kfp.entrypoints.cli.selection import (
@@ -86,26 +86,30 @@ class _Compared:
 
 
 @click.command("compare", short_help="Show runs side by side.")
-@records_argument("RUN RUN ...")
+@click.argument("runs", nargs=-1, metavar="RUN[/STAGE] ...")
 @click.option("--changed", is_flag=True, help="Show only differences between the runs.")
+@tracker_base_option
 @output_dir_option
 @json_option
 @csv_option
 @host_options
 def compare_command(
-    words: tuple[str, ...], changed: bool, output_dir: str, as_json: bool, as_csv: bool, flags: Flags
+    runs: tuple[str, ...],
+    changed: bool,
+    base: str | None,
+    output_dir: str,
+    as_json: bool,
+    as_csv: bool,
+    flags: Flags,
 ) -> None:
     """Compare runs: their parameters, tags, results, metrics logged by step, and metadata.
 
-    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
-    these: a run on this machine, or on the KFP host. Each run knows its tracker base. With TRACKER_BASE, each RUN is
-    any run that has recorded anything there, and parameters are not compared. Cached stages of a run on this machine
-    count with the results that they took from the cache.
+    With --tracker-base, parameters are not compared. Cached stages of a run on this machine count with the results that
+    they took from the cache.
 
     \b
     torchx-kfp compare digits-20260101-120000 latest --changed
-    torchx-kfp compare s3://bucket/results \\
-        digits-20260101-120000 digits-20260102-120000
+    torchx-kfp compare 'latest/train[0]' 'latest/train[1]'
 
     A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
@@ -115,7 +119,9 @@ def compare_command(
     """
     from torchx_kfp.entrypoints.cli.code_comparison import compare_code
 
-    located = locate(words, output_dir, flags, least=2, most=None)
+    if len(runs) < 2:
+        raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
+    located = locate(runs, base, output_dir, flags)
     recorders = {it.base: open_recorder(it.base) for it in located}
     known: dict[str, Collection[str]] = {}
     chosen = []
@@ -127,10 +133,10 @@ def compare_command(
     labels = [one.name for one in chosen]
     if again := [label for label in labels if labels.count(label) > 1]:
         raise click.UsageError(f"The run {again[0]!r} is given twice. Name different runs.")
-    runs = [label.partition("/")[0] for label in labels]
+    whole = [label.partition("/")[0] for label in labels]
     # Each run is compared with the first one.
-    codes = [compare_code((runs[0], runs[at]), (located[0], located[at]), recorders) for at in range(1, len(runs))]
-    tags = [recorders[it.base].record(run, "tags").tags for it, run in zip(located, runs, strict=True)]
+    codes = [compare_code((whole[0], whole[at]), (located[0], located[at]), recorders) for at in range(1, len(whole))]
+    tags = [recorders[it.base].record(run, "tags").tags for it, run in zip(located, whole, strict=True)]
     rows = [
         *_rows(_PARAMETER, [_of_run(_arguments(it)) for it in located]),
         *_rows(_TAG, list(map(_of_run, tags))),

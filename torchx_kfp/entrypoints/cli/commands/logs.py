@@ -15,7 +15,7 @@ import click
 from torchx_kfp.common.text import clean_line, did_you_mean, listed
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_source, say_latest
+from torchx_kfp.entrypoints.cli.resolver import find_part, find_source, say_latest
 from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError, UnknownRunError, explain
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -27,8 +27,7 @@ _CHUNK = 1 << 16
 
 
 @click.command("logs", short_help="Print the output of stages.")
-@click.argument("run")
-@click.argument("stage", required=False)
+@click.argument("run", metavar="RUN[/STAGE]")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
 @click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
 @click.option("--all", "raw", is_flag=True, help="Also the lines that KFP's launcher prints around a stage's own.")
@@ -36,14 +35,13 @@ _CHUNK = 1 << 16
 @host_options
 def logs_command(
     run: str,
-    stage: str | None,
     follow: bool,
     attempt: int | None,
     raw: bool,
     output_dir: str,
     flags: Flags,
 ) -> None:
-    """Print the output of the stages of RUN, or of one STAGE.
+    """Print the output of the stages of RUN, or of one of them.
 
     RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
     the KFP host. STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop,
@@ -52,13 +50,14 @@ def logs_command(
 
     \b
     torchx-kfp logs latest
-    torchx-kfp logs digits-20260101 'train[2]' --follow
-    torchx-kfp logs latest train | grep '^trainer/3 |'
+    torchx-kfp logs 'digits-20260101/train[2]' --follow
+    torchx-kfp logs latest/train | grep '^trainer/3 |'
     """
-    if attempt is not None and stage is None:
-        raise ArgumentError("--attempt needs a STAGE.")
     _end_orderly()
-    source = find_source(run, output_dir, flags, results="none", raw_logs=raw)
+    source, part = find_part(run, output_dir, flags, results="none", raw_logs=raw)
+    stage = part or None
+    if attempt is not None and stage is None:
+        raise ArgumentError("--attempt needs a stage: RUN/STAGE.")
     record = source.read()
     say_latest(run, record.run_id)
     for sentence in record.corrupt:

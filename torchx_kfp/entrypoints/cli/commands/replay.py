@@ -11,7 +11,7 @@ import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.flags import Flags, container_options, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_stage_source, refuse_foreign_latest
+from torchx_kfp.entrypoints.cli.resolver import find_part, refuse_foreign_latest
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 @click.command("replay", short_help="Run one stage of a run again, on this machine.")
 @click.argument("run", metavar="RUN[/STAGE]")
-@click.argument("stage", required=False)
 @click.option("--workspace", metavar="DIR", help="Run the code in this folder, in place of the run's.")
 @click.option("--docker", is_flag=True, help="Run it in its image, with Docker or Podman.")
 @click.option("--shell", is_flag=True, help="Open a shell with everything set up, in place of the application.")
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 @container_options
 @output_dir_option
 @host_options
-def replay_command(run: str, stage: str | None, output_dir: str, flags: Flags, **options: Any) -> None:
+def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> None:
     """Run one stage of RUN on this machine, with what it was given: arguments, variables, inputs, code, and the results
     that it reads.
 
@@ -66,9 +65,9 @@ def replay_command(run: str, stage: str | None, output_dir: str, flags: Flags, *
     from torchx_kfp.execution.local.replay import ReplayOptions, run_replay
     from torchx_kfp.execution.local.replay_differences import Change
 
-    source, stage = find_stage_source(run, stage, output_dir, flags)
+    source, stage = find_part(run, output_dir, flags)
     refuse_foreign_latest("replay", run, source, flags)
-    invocation = source.invocation(stage)
+    invocation = source.invocation(stage or None)
     code = options["workspace"]
     is_here = invocation.record.folder is not None
     chosen = ReplayOptions(

@@ -29,8 +29,8 @@ from torchx_kfp.entrypoints.cli.flags import (
     host_options,
     json_option,
     output_dir_option,
-    records_argument,
     refuse_empty,
+    tracker_base_option,
 )
 from torchx_kfp.entrypoints.cli.resolver import Located, connect, locate, named_bases
 from torchx_kfp.entrypoints.cli.scheduling import at, keys_of_runs
@@ -74,7 +74,7 @@ _WORD = re.compile(r"\w+|<>|=|\S")
 
 
 @click.command("results", short_help="Show results of runs: filtered, sorted, as JSON or CSV.")
-@records_argument("[RUN]")
+@click.argument("run", metavar="[RUN[/STAGE]]", required=False)
 @click.option(
     "--stage", "stages", metavar="STAGE", multiple=True, help="Show only this stage. May be given several times."
 )
@@ -94,16 +94,18 @@ _WORD = re.compile(r"\w+|<>|=|\S")
     callback=refuse_empty,
     help="Show the runs that this schedule of the host has started, the oldest first.",
 )
+@tracker_base_option
 @output_dir_option
 @json_option
 @csv_option
 @host_options
 def results_command(
-    words: tuple[str, ...],
+    run: str | None,
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
     expressions: tuple[str, ...],
     schedule: str | None,
+    base: str | None,
     output_dir: str,
     as_json: bool,
     as_csv: bool,
@@ -111,15 +113,12 @@ def results_command(
 ) -> None:
     """Show the results that the stages of RUN have recorded.
 
-    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
-    these, such as "latest/train": a run on this machine, or on the KFP host. The run knows its tracker base, an fsspec
-    URL or a directory. With TRACKER_BASE, RUN is any run that has recorded results there; without RUN and options, the
-    command lists these runs. Cached stages of a run on this machine are shown with the results that they took from the
-    cache.
+    With --tracker-base and without RUN, the command lists the runs that have recorded results there. Cached stages of a
+    run on this machine are shown with the results that they took from the cache.
 
     \b
     torchx-kfp results latest
-    torchx-kfp results s3://bucket/results --stage train \\
+    torchx-kfp results --tracker-base s3://bucket/results --stage train \\
         --where 'accuracy > 0.9' --sort -accuracy
     torchx-kfp results --schedule nightly --stage train
 
@@ -132,10 +131,14 @@ def results_command(
     """
     name, located = "", None
     if schedule is not None:
-        recorder, chosen = _of_schedule(schedule, words, flags)
+        if run is not None:
+            raise click.UsageError("--schedule names the runs: give no RUN.")
+        recorder, chosen = _of_schedule(schedule, base, flags)
         keys = list(chosen.keys)
     else:
-        [located] = locate(words, output_dir, flags, least=0)
+        if run is None and base is None:
+            raise click.UsageError("Give a RUN, such as latest, or --tracker-base for all runs there.")
+        [located] = [Located(str(base), None, output_dir)] if run is None else locate([run], base, output_dir, flags)
         name = located.name.partition("/")[0]
         recorder = open_recorder(located.base)
         chosen = _chosen(recorder, located)
@@ -205,11 +208,10 @@ def _chosen(recorder: Recorder, located: Located) -> Chosen:
     return choose(located, known, recorder)
 
 
-def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorder, Chosen]:
+def _of_schedule(name: str, base: str | None, flags: Flags) -> tuple[Recorder, Chosen]:
     """Return the records of the runs of a schedule, labeled with the times for which they were made.
 
     Raises:
-        UsageError: there are too many words.
         ArgumentError: there is no such schedule, or it has no tracker base.
         TrackerBaseError: only pods have the tracker base, or only the schedule names it.
         MissingResultsError: no run has recorded anything.
@@ -218,17 +220,15 @@ def _of_schedule(name: str, words: Sequence[str], flags: Flags) -> tuple[Recorde
     from torchx_kfp.execution.host.run_filter import RunFilter
     from torchx_kfp.execution.runs.source import missing, why_not_read
 
-    if len(words) > 1:
-        raise click.UsageError("--schedule names the runs: give at most the TRACKER_BASE before it.")
     host = connect(flags)
     schedules = Schedules(host)
-    given = words[0] if words else schedules.find(name).tracker_base
+    given = base or schedules.find(name).tracker_base
     if not given:
         raise ArgumentError(
-            f"The pipeline of the schedule {name!r} has no parameter {TRACKER_BASE!r} with a value. Give the tracker "
-            "base before --schedule."
+            f"The pipeline of the schedule {name!r} has no parameter {TRACKER_BASE!r} with a value. Name "
+            "the tracker base: --tracker-base."
         )
-    if not words and (why := why_not_read(given, named_bases([given], flags, ran_here=False))):
+    if base is None and (why := why_not_read(given, named_bases([given], flags, ran_here=False))):
         raise TrackerBaseError(missing(given, why))
     recorder = open_recorder(given)
     where = RunFilter(archived=None, schedule_id=schedules.find_id(name))

@@ -19,7 +19,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     sparkline,
     this_command,
 )
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, output_dir_option, records_argument
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, output_dir_option, tracker_base_option
 from torchx_kfp.entrypoints.cli.resolver import host_words, locate
 from torchx_kfp.entrypoints.cli.selection import (
     choose,
@@ -38,28 +38,39 @@ if TYPE_CHECKING:
 
 
 @click.command("show", short_help="Show all records of a stage's run.")
-@records_argument("RUN")
+@click.argument("run", metavar="RUN[/STAGE]")
+@click.option(
+    "--lineage", is_flag=True, help="Show the runs that RUN was made from, and those made from it, in all pipelines."
+)
+@tracker_base_option
 @output_dir_option
 @json_option
 @host_options
-def show_command(words: tuple[str, ...], output_dir: str, as_json: bool, flags: Flags) -> None:
+def show_command(run: str, lineage: bool, base: str | None, output_dir: str, as_json: bool, flags: Flags) -> None:
     """Show all records of RUN: results, metrics, metadata, artifacts, the runs that it reads, and its start.
 
     The code and the tags of its pipeline run are shown, too, and the runs that it resumes.
 
-    RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train": of a run on
-    this machine, or on the KFP host. The run knows its tracker base. With TRACKER_BASE, RUN is any run that has records
-    there. A cached stage of a run on this machine is shown with the records that it took from the cache, and a stage of
+    A cached stage of a run on this machine is shown with the records that it took from the cache, and a stage of
     a search with the search at that time.
 
     \b
     torchx-kfp show latest/evaluate
-    torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
+    torchx-kfp show 'latest/train[2]'
+    torchx-kfp show latest/evaluate --lineage
+
+    With --lineage, runs are shown with their results and artifacts: in brackets the artifacts that were used, or in
+    parentheses all artifacts of the run if the used ones are unknown. RUN itself is shown with its time, host, image
+    and code. A tree shows the first 20 runs that are read under one alias; JSON has all.
     """
+    from torchx_kfp.entrypoints.cli.lineage import show_lineage
     from torchx_kfp.execution.runs import output_dir_words
     from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
-    [located] = locate(words, output_dir, flags)
+    [located] = locate([run], base, output_dir, flags)
+    if lineage:
+        show_lineage(located, as_json=as_json)
+        return
     recorder = open_recorder(located.base)
     chosen = choose(located, recorded(recorder, located), recorder)
     if not chosen.keys:
@@ -67,10 +78,10 @@ def show_command(words: tuple[str, ...], output_dir: str, as_json: bool, flags: 
     run_id, *others = chosen.keys
     stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
     if len(stages) > 1:
-        base = words[:-1]
         place = [*output_dir_words(Path(located.output_dir, "RUN")), *host_words(flags)]
-        one = this_command("show", *base, f"{chosen.name}/{stages[0]}", *place)
-        every = this_command("results", *base, chosen.name, *place)
+        place += ["--tracker-base", base] if base else []
+        one = this_command("show", f"{chosen.name}/{stages[0]}", *place)
+        every = this_command("results", chosen.name, *place)
         raise UnknownRunError(
             f"{located.run!r} has records of {len(stages):,} stages under {located.base!r}: {listed(stages)}. "
             f"Name one: {one}. For the results of all: {every}"
@@ -80,9 +91,9 @@ def show_command(words: tuple[str, ...], output_dir: str, as_json: bool, flags: 
             f"{located.run!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
             f"{listed([run_id, *others])}. Give the run id of one."
         )
-    run = pipeline_run(run_id)
-    records = recorder.records([run, run_id])
-    record, whole = records[run_id], records[run]
+    whole_id = pipeline_run(run_id)
+    records = recorder.records([whole_id, run_id])
+    record, whole = records[run_id], records[whole_id]
     found = {
         "run_id": run_id,
         "results": read(recorder, [run_id]).get(run_id, {}),

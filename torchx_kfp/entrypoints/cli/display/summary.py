@@ -95,7 +95,8 @@ def _follow(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bo
             return ""
         failed = [stage.name for stage in stages]
         ways = {"see the whole log": "logs", "run the stage here": "replay"}
-        lines = [f"To {what}: {this_command(how, result.run_id, failed[0], *words)}" for what, how in ways.items()]
+        stage = f"{result.run_id}/{failed[0]}"
+        lines = [f"To {what}: {this_command(how, stage, *words)}" for what, how in ways.items()]
         return "\n".join([*lines, *_forgotten_code(result, last.arguments, "submitted")])
 
     on_host: dict[str, Any] = {"notes": notes, "way_on": next_steps} if last.folder is None else {}
@@ -166,11 +167,13 @@ def summarize(
         print_message(f"Run {result.run_id} ({took}): {place}")
     if not as_json:
         recorded = [stage for stage in result.stages if stage.results and stage.run_id]
-        # The run's folder has the run ids of the results that cached stages took.
-        has_cached = any(str(stage.run_id).partition("/")[0] != result.run_id for stage in recorded)
-        words = output_dir_words(result.folder) if has_cached and result.folder is not None else ()
-        for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
-            print_message(f"See the results again: {this_command('results', base, result.run_id, *words)}")
+        bases = list(dict.fromkeys(str(stage.tracker_base) for stage in recorded))
+        for base in bases:
+            # A run on this machine knows its tracker base, and the results that its cached stages took.
+            words = ["--tracker-base", base]
+            if result.folder is not None and len(bases) == 1:
+                words = output_dir_words(result.folder)
+            print_message(f"See the results again: {this_command('results', result.run_id, *words)}")
     if result.state is State.FAILED:
         ways = ""
         if not quiet and way_on is not None:

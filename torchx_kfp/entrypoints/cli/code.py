@@ -1,4 +1,4 @@
-"""``torchx-kfp code``: bring back the code that travelled with a run."""
+"""Get the code that travelled with a run: ``torchx-kfp get --code``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import tarfile
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import click
-
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest, workspace_key
 from torchx_kfp.entrypoints.cli.display.printing import print_text
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_stage_source, named_bases, say_latest
+from torchx_kfp.entrypoints.cli.flags import Flags
+from torchx_kfp.entrypoints.cli.resolver import find_part, named_bases, say_latest
 from torchx_kfp.entrypoints.cli.run_inputs import print_files
 from torchx_kfp.errors import ArgumentError, TrackerBaseError, WorkspaceError, explain
 
@@ -28,27 +26,26 @@ if TYPE_CHECKING:
 _NEXT_TO_HEAD = ("config", "commondir", "hooks")
 
 
-@click.command("code", short_help="Bring back the code of a run.")
-@click.argument("run", metavar="RUN[/STAGE]")
-@click.argument("folder", metavar="[DIR]", required=False)
-@click.option("--list", "only_lists", is_flag=True, help="Print the names and sizes of the files, and write nothing.")
-@output_dir_option
-@host_options
-def code_command(run: str, folder: str | None, only_lists: bool, output_dir: str, flags: Flags) -> None:
-    """Write the code that travelled with RUN (`--workspace`) into the folder DIR, and print its name.
+def get_code(run: str, folder: str | None, output_dir: str, flags: Flags, *, only_lists: bool) -> None:
+    """Write the code of a run, or of one of its stages, into a new folder, and print its name; or list the files.
 
-    RUN is a run id, the beginning or end of one, or "latest"; a run that is not on this machine is looked for on the
-    KFP host. With STAGE, as `torchx-kfp watch` shows its name, it is the code of one stage, which may have another than
-    the run. DIR is new or empty; the default is code-DIGEST in the current directory.
+    Args:
+        run: a word ``RUN[/STAGE]``.
+        folder: the folder. Default: one that is named after the code's digest.
+        output_dir: the directory with the folders of runs on this machine.
+        flags: the options of the host.
+        only_lists: whether to write nothing.
 
-    `code` refuses an archive that contains a git repository, because git would run the programs that its configuration
-    names; `--list` still shows the files.
+    Raises:
+        ArgumentError: no code travelled with the run, or the folder is not empty.
+        WorkspaceError: the archive cannot be unpacked.
     """
     from torchx_kfp.contract.carried.workspace import members, unpack
     from torchx_kfp.execution.runs.source import missing, why_not_read
     from torchx_kfp.tracking.recorder import Recorder
 
-    source, stage = find_stage_source(run, None, output_dir, flags)
+    source, part = find_part(run, output_dir, flags)
+    stage = part or None
     record = source.read()
     say_latest(run, record.run_id)
     url = _url(source, record, stage)

@@ -1,4 +1,4 @@
-"""``torchx-kfp lineage``: show what a run was made from, and what was made from it."""
+"""Show what a run was made from, and what was made from it: ``torchx-kfp show --lineage``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import click
 
 from torchx_kfp.common.text import counted, moment, printable, shorten
 from torchx_kfp.entrypoints.cli.display.printing import (
@@ -19,8 +17,6 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, output_dir_option, records_argument
-from torchx_kfp.entrypoints.cli.resolver import locate
 from torchx_kfp.entrypoints.cli.selection import (
     choose,
     earlier_attempts,
@@ -33,6 +29,7 @@ from torchx_kfp.entrypoints.cli.selection import (
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+    from torchx_kfp.entrypoints.cli.resolver import Located
     from torchx_kfp.tracking import Artifact, Lineage, Link, Result
     from torchx_kfp.tracking.lineage import Start
     from torchx_kfp.tracking.recorder import Code
@@ -52,32 +49,17 @@ _INDENT, _ROOM = 4, 40
 _RESULTS, _PATH = 60, 40
 
 
-@click.command("lineage", short_help="Show the runs that a run was made from, and those made from it.")
-@records_argument("RUN")
-@output_dir_option
-@json_option
-@host_options
-def lineage_command(words: tuple[str, ...], output_dir: str, as_json: bool, flags: Flags) -> None:
-    """Show the runs that RUN was made from, and those made from it, across all pipelines that use its tracker base.
-
-    RUN is the id of one stage's run or of a pipeline run (all of its stages), the beginning or end of such an id,
-    "latest", or a part of these, such as "latest/evaluate": a run on this machine, or on the KFP host. The run knows
-    its tracker base. With TRACKER_BASE, RUN is any run there. For a run on this machine, the results that its cached
-    stages took from the cache count too.
-
-    \b
-    torchx-kfp lineage latest/evaluate
-    torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
+def show_lineage(located: Located, *, as_json: bool) -> None:
+    """Print the runs that a run, or a part of one, was made from, and those made from it.
 
     Runs are shown with their results and artifacts: in brackets the artifacts that were used, or in parentheses all
-    artifacts of the run if the used ones are unknown. RUN itself is shown with its time, host, image and code. A tree
-    shows the first 20 runs that are read under one alias; JSON has all.
+    artifacts of the run if the used ones are unknown. The run itself is shown with its time, host, image and code. A
+    tree has the first runs that are read under one alias; JSON has all.
     """
     from torchx_kfp.tracking.lineage import trace
     from torchx_kfp.tracking.records import artifacts_of
     from torchx_kfp.tracking.store import is_key, pipeline_run
 
-    [located] = locate(words, output_dir, flags)
     recorder = open_recorder(located.base)
     sources = {run_id: record.sources for run_id, record in recorder.records(None, "sources").items()}
     named = {source.run_id for found in sources.values() for source in found}

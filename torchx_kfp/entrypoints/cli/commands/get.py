@@ -1,0 +1,145 @@
+"""``torchx-kfp get``: copy an artifact, or the code, of a run to this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from torchx_kfp.common.text import did_you_mean, listed, shown
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, show_stored
+from torchx_kfp.entrypoints.cli.flags import (
+    Flags,
+    host_options,
+    json_option,
+    output_dir_option,
+    tracker_base_option,
+)
+from torchx_kfp.entrypoints.cli.resolver import locate
+from torchx_kfp.entrypoints.cli.selection import choose, open_recorder, recorded, say_cached, titled
+from torchx_kfp.errors import ArgumentError, explain
+
+if TYPE_CHECKING:
+    from torchx_kfp.entrypoints.cli.resolver import Located
+    from torchx_kfp.tracking import Artifact
+
+
+@click.command("get", short_help="Copy an artifact, or the code, of a run.")
+@click.argument("run", metavar="RUN[/STAGE[/NAME]]")
+@click.argument("folder", metavar="[DIR]", required=False)
+@click.option("--code", is_flag=True, help="Get the code that travelled with RUN, or with one of its stages.")
+@click.option("--list", "only_lists", is_flag=True, help="List the artifacts, or the files of the code.")
+@click.option("--overwrite", is_flag=True, help="Replace what is in DIR under the artifact's name.")
+@json_option
+@tracker_base_option
+@output_dir_option
+@host_options
+def get_command(
+    run: str,
+    folder: str | None,
+    code: bool,
+    only_lists: bool,
+    overwrite: bool,
+    as_json: bool,
+    base: str | None,
+    output_dir: str,
+    flags: Flags,
+) -> None:
+    """Copy the artifact NAME of a stage into the folder DIR, by default the current one, and print its path.
+
+    Its SHA-256 is checked. What is there already with the same content stays. --list shows the artifacts of RUN, or of
+    one of its stages: their sizes, and where they are. Those without a size are registered, but not stored.
+
+    \b
+    torchx-kfp get latest --list
+    torchx-kfp get latest/train/model models
+    torchx-kfp get latest --code before
+
+    With --code, write the code that travelled with RUN (`--workspace`) into the folder DIR, which is new or empty; the
+    default is code-DIGEST in the current directory. An archive that contains a git repository is refused, because git
+    would run the programs that its configuration names; --list still shows the files.
+    """
+    from torchx_kfp.entrypoints.cli.code import get_code
+
+    if code:
+        for name, value in {"--overwrite": overwrite, "--json": as_json, "--tracker-base": base}.items():
+            if value:
+                raise click.UsageError(f"{name} is for artifacts, not for --code.")
+        get_code(run, folder, output_dir, flags, only_lists=only_lists)
+    elif only_lists or as_json:
+        [located] = locate([run], base, output_dir, flags)
+        _list(located, as_json=as_json)
+    else:
+        [located] = locate([run], base, output_dir, flags)
+        _get(run, located, folder or os.curdir, overwrite=overwrite)
+
+
+def _list(located: Located, *, as_json: bool) -> None:
+    name, found = _read(located)
+    if as_json:
+        print_json(
+            [
+                {
+                    "run_id": run_id,
+                    "name": artifact.name,
+                    "path": artifact.url,
+                    "stored": artifact.stored.encode() if artifact.stored else None,
+                    "metadata": dict(artifact.metadata),
+                }
+                for run_id, artifact in found
+            ]
+        )
+    elif found:
+        from torchx_kfp.entrypoints.cli.display.tables import print_table
+
+        print_table(
+            ("run id", "name", "size", "where"),
+            [(run_id, it.name, show_stored(it.stored), it.url) for run_id, it in found],
+            above=f"Artifacts of {titled(located.name, name)}",
+        )
+    else:
+        print_message(f"{name} has no artifacts. A stage registers them with current_run().add_artifact(name, path).")
+
+
+def _get(word: str, located: Located, folder: str, *, overwrite: bool) -> None:
+    run, _, wanted = (located.run or "").partition("/")
+    name, found = _read(dataclasses.replace(located, run=run))
+    by_name: dict[str, list[tuple[str, Artifact]]] = {}
+    short = []
+    for run_id, artifact in found:
+        # A key that an application has chosen itself need not have a stage and an execution.
+        stage, _, execution = run_id.partition("/")[2].partition("/")
+        for path in ((stage, artifact.name), *([(stage, execution, artifact.name)] if execution else ())):
+            by_name.setdefault("/".join(filter(None, path)), []).append((run_id, artifact))
+        short.append("/".join(filter(None, (stage, artifact.name))))
+    matches = by_name.get(wanted, [])
+    if not matches:
+        there = f"It has {listed(map(repr, dict.fromkeys(short)))}." if short else "It has none."
+        if not wanted:
+            raise ArgumentError(f"Name an artifact of {name}: {name}/STAGE/NAME. {there}")
+        raise ArgumentError(
+            f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, by_name)} {there}"
+        )
+    if len(matches) > 1:
+        run_ids = listed(f"{run_id.partition('/')[2]}/{artifact.name}" for run_id, artifact in matches)
+        raise ArgumentError(f"{word!r} means {len(matches)} artifacts: {run_ids}. Name one of them.")
+    [(run_id, artifact)] = matches
+    try:
+        path = artifact.download(folder, overwrite=overwrite)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and not error.errno:
+            raise ArgumentError(f"{explain(error).removesuffix('.')}: --overwrite.") from None
+        raise ArgumentError(f"The artifact cannot be written to {folder!r}: {explain(error)}.") from None
+    print_message(f"{artifact.name} of {run_id}: {show_stored(artifact.stored)}")
+    print_text(path)
+
+
+def _read(located: Located) -> tuple[str, list[tuple[str, Artifact]]]:
+    """Return the full name of the run, and its artifacts with the run ids that have registered them."""
+    recorder = open_recorder(located.base)
+    chosen = choose(located, recorded(recorder, located), recorder)
+    say_cached(chosen)
+    found = recorder.records(chosen.keys, "artifacts")
+    return chosen.name, [(key, it) for key in chosen.keys for it in found[key].artifacts.values()]
