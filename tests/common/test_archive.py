@@ -336,6 +336,12 @@ def test_a_run_that_no_submit_has_recorded_records_its_code(tmp_path: Path) -> N
     done = run(url, "echo", "started", folder=tmp_path, TORCHX_JOB_ID="run-3/train/pod")
     assert (done.returncode, done.stdout) == (0, "started\n")
     assert "the code of the run run-3 is not recorded" in done.stderr
+    # Names above the run, and the folders of its stages, say nothing about its code.
+    (tmp_path / "base").rename(tmp_path / "my.codebase")
+    url = str(tmp_path / "my.codebase" / workspace_key(digest))
+    Recorder.open(str(tmp_path / "my.codebase")).add("run-4/train/pod", {"metadata": {}})
+    assert run(url, "true", folder=tmp_path, TORCHX_JOB_ID="run-4/train/pod").stderr == ""
+    assert Recorder.open(str(tmp_path / "my.codebase")).record("run-4").code == (Code(digest),)
 
 
 def test_other_facts_of_a_run_do_not_stand_for_its_code(base: str, monkeypatch: pytest.MonkeyPatch) -> None:

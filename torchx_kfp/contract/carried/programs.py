@@ -10,7 +10,7 @@ SOURCES = {
     "replica_roles": "83131c96c40c624aed956b0120720157d432d9d9cc22fc4b14125265285d76e1",
     "shared": "b8588b2e10fab7aee2b528ff16f9938c1d190b5e88c04a1605f0784d6feeaf2a",
     "stage_log": "fc8868a462dcf59dcda5f5222298ec74cfafb0040cb3b5309eb4dc782c335f67",
-    "workspace": "c46f8e0ce9588ab274e71b92b22eab753f2c48d9de1a1c2f94da89b90eddcfcc",
+    "workspace": "94518674b67e0e84cfbf61ea394437bdefe48bcba400789abc636ec8158e2beb",
 }
 
 #: ``torchx_kfp.contract.carried.publisher``.
@@ -254,8 +254,8 @@ WORKSPACE = (
     "        if not(run and base):return\n"
     "        try:\n"
     "                import "
-    'fsspec;store,folder=fsspec.core.url_to_fs(f"{base}/{_OWN}runs/{run}");entries=[path for path in '
-    "store.ls(folder,False)if'.code'in path]if store.exists(folder)else[]\n"
+    'fsspec;store,folder=fsspec.core.url_to_fs(f"{base}/{_OWN}runs/{run}");found=store.ls(folder,False)if'
+    " store.exists(folder)else[];entries=[path for path in found if'.code'in path.split('/')[-1]]\n"
     '                if not any(digest in store.cat_file(path)for path in entries):part=f"{folder}/.torch'
     'x_kfp-{os.urandom(8).hex()}";store.makedirs(folder,exist_ok=True);store.pipe_file(part,b\'{"code": '
     '[{"digest": "%s"}]}\'%digest);store.mv(part,f"{folder}/0-{file[:16]}.code")\n'

@@ -95,7 +95,8 @@ def record(url: str, /) -> None:
 
         store, folder = fsspec.core.url_to_fs(f"{base}/{_OWN}runs/{run}")
         # There may be the code of other stages.
-        entries = [path for path in store.ls(folder, False) if ".code" in path] if store.exists(folder) else []
+        found = store.ls(folder, False) if store.exists(folder) else []
+        entries = [path for path in found if ".code" in path.split("/")[-1]]
         if not any(digest in store.cat_file(path) for path in entries):
             # A reader finds the whole entry or none. It sorts before those that have the time as their name.
             part = f"{folder}/.torchx_kfp-{os.urandom(8).hex()}"
