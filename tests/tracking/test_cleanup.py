@@ -408,7 +408,7 @@ def test_on_every_store(base: str, gc: Gc, monkeypatch: pytest.MonkeyPatch) -> N
     run.log(1, loss=0.5)
     run.flush()
     others = ["baseline", "experiment/1", "a/b/c/d", "local_cwd://torchx/app-1", "odd~/train/1"]
-    put(base, *others, "two~/train/1")
+    put(base, *others, "two~/train/1", ".torchx_kfp/runs/two~/.torchx_kfp-0123456789abcdef")
     others.append("odd~/train/notes.txt")
     put(base, others[-1])
     found = gc(base)

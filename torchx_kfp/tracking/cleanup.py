@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torchx_kfp.common.text import UUID, duration
-from torchx_kfp.contract.carried.shared import FILES, PRIVATE, RUNS, fields_of
+from torchx_kfp.contract.carried.shared import FILES, PRIVATE, RUNS, TEMPORARY, fields_of
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.entries import run_id_of
@@ -209,6 +209,9 @@ def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -
 def remove_code(store: Store, unused: Iterable[UnusedCode]) -> Iterator[UnusedCode]:
     """Remove archives, and yield each that is gone. One that was stored again meanwhile stays."""
     unused = list(unused)
+    # Object stores remove whatever is there: a submit may have stored it again while gc read what runs have recorded.
+    there = {*find_archives(store).values()} if unused else set()
+    unused = [code for code in unused if code.archive in there]
     for code, is_gone in zip(unused, store.each(store.remove_old, [code.archive for code in unused]), strict=True):
         if is_gone:
             yield code
@@ -286,6 +289,8 @@ def _shape_problem(files: Iterable[File]) -> str:
 def _records_problem(files: Iterable[File]) -> str:
     """Return why these records are not all those of a pipeline run and its stages; empty if they are."""
     for file in files:
+        if file.key.rpartition("/")[2].startswith(TEMPORARY):  # a stage was killed while it recorded its code
+            continue
         fields = fields_of(file.key)
         if file.key.startswith(f"{RUNS}/") and not (fields <= {*OF_PIPELINE_RUNS} or run_id_parts(run_id_of(file.key))):
             return f"{file.key!r} is not about a stage of a pipeline run"
