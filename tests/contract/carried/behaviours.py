@@ -110,6 +110,8 @@ me = sys.argv[1] + "/tried-" + index
 print("tries")
 if not os.path.exists(me):
     open(me, "w").close()
+    while not all(os.path.exists(sys.argv[1] + "/tried-" + other) for other in "01"):
+        time.sleep(0.05)
     time.sleep({seconds}[int(index)])
     sys.exit(3)
 """
@@ -123,8 +125,9 @@ if os.environ["TORCHX_REPLICA_ID"] == "0":
 sys.exit(0 if again else 3)
 """
 SERVE = """
-import os, time
+import os, sys, time
 print("serves", os.environ["TORCHX_RANK0_HOST"].partition(".")[0])
+open(sys.argv[1] + "/serves", "w").close()
 while True:
     time.sleep(1)
 """
@@ -141,10 +144,12 @@ def python(program: str, *, replicas: int = 2, **fields: Any) -> AppDef:
     return AppDef("train", roles=[role])
 
 
-def _served(_: Path) -> AppDef:
+def _served(folder: Path) -> AppDef:
     # The server goes with the trainers: the launcher needs the time to read what it has printed.
-    (trainer,) = python(f"{TRAIN}\nimport time; time.sleep(2)").roles
-    return AppDef("train", roles=[trainer, Role("server", image="any", entrypoint="python", args=["-uc", SERVE])])
+    waits = f"import time\nwhile not os.path.exists({str(folder / 'serves')!r}): time.sleep(0.05)\ntime.sleep(1)"
+    (trainer,) = python(f"{TRAIN}\n{waits}").roles
+    serves = ["-uc", SERVE, str(folder)]
+    return AppDef("train", roles=[trainer, Role("server", image="any", entrypoint="python", args=serves)])
 
 
 def _words(index: int) -> str:

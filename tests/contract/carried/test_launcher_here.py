@@ -254,9 +254,10 @@ def test_a_port_on_which_another_program_listens(launch: Launch) -> None:
     assert re.search(says("another program on this machine", f"port {port}"), message)
 
 
-def test_replicas_that_do_not_heed_sigterm_are_killed(launch: Launch) -> None:
-    script = "trap '' TERM; [ $TORCHX_REPLICA_ID = 0 ] && { sleep 0.3; exit 5; }; echo $$; while :; do sleep 1; done"
-    process = launch(shell("train", 3, script), program="impatient")
+def test_replicas_that_do_not_heed_sigterm_are_killed(tmp_path: Path, launch: Launch) -> None:
+    fails = "[ $TORCHX_REPLICA_ID = 0 ] && { until [ -e 1 ] && [ -e 2 ]; do sleep 0.05; done; exit 5; }"
+    script = f"{fails}; trap '' TERM; echo $$; touch $TORCHX_REPLICA_ID; while :; do sleep 1; done"
+    process = launch(shell("train", 3, script), program="impatient", cwd=tmp_path)
     assert process.returncode == 5
     for other in ("train/1", "train/2"):
         (pid,) = lines(process.stdout, other)
@@ -271,11 +272,14 @@ def test_stopped_replicas_are_ended(start: Start, launch: Launch) -> None:
 COUNTING = """
 import os, signal, sys, time
 count = {number: 0 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)}
+def tell(what):
+    open(sys.argv[1] + os.environ["TORCHX_REPLICA_ID"] + what, "w").close()
 def note(number, _):
     count[number] += 1
+    tell(signal.Signals(number).name)
 for number in count:
     signal.signal(number, note)
-open(sys.argv[1] + os.environ["TORCHX_REPLICA_ID"], "w").close()
+tell("")
 while not sum(count.values()) - count[signal.SIGUSR1]:
     time.sleep(0.01)
 time.sleep(0.3)
@@ -290,7 +294,7 @@ def test_a_signal_reaches_each_replica_once(program: str, number: int, start: St
     process = start(role("train", 3, sys.executable, "-uc", COUNTING, ready), program=program)
     wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
     process.send_signal(signal.SIGUSR1)
-    time.sleep(0.1)
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 6)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=HANGS)
     # The replicas have ended well, but the stage has not come to its end.
@@ -330,13 +334,15 @@ NOTE = "echo $$ >>$TORCHX_REPLICA_ID; "
 WAITS = "exec sleep 300"
 #: Replica 1 fails when both have been started as often.
 FAILS = f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ $(wc -l <0) = $(wc -l <1) ]; do sleep 0.05; done; exit 6"
+#: Replica 1 fails whenever it is started, once the other one has been.
+FAILS_OFTEN = f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ -s 0 ]; do sleep 0.05; done; exit 6"
 AGAIN = "starting all replicas again ({} of {})"
 ONE = "starting it again ({} of 2)"
 NUMBER = "echo of $TORCHX_NUM_REPLICAS"
 NONE: Mapping[str, Sequence[str]] = {"train/0": []}
 BYE = {"ps/1": ["ready", "bye"]}
-SERVER = "trap 'echo bye; exit 1' TERM; echo ready; sleep 300 & wait"
-TRAINER = shell("trainer", 2, "sleep 0.5; echo done")
+SERVER = "trap 'echo bye; exit 1' TERM; echo ready; touch ready$TORCHX_REPLICA_ID; sleep 300 & wait"
+TRAINER = shell("trainer", 2, "until [ -e ready0 ] && [ -e ready1 ]; do sleep 0.05; done; sleep 0.2; echo done")
 DECIDES = {"success": ["trainer"]}
 RANGE = ["'train'", "1 to 5", "num_replicas"]
 ENDS: Mapping[str, End] = {
@@ -359,7 +365,12 @@ ENDS: Mapping[str, End] = {
     ),
     "single replicas are started again, as often as their role says": End(
         [
-            shell("train", 2, f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; exit 6", restarts=2),
+            shell(
+                "train",
+                2,
+                f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ -s 0 ]; do sleep 0.05; done; exit 6",
+                restarts=2,
+            ),
             shell("b", 1, WAITS, restarts=2),
         ],
         6,
@@ -446,7 +457,9 @@ def test_processes_that_a_replica_leaves_are_killed(tmp_path: Path, launch: Laun
 
 def test_a_process_in_another_session_does_not_keep_the_stage_from_ending(tmp_path: Path, start: Start) -> None:
     """It holds the output open. The runner, and the program that publishes results, end it."""
-    script = f"setsid sh -c 'echo $$ >>{tmp_path}/pids; exec sleep 300' & sleep 0.3; echo end"
+    (tmp_path / "pids").touch()
+    leave = f"setsid sh -c 'echo $$ >>{tmp_path}/pids; exec sleep 300' &"
+    script = f"{leave} until [ $(wc -l <{tmp_path}/pids) = 8 ]; do sleep 0.05; done; echo end"
     process = start(shell("train", 8, script), stdout=subprocess.DEVNULL)
     try:
         assert process.wait(timeout=HANGS) == 0

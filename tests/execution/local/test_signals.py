@@ -63,6 +63,11 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
+def all_end(pids: list[int]) -> None:
+    """Wait for processes that were killed: each needs the CPU once more."""
+    wait_for(lambda: not any(map(alive, pids)))
+
+
 def read_pids(folder: Path) -> list[int]:
     file = folder / "pids"
     return [int(word) for word in file.read_text().split()] if file.exists() else []
@@ -96,7 +101,7 @@ def test_no_process_survives_a_signal(start, tmp_path, number, code):
     runner.send_signal(number)
     _, stderr = runner.communicate(timeout=HANGS)
     assert runner.returncode == code
-    assert [pid for pid in pids if alive(pid)] == []
+    all_end(pids)
     assert f"was ended by {signal.Signals(number).name}.\n" in stderr
     assert ("KeyboardInterrupt" in stderr) == (number == signal.SIGINT)
     assert "another exception" not in stderr
@@ -136,7 +141,7 @@ def test_applications_have_time_to_end_and_are_asked_once(start, tmp_path):
     runner.send_signal(signal.SIGTERM)
     runner.communicate(timeout=HANGS)
     assert [(tmp_path / name).read_text() for name in ("in-a-shell", "with-results")] == ["1", "1"]
-    assert not any(alive(pid) for pid in read_pids(tmp_path))
+    all_end(read_pids(tmp_path))
 
 
 def test_a_second_signal_kills_at_once(start, tmp_path):
@@ -158,7 +163,7 @@ while True: time.sleep(1)
     runner.send_signal(signal.SIGINT)
     runner.communicate(timeout=HANGS)
     assert runner.returncode == -signal.SIGINT
-    assert not alive(*read_pids(tmp_path))
+    all_end(read_pids(tmp_path))
 
 
 def test_nothing_starts_after_a_signal(start, tmp_path):
@@ -190,7 +195,7 @@ def test_a_run_inside_of_a_stage_ends_with_it(start, tmp_path):
     runner = start(outer, 1, grace=2.0)
     runner.send_signal(signal.SIGINT)
     runner.communicate(timeout=HANGS)
-    assert not alive(*read_pids(tmp_path))
+    all_end(read_pids(tmp_path))
 
 
 def test_handlers_are_put_back_and_ignored_signals_stay_ignored(execute, tmp_path):
