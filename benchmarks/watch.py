@@ -14,7 +14,6 @@ from collections import defaultdict
 from benchmarks import show, timed
 from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
-from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.runs.state import RunState, outline
 
@@ -30,12 +29,10 @@ class Reader:
         self.observer = Observer()
         self.state: RunState | None = None
         self.manifest = ""
-        self.nodes: Nodes | None = None
 
     def read(self, run: str, with_manifest: str) -> None:
         before, self.manifest = self.manifest, manifest_of(json.loads(with_manifest))
-        nodes = read_manifest(self.manifest, self.nodes) if self.manifest != before else None
-        self.nodes = nodes or self.nodes
+        nodes = read_manifest(self.manifest) if self.manifest != before else None
         events = self.observer.observe(json.loads(run), nodes)
         assert self.observer.pipeline is not None
         self.state = self.state or RunState(outline(self.observer.pipeline))

@@ -154,11 +154,9 @@ def test_a_log_that_kfp_cannot_read_is_read_from_the_archive(
 ) -> None:
     unreadable = answer("log-unreadable")
     server.script = lambda request: Reply(unreadable)
-    node = read_manifest(manifest_of(manifest("failed"))).of_pod(
-        "recorded-jncvj-metadata-0-8-system-container-impl-2769273973"
-    )
-    assert node is not None
-    archived = node.log
+    pod = "recorded-jncvj-metadata-0-8-system-container-impl-2769273973"
+    nodes = read_manifest(manifest_of(manifest("failed"))).by_name.values()
+    archived = next(node.log for node in nodes if node.pod == pod)
     assert archived is not None
     store, place = fsspec.filesystem("s3"), f"{archived.bucket}/{archived.key}"
     store.mkdir(archived.bucket)

@@ -10,7 +10,7 @@ import pytest
 from tests.execution.host.answers_of_kfp import last, manifest
 from tests.execution.host.event_logs import answers, replaying
 from tests.fake_kfp.pod_spec import pod_spec_patch
-from torchx_kfp.execution.host.manifest import manifest_of, pod_spec_of, read_manifest
+from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
@@ -39,7 +39,12 @@ def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> N
     observer = Observer()
     observer.observe(last(name), recorded)
     assert observer.pipeline is not None
-    found = {stage: spec for stage, driver in observer.drivers.items() if (spec := pod_spec_of(recorded, driver))}
+    patches = {
+        stage: node.decisions["pod-spec-patch"]
+        for stage, driver in observer.drivers.items()
+        if (node := recorded.get(driver)) is not None
+    }
+    found = {stage: PodSpec.parse(patch) for stage, patch in patches.items() if patch}
     assert found.keys() == STAGES[name]
     for stage, spec in found.items():
         component = place_of(observer.pipeline, stage, {})[0].component

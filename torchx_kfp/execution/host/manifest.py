@@ -6,8 +6,6 @@ It is the only answer of KFP 2 that has pods, exit codes, decisions of drivers, 
 from __future__ import annotations
 
 import base64
-import contextlib
-import functools
 import json
 import re
 import zlib
@@ -34,18 +32,13 @@ _STATES = {
     "Failed": State.FAILED,
     "Error": State.FAILED,
 }
-#: How a node begins in what Go makes of it. In texts, such as a command in a node, quotes are escaped.
-_NODE = re.compile(r'\{"id": ?"[^"\\]*", ?"name": ?"([^"\\]+)"')
-_DECODER = json.JSONDecoder()
 #: The outputs of drivers that tell what they have decided.
-_DECISIONS = ("cached-decision", "condition", "iteration-count")
+_DECISIONS = ("cached-decision", "condition", "iteration-count", "pod-spec-patch")
 #: The most bytes of unpacked nodes that are read. A workflow has 1 MiB, and its nodes shrink to a 20th to a 30th.
 MOST_UNPACKED = 32 << 20
 #: The longest name of a pod, without the hash at its end.
 _LONGEST_PREFIX = 253 - 10 - 1
 _POD_NAMES = "workflows.argoproj.io/pod-name-format"
-#: Nodes share many times.
-_seconds = functools.lru_cache(maxsize=1 << 16)(seconds)
 
 
 class ManifestSource:
@@ -79,7 +72,7 @@ class ManifestSource:
             manifest = manifest_of(answer)
             if manifest == self._manifest:
                 return None
-            nodes = read_manifest(manifest, self._nodes)
+            nodes = read_manifest(manifest)
         except HostError as error:
             if self._manifest:
                 raise  # it fails for a moment
@@ -98,12 +91,21 @@ class ManifestSource:
 
     def archived_log(self, pod: str) -> ArchivedLog | None:
         """Return where Argo has archived a pod's log, if it has."""
-        node = None if self._nodes is None else self._nodes.of_pod(pod)
-        return None if node is None else node.log
+        nodes = self._nodes.by_name.values() if self._nodes is not None else ()
+        return next((node.log for node in nodes if node.pod == pod), None)
 
     def pod_spec(self, driver: str) -> PodSpec | None:
-        """Return what a stage's driver has decided about its pod: see ``pod_spec_of``."""
-        return None if self._nodes is None else pod_spec_of(self._nodes, driver)
+        """Return what a stage's driver has decided about its pod; None if there is no pod, because it was cached.
+
+        Args:
+            driver: the name of the driver's node.
+
+        Raises:
+            ValueError: the manifest has another form than KFP's. The message is a clause.
+        """
+        node = self._nodes.get(driver) if self._nodes is not None else None
+        patch = node.decisions.get("pod-spec-patch", "") if node is not None else ""
+        return PodSpec.parse(patch) if patch else None
 
 
 def manifest_of(answer: Mapping[str, Any]) -> str:
@@ -111,45 +113,22 @@ def manifest_of(answer: Mapping[str, Any]) -> str:
     return text(mapping(answer.get("pipeline_runtime")).get("workflow_manifest"))
 
 
-def read_manifest(manifest: str, before: Nodes | None = None) -> Nodes:
-    """Return the nodes of a workflow; none without a workflow.
-
-    Args:
-        manifest: the workflow's manifest, as JSON.
-        before: the nodes in an earlier manifest of it. Those that are the same are not read again.
+def read_manifest(manifest: str) -> Nodes:
+    """Return the nodes of a workflow, from its manifest as JSON; none without a workflow.
 
     Raises:
         ValueError: the manifest is not JSON, or its compressed nodes cannot be read. The message is a clause.
     """
-    records, rest = _split(manifest)
-    workflow = mapping(_parsed(rest))
+    workflow = mapping(_parsed(manifest))
     metadata, status = mapping(workflow.get("metadata")), mapping(workflow.get("status"))
-    if packed := text(status.get("compressedNodes")):
-        records, _ = _split(_decompressed(packed))
+    packed = text(status.get("compressedNodes"))
+    nodes = mapping(_parsed(_decompressed(packed)) if packed else status.get("nodes"))
     name = text(metadata.get("name"))
     # Old versions of Argo name a pod after the node's id.
     has_ids = mapping(metadata.get("annotations")).get(_POD_NAMES) == "v1"
-    store = mapping(mapping(status.get("artifactRepositoryRef")).get("artifactRepository"))
-    read = functools.partial(_node, name, has_ids, mapping(store.get("s3")))
-    return Nodes(name, records, read, message=text(status.get("message")), before=before)
-
-
-def _split(content: str) -> tuple[dict[str, str], str]:
-    """Return the JSON of each node by the node's name, and the JSON around them.
-
-    To parse all nodes whenever one has changed would take most of the time of a poll: a node has 3-11 kB.
-    """
-    found = list(_NODE.finditer(content))
-    if not found:
-        return {}, content
-    starts = [match.start() for match in found]
-    try:
-        _, end = _DECODER.raw_decode(content, starts[-1])
-    except (ValueError, RecursionError):
-        raise ValueError("they are not JSON") from None
-    ends = [*starts[1:], end]
-    records = {match[1]: content[start:end] for match, start, end in zip(found, starts, ends, strict=True)}
-    return records, f"{content[: starts[0]]}{{}}{content[end:]}"
+    store = mapping(mapping(mapping(status.get("artifactRepositoryRef")).get("artifactRepository")).get("s3"))
+    read = (_node(name, has_ids, store, mapping(record)) for record in nodes.values())
+    return Nodes(name, {node.name: node for node in read}, text(status.get("message")))
 
 
 def _parsed(content: str) -> Any:
@@ -171,26 +150,11 @@ def _decompressed(packed: str) -> str:
     raise ValueError(f"they have more than {MOST_UNPACKED:,} bytes" if reader.unconsumed_tail else "they are cut off")
 
 
-def pod_spec_of(nodes: Nodes, driver: str) -> PodSpec | None:
-    """Return what a stage's driver has decided about its pod; None if there is no pod, because it was cached.
-
-    Args:
-        nodes: the nodes of a manifest.
-        driver: the name of the driver's node.
-
-    Raises:
-        ValueError: the manifest has another form than KFP's. The message is a clause.
-    """
-    record = nodes.record(driver)
-    patch = _outputs(mapping(_DECODER.raw_decode(record)[0]) if record else {}).get("pod-spec-patch", "")
-    return PodSpec.parse(patch) if patch else None
-
-
-def _outputs(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the output parameters of a node."""
+def _outputs(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and values of the output parameters of a node."""
     parameters = mapping(record.get("outputs")).get("parameters")
     found = map(mapping, parameters) if isinstance(parameters, list) else ()
-    return {text(parameter.get("name")): text(parameter.get("value")) for parameter in found}
+    return [(text(parameter.get("name")), text(parameter.get("value"))) for parameter in found]
 
 
 def _archived_log(record: Mapping[str, Any], store: Mapping[str, Any]) -> ArchivedLog | None:
@@ -204,13 +168,9 @@ def _archived_log(record: Mapping[str, Any], store: Mapping[str, Any]) -> Archiv
     return None
 
 
-def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], content: str) -> Node:
-    record: Mapping[str, Any] = {}
-    with contextlib.suppress(ValueError, RecursionError):  # a node that is not JSON has a name, and nothing else
-        record = mapping(_DECODER.raw_decode(content)[0])
+def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], record: Mapping[str, Any]) -> Node:
     exit_code = text(mapping(record.get("outputs")).get("exitCode"))
-    outputs = _outputs(record)
-    decisions = {name: outputs[name] for name in _DECISIONS if name in outputs}
+    decisions = {name: value for name, value in _outputs(record) if name in _DECISIONS}
     # Argo names the pod of a node after the template and the hash at the end of the node's id.
     pod, template = text(record.get("id")), text(record.get("templateName"))
     if template and not has_ids and record.get("name") != workflow:
@@ -219,10 +179,10 @@ def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], content: str) 
         name=text(record.get("name")),
         # A phase that this version does not know counts as queued.
         state=_STATES.get(text(record.get("phase")), State.QUEUED),
-        start=_seconds(text(record.get("startedAt"))),
-        end=_seconds(text(record.get("finishedAt"))),
+        start=seconds(text(record.get("startedAt"))),
+        end=seconds(text(record.get("finishedAt"))),
         message=text(record.get("message")),
-        exit_code=int(exit_code) if re.fullmatch(r"-?\d{1,9}", exit_code) else None,
+        exit_code=int(exit_code) if exit_code and re.fullmatch(r"-?\d{1,9}", exit_code) else None,
         pod=pod if record.get("type") == "Pod" else "",
         decisions=decisions,
         log=_archived_log(record, store),

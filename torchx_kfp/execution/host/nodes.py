@@ -19,9 +19,8 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.runs.vocabulary import State
@@ -51,52 +50,17 @@ class Node:
         return self.state in (State.RUNNING, State.SUCCEEDED, State.FAILED)
 
 
+@dataclass(frozen=True)
 class Nodes:
-    """The nodes of a workflow, by their names. Each is made from its record when it is first asked for."""
+    """The nodes of a workflow. ``message`` is why it failed, if that is known."""
 
-    def __init__(
-        self,
-        workflow: str,
-        records: Mapping[str, Any],
-        read: Callable[[Any], Node],
-        *,
-        message: str = "",
-        before: Nodes | None = None,
-    ) -> None:
-        """Take the records.
-
-        Args:
-            workflow: the workflow's name; empty without one.
-            records: what the source knows of each node, by the node's name.
-            read: makes a node from a record.
-            message: why the workflow failed, if it is known.
-            before: nodes of an earlier answer. Those whose records are the same are kept.
-        """
-        self.workflow = workflow
-        self.message = message
-        self._records = records
-        self._read = read
-        self._made: dict[str, Node] = {}
-        if before is not None:
-            old = before._records
-            self._made = {name: node for name, node in before._made.items() if records.get(name) == old[name]}
+    workflow: str
+    by_name: Mapping[str, Node]
+    message: str = ""
 
     def get(self, name: str) -> Node | None:
         """Return the node with this name, if there is one."""
-        if name not in self._records:
-            return None
-        node = self._made.get(name)
-        if node is None:
-            node = self._made[name] = self._read(self._records[name])
-        return node
-
-    def of_pod(self, pod: str) -> Node | None:
-        """Return the node with this pod, if there is one."""
-        return next((node for name in self._records if (node := self.get(name)) is not None and node.pod == pod), None)
-
-    def record(self, name: str) -> Any:
-        """Return what the source knows of a node; None if there is no such node."""
-        return self._records.get(name)
+        return self.by_name.get(name)
 
     def attempts(self, name: str) -> list[Node]:
         """Return the attempts of a node: the node itself, if it is not one that may be retried."""

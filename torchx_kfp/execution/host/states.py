@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -143,8 +144,11 @@ def _is_canceled(run: Mapping[str, Any]) -> bool:
 
 def seconds(moment: object) -> float | None:
     """Return a time of the API in seconds since the epoch; None for the epoch and the year 1, which mean none."""
-    if not isinstance(moment, str):
-        return None
+    return _seconds(moment) if isinstance(moment, str) else None
+
+
+@functools.lru_cache(maxsize=1 << 16)  # nodes share many times
+def _seconds(moment: str) -> float | None:
     try:
         # Python 3.10 reads neither Z nor nanoseconds.
         whole, _, rest = moment.removesuffix("Z").partition(".")
