@@ -138,6 +138,24 @@ def test_another_gc_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert history.find_runs(tmp_path) == []
 
 
+def test_two_that_remove_the_same_runs(tmp_path: Path) -> None:
+    """The second one waits, and finds that they are gone."""
+    for number in range(20):
+        make(tmp_path, f"run-{number}")
+    chosen = select(tmp_path, keep=0)
+    found: list[list[str]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append([run.folder.name for run in remove(tmp_path, chosen)]))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [sorted(names) for names in found] == [sorted(run.folder.name for run in chosen)] * 3
+    assert os.listdir(tmp_path) == []
+
+
 def test_folders_that_forbid_to_write_to_them(tmp_path: Path) -> None:
     """One that cannot be removed does not keep others."""
     for name in ("a", "bb", "ccc"):

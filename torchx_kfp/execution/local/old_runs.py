@@ -110,26 +110,43 @@ def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Ite
     top = Path(output_dir)
     going = {run.folder.name: run for run in runs if not run.kept}
     failures: list[str] = []
-    with locked(top / FOLDER, fcntl.LOCK_EX):
-        _spare_used(top, going)
-        for name, run in list(going.items()):
+    with _alone(top):
+        with locked(top / FOLDER, fcntl.LOCK_EX):
+            _spare_used(top, going)
+            renamed: set[str] = set()
+            for name, run in list(going.items()):
+                try:
+                    run.folder.rename(run.folder.with_name(f".{name}{_GOING}"))
+                    renamed.add(name)
+                except FileNotFoundError:  # another gc was faster
+                    pass
+                except OSError as error:
+                    failures.append(f"{name} ({explain(error)})")
+                    del going[name]
+            _forget(top)
+        yield from (run for name, run in going.items() if name not in renamed)
+        for left in (*top.glob(f".*{_GOING}"), *top.glob(f"{REPLAYS}/.*{_GOING}")):
+            name = left.name[1:].removesuffix(_GOING)
             try:
-                run.folder.rename(run.folder.with_name(f".{name}{_GOING}"))
+                _delete(left)
             except OSError as error:
                 failures.append(f"{name} ({explain(error)})")
-                del going[name]
-        _forget(top)
-    for left in (*top.glob(f".*{_GOING}"), *top.glob(f"{REPLAYS}/.*{_GOING}")):
-        name = left.name[1:].removesuffix(_GOING)
-        try:
-            _delete(left)
-        except OSError as error:
-            failures.append(f"{name} ({explain(error)})")
-            continue
-        if name in going:
-            yield going[name]
+                continue
+            if name in renamed:
+                yield going[name]
     if failures:
         raise ArgumentError(f"Some runs cannot be removed, or not completely: {listed(failures)}.")
+
+
+@contextlib.contextmanager
+def _alone(top: Path) -> Iterator[None]:
+    """Let one gc at a time work in the folder, as far as the file system has locks."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _spare_used(top: Path, going: dict[str, StoredRun]) -> None:
