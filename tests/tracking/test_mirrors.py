@@ -159,9 +159,11 @@ def test_a_tracker_that_fails_is_a_warning_once_for_each_kind_of_error(tmp_path:
     code = """
 import time
 from torchx_kfp.tracking import current_run
+current_run().put(first=1)  # loads the trackers
 for error in "aaba":
+    started = time.monotonic()
     current_run().put(error=error)
-    time.sleep(0.3)
+    time.sleep(10 * (time.monotonic() - started))
 current_run().put(last=1)
 """
     done = run_application(code, stage(tmp_path, "failing", "recorder"), packages)
@@ -172,10 +174,10 @@ current_run().put(last=1)
         "are complete. Further errors of this kind are not shown. OSError: it is down"
     )
     assert warnings[1].endswith("RuntimeError: it is down")
-    assert FsspecResultTracker(tmp_path / "base")[RUN] == {"error": "a", "last": 1}
+    assert FsspecResultTracker(tmp_path / "base")[RUN] == {"first": 1, "error": "a", "last": 1}
     # The other tracker got everything, and the failing one got what it accepted.
     recorded = [call[2] for call in calls(tmp_path / "calls") if call[0] == "metadata"]
-    assert recorded == [{"error": error} for error in "aaba"] + [{"last": 1}] * 2
+    assert recorded == [{"first": 1}] * 2 + [{"error": error} for error in "aaba"] + [{"last": 1}] * 2
 
 
 def test_a_tracker_that_takes_long_to_fail_is_left_alone_for_a_while(tmp_path: Path, packages: Path) -> None:

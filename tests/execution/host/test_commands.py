@@ -202,7 +202,7 @@ def test_the_exit_code_of_a_run_that_is_canceled(kfp_host: KfpHost, program: Pro
 def test_a_signal_while_the_host_creates_a_run_says_how_to_find_it(
     kfp_host: KfpHost, program: Program, name: str, through: str
 ) -> None:
-    fault = kfp_host.add(Fault(path="/runs", method="POST", seconds=0.5))
+    fault = kfp_host.add(Fault(path="/runs", method="POST", seconds=2.0))
     code = f"from torchx_kfp.host import submit; submit('plain.yaml', name='mine', host={kfp_host.url!r})"
     words = ("submit", "plain.yaml", "--host", kfp_host.url, "--name", "mine", "--watch")
     python = Ready(program.ready.path, sys.executable)

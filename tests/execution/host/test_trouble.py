@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from tests.execution.host.answers_of_kfp import answer as recorded_answer
 from tests.execution.host.answers_of_kfp import last, manifest, polls
+from tests.execution.host.calling import wait_until
 from tests.execution.host.pipelines import small
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
@@ -40,8 +42,11 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def start(kfp_host: KfpHost, said: list[str]) -> Callable[..., HostRun]:
-    def start(code: str = "import time; time.sleep(1)", policy: PollPolicy = QUICK, **settings: Any) -> HostRun:
+def start(kfp_host: KfpHost, said: list[str], tmp_path: Path) -> Callable[..., HostRun]:
+    """Start a run, which goes on until there is a file ``go`` unless it has another program."""
+    waits = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)"
+
+    def start(code: str = waits, policy: PollPolicy = QUICK, **settings: Any) -> HostRun:
         patience = Patience(connect=5, read=20, wait=0.001, longest_wait=0.01)
         connection = Connection(Settings(host=kfp_host.url, **settings), patience)
         run_id = Host(connection).submit(load_pipeline(small), {"code": code})
@@ -50,14 +55,24 @@ def start(kfp_host: KfpHost, said: list[str]) -> Callable[..., HostRun]:
     return start
 
 
+@contextlib.contextmanager
+def when(condition: Callable[[], Any], action: Callable[[], Any]) -> Iterator[None]:
+    """Do something as soon as something is true, beside the block."""
+    thread = threading.Thread(target=lambda: wait_until(condition) and action())
+    thread.start()
+    yield
+    thread.join()
+
+
 @pytest.mark.parametrize("fault", [{"status": 500}, {"status": 503}, {"status": 429}, {"cut": 0.5}, {"cut": 0.0}])
 def test_a_connection_that_is_lost_while_a_run_is_watched(
-    kfp_host: KfpHost, start: Callable[..., HostRun], said: list[str], fault: dict[str, Any]
+    kfp_host: KfpHost, start: Callable[..., HostRun], said: list[str], fault: dict[str, Any], tmp_path: Path
 ) -> None:
-    follower = start().follow()
+    follower = start(policy=PATIENT).follow()
     next(follower)
     kfp_host.add(Fault(times=9, **fault))
-    *_, last = follower
+    with when(lambda: len(said) == 2, (tmp_path / "go").touch):
+        *_, last = follower
     assert last.state is State.SUCCEEDED
     lost, found = said
     assert kfp_host.url in lost
@@ -91,10 +106,8 @@ def test_a_token_that_changes_while_a_run_is_watched(
     # The file follows a moment later; it may be empty until then.
     kfp_host.token = "second"
     file.write_text(between)
-    timer = threading.Timer(0.5, file.write_text, ["second"])
-    timer.start()
-    *_, last = follower
-    timer.join()
+    with when(lambda: said, lambda: file.write_text("second")), when(lambda: len(said) == 2, (tmp_path / "go").touch):
+        *_, last = follower
     assert last.state is State.SUCCEEDED
     lost, found = said
     assert ("401" if between else "is empty") in lost
