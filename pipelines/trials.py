@@ -3,7 +3,7 @@
 It can also run by itself, on the data of an earlier run: ``prepared`` is the run id of that run's stage ``prepare``,
 which ``torchx-kfp results`` shows::
 
-    torchx-kfp run pipelines/trials.py --tracker-base demo-results/tracker -p prepared=digits-.../prepare/prepare-0
+    torchx-kfp run pipelines/trials.py --tracker-base demo-results/tracker -p prepared=digits-.../prepare/prepare_1
 """
 
 from typing import List  # noqa: UP035 (KFP's name for the type)

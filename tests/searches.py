@@ -43,7 +43,7 @@ def tell(
     rounds: int = 1,
     parameters: Mapping[str, Any] = PARAMETERS,
     objectives: Mapping[str, str] = {"loss": "minimize"},
-    run_id: str = "run/trial-{round}/trial-{round}-{index}-0",
+    run_id: str = "run/trial-{round}/trial-{round}-{index}_1",
     seed: int | None = None,
 ) -> dict[str, Any]:
     """Return the statement of a search: the parameters and results of its trials, and what it asks for."""
@@ -91,7 +91,7 @@ def stated(
         rounds=rounds,
         parameters=parameters,
         objectives=objectives,
-        run_id=f"{run}/trial-{{round}}/trial-{{round}}-{{index}}-0",
+        run_id=f"{run}/trial-{{round}}/trial-{{round}}-{{index}}_1",
         seed=1,
     )
 
@@ -117,12 +117,12 @@ def play_search(folder: Path, *, ended: int | None = None, **options: Any) -> No
     base = folder.parent / "results"
     store = open_store(str(base))
     for name, statement in zip(asking, statements, strict=False):
-        add_entry(store, f"{folder.name}/{name}/{name}-0", {"search": statement})
+        add_entry(store, f"{folder.name}/{name}/{name}_1", {"search": statement})
         number = statement["round"]
         names += [name, *(f"trial-{number}[{index}]" for index in range(each) if number < len(statements))]
 
     def result(number: int) -> Any:
         task, _, index = names[number].partition("[")
-        return results.get(f"{folder.name}/{task}/{task}-{index[:-1]}-0", {})
+        return results.get(f"{folder.name}/{task}/{task}-{index[:-1]}_1", {})
 
     play(folder, names, result=result, pipeline="searching", tracker_base=str(base), parallel=each)

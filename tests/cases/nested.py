@@ -195,9 +195,9 @@ class Said(NamedTuple):
 
 def pods_have_names_of_their_own(result):
     pods = [stage.pod_name for stage in result.stages]
-    assert {"exclaim-echo-0", "ask-1-exclaim-echo-2-0"} <= set(pods)
+    assert {"exclaim-echo_1", "ask-1-exclaim-echo-2_1"} <= set(pods)
     assert len(set(pods)) == len(pods)
-    assert all(re.fullmatch(r"[A-Za-z0-9.-]+", pod) for pod in pods)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", pod) for pod in pods)
 
 
 @case(
@@ -219,7 +219,7 @@ def pods_differ(result):
     pods = {stage.name: stage.pod_name for stage in result.stages}
     assert set(pods) == {"echo[0]", "echo[1]", "echo[2]", "echo-2"}
     assert len(set(pods.values())) == 4
-    assert pods["echo[1]"].startswith("echo-1-0")
+    assert pods["echo[1]"].startswith("echo-1_1")
 
 
 @case(check=pods_differ)

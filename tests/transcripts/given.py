@@ -322,7 +322,7 @@ def mixed(go: bool = False):
     first = shell(script="printf 'one\\ntwo \\377\\033[2J\\nend'")
     with dsl.ParallelFor([1, 2]) as number:
         shell(script=f"echo number {number}").after(first)
-    again = shell(script="echo try $KFP_POD_NAME; case $KFP_POD_NAME in *-1) ;; *) exit 1; esac").after(first)
+    again = shell(script="echo try $KFP_POD_NAME; case $KFP_POD_NAME in *_2) ;; *) exit 1; esac").after(first)
     again.set_retry(1, backoff_duration="0s")
     failed = shell(script="exit 3")
     shell(script="echo never").after(failed)

@@ -6,8 +6,8 @@ time; ``encode`` returns the environment that the script must produce, and that 
 hand. The module uses only the standard library.
 
 A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the stage's results below the tracker base.
-An execution is ``<pod>_<UID>_<attempt>``: the pod's name, the first eight digits of its UID if it has one, and the
-number of the attempt in the pod if the application was started again there (see ``Execution``).
+An execution is ``<pod>_<incarnation>_<attempt>`` (see ``Execution``): the pod's name, in which there is no ``_``; what
+tells pods of that name apart; and the number of the attempt in the pod, if the application was started again there.
 """
 
 from __future__ import annotations
@@ -78,41 +78,41 @@ LOCAL_RUN = "TORCHX_KFP_LOCAL_RUN"
 
 RunIds = str | tuple[str, ...]
 
-_EXECUTION = re.compile(r"(?P<pod>.+?)(?P<uid>_[0-9a-f]{8})?(?:_(?P<attempt>[1-9][0-9]{0,6}))?", re.DOTALL)
 #: A run id of a run on KFP or on this machine (``pipeline.walk``). Keys of other forms may end in anything.
 _RUN_ID = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6})/[^/]+/[^/]+")
-#: A pod of a run on this machine (``pipeline.walk``). The last number counts the attempts of the runner.
-_LOCAL = re.compile(r"([^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}/[^/]+/[^/]+)-[0-9]+")
 
 
 class Execution(NamedTuple):
-    """The last part of a run id: a pod, the beginning of its UID (may be empty), and the attempt in it, from 1."""
+    """The last part of a run id.
+
+    ``pod`` is the pod's name. ``incarnation`` tells pods of that name apart: on KFP, the first eight digits of the UID;
+    on this machine, the number of the runner's attempt, from 1; empty if it is not known. ``attempt`` is the number of
+    the attempt in the pod, from 1.
+    """
 
     pod: str
-    uid: str = ""
+    incarnation: str = ""
     attempt: int = 1
 
     @classmethod
     def parse(cls, run_id: str) -> Execution:
         """Return the execution in a run id, or in the last part of one."""
-        found = _EXECUTION.fullmatch(run_id.rpartition("/")[2])
-        return cls(found["pod"], (found["uid"] or "")[1:], int(found["attempt"] or 1)) if found else cls("")
+        pod, _, rest = run_id.rpartition("/")[2].partition("_")
+        incarnation, _, attempt = rest.partition("_")
+        return cls(pod, incarnation, int(attempt) if re.fullmatch("[1-9][0-9]{0,6}", attempt) else 1)
 
 
 def superseded(recorded: Mapping[str, float]) -> set[str]:
     """Return the run ids of attempts that others have followed: of those at one place, the last to record counts.
 
-    The place is the pod's name: pods of one name have different UIDs, and the number after ``_`` counts the attempts in
-    a pod. Keys that are not run ids of KFP or of this machine are never superseded.
+    The place is the pod's name. Keys that are not run ids of KFP or of this machine are never superseded.
 
     Args:
         recorded: when each run recorded anything last, its start, results or others.
     """
     places: dict[str, list[str]] = {}
     for run_id in filter(_RUN_ID.fullmatch, recorded):
-        pod = f"{run_id.rpartition('/')[0]}/{Execution.parse(run_id).pod}"
-        local = _LOCAL.fullmatch(pod)
-        places.setdefault(f"{local[1]}-" if local else pod, []).append(run_id)
+        places.setdefault(f"{run_id.rpartition('/')[0]}/{Execution.parse(run_id).pod}", []).append(run_id)
     # The times of S3 are whole seconds: of two that are equal, the longer name, or the larger number, is later.
     last = {max(found, key=lambda each: (recorded[each], len(each), each)) for found in places.values()}
     return {run_id for found in places.values() for run_id in found} - last

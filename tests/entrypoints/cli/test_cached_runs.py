@@ -48,15 +48,15 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"Cached in {second}: prepare, from {first}.\n"
     assert [line.split() for line in done.stdout.splitlines()[3:]] == [
-        ["prepare/prepare-0", "(cached)", "1.0"],
-        ["train/train-0", "0.25"],
+        ["prepare/prepare_1", "(cached)", "1.0"],
+        ["train/train_1", "0.25"],
     ]
     whole = json.loads(inside("results", "--tracker-base", base, third, "--json").stdout)
-    assert whole == {f"{first}/prepare/prepare-0": {"x": 1.0}, f"{second}/train/train-0": {"x": 0.25}}
+    assert whole == {f"{first}/prepare/prepare_1": {"x": 1.0}, f"{second}/train/train_1": {"x": 0.25}}
     for name in ("latest", third[-6:], third[:-1]):
         assert json.loads(inside("results", "--tracker-base", base, name, "--json").stdout) == whole
     assert json.loads(inside("results", "--tracker-base", base, "latest/tr", "--json").stdout) == {
-        f"{second}/train/train-0": {"x": 0.25}
+        f"{second}/train/train_1": {"x": 0.25}
     }
     listed = [line.split() for line in inside("results", "--tracker-base", base).stdout.splitlines()[2:]]
     # Runs are listed by their names, which contain the second in which they started.
@@ -78,10 +78,10 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     assert (same.returncode, same.stderr.splitlines()[0]) == (0, "The runs do not differ.")
 
     done = inside("show", "--lineage", "--tracker-base", base, "latest")
-    assert done.stdout.splitlines()[1].startswith(f"{second}/train/train-0  x=0.25")
-    assert f"prepare: {first}/prepare/prepare-0" in done.stdout
+    assert done.stdout.splitlines()[1].startswith(f"{second}/train/train_1  x=0.25")
+    assert f"prepare: {first}/prepare/prepare_1" in done.stdout
     shown = inside("show", "--tracker-base", base, "latest/train", "--json")
-    assert json.loads(shown.stdout)["run_id"] == f"{second}/train/train-0"
+    assert json.loads(shown.stdout)["run_id"] == f"{second}/train/train_1"
     assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
 
 
@@ -93,10 +93,10 @@ def test_a_damaged_line_of_a_run_does_not_hide_its_cached_stages(
     events = Path("local_outputs", second, "events.jsonl")
     begun, *others = events.read_text().splitlines(keepends=True)
     events.write_text("".join([begun, "{half a line\n", *others]))
-    whole = {f"{first}/prepare/prepare-0": {"x": 1.0}, f"{second}/train/train-0": {"x": 0.25}}
+    whole = {f"{first}/prepare/prepare_1": {"x": 1.0}, f"{second}/train/train_1": {"x": 0.25}}
     assert json.loads(inside("results", second, "--json").stdout) == whole
     shown = inside("show", f"{second}/prepare", "--json")
-    assert json.loads(shown.stdout)["run_id"] == f"{first}/prepare/prepare-0"
+    assert json.loads(shown.stdout)["run_id"] == f"{first}/prepare/prepare_1"
 
 
 @dsl.pipeline(name="looped")
@@ -117,11 +117,11 @@ def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
         for rates in ([0.5, 0.25], [0.25, 0.125])
     )
     assert json.loads(inside("results", "--tracker-base", "base", second, "--json").stdout) == {
-        f"{first}/train/train-1-0": {"x": 0.25},
-        f"{second}/train/train-1-0": {"x": 0.125},
+        f"{first}/train/train-1_1": {"x": 0.25},
+        f"{second}/train/train-1_1": {"x": 0.125},
     }
-    assert json.loads(inside("results", "--tracker-base", "base", f"{second}/train/train-1-0", "--json").stdout) == {
-        f"{second}/train/train-1-0": {"x": 0.125}
+    assert json.loads(inside("results", "--tracker-base", "base", f"{second}/train/train-1_1", "--json").stdout) == {
+        f"{second}/train/train-1_1": {"x": 0.125}
     }
 
 
@@ -139,7 +139,7 @@ def test_from_another_folder_and_of_another_base(inside: Call, project: Path, mo
     assert sorted(there.strip().rstrip(".").split(", ")) == sorted(runs[:2])
     assert inside("results", "--tracker-base", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
     # Without the run's folder, the run that was recorded last is the newest.
-    assert f"{runs[1]}/train/train-0" in inside("results", "--tracker-base", "base", "latest", "--json").stdout
+    assert f"{runs[1]}/train/train_1" in inside("results", "--tracker-base", "base", "latest", "--json").stdout
 
 
 #: Commands that accept runs of a tracker base and of this machine.

@@ -144,7 +144,7 @@ FINE = "é漢字🙂 👩\u200d💻 می\u200cشود a\u00a0b\u3000c\t"
 
 def test_each_unsafe_character_of_logs_and_results(project: Path, call: Call, terminal: Callable[..., str]) -> None:
     play(project / "local_outputs/p-1", ["a"])
-    log = project / "local_outputs/p-1/a-0/log.txt"
+    log = project / "local_outputs/p-1/a_1/log.txt"
     log.parent.mkdir()
     log.write_bytes("".join(f"<{it}>\n" for it in [*UNSAFE, FINE]).encode())
     assert call("logs", "p").stdout == "a | <\ufffd>\n" * len(UNSAFE) + f"a | <{FINE}>\n"
@@ -158,7 +158,7 @@ def test_each_unsafe_character_of_logs_and_results(project: Path, call: Call, te
 
 def test_colours_stay_where_they_may(project: Path, call: Call, terminal: Callable[..., str]) -> None:
     play(project / "local_outputs/p-1", ["a"])
-    log = project / "local_outputs/p-1/a-0/log.txt"
+    log = project / "local_outputs/p-1/a_1/log.txt"
     log.parent.mkdir()
     plain = "\x1b[1;31mred\x1b[0m \x1b[38;5;200mpink\x1b[m"
     log.write_text(f"{plain}\n\x1b[8mhidden\x1b[1;8m\n\x1b[2K\x1b[31;\x1b[?25l\n")

@@ -73,9 +73,9 @@ def test_a_bad_folder_does_not_hide_the_others(good: Path, secret: Path, tmp_pat
 @pytest.mark.parametrize("cached_from", ["", "private", "..", "../private", "gone"])
 def test_events_cannot_name_other_files(cached_from: str, secret: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    logs = [secret, secret.parent / ".." / "private" / "log.txt", folder / "a-0" / ".." / ".." / "private" / "log.txt"]
+    logs = [secret, secret.parent / ".." / "private" / "log.txt", folder / "a_1" / ".." / ".." / "private" / "log.txt"]
     stages = [
-        StageResult(f"s{number}", "s", State.FAILED, attempts=1, pod_name="s-0", log_file=log, cached_from=cached_from)
+        StageResult(f"s{number}", "s", State.FAILED, attempts=1, pod_name="s_1", log_file=log, cached_from=cached_from)
         for number, log in enumerate(logs)
     ]
     events = [RunStarted("p", "mine", Path("/")), *map(StageFinished, stages), RunFinished("mine", State.FAILED, 1.0)]
@@ -96,7 +96,7 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     base = tmp_path / "results"
     (base / "mine-1" / "train").mkdir(parents=True)
-    (base / "mine-1" / "train" / "train-0").write_text('{"loss": 1}')
+    (base / "mine-1" / "train" / "train_1").write_text('{"loss": 1}')
     for seed in range(SEEDS):
         name = f"bad-{seed}"
         folder = tmp_path / "local_outputs" / name
@@ -208,7 +208,7 @@ def test_a_folder_whose_name_and_options_are_odd(
     invoke("replay", "./load")
     assert "replays" in os.listdir(tmp_path), "it is next to the run, not in it"
     invoke("report", str(folder), "-o", str(tmp_path / "page.html"))
-    assert "%FF/load-0/log.txt" in (tmp_path / "page.html").read_text()
+    assert "%FF/load_1/log.txt" in (tmp_path / "page.html").read_text()
 
 
 def test_a_huge_number_among_the_arguments_is_no_traceback(good: Path, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_huge_number_among_the_arguments_is_no_traceback(good: Path, tmp_path:
 
 def test_deep_results_are_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "base/p-1/train").mkdir(parents=True)
-    (tmp_path / "base/p-1/train/train-0").write_text('{"a":' * 900 + "1" + "}" * 900)
+    (tmp_path / "base/p-1/train/train_1").write_text('{"a":' * 900 + "1" + "}" * 900)
     assert "too deep" in invoke("results", "--tracker-base", str(tmp_path / "base"), "--json")
     invoke("results", "--tracker-base", str(tmp_path / "base"))
 

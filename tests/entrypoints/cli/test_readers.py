@@ -52,7 +52,7 @@ class Case:
 
 
 def started(name: str, at: float, attempt: int = 1) -> StageStarted:
-    pod = f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}-{attempt - 1}"
+    pod = f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}_{attempt}"
     task = re.sub(r"\[.*?\]", "", name).rpartition("/")[2]
     return StageStarted(name, pod, attempt, task, FOLDER.absolute() / pod / "log.txt", time=BEGIN + at)
 
@@ -104,7 +104,7 @@ CASES = {
         {"a": "succeeded", "b": "interrupted", "c": "not run"},
         [*A, StageWaiting("b", "b", BEGIN + 1), started("b", 1)],
         seconds=600.0,
-        printed={"b-0": 600.0},
+        printed={"b_1": 600.0},
     ),
     "the runner was killed while a stage waited for its retry": Case(
         "interrupted", {"a": "succeeded", "b": "interrupted", "c": "not run"}, [*A, *B_RETRIED], seconds=2.0
@@ -124,7 +124,7 @@ CASES = {
             RunFinished(RUN, State.SUCCEEDED, 4.0, time=BEGIN + 1004),
         ],
         seconds=604.0,
-        printed={"b-0": 600.0},
+        printed={"b_1": 600.0},
     ),
     "Ctrl-C while a stage waited for its retry": Case(
         "canceled",

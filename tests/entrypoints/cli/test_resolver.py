@@ -71,12 +71,12 @@ def test_a_run_knows_its_tracker_base_wherever_the_command_is(
         return done.stdout
 
     assert json.loads(shown("results", "latest", "--json")) == {
-        f"{second}/judge/judge-0": {"x": 0.25},
-        f"{second}/train/train-0": {"x": 0.25},
+        f"{second}/judge/judge_1": {"x": 0.25},
+        f"{second}/train/train_1": {"x": 0.25},
     }
-    assert [*json.loads(shown("results", f"{first[:-1]}/tr", "--json"))] == [f"{first}/train/train-0"]
+    assert [*json.loads(shown("results", f"{first[:-1]}/tr", "--json"))] == [f"{first}/train/train_1"]
     assert json.loads(shown("show", "latest/judge", "--json"))["results"] == {"x": 0.25}
-    assert f"{second}/judge/judge-0" in shown("show", "--lineage", "latest/judge", "--json")
+    assert f"{second}/judge/judge_1" in shown("show", "--lineage", "latest/judge", "--json")
     compared = json.loads(shown("compare", "latest", first, "--json"))["rows"]
     assert {row["name"]: row["values"] for row in compared if row["kind"] == "parameter"} == {
         "lr": {first: [0.5], second: [0.25]}
@@ -84,7 +84,7 @@ def test_a_run_knows_its_tracker_base_wherever_the_command_is(
     # The path of a run's folder is enough, with its cached stages.
     again = run(fixed, {"lr": 0.25}, output_dir=project / "kept", watch=Watch()).run_id
     done = call("results", str(project / "kept" / again), "--json", folder=elsewhere)
-    assert [*json.loads(done.stdout)] == [f"{second}/judge/judge-0", f"{second}/train/train-0"]
+    assert [*json.loads(done.stdout)] == [f"{second}/judge/judge_1", f"{second}/train/train_1"]
     assert call("results", again, "--json", folder=project / "kept").stdout == done.stdout
 
 
@@ -97,7 +97,7 @@ def test_a_run_with_several_tracker_bases_asks_for_one(
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says(run_id, "several tracker bases", "base, other", "--tracker-base"), done.stderr)
     assert [*json.loads(inside("results", "--tracker-base", "other", "latest", "--json").stdout)] == [
-        f"{run_id}/judge/judge-0"
+        f"{run_id}/judge/judge_1"
     ]
 
 
@@ -132,7 +132,7 @@ def test_the_commands_that_show_suggests_find_the_same_run(inside: Call, runs: l
         for command in suggested.groups():
             done = inside(*shlex.split(command), "--json")
             assert done.returncode == 0, (command, done.stderr)
-            assert f"{runs[1]}/judge/judge-0" in done.stdout
+            assert f"{runs[1]}/judge/judge_1" in done.stdout
 
 
 def test_a_name_that_several_runs_have_is_not_taken_for_a_directory(inside: Call, runs: list[str]) -> None:

@@ -120,12 +120,12 @@ def test_a_run_that_has_not_come_far(inside: Call, project: Path, run_id: str) -
 def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
     """Its end before the run was resumed does not count."""
     folder = project / "local_outputs" / "run-1"
-    logs = [folder / "a-0" / "log.txt", folder / "a-1" / "log.txt"]
+    logs = [folder / "a_1" / "log.txt", folder / "a_2" / "log.txt"]
     for log, text in zip(logs, ("before\n", "again\n"), strict=True):
         log.parent.mkdir(parents=True)
         log.write_text(text)
     events = [
-        StageStarted("a", "a-0", 1, "a", logs[0]),
+        StageStarted("a", "a_1", 1, "a", logs[0]),
         StageFinished(StageResult("a", "a", State.FAILED)),
         RunFinished("run-1", State.FAILED, 1.0),
         RunStarted("p", "run-1", folder, resumed=True),
@@ -133,7 +133,7 @@ def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
     with running(project, "run-1", *events), start("logs", "run-1/a", "--follow") as follower:
         assert follower.stdout is not None
         assert follower.stdout.readline() == "before\n"
-        append_events(folder, [StageStarted("a", "a-1", 2, "a", logs[1])])
+        append_events(folder, [StageStarted("a", "a_2", 2, "a", logs[1])])
         assert follower.stdout.readline() == "again\n"
         assert follower.poll() is None
         append_events(folder, [StageFinished(StageResult("a", "a", State.SUCCEEDED))])
@@ -150,7 +150,7 @@ def shell(script: str):
 @dsl.pipeline(name="waiting")
 def waiting():
     before = shell(script="echo before; until [ -e go ]; do sleep 0.05; done")
-    task = shell(script="echo $KFP_POD_NAME; case $KFP_POD_NAME in *-0) exit 1; esac; sleep 300").after(before)
+    task = shell(script="echo $KFP_POD_NAME; case $KFP_POD_NAME in *_1) exit 1; esac; sleep 300").after(before)
     task.set_retry(1, backoff_duration="0s")
 """
 
@@ -183,8 +183,8 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     assert first.communicate(timeout=60) == ("before\n", "")
     assert first.returncode == 0
     # If the command was ready before the stage started, it has waited, and shows both attempts.
-    assert {*iter(second.stdout.readline, "shell-2-1\n")} <= {"shell-2-0\n"}
-    assert everything.stdout.readline() == "shell-2 | shell-2-0\n"
+    assert {*iter(second.stdout.readline, "shell-2_2\n")} <= {"shell-2_1\n"}
+    assert everything.stdout.readline() == "shell-2 | shell-2_1\n"
     second.send_signal(signal.SIGINT)
     assert second.communicate(timeout=60)[1] == "Interrupted.\n"
     assert second.returncode == 130
@@ -196,7 +196,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     )
     assert waiting.wait(timeout=30) == 128 + signal.SIGTERM
     # The commands with --follow notice it, and have not missed anything.
-    assert everything.stdout.read() == "shell-2 | shell-2-1\n"
+    assert everything.stdout.read() == "shell-2 | shell-2_2\n"
     assert everything.communicate(timeout=60) == ("", "")
     assert everything.returncode == 0
     (found,) = json.loads(call("runs", "--json").stdout)

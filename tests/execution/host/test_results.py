@@ -53,7 +53,7 @@ def test_the_attempt_of_a_pod_is_found(tmp_path: Path) -> None:
     (tmp_path / f"{KEY}_99999999").unlink()
     assert reader.read(str(tmp_path), [Sought(KEY)]) == {KEY: (f"{KEY}_0b5a1f3c_2", {"attempt": 1})}
     assert reader.read(str(tmp_path), [Sought(KEY, attempt=1)]) == {KEY: (f"{KEY}_0b5a1f3c", {"attempt": 0})}
-    nothing = {KEY: (f"{KEY}_3", {})}
+    nothing = {KEY: (f"{KEY}__3", {})}
     assert reader.read(str(tmp_path), [Sought(KEY, attempt=3)]) == nothing, "it recorded nothing"
     earlier = reader.read(str(tmp_path), [Sought(KEY, since=1100.0)])
     assert earlier == {KEY: (KEY, {})}, "all of them are those of an earlier pod"

@@ -60,12 +60,12 @@ def finished(request: Any, execute: Execute, tmp_path: Path) -> tuple[str, str, 
         result = execute(chain(tmp_path, "0.5", max_retries=1), arguments)
     else:
         result = execute(chain(tmp_path, "0.5", retry=2), arguments)
-    return result.run_id, "fit-0", "fit-0_2" if request.param == "max_retries" else "fit-1"
+    return result.run_id, "fit_1", "fit_1_2" if request.param == "max_retries" else "fit_2"
 
 
 def test_only_the_last_attempt_is_shown(finished: tuple[str, str, str], call: Call, tmp_path: Path) -> None:
     run_id, first, last = finished
-    fit, read = f"{run_id}/fit/{last}", f"{run_id}/read/read-0"
+    fit, read = f"{run_id}/fit/{last}", f"{run_id}/read/read_1"
     rows = {fit: {"loss": 0.5}, read: {"read": 0.5}}
     # Their names look alike, but they are keys of other people.
     own = {f"a/b/c-{number}": {"loss": number} for number in (1, 2)}
@@ -104,4 +104,4 @@ def test_a_last_attempt_that_records_nothing(
     execute(chain(tmp_path, reads=False, **fields), {"base": str(tmp_path / "results")})
     done = call("results", "--tracker-base", "results", "--where", "loss < 0")
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.search(says("last attempts", "recorded nothing", "fit/fit-0"), done.stderr)
+    assert re.search(says("last attempts", "recorded nothing", "fit/fit_1"), done.stderr)

@@ -58,7 +58,7 @@ def test_the_environment_of_a_stage(execute, monkeypatch):
     assert variables["FIXED"] == "{{workflow.name}} $(HOME)"
     assert (variables["MINE"], variables["REPLACED"]) == ("kept", "inside")
     assert variables["RUN"] == result.run_id
-    assert variables["POD"] == variables["KFP_POD_NAME"] == "environ-0"
+    assert variables["POD"] == variables["KFP_POD_NAME"] == "environ_1"
     assert variables["NODE"] == socket.gethostname()
     assert len(variables["UID_"]) == 36
     assert variables["PYTHONUNBUFFERED"] == "1"

@@ -30,8 +30,8 @@ KEYS = {"a": "a" * 64, "bb": "b" * 64}
 def make(top: Path, name: str, *, is_over: bool = True, **request: object) -> Path:
     """Make the folder of a run by hand."""
     folder = top / name
-    (folder / "train-0").mkdir(parents=True)
-    (folder / "train-0" / "log.txt").write_text("x" * 1000)
+    (folder / "train_1").mkdir(parents=True)
+    (folder / "train_1" / "log.txt").write_text("x" * 1000)
     events = [RunStarted("p", name, folder), RunFinished(name, State.SUCCEEDED, 1.0)][: 2 if is_over else 1]
     (folder / "events.jsonl").write_text("".join(json.dumps(encode(event)) + "\n" for event in events))
     (folder / "run.json").write_text(json.dumps({"version": 1, "run_id": name, "created": len(name), **request}))
@@ -74,7 +74,7 @@ def test_links(tmp_path: Path) -> None:
     assert reasons(tmp_path / "runs") == {"near": "", "linked": "it is a symbolic link"}
     assert removed(tmp_path / "runs") == ["near"]
     assert os.listdir(tmp_path / "runs") == ["linked"]
-    assert (elsewhere / "train-0/log.txt").exists()
+    assert (elsewhere / "train_1/log.txt").exists()
 
 
 def test_a_run_that_is_used_meanwhile_stays(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_run_that_is_used_meanwhile_stays(tmp_path: Path) -> None:
 def test_gc_waits_until_a_stage_that_was_taken_is_recorded(tmp_path: Path) -> None:
     for name in ("a", "bb"):
         make(tmp_path, name)
-        end = StageResult("train", "train", State.SUCCEEDED, log_file=tmp_path / name / "train-0/log.txt")
+        end = StageResult("train", "train", State.SUCCEEDED, log_file=tmp_path / name / "train_1/log.txt")
         Cache(tmp_path / ".cache").put(KEYS[name], name, end)
     chosen = select(tmp_path, keep=0)
     gone: list[str] = []
@@ -160,10 +160,10 @@ def test_folders_that_forbid_to_write_to_them(tmp_path: Path) -> None:
     """One that cannot be removed does not keep others."""
     for name in ("a", "bb", "ccc"):
         make(tmp_path, name)
-    (tmp_path / "bb/train-0").chmod(0o500)
-    (tmp_path / "ccc/train-0/deep").mkdir()
-    (tmp_path / "ccc/train-0/deep/file").write_text("x")
-    (tmp_path / "ccc/train-0").chmod(0)
+    (tmp_path / "bb/train_1").chmod(0o500)
+    (tmp_path / "ccc/train_1/deep").mkdir()
+    (tmp_path / "ccc/train_1/deep/file").write_text("x")
+    (tmp_path / "ccc/train_1").chmod(0)
     program = (
         "import ctypes, os, sys; from tests.execution.local.test_old_runs import removed; from pathlib import Path; "
         "os.geteuid() or ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()); "
@@ -176,7 +176,7 @@ def test_folders_that_forbid_to_write_to_them(tmp_path: Path) -> None:
 
 def test_deep_folders_and_pipes_are_removed(tmp_path: Path) -> None:
     """A stage may leave them: a tree deeper than Python's stack, and than a process may open folders."""
-    deep = make(tmp_path, "a") / "train-0" / "made"
+    deep = make(tmp_path, "a") / "train_1" / "made"
     deep.mkdir()
     descriptor = os.open(deep, os.O_RDONLY)
     for _ in range(2500):

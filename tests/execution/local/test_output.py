@@ -42,8 +42,8 @@ def test_lines_have_the_stages_name_and_the_file_has_the_bytes(execute_failing):
     assert lines(stream) == ["shell | out", "shell | err", "shell | ", "shell | no-end"] * 2
     assert stream.getvalue().splitlines()[0] == f"Run {result.run_id}: logs and outputs are in {result.folder}"
     assert "shell ended with exit code 5 (attempt 1); trying again.\n" in stream.getvalue()
-    assert result.stages[0].log_file == result.folder / "shell-1" / "log.txt"
-    for attempt in ("shell-0", "shell-1"):
+    assert result.stages[0].log_file == result.folder / "shell_2" / "log.txt"
+    for attempt in ("shell_1", "shell_2"):
         assert (result.folder / attempt / "log.txt").read_bytes() == b"out\nerr\n\nno-end"
 
 

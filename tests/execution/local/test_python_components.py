@@ -91,7 +91,7 @@ def test_functions_that_fail(execute_failing, how, code, reason, last):
     assert (stage.exit_code, stage.reason[: len(reason)]) == (code, reason)
     assert last in (stage.last_lines() or [""])[-1]
     if how == "raise":
-        assert any("fail-0/program/ephemeral_component.py" in line for line in stage.last_lines())
+        assert any("fail_1/program/ephemeral_component.py" in line for line in stage.last_lines())
 
 
 def test_other_functions_come_along(execute):

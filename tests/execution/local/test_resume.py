@@ -138,7 +138,7 @@ def test_a_stage_whose_folder_is_gone_runs_again(execute_failing, tmp_path):
         shell(script=f"test -e {folder}/mended").after(made)
 
     failed = execute_failing(pipeline, {"folder": str(tmp_path)})
-    shutil.rmtree(failed.folder / "shell-out-0")
+    shutil.rmtree(failed.folder / "shell-out_1")
     (tmp_path / "mended").touch()
     assert go_on(failed.folder).state == "succeeded"
     assert noted(tmp_path) == ["first", "first", "read-0", "read-1"]
@@ -204,7 +204,7 @@ def test_outputs_of_an_attempt_that_was_never_recorded_do_not_count(execute_fail
         unlink(path, **options)
 
     monkeypatch.setattr(os, "unlink", refusing)
-    folder = '"$TORCHX_KFP_WORKSPACES"/../shell-out-0/made/outputs'
+    folder = '"$TORCHX_KFP_WORKSPACES"/../shell-out_1/made/outputs'
 
     @dsl.pipeline
     def pipeline():
@@ -213,7 +213,7 @@ def test_outputs_of_an_attempt_that_was_never_recorded_do_not_count(execute_fail
 
     failed = execute_failing(pipeline)
     assert "did not write its output 'out'" in failed["shell-out"].reason
-    assert list(failed.folder.glob("shell-out-0/made/outputs/kept*"))
+    assert list(failed.folder.glob("shell-out_1/made/outputs/kept*"))
 
 
 def asleep(folder: Path) -> list[int]:

@@ -56,7 +56,7 @@ def artifact(kind: str, uri: object = "", metadata: Mapping[str, Any] | None = N
 
 def finished(folder: Path, artifacts: Mapping[str, object], log: str = "") -> Path:
     """Return the page of a run whose only stage has these artifacts; with a log, the stage has failed."""
-    log_file = folder / "make-0" / "log.txt"
+    log_file = folder / "make_1" / "log.txt"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     log_file.write_text(log)
     state, now = (State.FAILED if log else State.SUCCEEDED), time.time()

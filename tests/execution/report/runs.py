@@ -168,7 +168,7 @@ def play(
         lane = min(range(parallel), key=free.__getitem__)
         begin, end = free[lane], free[lane] + seconds(number)
         free[lane] = end
-        pod = name.replace("/", "-").replace("[", "-").replace("]", "").replace(",", "-") + "-0"
+        pod = name.replace("/", "-").replace("[", "-").replace("]", "").replace(",", "-") + "_1"
         task = name.partition("[")[0]
         how = state(number)
         failed |= how is State.FAILED

@@ -154,7 +154,7 @@ def test_markdown_is_text_and_links_that_are_safe(tmp_path: Path) -> None:
 
 
 def test_stored_ones_are_linked_and_shown(tmp_path: Path) -> None:
-    base, run_id = tmp_path / "base", "made-1/make/make-0"
+    base, run_id = tmp_path / "base", "made-1/make/make_1"
     run = tracked(base, run_id)
     contents = {"scores.md": MARKDOWN, "errors.html": HTML + HARM, "large.md": "x" * (MOST + 1), "b.md": "secret"}
     for name, content in contents.items():

@@ -107,7 +107,7 @@ def test_a_browser_runs_nothing_of_users_and_asks_no_host(failed: Path, visit: V
 def test_lineage_and_plots_are_shown(failed: Path, visit: Visit) -> None:
     browser = visit(write(failed))
     [row] = browser.find_elements(By.CSS_SELECTOR, "#lineage tbody tr")
-    assert row.text.startswith(f"choose trial trial 3 {failed.name}/trial/trial-0-0")
+    assert row.text.startswith(f"choose trial trial 3 {failed.name}/trial/trial-0_1")
     [figure] = browser.find_elements(By.TAG_NAME, "figure")
     assert len([it for it in figure.find_elements(By.TAG_NAME, "circle") if it.is_displayed()]) == 3
     first = figure.find_element(By.CSS_SELECTOR, ".plot").text
@@ -202,7 +202,7 @@ def test_a_phone_shows_whole_names_and_all_of_the_lineage(failed: Path, phone: V
         assert browser.execute_script(BROKEN_NAMES) == []
         lineage = browser.find_element(By.CSS_SELECTOR, "#lineage .scroll")
         assert browser.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", lineage)
-        assert lineage.text.split()[-5:] == ["choose", "trial", "trial", "3", f"{failed.name}/trial/trial-0-0"]
+        assert lineage.text.split()[-5:] == ["choose", "trial", "trial", "3", f"{failed.name}/trial/trial-0_1"]
 
 
 @pytest.mark.parametrize("seconds", [0.34, 95.0, 4 * 3600.0])
@@ -256,7 +256,7 @@ def test_a_search_in_a_browser(tmp_path: Path, visit: Visit) -> None:
         results=lambda values: {objective: loss(values)["loss"], "seconds": 3},
         failing=[5],
     )
-    for trial in ("trial-1/trial-1-0-0", "trial-2/trial-2-0-0"):
+    for trial in ("trial-1/trial-1-0_1", "trial-2/trial-2-0_1"):
         run = tracked(folder.parent / "results", f"run-1/{trial}")
         for step in range(3):
             run.log(step, {EVIL: 1 / (step + 1)})
@@ -396,7 +396,7 @@ def test_a_failed_stages_log_is_open_at_its_end(tmp_path: Path, visit: Visit) ->
 def test_curves_have_colours_and_lead_to_their_iterations(tmp_path: Path, visit: Visit) -> None:
     play(tmp_path / "runs/r", ["train[0]", "train[1]"], tracker_base=str(tmp_path / "base"))
     for number in range(2):
-        run = tracked(tmp_path / "base", f"r/train/train-{number}-0")
+        run = tracked(tmp_path / "base", f"r/train/train-{number}_1")
         for step in range(3):
             run.log(step, {"train/loss": 1 / (step + number + 1)})
         run.flush()

@@ -194,7 +194,7 @@ def curves(folder: Path, stages: dict[str, Metrics]) -> tuple[Page, list[Element
     base, names = folder / "base", list(stages)
     play(folder / "runs/r", names, tracker_base=str(base))
     for name, metrics in stages.items():
-        pod = re.sub(r"[\[\]]+", "-", name) + "0" if "[" in name else f"{name}-0"
+        pod = f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}_1"
         run = tracked(base, f"r/{name.partition('[')[0]}/{pod}")
         for metric, points in metrics.items():
             for step, value in points:

@@ -55,12 +55,12 @@ def test_a_run_is_shown_as_it_was(tmp_path: Path) -> None:
 def test_a_resumed_run_is_one_run_and_the_time_between_is_left_out(tmp_path: Path) -> None:
     events = [
         RunStarted("p", "run-1", tmp_path, time=100.0),
-        StageStarted("b", "b-0", 1, "b", time=103.0),
+        StageStarted("b", "b_1", 1, "b", time=103.0),
         StageRetried("b", 1, "ended with exit code 1", 0.0, time=104.0),
-        StageStarted("b", "b-1", 2, "b", time=104.0),
+        StageStarted("b", "b_2", 2, "b", time=104.0),
         StageWaiting("c", "c", time=104.5),
         RunStarted("p", "run-1", tmp_path, resumed=True, time=5000.0),
-        StageStarted("b", "b-2", 1, "b", time=5001.0),
+        StageStarted("b", "b_3", 1, "b", time=5001.0),
         StageFinished(StageResult("b", "b", State.SUCCEEDED, attempts=1, duration=1.0), time=5002.0),
         RunFinished("run-1", State.SUCCEEDED, 2.0, time=5002.5),
     ]
@@ -93,11 +93,11 @@ def test_the_iterations_of_a_loop_share_a_row_of_lanes_without_overlaps(tmp_path
 
 def test_a_moved_folder_has_its_logs_where_it_is_now(tmp_path: Path) -> None:
     play(tmp_path / "old", ["a"])
-    (tmp_path / "old/a-0").mkdir()
-    (tmp_path / "old/a-0/log.txt").write_text("said")
+    (tmp_path / "old/a_1").mkdir()
+    (tmp_path / "old/a_1/log.txt").write_text("said")
     (tmp_path / "old").rename(tmp_path / "new")
     page = Page.of_run(tmp_path / "new")
-    assert "a-0/log.txt" in {it.get("href") for it in page.of("a", page.stage("a"))}
+    assert "a_1/log.txt" in {it.get("href") for it in page.of("a", page.stage("a"))}
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])

@@ -36,9 +36,9 @@ def test_a_stage_goes_through_its_phases(run: RunState) -> None:
     assert run.counts() == {State.WAITING: 4}
     for event, state in (
         (Waiting("first", "first"), State.QUEUED),
-        (Started("first", "first-0", 1, time=11.0), State.RUNNING),
+        (Started("first", "first_1", 1, time=11.0), State.RUNNING),
         (Retried("first", 1, "ended with exit code 1", 5.0, time=12.0), State.RETRYING),
-        (Started("first", "first-1", 2, time=17.0), State.RUNNING),
+        (Started("first", "first_2", 2, time=17.0), State.RUNNING),
         (finished("first", attempts=2), State.SUCCEEDED),
     ):
         run.on_event(event)
@@ -106,9 +106,9 @@ def test_a_nested_pipeline_that_is_tried_again_is_no_stage(execute_failing) -> N
 def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
     loop = LoopStarted("for-loop-1", 5, ("inner/b",), time=11.0)
     run.on_event(loop)
-    run.on_event(Started("inner/b[0]", "b-0", 1, time=12.0))
+    run.on_event(Started("inner/b[0]", "b_1", 1, time=12.0))
     run.on_event(finished("inner/b[0]"))
-    run.on_event(Started("inner/b[1]", "b-1", 1, time=13.0))
+    run.on_event(Started("inner/b[1]", "b-1_1", 1, time=13.0))
     task = run.tasks["inner/b"]
     assert run.counts([task]) == {State.SUCCEEDED: 1, State.RUNNING: 1, State.WAITING: 3}
     # A nested pipeline that is retried has the same stages.
@@ -119,7 +119,7 @@ def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
 def test_a_log_whose_folder_no_disk_can_have_is_none(tmp_path: Path) -> None:
     lines = [
         encode(RunStarted("pipeline", "run-1", tmp_path, time=10.0)),
-        encode(Started("tr\ud800", "tr\ud800-0", 1, log_file=tmp_path / "tr\ud800-0" / "log.txt", time=11.0)),
+        encode(Started("tr\ud800", "tr\ud800_1", 1, log_file=tmp_path / "tr\ud800_1" / "log.txt", time=11.0)),
     ]
     (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     [[started]] = read_run(tmp_path).run.attempts.values()

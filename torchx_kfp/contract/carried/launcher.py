@@ -40,7 +40,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
             leave(run_here(spec, words, counts, outputs))
         if not node:
             raise Failure("the pod lacks the annotation workflows.argoproj.io/node-name, from which its name is made")
-        attempt = 1
+        attempt, first = 1, os.environ.get("TORCHX_JOB_ID", "")
         while True:
             try:
                 stage = Stage(spec, words, counts, given, f"/{attempt}" * (attempt > 1))
@@ -48,11 +48,11 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
                 raise Failure(f"the pod has no access to the cluster's API: {error!r}") from None
             code = stage.run()
             # It may have adopted a later attempt.
-            adopted = re.search(r"_(\d{1,7})$", stage.run_id)
+            adopted = re.search(r"_[^_/]*_(\d{1,7})$", stage.run_id)
             attempt = 1 + max(attempt, int(adopted[1]) if adopted else 1)
             if not code or attempt > spec.get("retries", 0) + 1:
                 leave(code)
-            begin_again(spec, attempt, code, outputs)
+            begin_again(spec, attempt, code, outputs, first)
     except Failure as failure:
         say(failure)
         leave(spec.get("failure", 1))

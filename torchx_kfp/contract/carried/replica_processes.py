@@ -55,10 +55,11 @@ def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], outputs: An
             socket.create_connection(("localhost", port), 1).close()
             say(f"another program on this machine listens on port {port}, which is in the port_map of a role")
     retries = spec.get("retries", 0)
+    first = os.environ.get("TORCHX_JOB_ID", "")
     code = 0
     for attempt in range(max(spec["restarts"], retries) + 1):
         if attempt and retries:
-            begin_again(spec, attempt + 1, code, outputs)
+            begin_again(spec, attempt + 1, code, outputs, first)
         elif attempt:
             say(f"starting all replicas again ({attempt} of {spec['restarts']})")
         code, stopped = Processes(spec, words, counts, mask).run()

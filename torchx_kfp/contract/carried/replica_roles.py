@@ -80,11 +80,11 @@ def outputs_of(executor_input: Any, /) -> Any:
     return (executor_input.get("outputs") or {}).get("parameters") or {}
 
 
-def begin_again(spec: Any, attempt: int, code: int, outputs: Any, /) -> None:
-    """Give another attempt at the replicas a new run id, so that nobody reads the records of the failed one."""
+def begin_again(spec: Any, attempt: int, code: int, outputs: Any, first: str, /) -> None:
+    """Give another attempt at the replicas a new run id, so that nobody reads the records of the ``first`` one."""
     say(f"attempt {attempt} of {spec['retries'] + 1}: the application ended with exit code {code}")
     if "run_id" in outputs:
-        os.environ["TORCHX_JOB_ID"] = re.sub(r"(_\d{1,7})?$", f"_{attempt}", os.environ["TORCHX_JOB_ID"], count=1)
+        os.environ["TORCHX_JOB_ID"] = f"{first}_{attempt}"
         with open(outputs["run_id"]["outputFile"], "w") as file:
             file.write(os.environ["TORCHX_JOB_ID"])
 

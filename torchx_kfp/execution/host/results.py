@@ -64,11 +64,11 @@ def find_run_ids(recorder: Recorder, sought: Iterable[Sought]) -> dict[str, str]
     """Return the run id of each execution, by its name: that of its last attempt.
 
     If the log does not say which attempt that is, it is the last one that has recorded results. Without results, the
-    run id lacks the UID. Each run is listed once.
+    run id lacks the UID (``pod__2``). Each run is listed once.
     """
     by_name = {one.name: one for one in sought}
     run_ids = {
-        name: one.run_id or (f"{name}_{one.attempt}" if (one.attempt or 1) > 1 else name)
+        name: one.run_id or (f"{name}__{one.attempt}" if (one.attempt or 1) > 1 else name)
         for name, one in by_name.items()
     }
     found: dict[str, tuple[tuple[float, int], str]] = {}

@@ -150,14 +150,17 @@ def is_execution(name: str, stage: str) -> bool:
 
 
 class PodNames:
-    """Makes names for pods (``KFP_POD_NAME``) that are readable, and unique within the run."""
+    """Makes names for the pods of a run (``KFP_POD_NAME``) that are readable, and unique within it.
+
+    With the number of the attempt after ``_``, a name is an execution in the form of ``contract.protocol``.
+    """
 
     def __init__(self) -> None:
         self._stages: dict[str, str] = {}
 
     def make(self, stage: str, attempt: int) -> str:
-        """Make a name: ``train-2-0`` for the first attempt (counted from 1) at ``train[2]``."""
-        return f"{self._stage_part(stage)}-{attempt - 1}"
+        """Make a name: ``train-2_1`` for the first attempt (counted from 1) at ``train[2]``."""
+        return f"{self._stage_part(stage)}_{attempt}"
 
     def _stage_part(self, stage: str) -> str:
         name = safe_name(stage)

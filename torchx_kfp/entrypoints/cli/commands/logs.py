@@ -45,7 +45,7 @@ def logs_command(
 
     RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
     the KFP host. STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop,
-    for all its iterations (train), or the name of one execution (train-2-0). In the output of several stages, each line
+    for all its iterations (train), or the name of one execution (train-2_1). In the output of several stages, each line
     begins with the name of its stage, and in that of a distributed stage with the replica's role and index.
 
     \b

@@ -123,8 +123,8 @@ class JsonView(View):
             content |= {"attempts": event.result.starts, "pods": event.result.attempts}
         if isinstance(event, StageFinished) and not self._has_files and not event.result.cached_from:
             # KFP does not say the UID of a pod: the run id of a stage without results is not known.
-            has_uid = bool(Execution.parse(event.result.run_id or "").uid)
-            content["run_id"] = event.result.run_id if has_uid or event.result.results else None
+            is_known = bool(Execution.parse(event.result.run_id or "").incarnation)
+            content["run_id"] = event.result.run_id if is_known or event.result.results else None
         self._stdout.write_lines([json.dumps(json_ready(content), allow_nan=False)])
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
