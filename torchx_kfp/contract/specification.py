@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 #: TorchX's macro for the index of a replica.
@@ -55,10 +55,6 @@ class RoleSpecification:
     least: int | None = None
     image: WordNumbers | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return _to_json(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Specification:
@@ -100,20 +96,18 @@ class Specification:
     retries: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {**_to_json(self), "roles": [role.to_json() for role in self.roles]}
+        """Return the JSON form, without the fields that are None."""
+        return asdict(self, dict_factory=lambda fields: {name: value for name, value in fields if value is not None})
 
     @classmethod
     def from_json(cls, data: Any) -> Specification:
-        """Return the specification that JSON has. Other keys are ignored: a later version has added them.
+        """Return the specification that JSON has.
 
         Raises:
             TypeError: it is not a specification.
-            AttributeError: likewise.
             KeyError: likewise.
         """
-        roles = [RoleSpecification(**_known(RoleSpecification, role)) for role in data["roles"]]
-        return cls(**{**_known(cls, data), "roles": roles})
+        return cls(**{**data, "roles": [RoleSpecification(**role) for role in data["roles"]]})
 
     def replica_roles(self, words: Sequence[str]) -> list[ReplicaRole]:
         """Return the roles; ``words`` are the launcher's."""
@@ -177,16 +171,6 @@ class ReplicaRole:
         """The paths of its mounts, but for the shared memory that each pod gets."""
         mounts = self.pod["containers"][0].get("volumeMounts") or ()
         return [mount["mountPath"] for mount in mounts if mount["mountPath"] != "/dev/shm"]
-
-
-def _to_json(data: Specification | RoleSpecification) -> dict[str, Any]:
-    values = {one.name: getattr(data, one.name) for one in fields(data)}
-    # The launcher expects this key.
-    return {name: value for name, value in values.items() if value is not None or name == "available"}
-
-
-def _known(kind: type[Specification | RoleSpecification], data: Mapping[str, Any]) -> dict[str, Any]:
-    return {one.name: data[one.name] for one in fields(kind) if one.name in data}
 
 
 def _pods(node: Any) -> Iterator[Mapping[str, Any]]:

@@ -245,15 +245,6 @@ def test_the_last_lines_are_those_of_the_application_and_not_of_torchrun(replica
     ]
 
 
-def test_a_port_on_which_another_program_listens(launch: Launch) -> None:
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-        process = launch(shell("train", 1, "true", port_map={"p": port}))
-    assert process.returncode == 0
-    (message,) = said(process)
-    assert re.search(says("another program on this machine", f"port {port}"), message)
-
-
 def test_replicas_that_do_not_heed_sigterm_are_killed(tmp_path: Path, launch: Launch) -> None:
     fails = "[ $TORCHX_REPLICA_ID = 0 ] && { until [ -e 1 ] && [ -e 2 ]; do sleep 0.05; done; exit 5; }"
     script = f"{fails}; trap '' TERM; echo $$; touch $TORCHX_REPLICA_ID; while :; do sleep 1; done"

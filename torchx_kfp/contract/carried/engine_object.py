@@ -271,7 +271,7 @@ class Stage:
         values: dict[str, Any] = {
             **names,
             "service_account": self.account,
-            "fewest": min(spec["available"] or sum(fewest), sum(self.counts)),
+            "fewest": min(spec.get("available") or sum(fewest), sum(self.counts)),
         }
         shared = {name: os.environ[name] for name in spec["protocol"] if name in os.environ}
         if self.run_id:

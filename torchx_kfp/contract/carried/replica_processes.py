@@ -50,10 +50,6 @@ def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], outputs: An
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     ports = sorted({port for role in spec["roles"] for port in role["ports"]})
     held = [hold_port(port) for port in ports]
-    for port in ports:
-        with contextlib.suppress(OSError, OverflowError):
-            socket.create_connection(("localhost", port), 1).close()
-            say(f"another program on this machine listens on port {port}, which is in the port_map of a role")
     retries = spec.get("retries", 0)
     first = os.environ.get("TORCHX_JOB_ID", "")
     code = 0
