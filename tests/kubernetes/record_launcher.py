@@ -7,6 +7,7 @@ that a launcher could read: metadata, states, and the few fields of specificatio
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -163,13 +164,13 @@ def without_repetitions(exchanges: list[Exchange]) -> list[Exchange]:
     """Return the exchanges without looks, or pairs of looks, that have found nothing new, and with each log once."""
     logs = [one for one in exchanges if one.is_log]
     made: list[Exchange] = []
-    for one in exchanges:
-        if one in logs:
-            continue
+    requests = [one for one in exchanges if one not in logs]
+    for one, following in itertools.zip_longest(requests, requests[1:]):
         made.append(one)
         for length in (1, 2):
             last = made[-length:]
-            if last == made[-2 * length : -length] and all(each.method == "GET" for each in last):
+            is_look = all(each.method == "GET" for each in last) and following and following.method == "GET"
+            if is_look and last == made[-2 * length : -length]:
                 del made[-length:]
                 break
     # How often a log is read, and from when on, depends on when the reader has come to its end.

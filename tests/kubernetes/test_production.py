@@ -282,20 +282,18 @@ def test_what_the_api_server_refuses_fails_the_stage_with_its_words(
     assert ("rbac" in attempt.log) == (engine == "jobset"), "a Role would not help"
 
 
-def test_a_service_that_was_left_behind(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+def test_a_service_is_that_of_all_attempts(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
     app, go = waiting(tmp_path)
     stage = Stage(namespace, kubelet, tmp_path, app, engine="job")
     first = stage.start()
     first.says("trainer/0 | waits")
     kubelet.kill(first.name)
+    (service,) = namespace.list("services")
     name = namespace.list("batch/v1/jobs")[0]["metadata"]["name"]
-    namespace.api.patch(namespace.path("services", name), {"metadata": {"ownerReferences": None}})
     namespace.api.delete(namespace.path("batch/v1/jobs", name), {"propagationPolicy": "Foreground"})
     until(lambda: not namespace.list("batch/v1/jobs"))
     second = stage.start()
     second.says("trainer/0 | waits")
     go.touch()
     assert second.ended() == 0
-    (service,) = namespace.list("services")
-    (job,) = namespace.list("batch/v1/jobs")
-    assert [ref["uid"] for ref in service["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+    assert [one["metadata"]["uid"] for one in namespace.list("services")] == [service["metadata"]["uid"]]

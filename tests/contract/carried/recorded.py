@@ -188,13 +188,13 @@ class Look:
     gone: bool = False
 
 
-def course(name: str, looks: Sequence[Look], *, deletes: bool = False, **spec: Any) -> Recording:
+def course(name: str, looks: Sequence[Look], *, fails: bool = False, **spec: Any) -> Recording:
     """Return the recording of a stage that is seen like this, one look after the other.
 
     Args:
         name: the recording whose objects it has.
         looks: what is found at each look.
-        deletes: whether the stage deletes its object in the end.
+        fails: whether the stage fails in the end, and deletes the object if that is there, and its own.
         spec: fields of the specification that differ.
     """
     recording = read(name)
@@ -216,9 +216,13 @@ def course(name: str, looks: Sequence[Look], *, deletes: bool = False, **spec: A
             path = f"{lists.path.partition('?')[0]}/{pod}/log?container=trainer{more}"
             text = f"{'2025-01-01T00:00:01Z ' * ('time' in more)}line of {pod}\n"
             logs.append(Exchange("GET", path, None, 200, text))
-    last = [replace(deletion, path=gets.path)] * deletes
+    if fails:
+        # It looks once more.
+        exchanges.append(replace(gets, status=404, answer="gone") if looks[-1].gone else _seen(gets, looks[-1]))
+        if not looks[-1].gone and looks[-1].annotations is None:
+            exchanges.append(replace(deletion, path=gets.path))
     changed = {**recording.spec, **spec}
-    return replace(recording, spec=changed, exchanges=[*begin, *exchanges, *last, *logs])
+    return replace(recording, spec=changed, exchanges=[*begin, *exchanges, *logs])
 
 
 def states_of(recording: Recording, pods: Sequence[Pod]) -> list[Exchange]:

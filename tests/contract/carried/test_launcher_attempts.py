@@ -19,11 +19,10 @@ from tests.recordings import Exchange, read
 
 RECORDING = read("job.succeeds")
 REQUESTS = [one for one in RECORDING.exchanges if not one.is_log]
-OWNER, MISSING, NO_PODS, MAKE, SERVICE, *LOOKS = REQUESTS
+OWNER, MISSING, NO_PODS, SERVICE, MAKE, *LOOKS = REQUESTS
 #: The requests of an attempt that finds nothing and succeeds.
-ALL = ["owner", "missing", "no pods", "make", "service", "looks"]
+ALL = ["owner", "missing", "no pods", "service", "make", "looks"]
 FAILED = {"conditions": [{"type": "Failed", "status": "True", "message": "the limit"}]}
-UID = "of another object"
 #: What another attempt has made.
 THEIRS = {"torchx-kfp/launcher": "workflow-train-9_00000000", "torchx-kfp/run-id": "run/train/nine"}
 
@@ -34,14 +33,6 @@ def found(*, status: Any = None, method: str = "GET", notes: Any = None, **metad
     changed = {**own, **metadata, "annotations": {**own["annotations"], **(notes or {})}}
     answer = {**MAKE.answer, "metadata": changed, "status": status or {}}
     return replace(MAKE, method=method, path=MISSING.path, body=None, status=200, answer=answer)
-
-
-def service(*owners: str) -> Exchange:
-    references = {"ownerReferences": [{"uid": uid} for uid in owners]}
-    path = f"{SERVICE.path}/{MAKE.answer['metadata']['name']}"
-    return replace(
-        SERVICE, method="GET", path=path, body=None, status=200, answer={"metadata": {**references, "uid": UID}}
-    )
 
 
 def refused(one: Exchange, status: int) -> Exchange:
@@ -65,9 +56,6 @@ STEPS: dict[str, list[Exchange]] = {
     "make, there is one": [refused(MAKE, 409)],
     "service": [SERVICE],
     "service, there is one": [refused(SERVICE, 409)],
-    "it is another's": [service(UID)],
-    "it is nobody's": [service()],
-    "take it, gone": [replace(refused(service(), 404), method="PATCH")],
     "looks": LOOKS,
     "mine": [found()],
     "mine has failed": [found(status=FAILED)],
@@ -99,26 +87,27 @@ class Row:
 DELETED = "torchx-kfp: ended by signal 15; train-b5b828bd2d is deleted"
 LEFT = "torchx-kfp: ended by signal 15\n"
 WAITING = "train-b5b828bd2d of an earlier attempt {}; waiting until it is gone with its pods"
+OUTLIVED = "the pod workflow-train-0 is gone"
 GONE = "waiting until the pods of an earlier attempt are gone"
 ROWS: dict[str, Row] = {
     "a signal before anything is seen deletes nothing": Row(["owner!", "theirs"], 143, [LEFT]),
     "a signal deletes what an earlier attempt has left": Row(
-        ["owner", "theirs", "adopt!", "delete, changed", "mine", "delete"], 143, [DELETED], []
+        ["owner", "theirs", "adopt!", "theirs", "delete, changed", "mine", "delete"], 143, [DELETED], []
     ),
     "a signal does not delete what another attempt takes over": Row(
-        ["owner", "theirs", "adopt!", "delete, changed", "a third one's"], 143, [LEFT]
+        ["owner", "theirs", "adopt!", "theirs", "delete, changed", "a third one's"], 143, [LEFT]
     ),
     "a signal while another attempt follows the object": Row(
-        [*ALL[:5], "no pods", "a third one's!", "delete, changed", "a third one's"], 143, [LEFT]
+        [*ALL[:5], "no pods", "a third one's!", "a third one's"], 143, [LEFT]
     ),
-    "a signal while the object is made": Row([*ALL[:3], "make!", "delete"], 143, [DELETED], []),
+    "a signal while the object is made": Row([*ALL[:4], "make!", "mine", "delete"], 143, [DELETED], []),
     "a signal while it is made, and the answer is lost": Row(
-        [*ALL[:3], "make, lost!", "mine", "delete"], 143, [DELETED], []
+        [*ALL[:4], "make, lost!", "mine", "delete"], 143, [DELETED], []
     ),
-    "a signal while it is not made": Row([*ALL[:3], "make, busy!", "missing"], 143, [LEFT]),
-    "a signal while another attempt makes it": Row([*ALL[:3], "make, there is one!", "theirs"], 143, [LEFT]),
-    "a process that has outlived its pod does nothing": Row(["no owner"], 1, ["the pod workflow-train-0 is gone"]),
-    "nor does one whose pod has been made again": Row(["another owner"], 1, ["the pod workflow-train-0 is gone"]),
+    "a signal while it is not made": Row([*ALL[:4], "make, busy!", "missing"], 143, [LEFT]),
+    "a signal while another attempt makes it": Row([*ALL[:4], "make, there is one!", "theirs"], 143, [LEFT]),
+    "a process that has outlived its pod does nothing": Row(["no owner", "theirs"], 1, [OUTLIVED]),
+    "nor does one whose pod has been made again": Row(["another owner", "theirs"], 1, [OUTLIVED]),
     "an object that is changed meanwhile is looked at again": Row(["owner", "theirs", "adopt, changed", *ALL]),
     "an object that is deleted meanwhile is not adopted": Row(["owner", "theirs", "adopt, gone", *ALL]),
     "an object that has failed is replaced": Row(
@@ -137,19 +126,13 @@ ROWS: dict[str, Row] = {
     # Another object would have the same run id, and would be a retry that nobody wants.
     "an object that fails before its launcher knows of it is not made again": Row(
         [
-            *(*ALL[:3], "make, lost", "make, there is one", "owner", "mine has failed", "adopt, failed", "service"),
-            *("failed pod", "delete"),
+            *(*ALL[:4], "make, lost", "make, there is one", "owner", "mine has failed", "adopt, failed"),
+            *("failed pod", "mine has failed", "delete"),
         ],
         7,
         ["train-b5b828bd2d failed: the limit"],
     ),
-    # The garbage collector deletes what a gone object owned, even if it has another owner a moment later.
-    "a service of another object is waited for": Row(
-        [*ALL[:4], "service, there is one", "it is another's", "service", "looks"]
-    ),
-    "a service of nobody that vanishes is made": Row(
-        [*ALL[:4], "service, there is one", "it is nobody's", "take it, gone", "service", "looks"]
-    ),
+    "a service of an earlier attempt stays": Row([*ALL[:3], "service, there is one", "make", "looks"]),
 }
 
 
@@ -193,7 +176,7 @@ def test_nobody_would_follow_the_object_after_an_error(tmp_path: Path) -> None:
             (tmp_path / "run_id").unlink()
             (tmp_path / "run_id").mkdir()
 
-    exchanges = [OWNER, *STEPS["theirs"], *STEPS["adopt"], DELETE]
+    exchanges = [OWNER, *STEPS["theirs"], *STEPS["adopt"], *STEPS["mine"], DELETE]
     with start(replace(RECORDING, exchanges=exchanges), tmp_path, before=before) as attempt:
         assert attempt.ends() == 1
     assert attempt.asked == [f"{one.method} {one.path}" for one in exchanges]

@@ -268,10 +268,7 @@ COURSES: Mapping[str, Course] = {
 @pytest.mark.parametrize("name", COURSES)
 def test_a_stage_ends_as_its_course_says(name: str, tmp_path: Path) -> None:
     one = COURSES[name]
-    # An object that has failed is deleted, unless it is gone, or another attempt's.
-    last = one.looks[-1]
-    deletes = one.code > 0 and not last.gone and last.annotations is None
-    recording = course(f"{one.engine}.succeeds", one.looks, deletes=deletes, **one.spec)
+    recording = course(f"{one.engine}.succeeds", one.looks, fails=one.code > 0, **one.spec)
     with start(recording, tmp_path, headers=one.headers) as attempt:
         assert attempt.ends() == one.code, attempt.log
     assert attempt.replay.repeated == []
@@ -310,7 +307,7 @@ REFUSALS: Mapping[str, Refusal] = {
     ),
     "a quota": Refusal("POST .*/jobs", 0, [(403, {"message": "exceeded quota: few"})], 1, ["exceeded quota"], ["rbac"]),
     "a quota for services": Refusal(
-        "POST .*/services", 0, [(403, {"message": "exceeded quota: few"})], 1, ["exceeded quota"], deletes=True
+        "POST .*/services", 0, [(403, {"message": "exceeded quota: few"})], 1, ["exceeded quota"]
     ),
     "an engine that is not installed": Refusal(
         "POST .*/jobs", 0, [(404, "404 page not found\n")], 1, ["the engine 'job' needs Kubernetes 1.24 or newer"]
@@ -348,7 +345,8 @@ def test_a_request_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_patience_with_the_api_server_ends_after_ten_minutes(tmp_path: Path) -> None:
     recording = read("job.succeeds")
-    refused = replace(recording, exchanges=[replace(recording.exchanges[0], status=503, answer="busy")])
+    owner, missing, *_ = recording.exchanges
+    refused = replace(recording, exchanges=[replace(owner, status=503, answer="busy"), missing])
     with start(refused, tmp_path, speed=2000) as attempt:
         assert attempt.ends() == 1
     assert attempt.said[0] == "torchx-kfp: the API server does not answer (503 busy); trying for 596 s more"

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter, deque
+from collections import deque
 
 from torchx_kfp.contract.carried.replica_roles import KEPT, Failure, show
 from torchx_kfp.contract.carried.stage_log import say
@@ -122,17 +122,16 @@ def reason(error: urllib.error.HTTPError, /) -> str:
         return text.strip()[:1000] or error.reason
 
 
-def stamped(line: bytes, /) -> tuple[bytes, str, bytes]:
-    """Return the time of a line of a log, the time's second, and the text.
+def stamped(line: bytes, /) -> tuple[bytes, bytes]:
+    """Return the time of a line of a log, so that times compare, and the text.
 
     Raises:
         ValueError: it is not a line of a log.
     """
     stamp, _, text = line.partition(b" ")
-    found = re.match(rb"([0-9T:-]{19})(?:\.\d+)?(Z|[+-]\d\d:\d\d)$", stamp)
-    if not found:
+    if not re.match(rb"[0-9T:-]{19}(\.\d+)?(Z|[+-]\d\d:\d\d)$", stamp):
         raise ValueError(line.decode(errors="replace").strip())
-    return stamp, (found[1] + found[2]).decode(), text
+    return stamp.replace(b"Z", b"+00:00"), text
 
 
 def pieces(stream: Any, /) -> Iterator[bytes]:
@@ -230,35 +229,29 @@ class Replica:
         """Copy the log, and go on where a broken connection has ended it."""
         path = f"{self.stage.path('api/v1', 'pods')}/{self.pod}/log?container={self.container}"
         path += "&follow=true&timestamps=true"
-        #: The times of the lines of the last two seconds that were shown, by second. A new connection repeats them.
-        recent: dict[str, Counter[bytes]] = {}
+        #: The latest time of a line that was shown. A new connection repeats the lines of that second.
+        last = b""
         tries = 0
         while True:
             ended = bool(self.ended)
-            since = f"&sinceTime={min(recent)}".replace("+", "%2B") if recent else ""
+            since = f"&sinceTime={last.decode()}".replace("+", "%2B") if last else ""
             problem = ""
             try:
                 with self.stage.cluster.open("GET", path + since, timeout=60) as stream:
                     if tries and not self.is_there():
                         return  # the stream is that of another pod of this name
-                    again = sum(recent.values(), Counter())
-                    begins = shown = True
+                    before, begins, shown = last, True, True
                     for piece in pieces(stream):
                         whole = piece.endswith(b"\n")
                         if not whole and len(piece) < 1 << 16 and not ended:
                             break  # the connection has broken: the line is read again
                         if begins:
-                            stamp, second, piece = stamped(piece)
-                            shown = not again[stamp]
-                            if shown:
-                                recent.setdefault(second, Counter())[stamp] += 1
-                                tries = min(tries, 1)
-                                for old in sorted(recent)[:-2]:
-                                    del recent[old]
-                            else:
-                                again[stamp] -= 1
+                            stamp, piece = stamped(piece)
+                            shown = stamp > before
+                            last = max(last, stamp)
                         begins = whole
                         if shown:
+                            tries = min(tries, 1)
                             show(self.label, piece)
                             self.lines.append(piece)
                 if ended:
@@ -275,12 +268,6 @@ class Replica:
                 self.problem = problem
                 say(f"{self.label}: its log cannot be read: {problem}")
             tries += 1
-            if problem.startswith("403") or (ended and tries > 10):
+            if problem.startswith("403") or (ended and tries > 5):
                 return
-            # Another pod may have the name by now; the next look at the pods tells.
-            looks = self.stage.looks
-            time.sleep(0.3)
-            while self.stage.looks == looks and not self.stage.over:
-                time.sleep(0.1)
-            if self.gone:
-                return
+            time.sleep(min(0.3 * tries, 3))

@@ -5,15 +5,16 @@ stage, which is the same in all attempts, and Kubernetes accepts a name only onc
 runs or has succeeded; if it has failed, or was made from another SPEC, the attempt deletes it, waits until it is gone
 with its pods, and makes a new one. The run id of the object is that of the attempt that made it, so that results of a
 failed one are never those of the next. An annotation names the attempt that follows the object, and a process whose pod
-is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes only what it
-follows, or what it has seen of an earlier one.
+is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes an object
+only while that names itself, or the attempt before it.
 
 If the engine does not start replicas again by itself, this program does: ``retries`` in SPEC says how often it makes
 another object when one has failed, with another run id. What ends this program itself is not retried here.
 
 Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
-object is the first thing that the handler does. The object's owner is the run's Workflow: if the launcher's pod is lost
-with its node, the replicas go on, and the next attempt adopts them."""
+object is the first thing that the handler does. The owner of the object, and of the service that gives its pods names,
+is the run's Workflow: if the launcher's pod is lost with its node, the replicas go on, and the next attempt adopts
+them."""
 
 from __future__ import annotations
 
@@ -102,15 +103,12 @@ class Stage:
         self.attempt = f"{self.pod}{f'_{self.uid[:8]}' if self.uid else ''}{attempt}"
         self.collection = self.path(spec["api"], spec["plural"])
         self.object = f"{self.collection}/{self.name}"
-        #: The object that this attempt may delete, as it was seen last.
-        self.seen: Any = None
+        #: The attempts whose object this one may delete.
+        self.own = {self.attempt}
         self.creating = False
         self.replicas: dict[str, Replica] = {}
         self.told: Any = ""
         self.began = time.monotonic()
-        self.companions: Any = ()
-        self.looks = 0
-        self.over = False
         self.outputs = outputs_of(executor_input)
         config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
         self.config = json.loads(config) if isinstance(config, str) else dict(config)
@@ -134,26 +132,23 @@ class Stage:
         code, found = self.cluster.call("GET", self.object, None, patience)
         return None if code == 404 else found
 
-    def look(self, patience: float = PATIENCE, /) -> Any:
-        """Return the object of this name, or None; forget the one that was seen if another attempt follows it now."""
-        found = self.find(patience)
-        before = self.seen and (self.seen["metadata"]["uid"], launcher_of(self.seen))
-        now = found and (found["metadata"]["uid"], launcher_of(found))
-        mine = found and (launcher_of(found) == self.attempt or now == before)
-        self.seen = found if mine else None
-        return found
-
-    def delete(self, patience: float = PATIENCE, /) -> None:
-        """Delete the object that was seen, unless another attempt follows it by now.
+    def remove(self, found: Any, patience: float = PATIENCE, /) -> bool:
+        """Delete the object as it was found; tell whether that is done, because it has not changed since.
 
         Kubernetes takes its pods first, so that it is gone only when they are.
         """
-        while self.seen:
-            known = {key: self.seen["metadata"][key] for key in ("uid", "resourceVersion")}
-            body = {"propagationPolicy": "Foreground", "preconditions": known}
-            if self.cluster.call("DELETE", self.object, body, patience=patience)[0] != 409:
-                return
-            self.look(patience)
+        known = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+        body = {"propagationPolicy": "Foreground", "preconditions": known}
+        return self.cluster.call("DELETE", self.object, body, patience=patience)[0] != 409
+
+    def delete(self, patience: float, /) -> bool:
+        """Delete the object if this attempt may do so; tell whether it did."""
+        while True:
+            found = self.find(patience)
+            if not found or launcher_of(found) not in self.own:
+                return False
+            if self.remove(found, patience):
+                return True
 
     def stop(self, number: int, _: object, /) -> None:
         """Handle a signal that ends the stage: delete first, talk later."""
@@ -161,10 +156,7 @@ class Stage:
         if self.creating:
             return  # the object is deleted when the API server has answered
         try:
-            if not self.seen:
-                self.look(5)  # this attempt may have made it without getting the answer
-            self.delete(5)
-            said = f"; {self.name} is deleted" * bool(self.seen)
+            said = f"; {self.name} is deleted" * self.delete(5)
         except Failure as failure:
             said = f", but {self.name} is not deleted: {failure}"
         say(f"ended by signal {number}{said}")
@@ -175,40 +167,47 @@ class Stage:
         said = ""
         while True:
             owners = self.owners()
-            found = self.seen = self.find()
+            found = self.find()
             if found:
-                state = state_of(self.spec, found)
-                same = notes_of(found).get("torchx-kfp/spec") == self.digest
-                ending = found["metadata"].get("deletionTimestamp")
-                # If this attempt made it, and did not get the answer, its failure is that of the attempt.
-                if same and not ending and (state != "failed" or launcher_of(found) == self.attempt):
-                    adopted = self.adopt(found, owners)
-                    if adopted:
-                        return adopted
-                    continue
-                what = "is being deleted" if ending else "has failed" if same else "was made from another specification"
-                what = f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods"
-            elif any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods()):
-                ending, what = True, "waiting until the pods of an earlier attempt are gone"
-            else:
-                made = self.create(owners)
+                self.own.add(launcher_of(found))
+            obstacle = self.obstacle(found)
+            if not obstacle:
+                made = self.adopt(found, owners) if found else self.create(owners)
                 if made:
                     return made
                 continue
-            if what != said:
-                say(what)
-                said = what
-            if not ending:
-                self.delete()
+            if obstacle != said:
+                say(obstacle)
+                said = obstacle
+            if found and not found["metadata"].get("deletionTimestamp"):
+                self.remove(found)
             time.sleep(0.5)
 
+    def obstacle(self, found: Any, /) -> str:
+        """Return why the object cannot be adopted yet, or created if there is none; empty if it can."""
+        if not found:
+            left = any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods())
+            return "waiting until the pods of an earlier attempt are gone" * left
+        if found["metadata"].get("deletionTimestamp"):
+            what = "is being deleted"
+        elif notes_of(found).get("torchx-kfp/spec") != self.digest:
+            what = "was made from another specification"
+        elif state_of(self.spec, found) == "failed" and launcher_of(found) != self.attempt:
+            what = "has failed"
+        else:
+            return ""  # if this attempt made it, and did not get the answer, its failure is that of the attempt
+        return f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods"
+
     def create(self, owners: Any, /) -> Any:
-        """Create the object; return it, or None if there is one."""
-        manifest = self.manifest(owners)
+        """Create the object, after what goes with it; return it, or None if there is one."""
+        for api, plural, one in self.spec["companions"]:
+            companion = fill(one, {"name": self.name}, {})
+            companion["metadata"]["ownerReferences"] = owners
+            # With 409, there is that of an earlier attempt, which is the same.
+            self.cluster.call("POST", self.path(api, plural), companion)
         self.creating = True
         try:
-            code, found = self.cluster.call("POST", self.collection, manifest)
-            self.seen = found if code not in (404, 409) else None
+            code, found = self.cluster.call("POST", self.collection, self.manifest(owners))
         finally:
             self.creating = False
             if self.cluster.stopped:
@@ -216,9 +215,10 @@ class Stage:
         if code == 404:
             needs = f"the engine {self.spec['engine']!r} needs {self.spec['needs']}"
             raise Failure(f"{self.collection}: {found.strip()}: {needs}")
-        if self.seen:
-            say(f"created {found['kind']} {self.namespace}/{self.name}")
-        return self.seen
+        if code == 409:
+            return None
+        say(f"created {found['kind']} {self.namespace}/{self.name}")
+        return found
 
     def adopt(self, found: Any, owners: Any, /) -> Any:
         """Say that this attempt follows the object now, and go on with its run id; None if the object has changed."""
@@ -228,7 +228,6 @@ class Stage:
         code, adopted = self.cluster.call("PATCH", self.object, body)
         if code in (404, 409):
             return None
-        self.seen = adopted
         self.run_id = notes_of(found).get("torchx-kfp/run-id", "")
         if self.run_id and "run_id" in self.outputs:
             with open(self.outputs["run_id"]["outputFile"], "w") as file:
@@ -250,7 +249,6 @@ class Stage:
                     return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}]
             return [{"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}]
         # A node that was cut off and is back: this process has outlived its pod.
-        self.seen = None
         raise Failure(f"the pod {self.pod} is gone")
 
     def list_pods(self) -> Any:
@@ -258,7 +256,7 @@ class Stage:
         path = f"{self.path('api/v1', 'pods')}?labelSelector=torchx-kfp%2Fstage%3D{self.name}"
         return self.cluster.call("GET", path)[1]["items"]
 
-    def manifest(self, owners: Any = (), /) -> Any:
+    def manifest(self, owners: Any, /) -> Any:
         """Return the object, with everything that is known only now."""
 
         def escape(text: str, /) -> str:
@@ -299,10 +297,9 @@ class Stage:
             values[f"{position}.fewest"] = fewest[position]
             values[f"{position}.image"] = texts(role["image"], words, "") if "image" in role else ""
         made = fill(spec["object"], values, self.config)
-        self.companions = [(api, plural, fill(one, values, {})) for api, plural, one in spec["companions"]]
         notes = {"spec": self.digest, "run-id": self.run_id, "launcher": self.attempt}
         made["metadata"]["annotations"].update({f"torchx-kfp/{key}": value for key, value in notes.items()})
-        made["metadata"]["ownerReferences"] = list(owners)
+        made["metadata"]["ownerReferences"] = owners
         return made
 
     # Following it
@@ -314,15 +311,13 @@ class Stage:
         try:
             return self.finish(self.follow(self.make()))
         except Exception:  # whatever it is, nobody would follow the object
-            if self.seen:
-                with contextlib.suppress(Failure):
-                    self.delete(5)
+            with contextlib.suppress(Failure):
+                if self.delete(5):
                     say(f"{self.name} is deleted")
             raise
 
     def follow(self, found: Any, /) -> Any:
         """Follow the object, and return it when it has ended."""
-        self.accompany(found)
         while True:
             items = self.list_pods()
             self.watch(items, bool((found.get("spec") or {}).get("suspend")))
@@ -330,15 +325,14 @@ class Stage:
                 return found
             # A list of 1,000 pods has several megabytes. After a minute, news can wait for 3 s: trainings take days.
             time.sleep(max(0.5 + len(items) / 100, min(3, (time.monotonic() - self.began) / 20)))
-            found = self.look()
+            found = self.find()
             if not found:
                 raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
-            if not self.seen:
+            if launcher_of(found) != self.attempt:
                 raise Failure(f"another attempt of this stage follows {self.name} now")
 
     def finish(self, found: Any, /) -> int:
         """Let the logs be read to their ends; return the exit code of the stage that has ended."""
-        self.over = True
         deadline = time.monotonic() + 30
         for replica in self.replicas.values():
             if replica.reader:
@@ -352,28 +346,6 @@ class Stage:
         except Failure as failure:
             say(f"{self.name} is not deleted: {failure}")
         return code
-
-    def accompany(self, found: Any, /) -> None:
-        """Create what the object owns, such as the service that gives its pods names."""
-        owner = {key: found[key] for key in ("apiVersion", "kind")}
-        owner.update({key: found["metadata"][key] for key in ("name", "uid")})
-        if not self.companions:
-            self.manifest()
-        for api, plural, one in self.companions:
-            one["metadata"]["ownerReferences"] = [owner]
-            path = f"{self.path(api, plural)}/{self.name}"
-            while self.cluster.call("POST", self.path(api, plural), one)[0] == 409:
-                # It is that of this object, or of an earlier one. The garbage collector may be about to delete that:
-                # it would do so even if it had another owner by then.
-                code, there = self.cluster.call("GET", path)
-                owners = code != 404 and there["metadata"].get("ownerReferences")
-                if owners and owner["uid"] in [each["uid"] for each in owners]:
-                    break
-                if code != 404 and not owners:
-                    body = {"metadata": {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}}
-                    self.cluster.call("PATCH", path, body)
-                else:
-                    time.sleep(0.5)
 
     def watch(self, items: Any, suspended: bool, /) -> None:
         """Take note of the pods, start to read the logs of new ones, and say what keeps others from running."""
@@ -389,7 +361,6 @@ class Stage:
                 replica.ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
                 replica.gone = True
                 say(f"{replica.label}: its pod {replica.pod} is gone")
-        self.looks += 1
         present = [self.replicas[uid] for uid in seen]
         total = sum(self.counts)
         done = sum(replica.ended != "" and not replica.code for replica in present)

@@ -97,10 +97,9 @@ def rights_text(engine: type[Engine], service_account: str, namespace: str) -> s
     remark = "# KFP's own service account, pipeline-runner, has all of these rights already.\n"
     # The launcher makes the object, finds that of an earlier attempt and becomes its owner, and deletes it. It creates
     # the object's companions, lists the replicas, and reads their logs.
-    made = ["create", "get", "patch"]
     allowed = [
-        (*engine.RESOURCE, [*made, "delete"]),
-        *((*companion, made) for companion in engine.COMPANIONS),
+        (*engine.RESOURCE, ["create", "get", "patch", "delete"]),
+        *((*companion, ["create"]) for companion in engine.COMPANIONS),
         ("", "pods", ["list"]),
         ("", "pods/log", ["get"]),
     ]
