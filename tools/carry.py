@@ -27,10 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "torchx_kfp.contract.carried"
 FOLDER = REPOSITORY / PACKAGE.replace(".", "/")
 CARRIED = FOLDER / "programs.py"
-#: The modules that have the function ``main``, by the names of their programs, and those that are kept as text: files
-#: have them, not commands.
-PROGRAMS = {"PUBLISHER": "publisher", "LAUNCHER": "launcher", "WORKSPACE": "workspace"}
-TEXTS = {"WORKSPACE"}
+#: The modules that have the function ``main``, by the names of their programs.
+PROGRAMS = {"PUBLISHER": "publisher", "LAUNCHER": "launcher"}
 
 #: Base85 is 6 % shorter than base64. Others take the place of characters that engines would rewrite, or that Go's JSON
 #: would write as six.
@@ -40,7 +38,7 @@ _BOOT = (
     "import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;"
     'exec(zlib.decompress(base64.b85decode("{}".translate({}))))'
 )
-_MODULE = '''"""Programs as arguments of ``python3 -c``, or as text. Do not edit: ``make goldens`` writes them."""
+_MODULE = '''"""Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
 
 #: The SHA-256 of the modules from which the programs were made.
 SOURCES = {digests}
@@ -128,10 +126,8 @@ def main() -> None:
     known = "".join(f'\n    "{name}": "{digest}",' for name, digest in digests().items())
     text = _MODULE.format(digests=f"{{{known}\n}}")
     for name, module in PROGRAMS.items():
-        program = minify(join(module), renames=name not in TEXTS)
-        program = program if name in TEXTS else pack(program)
-        wrap = textwrap.TextWrapper(100, drop_whitespace=False, replace_whitespace=False)
-        pieces = [piece for line in program.splitlines(keepends=True) for piece in wrap.wrap(line)]
+        program = pack(minify(join(module), renames=True))
+        pieces = textwrap.wrap(program, 100, drop_whitespace=False)
         lines = "\n".join(
             "    " + (repr(piece) if piece.count('"') > piece.count("'") else json.dumps(piece)) for piece in pieces
         )

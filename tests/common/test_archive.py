@@ -21,7 +21,6 @@ from torchx_kfp.common.archive import list_workspace, pack_workspace
 from torchx_kfp.common.credentials import credentials_matcher
 from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.contract.carried import workspace
-from torchx_kfp.contract.carried.programs import WORKSPACE
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file, workspace_words
 from torchx_kfp.errors import WorkspaceError
@@ -41,7 +40,7 @@ def names(folder: Path) -> list[str]:
 
 
 def archive(folder: Path) -> tuple[bytes, str]:
-    content = pack_workspace(list_workspace(folder), {UNPACKER: unpacker_file(WORKSPACE)})
+    content = pack_workspace(list_workspace(folder), {UNPACKER: unpacker_file()})
     return content, hashlib.sha256(content).hexdigest()
 
 
@@ -411,7 +410,7 @@ def test_an_archive_that_was_changed_starts_nothing(tmp_path: Path, damage: str)
         Path(url).write_bytes(archive(make(tmp_path / "other", {"train.py": "print(2)"}))[0])
     else:
         # What runs first is in the archive as well.
-        changed = content.replace(b"import io,os", b"import os,io")
+        changed = content.replace(b"import io\nimport os", b"import os\nimport io")
         assert len(changed) == len(content)
         assert changed != content
         Path(url).write_bytes(changed if damage == "changed" else content[:-1])
@@ -457,7 +456,7 @@ def test_a_hostile_archive_starts_nothing_and_leaves_its_folder_alone(
 ) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as packed:
-        for info, text in [member(UNPACKER, text=unpacker_file(WORKSPACE)), *members]:
+        for info, text in [member(UNPACKER, text=unpacker_file()), *members]:
             text.seek(0)
             packed.addfile(info, text)
     inner = tmp_path / "tmp"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from torchx_kfp.contract import protocol
 
@@ -124,8 +125,8 @@ def assigned(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word.removeprefix(name) for word in words if word.startswith(name))
 
 
-#: The file at the beginning of a workspace's archive, and where its text is there: a program of ``contract.carried``.
-UNPACKER, _UNPACKER_FROM, _UNPACKER_TO = ".torchx_kfp/unpack.py", 512, 4096
+#: The file at the beginning of a workspace's archive, and where its content is there: ``contract.carried.workspace``.
+UNPACKER, _UNPACKER_FROM, _UNPACKER_TO = ".torchx_kfp/unpack.py", 512, 8704
 #: Fetches the archive whose URL is ``$0``, checks its digest, and only then runs the unpacker that is in the archive,
 #: with the archive as ``f`` and the words after the URL. Without a URL, the image needs nothing. The working directory
 #: may have modules with the names of Python's, and an archive of an earlier form begins with a file of the workspace.
@@ -144,11 +145,9 @@ except Exception as e:print('torchx-kfp: the workspace',u,'cannot be used:',repr
 sys.exit(125)" "$0" "$@";}};exec "$@\""""
 
 
-def unpacker_file(program: str) -> bytes:
-    """Return the content of ``UNPACKER``: the text of the program, as long as a stage reads."""
-    content = program.encode().ljust(_UNPACKER_TO - _UNPACKER_FROM, b"\n")
-    assert len(content) == _UNPACKER_TO - _UNPACKER_FROM
-    return content
+def unpacker_file() -> bytes:
+    """Return the content of ``UNPACKER``: the module, filled up to what a stage reads."""
+    return (Path(__file__).parent / "carried" / "workspace.py").read_bytes().ljust(_UNPACKER_TO - _UNPACKER_FROM, b"\n")
 
 
 def workspace_words(url: str) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from torchx_kfp.common.archive import IGNORE_FILE, LARGEST, WorkspaceFile, list_workspace, pack_workspace
 from torchx_kfp.common.git import GitState, read_git_state
 from torchx_kfp.common.text import shown, size_text
-from torchx_kfp.contract.carried.programs import WORKSPACE
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file
 from torchx_kfp.errors import WorkspaceError
@@ -110,7 +109,7 @@ def pack_folders(
             f"The workspace {what} has {size_text(total)}, more than {size_text(largest)}. Its largest files: {named}. "
             f"Exclude what the stages do not need in {IGNORE_FILE}."
         )
-    archive = pack_workspace(entries, {UNPACKER: unpacker_file(WORKSPACE)})
+    archive = pack_workspace(entries, {UNPACKER: unpacker_file()})
     first = next(iter(folders))
     git = read_git_state(first, {entry.name for entry in found[first]})
     return PackedWorkspace(store, hashlib.sha256(archive).hexdigest(), archive, entries, git)

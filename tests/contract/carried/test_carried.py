@@ -11,7 +11,7 @@ from tools import carry
 from torchx_kfp.common import safe_files
 from torchx_kfp.contract.carried import shared
 from torchx_kfp.contract.carried.programs import LAUNCHER, PUBLISHER, SOURCES
-from torchx_kfp.contract.scripts import workspace_words
+from torchx_kfp.contract.scripts import unpacker_file, workspace_words
 
 #: Names of methods, functions, modules and arguments of the standard library that Python 3.8 lacks.
 NEWER = re.compile(
@@ -30,12 +30,13 @@ def test_what_commands_carry_is_made_of_the_modules() -> None:
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"
+    assert len(unpacker_file()) == 8192, "as much as a stage reads"
     words = workspace_words("")
     assert len(words[2]) <= 560
     assert not re.search(r"\$[$(]|{{|\\", words[2]), "engines would rewrite it"
 
 
-@pytest.mark.parametrize("module", carry.PROGRAMS.values())
+@pytest.mark.parametrize("module", [*carry.PROGRAMS.values(), "workspace"])
 def test_what_commands_carry_needs_only_python_38(module: str) -> None:
     tree = ast.parse(carry.minify(carry.join(module), renames=False), feature_version=(3, 8))
     for node in ast.walk(tree):

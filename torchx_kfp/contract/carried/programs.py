@@ -1,4 +1,4 @@
-"""Programs as arguments of ``python3 -c``, or as text. Do not edit: ``make goldens`` writes them."""
+"""Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
 
 #: The SHA-256 of the modules from which the programs were made.
 SOURCES = {
@@ -10,7 +10,6 @@ SOURCES = {
     "replica_roles": "2f1854ba49f48078ea46aa32c5b1a1461de89756adfe77068d0e98fc70d1a591",
     "shared": "b8588b2e10fab7aee2b528ff16f9938c1d190b5e88c04a1605f0784d6feeaf2a",
     "stage_log": "fc8868a462dcf59dcda5f5222298ec74cfafb0040cb3b5309eb4dc782c335f67",
-    "workspace": "94518674b67e0e84cfbf61ea394437bdefe48bcba400789abc636ec8158e2beb",
 }
 
 #: ``torchx_kfp.contract.carried.publisher``.
@@ -201,60 +200,4 @@ LAUNCHER = (
     "T20tT.jrzX(US.(x9)z?i3}Qtge:vXjrc%@@PM7(WfySX?aO5MLm8)degk6@_4jxhB?^=Aqh*c;[}`PN4@Y/`Wm9ASv.D}jT/ZF!"
     "Ca)b)Xocao9p8i9wDanLS~10UO2/*(d3zz9qZ.B(;-eh*Smek~*#*1Fznw`rs1IPkK46WoY:!%JokaMZPS`-"
     '`[^N:_Mx2`?aEs!_Xk@xi)*);vT+vSyumAt4e#N^".translate({44:36,46:38,47:60,58:62,91:123}))))'
-)
-
-#: ``torchx_kfp.contract.carried.workspace``.
-WORKSPACE = (
-    "import io,os,sys,tarfile,tempfile\n"
-    "_OWN='.torchx_kfp/'\n"
-    "def members(archive):\n"
-    "        try:\n"
-    "                with tarfile.open(fileobj=io.BytesIO(archive),mode='r:')as opened:\n"
-    "                        for member in opened:\n"
-    "                                if not member.name.startswith(_OWN):yield member\n"
-    "        except(OverflowError,ValueError)as error:raise tarfile.ReadError(str(error))from None\n"
-    "def content(archive,member):return "
-    "memoryview(archive)[member.offset_data:member.offset_data+member.size]\n"
-    "def unpack(archive,folder):\n"
-    "        links=[];made=set()\n"
-    "        for member in members(archive):\n"
-    '                path=os.path.normpath(f"/{member.name}")\n'
-    '                if member.name.startswith(\'/\')or path!=f"/{member.name}":raise ValueError(f"it has '
-    'the name {member.name!r}")\n'
-    "                above=os.path.dirname(path)\n"
-    "                if above not in made:os.makedirs(folder+above,exist_ok=True);made.add(above)\n"
-    "                if member.issym():links.append((member.linkname,folder+path))\n"
-    "                elif member.type==tarfile.REGTYPE and not member.issparse():\n"
-    "                        flags=os.O_WRONLY|os.O_CREAT|os.O_EXCL\n"
-    "                        with open(os.open(folder+path,flags,member.mode&511),'wb',0)as file:\n"
-    "                                rest=content(archive,member)\n"
-    "                                while rest:rest=rest[file.write(rest):]\n"
-    '                else:raise ValueError(f"it has {member.name!r}, which is neither a file nor a link")'
-    "\n"
-    "        for(target,path)in links:os.symlink(target,path)\n"
-    "        for(target,path)in links:\n"
-    "                if target.startswith('/')or not "
-    'f"{os.path.realpath(path)}/".startswith(f"{folder}/"):raise ValueError(f"it has a link to '
-    '{target!r}")\n'
-    "def record(url):\n"
-    "        base,_,file=url.rpartition(f\"/{_OWN}workspaces/\");run=os.environ.get('TORCHX_JOB_ID','').spl"
-    "it('/')[0];digest=file[:64].encode()\n"
-    "        if not(run and base):return\n"
-    "        try:\n"
-    "                import "
-    'fsspec;store,folder=fsspec.core.url_to_fs(f"{base}/{_OWN}runs/{run}");found=store.ls(folder,False)if'
-    " store.exists(folder)else[];entries=[path for path in found if'.code'in path.split('/')[-1]]\n"
-    '                if not any(digest in store.cat_file(path)for path in entries):part=f"{folder}/.torch'
-    'x_kfp-{os.urandom(8).hex()}";store.makedirs(folder,exist_ok=True);store.pipe_file(part,b\'{"code": '
-    '[{"digest": "%s"}]}\'%digest);store.mv(part,f"{folder}/0-{file[:16]}.code")\n'
-    '        except Exception as error:print(f"torchx-kfp: the code of the run {run} is not recorded: '
-    '{error}",file=sys.stderr)\n'
-    "def start(archive,words,url=''):\n"
-    "        folder=os.path.realpath(tempfile.mkdtemp(prefix='workspace-"
-    "',dir=os.environ.get('TORCHX_KFP_WORKSPACES')));unpack(archive,folder);record(url);os.chdir(folder);"
-    "os.environ['PYTHONPATH']=os.pathsep.join(filter(None,[folder,os.environ.get('PYTHONPATH')]))\n"
-    "        try:os.execvp(words[0],words)\n"
-    '        except OSError as error:print(f"torchx-kfp: {words[0]}: '
-    '{error.strerror}",file=sys.stderr);sys.exit(126 if isinstance(error,PermissionError)else 127)\n'
-    "if __name__=='__main__':start(globals()['f'],sys.argv[2:],sys.argv[1])"
 )
