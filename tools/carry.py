@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import sys
-import textwrap
 import zlib
 from pathlib import Path
 
@@ -127,7 +126,7 @@ def main() -> None:
     text = _MODULE.format(digests=f"{{{known}\n}}")
     for name, module in PROGRAMS.items():
         program = pack(minify(join(module), renames=True))
-        pieces = textwrap.wrap(program, 100, drop_whitespace=False)
+        pieces = [program[start : start + 100] for start in range(0, len(program), 100)]
         lines = "\n".join(
             "    " + (repr(piece) if piece.count('"') > piece.count("'") else json.dumps(piece)) for piece in pieces
         )

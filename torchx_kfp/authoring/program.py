@@ -1,8 +1,9 @@
 """The program of a stage: the entrypoint, arguments and variables of a role, with macros applied.
 
 TorchX substitutes macros with ``string.Template``, which also turns ``$$`` into ``$``. Here, only macros are replaced,
-so that all other text reaches the application as it is in the AppDef. There is one exception: ``$${${rank0_env}``,
-which ``dist.ddp`` writes, becomes ``${TORCHX_RANK0_HOST``, the shell's expansion of the variable that the macro names.
+so that all other text reaches the application as it is in the AppDef. There are two exceptions: ``$${${rank0_env}``,
+which ``dist.ddp`` writes, becomes ``${TORCHX_RANK0_HOST``, the shell's expansion of the variable that the macro names;
+and in a program of a shell, a channel becomes the expansion of a variable that has its value (``expand_channels``).
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ component, and compares only the text of containers. So the text must differ if 
 has a digest of the component's inputs, their defaults and its outputs. It also names the form of the command and the
 parts of the script. A later form has another number there: readers of this one take it for a foreign command.
 
-Scripts are constants; everything that comes from an AppDef is an argument. They run in dash, busybox and bash, do not
-start processes (except ``mkdir`` if the output's folder is missing), and do not contain ``$(``, ``$$`` or ``{{``, which
-the kubelet and Argo rewrite.
+Scripts are constants; everything that comes from an AppDef is an argument. They run in dash, busybox and bash. The only
+processes that they start are ``mkdir``, if the output's folder is missing, and a copy of the shell for each word with
+escapes. They do not contain ``$(``, ``$$`` or ``{{``, which the kubelet and Argo rewrite.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 
-from torchx_kfp.contract.carried.replica_roles import KEPT, Failure, show
-from torchx_kfp.contract.carried.stage_log import say
+from torchx_kfp.contract.carried.replica_roles import KEPT, Failure, say, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -36,11 +36,11 @@ from torchx_kfp.contract.carried.replica_roles import (
     last_lines,
     leave,
     outputs_of,
+    say,
     show,
     tally,
     texts,
 )
-from torchx_kfp.contract.carried.stage_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

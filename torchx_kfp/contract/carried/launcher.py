@@ -20,8 +20,7 @@ import sys
 from torchx_kfp.contract.carried.cluster_api import account_file
 from torchx_kfp.contract.carried.engine_object import Stage
 from torchx_kfp.contract.carried.replica_processes import run_here
-from torchx_kfp.contract.carried.replica_roles import Failure, begin_again, count, leave, outputs_of
-from torchx_kfp.contract.carried.stage_log import say
+from torchx_kfp.contract.carried.replica_roles import Failure, begin_again, count, leave, outputs_of, say
 
 
 def main(spec_text: str, executor_input: str, /, *words: str) -> None:

@@ -18,11 +18,11 @@ from torchx_kfp.contract.carried.replica_roles import (
     environment,
     last_lines,
     leave,
+    say,
     show,
     tally,
     texts,
 )
-from torchx_kfp.contract.carried.stage_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

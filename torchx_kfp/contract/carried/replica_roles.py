@@ -1,4 +1,4 @@
-"""The environment of replicas, their pods, and their states in the log, on this machine and on a cluster.
+"""The log of a distributed stage, and the environment of replicas, their pods, and their states, here and on a cluster.
 
 The specification's texts are lists of parts: the number of a WORD, or None for the index of the replica.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-
-from torchx_kfp.contract.carried.stage_log import say, write
+import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +17,25 @@ if TYPE_CHECKING:
 
 #: The lines of a replica that are kept: torchrun ends its output with about 35 more.
 KEPT = 100
+
+
+#: Held while a line is written, so that lines do not mix. The handler of a signal may interrupt its holder.
+LOCK = threading.RLock()
+
+
+def write(stream: int, text: bytes, /) -> None:
+    """Write the whole text to a descriptor."""
+    with LOCK:
+        while text:
+            text = text[os.write(stream, text) :]
+
+
+def say(*words: object) -> None:
+    """Write a line to the stage's log."""
+    try:  # noqa: SIM105 (shorter than contextlib)
+        write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
+    except OSError:  # nobody reads it
+        pass
 
 
 def leave(code: int, /) -> NoReturn:
