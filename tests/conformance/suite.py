@@ -126,10 +126,9 @@ def wait_while_useful(run: HostRun, timeout: float) -> tuple[RunRecord, str]:
     """
     stuck_since: float | None = None
     deadline = time.monotonic() + timeout
-    while True:
-        record = run.look()
+    for record in run.follow(closely=True):
         if not record.is_running:
-            return record, ""
+            break
         stuck = [stage for stage in record.run.stages if stage.is_stuck]
         hopeless = [stage for stage in stuck if _HOPELESS.match(stage.reason)]
         now = time.monotonic()
@@ -137,7 +136,7 @@ def wait_while_useful(run: HostRun, timeout: float) -> tuple[RunRecord, str]:
         if now >= deadline or (stuck_since is not None and now - stuck_since >= _FORBEARANCE):
             why = "; ".join(f"{stage.name} cannot start: {stage.reason}" for stage in hopeless or stuck)
             return record, f"{why or f'The run has not ended within {timeout:g} s'}."
-        time.sleep(min(run.interval, max(0.0, deadline - now)))
+    return record, ""
 
 
 class Suite:

@@ -36,11 +36,12 @@ class Growing:
         started = [StageStarted(self.stage, "pod", n, log_file=self.folder / f"{n}.log") for n in (1, 2)]
         return SimpleNamespace(run=SimpleNamespace(attempts={self.stage: started}), is_running=len(self.looks) > 1)
 
-    look = read
-
-    def follow(self) -> Iterator[Any]:
-        """Nothing: the lines of a log do not change the run."""
-        yield self.read()
+    def follow(self, *, closely: bool = False) -> Iterator[Any]:
+        """Yield the run at each look: the lines of a log do not change it."""
+        assert closely
+        while (record := self.read()).is_running:
+            yield record
+        yield record
 
     def fetch(self, stages: Collection[str]) -> bool:
         """Write what is new; return True."""
@@ -52,7 +53,7 @@ class Growing:
 
 
 def lines(source: Growing, roles: Any, replica: str, **more: Any) -> list[str]:
-    return list(lines_of(source, roles, replica, interval=0, **more))
+    return list(lines_of(source, roles, replica, **more))
 
 
 def test_lines_come_when_they_are_whole_and_the_last_one_at_the_end(tmp_path: Path) -> None:

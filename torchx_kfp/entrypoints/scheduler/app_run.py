@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,12 +132,7 @@ def find_replica(roles: Mapping[str, StageRoles], role: str, number: int) -> str
 
 
 def lines_of(
-    source: RunSource,
-    roles: Mapping[str, StageRoles],
-    replica: str,
-    *,
-    should_tail: bool = False,
-    interval: float = 1.0,
+    source: RunSource, roles: Mapping[str, StageRoles], replica: str, *, should_tail: bool = False
 ) -> Iterator[str]:
     """Yield the replica's lines with their line breaks, those of all attempts in turn.
 
@@ -147,11 +141,9 @@ def lines_of(
         roles: the roles of its stages.
         replica: the name of one of its replicas.
         should_tail: whether to wait for more lines until the run has ended.
-        interval: the seconds between two looks at the run.
     """
     files: dict[Path, FileTail] = {}
-    while True:
-        record = source.look()
+    for record in source.follow(closely=True):
         mine = {
             name: stage
             for name in record.run.attempts
@@ -164,9 +156,8 @@ def lines_of(
                     file = files.setdefault(attempt.log_file, FileTail(attempt.log_file))
                     new = file.read_new(is_whole=not record.is_running)
                     yield from _selected([f"{line.decode('utf-8', 'replace')}\n" for line in new], stage, replica)
-        if not (should_tail and record.is_running):
+        if not should_tail:
             return
-        time.sleep(interval)
 
 
 def _selected(lines: list[str], stage: StageRoles, replica: str) -> Iterator[str]:

@@ -145,9 +145,8 @@ class HostRun:
         self._run = RunState()
         self._has_outline = False
         self._last: RunRecord | None = None
-        #: Since when the host does not answer, and the CPU time that the last look has taken.
+        #: Since when the host does not answer.
         self._lost_at: float | None = None
-        self._cost = 0.0
         #: The last answer of the host, as JSON of v2beta1.
         self.answer: Mapping[str, Any] = {}
         #: The pipeline of a run that names an uploaded one; None before the host has been asked.
@@ -184,27 +183,31 @@ class HostRun:
         assert self._last is not None
         return self._last
 
-    def follow(self, timeout: float | None = None) -> Iterator[RunRecord]:
+    def follow(self, timeout: float | None = None, *, closely: bool = False) -> Iterator[RunRecord]:
         """Yield the run as it is now, and again whenever that has changed, until it has ended.
 
-        A host that does not answer is asked again for as long as it takes.
+        A host that does not answer is asked again for as long as it takes. One that reports errors, or refuses the
+        credentials, is asked again for some time; so are settings that are wrong for a moment, such as a file in which
+        a token is being renewed. A host that has never answered is not waited for.
 
         Args:
             timeout: seconds until the run must have ended.
+            closely: whether to yield the run after each look, and to look every second, whether or not it changes: its
+                logs may.
 
         Raises:
             TimeoutError: the run did not end in time. It keeps running.
-            HostError: see ``look``.
+            HostError: see ``read``.
         """
         end = None if timeout is None else time.monotonic() + timeout
         seen: RunRecord | None = None
         timer = PollTimer(self._policy)
         while True:
             began = time.thread_time()
-            record = self.look()
-            changed = record is not seen
+            record = self._look()
+            cost = time.thread_time() - began
+            changed, seen = closely or record is not seen, record
             if changed:
-                seen = record
                 yield record
             if not record.is_running:
                 return
@@ -214,17 +217,10 @@ class HostRun:
                     f"The run {self.run_id} has not ended within {timeout:g} s. It keeps running: .wait() waits again, "
                     "and .terminate() ends it."
                 )
-            timer.wait(changed=changed, cost=time.thread_time() - began, longest=left)
+            timer.wait(changed=changed, cost=cost, longest=left)
 
-    def look(self) -> RunRecord:
-        """Ask the host as ``read`` does, but return the run as it was before if the host does not answer for a moment.
-
-        Raises:
-            HostError: see ``read``. A host that has never answered is not waited for. One that reports errors, or
-                refuses the credentials, is asked again for some time; so are settings that are wrong for a moment,
-                such as a file in which a token is being renewed.
-        """
-        began = time.thread_time()
+    def _look(self) -> RunRecord:
+        """Return the run as ``read`` does, or as it was before if the host does not answer for a moment."""
         try:
             record = self.read()
         except HostError as error:
@@ -237,17 +233,10 @@ class HostRun:
             elif not isinstance(error, HostUnreachableError) and now - self._lost_at >= self._policy.patience:
                 raise
             return self._last
-        finally:
-            self._cost = time.thread_time() - began
         if self._lost_at is not None:
             self._say(f"{self._connection.name} answers again.")
             self._lost_at = None
         return record
-
-    @property
-    def interval(self) -> float:
-        """The seconds between two requests for a run in progress; more for a large run."""
-        return max(self._policy.shortest, self._cost / self._policy.share)
 
     def wait(self, watch: Watch | None = None, timeout: float | None = None) -> RunResult:
         """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.

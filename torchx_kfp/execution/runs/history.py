@@ -38,6 +38,8 @@ from torchx_kfp.execution.runs.state import RunState
 _LONGEST_REQUEST = 16 << 20
 #: How many bytes are read at once.
 _PIECE = 1 << 20
+#: Seconds between two looks at a run in progress.
+_INTERVAL = 0.1
 #: How many lines that are not events are described.
 _DESCRIBED = 5
 #: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
@@ -141,9 +143,6 @@ class EventReader:
 class RunReader:
     """Reads the folder of a run, again and again while it runs."""
 
-    #: Seconds between two looks at a run in progress.
-    interval = 0.1
-
     def __init__(self, folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> None:
         """Open the folder. The arguments and errors are those of ``read_run``."""
         self.folder = folder = Path(folder)
@@ -184,19 +183,20 @@ class RunReader:
             self._last = self._record(alive)
         return self._last
 
-    look = read
+    def follow(self, *, closely: bool = False) -> Iterator[RunRecord]:
+        """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended.
 
-    def follow(self) -> Iterator[RunRecord]:
-        """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended."""
+        ``closely`` yields it after each look.
+        """
         last = None
         while True:
             record = self.read()
-            if record is not last:
+            if closely or record is not last:
                 last = record
                 yield record
             if not record.is_running:
                 return
-            time.sleep(self.interval)
+            time.sleep(_INTERVAL)
 
     def fetch(self, stages: Collection[str]) -> bool:
         """Return True: the log files are those that the stages write."""

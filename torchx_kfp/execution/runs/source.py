@@ -95,18 +95,14 @@ class RunSource(Protocol):
     def run_id(self) -> str:
         """The run's id."""
 
-    @property
-    def interval(self) -> float:
-        """The seconds between two looks at a run in progress."""
-
     def read(self) -> RunRecord:
         """Return the run as it is recorded now."""
 
-    def look(self) -> RunRecord:
-        """Return the run as ``read`` does, or as it was before if the host does not answer for a moment."""
+    def follow(self, *, closely: bool = False) -> Iterator[RunRecord]:
+        """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended.
 
-    def follow(self) -> Iterator[RunRecord]:
-        """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended."""
+        ``closely`` yields it after each look, and looks often, as those need who read its logs.
+        """
 
     def fetch(self, stages: Collection[str]) -> bool:
         """Update the log files of the named stages; return False if one cannot be read."""

@@ -57,12 +57,11 @@ def _cancel_there(source: HostRun, words: list[str]) -> None:
     source.terminate()
     print_message(f"Canceling {record.run_id}: waiting for {listed(record.run.active) or 'its end'}.")
     deadline = time.monotonic() + ON_HOST
-    while (record := source.look()).is_running:
-        if time.monotonic() > deadline:
+    for record in source.follow(closely=True):
+        if record.is_running and time.monotonic() > deadline:
             again = this_command("watch", record.run_id, *words)
             print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
             return
-        time.sleep(source.interval)
     _say_end(record.run_id, record.state)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -58,22 +58,21 @@ def logs_command(
     stage = part or None
     if attempt is not None and stage is None:
         raise ArgumentError("--attempt needs a stage: RUN/STAGE.")
-    record = source.read()
-    say_latest(run, record.run_id)
-    for sentence in record.corrupt:
+    records = source.follow(closely=True)
+    first = next(records)
+    say_latest(run, first.run_id)
+    for sentence in first.corrupt:
         print_message(sentence)
-    choice = _Choice(record, stage, attempt, partial(_origin, output_dir=output_dir, flags=flags, raw=raw))
-    choice.verify(record, follow)
-    printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1)
-    while True:
+    choice = _Choice(first, stage, attempt, partial(_origin, output_dir=output_dir, flags=flags, raw=raw))
+    choice.verify(first, follow)
+    printer = _Printer(prefixed=stage is None or len(choice.stages(first)) > 1)
+    for record in itertools.chain([first], records):
         logs = list(choice.logs(record))
         has_all = source.fetch({name for name, _ in logs})
         for name, path in logs:
             printer.show(name, path)
         if not follow or choice.is_over(record) or not is_read():
             break
-        time.sleep(source.interval)
-        record = source.look()
     printer.finish()
     if printer.is_empty and not has_all:
         sys.exit(1)  # the source has said why
