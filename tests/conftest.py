@@ -148,7 +148,7 @@ def finish_requests() -> None:
 
     A request that loses its connection would cause a warning in the next test.
     """
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     for thread in threading.enumerate():
         if thread.name.startswith("torchx-kfp_"):  # threads of step metrics do not end
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -74,7 +74,7 @@ def test_a_stage_that_was_asked_to_end_is_not_started_again(shells: Path, tmp_pa
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (42, b"15 None\n", b"")
 
 

@@ -199,7 +199,7 @@ def test_signals_reach_the_application_once(tmp_path: Path, name: str, group: bo
     """Docker signals a container's first process; Argo's executor signals its whole process group."""
     process = Stage(tmp_path).start(sys.executable, "-c", HANDLER.format(names=[name]), start_new_session=True)
     (os.killpg if group else os.kill)(process.pid, getattr(signal, name))
-    out, error = process.communicate(timeout=30)
+    out, error = process.communicate(timeout=60)
     assert (process.returncode, out, error) == (41, f"got {name}\n", "")
 
 
@@ -247,7 +247,7 @@ while True: time.sleep(0.01)
 def test_sigterm_ends_the_application(application: list[str], code: int, output: str, tmp_path: Path) -> None:
     process = Stage(tmp_path).start(*application)
     process.terminate()
-    found, error = process.communicate(timeout=20)
+    found, error = process.communicate(timeout=60)
     assert (process.returncode, found, error) == (code, output, "")
 
 
@@ -259,7 +259,7 @@ def test_an_early_signal_ends_the_stage(tmp_path: Path) -> None:
         process = subprocess.Popen(command, env=stage.environ)
         time.sleep(delay)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         assert process.returncode in (143, -signal.SIGTERM)
 
 
@@ -292,7 +292,7 @@ def test_output_is_not_held_back(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert process.stderr.readline() == "second\n"
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
 
 
 def test_standard_input_is_the_applications(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_it_can_be_the_init_of_a_container(tmp_path: Path) -> None:
     assert process.stdout.readline() == "0\n", "zombies"
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (9, "got\n")
 
 

@@ -212,7 +212,7 @@ def test_ctrl_c_ends_the_run(start: Callable[..., subprocess.Popen[str]]) -> Non
                 break
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=60) == 130
     assert "was ended by SIGINT" in rest
     assert rest.endswith("Interrupted.\n")
     assert "Traceback" not in rest

@@ -167,7 +167,7 @@ def waiting(project: Path, start: Start) -> Iterator[subprocess.Popen[str]]:
             time.sleep(0.05)
         yield process
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 @pytest.mark.timeout(90)
@@ -194,7 +194,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     assert re.fullmatch(
         r"Canceling (waiting-\S+): waiting for shell-2, for up to 10 s\.\nThe run \1 is canceled\.\n", done.stderr
     )
-    assert waiting.wait(timeout=30) == 128 + signal.SIGTERM
+    assert waiting.wait(timeout=60) == 128 + signal.SIGTERM
     # The commands with --follow notice it, and have not missed anything.
     assert everything.stdout.read() == "shell-2 | shell-2_2\n"
     assert everything.communicate(timeout=60) == ("", "")
