@@ -8,8 +8,6 @@ import pytest
 
 from tests.entrypoints.cli.conftest import Call
 from tests.fake_kfp import KfpHost
-from torchx_kfp.execution.pipeline.load import load_pipeline
-from torchx_kfp.execution.pipeline.walk import walk
 
 COMPONENTS = '''\
 from torchx.specs import AppDef, Role
@@ -47,30 +45,9 @@ def test_a_component_runs_with_its_own_arguments(project: Path, call: Call) -> N
     assert [path.name for path in run.iterdir()] == ["train"]
 
 
-def test_results_are_outputs_of_kfp_if_they_are_wanted(project: Path, call: Call) -> None:
-    words = ["--result", "loss=float", "--tracker-base", "base", "-o", "out.yaml", "--", "--lr", "0.5"]
-    done = call("compile", "comp.py", *[word for word in words if word not in ("--tracker-base", "base")])
-    assert done.returncode == 0, done.stderr
-    text = (project / "out.yaml").read_text()
-    assert "name: train" in text
-    assert "        loss:\n          parameterType: NUMBER_DOUBLE" in text
-    done = call("run", "out.yaml", "--tracker-base", "base")
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_component_of_torchx(call: Call) -> None:
     done = call("run", "utils.echo", "--", "--msg", "a b")
     assert (done.returncode, "echo | a b" in done.stderr) == (0, True), done.stderr
-
-
-def test_replicas_have_an_engine(call: Call, project: Path) -> None:
-    words = ("--engine", "job", "-o", "ddp.yaml", "--", "--script", "comp.py", "-j", "2x1")
-    done = call("compile", "dist.ddp", *words)
-    assert done.returncode == 0, done.stderr
-    [stage] = [place for place in walk(load_pipeline(project / "ddp.yaml")) if place.is_stage]
-    specification = stage.component.facts.specification
-    assert specification is not None
-    assert (specification.object["kind"], [role.most for role in specification.roles]) == ("Job", [2])
 
 
 def test_the_help_of_a_component(call: Call) -> None:

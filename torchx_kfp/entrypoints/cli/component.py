@@ -5,40 +5,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
-from torchx_kfp.entrypoints.cli.flags import KnownName, engine_names
 from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError
-
-#: The types of results that are outputs of KFP, by the names that ``--result`` knows.
-_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in (int, float, bool, str, list, dict)}
 
 
 @dataclass(frozen=True)
 class ComponentWords:
-    """What a command line says about a component.
+    """What a command line says about a component: the arguments after ``--``.
 
-    ``arguments`` are those after ``--``, ``engine`` and ``results`` are options of its stage. The stage is tracked if a
-    tracker base is given, or something that needs one.
+    The stage is tracked if a tracker base is given, or something that needs one.
     """
 
     arguments: Sequence[str] = ()
-    engine: str | None = None
-    results: Sequence[str] = ()
     tracker_base: str | None = None
     has_workspace: bool = False
 
-    def refuse(self, target: str) -> None:
-        """Reject what only components have, for a pipeline.
+    def refuse(self) -> None:
+        """Reject arguments after ``--`` for a pipeline.
 
         Raises:
-            ArgumentError: something is given.
+            UsageError: there are some.
         """
         if self.arguments:
             raise click.UsageError(
@@ -46,55 +39,17 @@ class ComponentWords:
                 f"({' '.join(self.arguments)}). Arguments of the pipeline are -p NAME=VALUE. To run a program, make it "
                 "an AppDef in a pipeline."
             )
-        for name, value in {"--engine": self.engine, "--result": self.results}.items():
-            if value:
-                raise ArgumentError(
-                    f"{name} is for components, and {target!r} is a pipeline: its stages have it in Python."
-                )
-
-    def stage_options(self) -> dict[str, Any]:
-        """Return the options of the stage.
-
-        Raises:
-            ArgumentError: a result has another form than NAME=TYPE.
-        """
-        results: dict[str, type] = {}
-        for word in self.results:
-            name, _, kind = word.partition("=")
-            if kind not in _TYPES or not name:
-                raise ArgumentError(f"--result {word!r} is not NAME=TYPE with one of the types {', '.join(_TYPES)}.")
-            results[name] = _TYPES[kind]
-        options: dict[str, Any] = {"engine": self.engine} if self.engine else {}
-        return options | ({"results": results} if results else {})
 
 
-def component_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--engine``, ``--result`` and the words after ``--``: the argument ``component`` of the command."""
+def component_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the words after ``--``: the argument ``component`` of the command."""
 
     @functools.wraps(command)
-    def with_component(arguments: tuple[str, ...], engine: str | None, results: tuple[str, ...], **words: Any) -> Any:
-        return command(component=ComponentWords(arguments, engine, results), **words)
+    def with_component(arguments: tuple[str, ...], **words: Any) -> Any:
+        return command(component=ComponentWords(arguments), **words)
 
-    decorated: Callable[..., Any] = with_component
-    for option in (
-        click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED),
-        click.option(
-            "--result",
-            "results",
-            metavar="NAME=TYPE",
-            multiple=True,
-            help="For a component: a result that becomes an output of KFP, such as loss=float. May be given several "
-            "times.",
-        ),
-        click.option(
-            "--engine",
-            metavar="NAME",
-            type=KnownName(engine_names),
-            help="For a component: what runs its replicas on the cluster: job, jobset or volcano.",
-        ),
-    ):
-        decorated = option(decorated)
-    return decorated
+    words = click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
+    return cast("Callable[..., Any]", words(with_component))
 
 
 def builtin_component(name: str) -> Any:
@@ -143,11 +98,10 @@ def component_pipeline(function: Any, target: str, words: ComponentWords) -> Any
         raise ArgumentError(f"{target}: {said}. Its arguments: {command} -- --help") from None
     except Exception as error:
         raise ArgumentError(f"{target} cannot be called with these arguments: {error or repr(error)}.") from error
-    options = words.stage_options()
     try:
-        tracked = bool(words.tracker_base or words.results or words.has_workspace)
-        return single_stage_pipeline(app, tracked=tracked, has_workspace=words.has_workspace, **options)
+        tracked = bool(words.tracker_base or words.has_workspace)
+        return single_stage_pipeline(app, tracked=tracked, has_workspace=words.has_workspace)
     except AppDefError as error:
-        engine = None if words.engine else needed_engine(app)
-        way_out = f" On the command line: --engine {engine}." if engine else ""
+        engine = needed_engine(app)
+        way_out = f" Make it a stage of a pipeline: task_from_app(app, engine={engine!r})." if engine else ""
         raise ArgumentError(f"{error}{way_out}") from None

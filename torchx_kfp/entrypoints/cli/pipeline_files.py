@@ -114,7 +114,7 @@ def load_pipeline_function(target: str, words: ComponentWords | None = None) -> 
     if name in components:
         return component_pipeline(components[name], target, words)
     pipeline = _choose(pipelines, own, name, file)
-    words.refuse(target)
+    words.refuse()
     return pipeline
 
 
@@ -136,11 +136,11 @@ def load_target(target: str, words: ComponentWords | None = None) -> Pipeline:
             "Give a compiled pipeline (FILE.yaml), a Python file (FILE.py, or FILE.py:NAME), or a component (utils.sh)."
         )
         if words and not path.suffix:
-            words.refuse(target)
+            words.refuse()
         raise _missing(file if path.suffix == _PYTHON else target, way_out, (_PYTHON, *SUFFIXES))
     if path.suffix == _PYTHON:
         return load_pipeline(load_pipeline_function(target, words))
-    (words or ComponentWords()).refuse(target)
+    (words or ComponentWords()).refuse()
     return load_pipeline(target)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.common.text import counted
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
+from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import parameter_option
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("check")
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT")
-@component_options
+@component_argument
 @parameter_option
 @click.option("--strict", is_flag=True, help="Exit with 2 if there is any finding.")
 @click.pass_context

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
+from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.errors import PipelineFileError
 
 
 @click.command("compile")
 @click.argument("target", metavar="FILE[:NAME]|COMPONENT")
-@component_options
+@component_argument
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
 @click.option(
     "--strict", is_flag=True, help="Write nothing and exit with 2 if the pipeline fails or differs on KFP's backend."

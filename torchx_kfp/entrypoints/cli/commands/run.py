@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
+from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, container_options, host_options, view_options
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
@@ -46,7 +46,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 
 @click.command("run", cls=ContainerCommand, short_help="Run a pipeline on this machine.")
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
-@component_options
+@component_argument
 @input_options("DIR|URL")
 @click.option(
     "--output-dir",

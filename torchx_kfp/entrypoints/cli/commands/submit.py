@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_options
+from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import (
     Flags,
@@ -34,7 +34,7 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 
 @click.command("submit", short_help="Run a pipeline on a KFP host.")
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
-@component_options
+@component_argument
 @input_options("URL")
 @resume_options(
     'Keep what succeeded in an earlier run, on KFP or on this machine: a run id, the beginning of one, or "latest". '
