@@ -165,7 +165,7 @@ def test_options_on_pages_exist(tmp_path: Path, ready_program: Ready) -> None:
     def help_of(*words: str) -> str:
         return ready_program.call((*words, "--help"), tmp_path, {**os.environ, "COLUMNS": "100"}).stdout
 
-    commands = re.findall(r"^  ([a-z]+) ", help_of().partition("Commands:")[2], re.MULTILINE)
+    commands = re.findall(r"^  ([a-z]+) ", help_of().partition("Write:")[2].partition("RUN is")[0], re.MULTILINE)
     options = {name: set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", help_of(name))) for name in commands}
     found = 0
     for page in pages.PAGES:

@@ -36,7 +36,7 @@ def commands() -> Iterator[str]:
     from torchx_kfp.entrypoints.cli import cli
 
     def of(command: click.Command, context: click.Context) -> Iterator[str]:
-        for text in inspect.cleandoc(command.help or "").split("\n\n"):
+        for text in "\n\n".join(map(inspect.cleandoc, filter(None, (command.help, command.epilog)))).split("\n\n"):
             if text.startswith("\b"):
                 yield fenced(inspect.cleandoc(text.removeprefix("\b").lstrip("\n")), "text")
             else:

@@ -19,7 +19,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 
 @pytest.mark.versions
 def test_help_has_whole_summaries_and_the_version(call: Call) -> None:
-    assert "..." not in call("--help").stdout.partition("Commands:")[2], "every summary fits"
+    assert "..." not in call("--help").stdout.partition("Write:")[2], "every summary fits"
     assert call("--version").stdout == f"torchx-kfp, version {torchx_kfp.__version__}\n"
 
 

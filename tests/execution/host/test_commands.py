@@ -143,6 +143,8 @@ def test_a_host_that_refuses_the_token(kfp_host: KfpHost, program: Program, word
     assert (done.returncode, done.stdout) == (1, "")
     assert re.search(says("401", "TORCHX_KFP_EXISTING_TOKEN", "TORCHX_KFP_TOKEN_FILE"), done.stderr)
     assert "wrong-secret" not in done.stderr
+    as_flag = program(*words, "--host", kfp_host.url, "--existing-token", "wrong-secret")
+    assert re.search(says("--existing-token", "Set TORCHX_KFP_EXISTING_TOKEN", "config.ini"), as_flag.stderr)
 
 
 def test_submit_and_watch(kfp_host: KfpHost, program: Program, pipelines: Path) -> None:

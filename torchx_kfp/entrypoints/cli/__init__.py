@@ -25,16 +25,61 @@ from torchx_kfp.errors import StageFailedError, TorchxKfpError
 __all__ = ["main"]
 
 
-#: The commands in the order of a run's life. The module of each, in ``commands``, defines ``<command>_command``.
-_COMMANDS = (
-    *("init", "compile", "check", "run", "submit", "watch", "runs", "logs", "cancel", "retry", "schedules"),
-    *("replay", "report", "results", "show", "compare", "get", "tag"),
-    *("gc", "rbac", "doctor"),
-)
-
-
-#: Commands of 0.2.0, and what to use in their place.
-_FORMER = {"artifacts": "get RUN/STAGE/NAME", "code": "get RUN --code", "lineage": "show RUN --lineage"}
+#: The commands by what they are for, each with its line of help. The module of each, in ``commands``, defines
+#: ``<command>_command``; it is imported when the command is used.
+_SECTIONS = {
+    "Write": {
+        "init": "Write a small project that runs at once.",
+        "check": "Find what would fail here or on KFP.",
+        "compile": "Write a pipeline as YAML.",
+    },
+    "Run": {
+        "run": "Run a pipeline on this machine.",
+        "submit": "Run a pipeline on a KFP host.",
+        "schedules": "List, pause, resume or delete schedules of a KFP host.",
+    },
+    "Follow": {
+        "runs": "List runs, the newest first.",
+        "watch": "Show a run until it ends.",
+        "logs": "Print the output of stages.",
+        "cancel": "End a run.",
+        "retry": "Run again what failed in a run.",
+        "replay": "Run one stage again, on this machine.",
+    },
+    "Results": {
+        "results": "Show results of stages: filtered, sorted, as JSON or CSV.",
+        "show": "Show all that a stage has recorded, or its lineage.",
+        "compare": "Show runs side by side.",
+        "get": "Copy an artifact, or the code, of a run.",
+        "report": "Write a run as an HTML page.",
+        "tag": "Give a run tags.",
+    },
+    "Set up": {
+        "doctor": "Check this machine, a KFP host and storage.",
+        "rbac": "Print the rights that distributed stages need.",
+        "gc": "Remove old runs from a tracker base or this machine.",
+    },
+}
+_COMMANDS = {name: line for section in _SECTIONS.values() for name, line in section.items()}
+_LONGEST = max(map(len, _COMMANDS))
+#: Commands of 0.2.0 and of other tools, and what to use in their place.
+_FORMER = {
+    "artifacts": "get RUN/STAGE/NAME",
+    "code": "get RUN --code",
+    "lineage": "show RUN --lineage",
+    "list": "runs",
+    "ls": "runs",
+    "status": "watch RUN",
+    "describe": "show RUN/STAGE",
+    "log": "logs RUN",
+    "stop": "cancel RUN",
+    "delete": "gc",
+}
+#: What all commands mean by RUN.
+_ABOUT_RUN = """\
+RUN is the id of a run, the beginning or end of it, its name on KFP, the URL of its page there, the path of its folder,
+or "latest". RUN/STAGE is one of its stages, as tables and logs call it, such as latest/train[2]. A run is looked for on
+this machine, and then on the KFP host; with --host only there."""
 
 #: How similar two options are of which one may be meant for the other, from 0 to 1.
 _SIMILAR = 0.75
@@ -103,19 +148,24 @@ class _Messages(logging.Handler):
 
 
 class _CommandGroup(click.Group):
-    """Loads a command when it is used, and prints torchx-kfp's errors as messages, with a traceback on request.
-
-    `--help` loads all commands, so their modules import libraries inside functions.
-    """
+    """Loads a command when it is used, and prints torchx-kfp's errors as messages, with a traceback on request."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return list(_COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(_LONGEST), line) for name, line in commands.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
         module = import_module(f"torchx_kfp.entrypoints.cli.commands.{cmd_name}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
+        command.short_help = _COMMANDS[cmd_name]
+        if any((item.metavar or item.human_readable_name).lstrip("[").startswith("RUN") for item in command.params):
+            command.epilog = "RUN: see `torchx-kfp --help`."
         return command
 
     def resolve_command(
@@ -149,7 +199,7 @@ class _CommandGroup(click.Group):
             logger.removeHandler(handler)
 
 
-@click.group(cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_CommandGroup, epilog=_ABOUT_RUN, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(torchx_kfp.__version__, prog_name="torchx-kfp")
 @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 def cli(traceback: bool) -> None:

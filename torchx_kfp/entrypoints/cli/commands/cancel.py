@@ -28,16 +28,15 @@ _BEYOND_GRACE = 30.0
 ON_HOST = 120.0
 
 
-@click.command("cancel", short_help="End a run.")
+@click.command("cancel")
 @click.argument("run")
 @output_dir_option
 @host_options
 def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
     """End RUN like Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
 
-    RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
-    the KFP host. The command waits until the run has ended. If the runner on this machine was killed, the command ends
-    the stages that it left running.
+    The command waits until the run has ended. If the runner on this machine was killed, the command ends the stages
+    that it left running.
     """
     from torchx_kfp.execution.runs.history import RunReader
 

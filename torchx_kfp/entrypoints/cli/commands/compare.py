@@ -85,7 +85,7 @@ class _Compared:
         return {"stage": self.stage, "kind": self.kind, "name": self.name, "changed": self.changed, "values": values}
 
 
-@click.command("compare", short_help="Show runs side by side.")
+@click.command("compare")
 @click.argument("runs", nargs=-1, metavar="RUN[/STAGE] ...")
 @click.option("--changed", is_flag=True, help="Show only differences between the runs.")
 @tracker_base_option

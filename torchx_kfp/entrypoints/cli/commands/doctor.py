@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _COLORS = {"ok": "green", "warning": "yellow", "missing": "red", "skipped": "bright_black"}
 
 
-@click.command("doctor", short_help="Check this machine, a KFP host and storage.")
+@click.command("doctor")
 @click.option(
     "--tracker-base", metavar="URL", help="A tracker base to write and read, here and in the stages of --run."
 )

@@ -26,7 +26,7 @@ _SHORT = 3600.0
 _SHOWN, _ROWS = 10, 40
 
 
-@click.command("gc", short_help="Remove old pipeline runs from a tracker base, or from this machine.")
+@click.command("gc")
 @click.argument("tracker_base", required=False)
 @click.option(
     "--older-than",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchx_kfp.tracking import Artifact
 
 
-@click.command("get", short_help="Copy an artifact, or the code, of a run.")
+@click.command("get")
 @click.argument("run", metavar="RUN[/STAGE[/NAME]]")
 @click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--code", is_flag=True, help="Get the code that travelled with RUN, or with one of its stages.")

@@ -14,7 +14,7 @@ from torchx_kfp.errors import ArgumentError, explain
 _FILES = ("README.md", "pipeline.py", "data.py", "prepare.py", "train.py", "Dockerfile", ".torchxignore")
 
 
-@click.command("init", short_help="Write a small project that runs at once.")
+@click.command("init")
 @click.argument("folder", metavar="[DIR]", default=".")
 def init_command(folder: str) -> None:
     """Write a small project into DIR, the current directory by default, and print the names of its files.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 
 
-@click.command("logs", short_help="Print the output of stages.")
+@click.command("logs")
 @click.argument("run", metavar="RUN[/STAGE]")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
 @click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
@@ -43,10 +43,9 @@ def logs_command(
 ) -> None:
     """Print the output of the stages of RUN, or of one of them.
 
-    RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
-    the KFP host. STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop,
-    for all its iterations (train), or the name of one execution (train-2_1). In the output of several stages, each line
-    begins with the name of its stage, and in that of a distributed stage with the replica's role and index.
+    STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop, for all its
+    iterations (train), or the name of one execution (train-2_1). In the output of several stages, each line begins with
+    the name of its stage, and in that of a distributed stage with the replica's role and index.
 
     \b
     torchx-kfp logs latest

@@ -40,7 +40,7 @@ class KubernetesName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
         return text
 
 
-@click.command("rbac", short_help="Print the Role that distributed stages need.")
+@click.command("rbac")
 @click.option(
     "--engine",
     metavar="NAME",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchx_kfp.local import ReplayResult
 
 
-@click.command("replay", short_help="Run one stage of a run again, on this machine.")
+@click.command("replay")
 @click.argument("run", metavar="RUN[/STAGE]")
 @click.option("--workspace", metavar="DIR", help="Run the code in this folder, in place of the run's.")
 @click.option("--docker", is_flag=True, help="Run it in its image, with Docker or Podman.")
@@ -49,9 +49,8 @@ def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> N
     """Run one stage of RUN on this machine, with what it was given: arguments, variables, inputs, code, and the results
     that it reads.
 
-    RUN is a run id, the beginning or end of one, or "latest"; a run that is not on this machine is looked for on the
-    KFP host. STAGE is the name of a stage as `torchx-kfp watch` shows it: inner/train[2]. The default is the only one
-    that has failed. The stage may have succeeded, have failed, or be running; nothing of its run is changed.
+    STAGE is the name of a stage as `torchx-kfp watch` shows it: inner/train[2]. The default is the only one that has
+    failed. The stage may have succeeded, have failed, or be running; nothing of its run is changed.
 
     It runs attached to the terminal, so breakpoint() works, and the exit code is the application's. It records under
     its own run id, and its results are shown beside those of the original: loss 0.31 (was 0.29).

@@ -27,7 +27,7 @@ _MOST_RUNS = 60
 _LONGEST = 150
 
 
-@click.command("report", short_help="Write a run as an HTML page.")
+@click.command("report")
 @click.argument("run")
 @click.option(
     "-o",
@@ -43,8 +43,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
 
     The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
     loops and over the runs of the schedule that started it, and all parameters, results, artifacts and lineage. You can
-    also write it while the run is in progress. RUN is a run id, the beginning or end of one, "latest", or the path of a
-    run's folder; a run that is not on this machine is looked for on the KFP host.
+    also write it while the run is in progress.
     """
     from torchx_kfp.execution.pipeline.walk import safe_name
     from torchx_kfp.execution.report import read_model, render, view, write_report

@@ -73,7 +73,7 @@ _KINDS = {"Int": "a whole number", "Double": "a number", "String": "text", "Bool
 _WORD = re.compile(r"\w+|<>|=|\S")
 
 
-@click.command("results", short_help="Show results of runs: filtered, sorted, as JSON or CSV.")
+@click.command("results")
 @click.argument("run", metavar="[RUN[/STAGE]]", required=False)
 @click.option(
     "--stage", "stages", metavar="STAGE", multiple=True, help="Show only this stage. May be given several times."

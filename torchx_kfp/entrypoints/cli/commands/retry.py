@@ -9,7 +9,7 @@ from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_opt
 from torchx_kfp.entrypoints.cli.resolver import find_source, host_words, refuse_foreign_latest
 
 
-@click.command("retry", short_help="Run again what failed in a run.")
+@click.command("retry")
 @click.argument("run")
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
 @output_dir_option
@@ -28,10 +28,9 @@ def retry_command(
 ) -> None:
     """Run again what failed in RUN, or was canceled. Stages that succeeded are kept.
 
-    RUN is a run id, the beginning or the end of one, or "latest"; a run that is not on this machine is looked for on
-    the KFP host, also by its name. There, KFP starts the failed stages again in the same run, as "Retry" in its UI
-    does; the pipeline and its arguments stay as they are. A run on this machine is continued by a new run, as with
-    `torchx-kfp run --resume RUN`, which is shown until its end.
+    On a KFP host, KFP starts the failed stages again in the same run, as "Retry" in its UI does; the pipeline and its
+    arguments stay as they are. A run on this machine is continued by a new run, as with `torchx-kfp run --resume RUN`,
+    which is shown until its end.
     """
     from torchx_kfp.entrypoints.cli.commands.run import run_command
     from torchx_kfp.entrypoints.cli.display.summary import attach

@@ -44,7 +44,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
     return found
 
 
-@click.command("run", cls=ContainerCommand, short_help="Run a pipeline on this machine.")
+@click.command("run", cls=ContainerCommand)
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
 @component_argument
 @input_options("DIR|URL")

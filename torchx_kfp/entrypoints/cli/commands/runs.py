@@ -45,7 +45,7 @@ _MOST_LOOKED_INTO = 8
 _COUNTING = 0.5
 
 
-@click.command("runs", short_help="List runs, the newest first.")
+@click.command("runs")
 @click.option(
     "--limit",
     metavar="N",

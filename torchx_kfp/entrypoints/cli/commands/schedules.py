@@ -21,7 +21,7 @@ _AT_ONCE = 8
 _DONE = {"pause": "paused", "resume": "resumed", "delete": "deleted"}
 
 
-@click.command("schedules", short_help="List, pause, resume or delete schedules of a KFP host.")
+@click.command("schedules")
 @click.argument("action", metavar="[ACTION]", type=click.Choice(list(_DONE)), required=False)
 @click.argument("name", metavar="[NAME]", required=False)
 @json_option

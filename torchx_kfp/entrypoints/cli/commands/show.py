@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torchx_kfp.tracking.recorder import Artifact, Code, Search
 
 
-@click.command("show", short_help="Show all records of a stage's run.")
+@click.command("show")
 @click.argument("run", metavar="RUN[/STAGE]")
 @click.option(
     "--lineage", is_flag=True, help="Show the runs that RUN was made from, and those made from it, in all pipelines."

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 
 
-@click.command("submit", short_help="Run a pipeline on a KFP host.")
+@click.command("submit")
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
 @component_argument
 @input_options("URL")

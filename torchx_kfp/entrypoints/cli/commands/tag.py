@@ -11,7 +11,7 @@ from torchx_kfp.entrypoints.cli.resolver import locate
 from torchx_kfp.entrypoints.cli.selection import choose_run, open_recorder
 
 
-@click.command("tag", short_help="Give a run tags.")
+@click.command("tag")
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[NAME=VALUE ...]")
 @tracker_base_option

@@ -8,7 +8,7 @@ from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_opt
 from torchx_kfp.entrypoints.cli.resolver import find_source, host_words
 
 
-@click.command("watch", short_help="Show a run in progress.")
+@click.command("watch")
 @click.argument("run")
 @output_dir_option
 @view_options
@@ -16,9 +16,7 @@ from torchx_kfp.entrypoints.cli.resolver import find_source, host_words
 def watch_command(run: str, output_dir: str, quiet: bool, verbose: bool, as_json: bool, flags: Flags) -> None:
     """Show RUN until it ends, and then the table of its stages.
 
-    RUN is a run id, the beginning or the end of one, or "latest". A run that is not on this machine is looked for on
-    the KFP host, also by its name. The exit code is that of the run: 0 if it succeeded. Ctrl-C ends the view, not the
-    run.
+    The exit code is that of the run: 0 if it succeeded. Ctrl-C ends the view, not the run.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.runs import output_dir_words
