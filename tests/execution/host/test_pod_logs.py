@@ -189,7 +189,7 @@ def test_logs_of_stages_with_similar_names_are_different_files(server: Scripted,
         Connection(Settings(host=server.url)), RUN, lambda sentence: None, raw=False, archived=lambda pod: None
     )
     names = ["train[1,2]", "train[1]-2", "train-1-2", "inner/train", "inner-train", "é" * 300, "é" * 301]
-    files = {logs.add(name) for name in names for _ in range(2)}
+    files = {logs.add(name, POD) for name in names for _ in range(2)}
     assert len(files) == 2 * len(names)
     for file in files:
         (tmp_path / file.name).write_text("")

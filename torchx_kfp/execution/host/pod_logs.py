@@ -6,7 +6,6 @@ The host sends the whole log each time, and never waits for more.
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import re
 import secrets
@@ -19,6 +18,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -204,6 +204,17 @@ def _temporary_folder() -> str:
         return os.environ.get("TMPDIR") or "/tmp"
 
 
+@dataclass
+class _LogFile:
+    """The log of an attempt at a stage, and what of it is not in its file yet; a complete one is not read again."""
+
+    stage: str
+    log: PodLog
+    unwritten: bytes = b""
+    is_complete: bool = False
+    is_readable: bool = True
+
+
 class StageLogs:
     """The log files of a run's stages, in a folder that is removed at the end of the process."""
 
@@ -232,75 +243,60 @@ class StageLogs:
         self._has_folder = False
         #: Several logs are fetched at once.
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._logs: dict[Path, PodLog] = {}
-        self._unwritten: dict[Path, bytes] = {}
-        #: The logs that are read to their ends, and those that cannot be read.
-        self._complete: set[Path] = set()
-        self._of_kfp: set[Path] = set()
-        self._unreadable: set[Path] = set()
+        self._logs: dict[Path, _LogFile] = {}
         self._said: set[str] = set()
 
-    def add(self, stage: str, *, is_of_kfp: bool = False) -> Path:
+    def add(self, stage: str, pod: str, *, is_of_kfp: bool = False) -> Path:
         """Return the log file of another attempt of a stage; all lines are KFP's if its pod runs nothing else."""
         # Indices tell the iterations of a loop apart; safe_name alone would make train[1,2] and train[1]-2 the same.
         name = f"{safe_name(stage)[:_LONGEST]}-{zlib.crc32(stage.encode()):08x}"
-        path = self._folder / f"{name}-{next(self._numbers)}.log"
-        if is_of_kfp:
-            self._of_kfp.add(path)
+        path = self._folder / f"{name}-{len(self._logs) + 1}.log"
+        raw = self._is_raw or is_of_kfp
+        log = PodLog(self._connection, self._run_id, pod, raw=raw, archived=self._archived)
+        self._logs[path] = _LogFile(stage, log)
         return path
 
-    def fetch_all(self, wanted: Collection[tuple[str, str, Path, bool]]) -> bool:
+    def fetch_all(self, wanted: Collection[tuple[Path, bool]]) -> bool:
         """Fetch several logs; the items are the arguments of ``fetch``."""
         if len(wanted) < 2:
             return all(self.fetch(*one) for one in wanted)
         with ThreadPoolExecutor(min(LOGS_AT_ONCE, len(wanted))) as pool:
             return all(list(pool.map(lambda one: self.fetch(*one), wanted)))
 
-    def fetch(self, stage: str, pod: str, path: Path, is_over: bool) -> bool:
-        """Add the new lines of a pod to a stage's log file; return False if they cannot be read.
+    def fetch(self, path: Path, is_over: bool) -> bool:
+        """Add the new lines of a pod to a log file; return False if they cannot be read.
 
         Args:
-            stage: the stage's name.
-            pod: the pod's name.
             path: the log file, from ``add``.
             is_over: whether the pod has ended.
         """
-        if path in self._complete:
-            return path not in self._unreadable
-        log = self._logs.get(path)
-        if log is None:
-            is_raw = self._is_raw or path in self._of_kfp
-            log = self._logs[path] = PodLog(self._connection, self._run_id, pod, raw=is_raw, archived=self._archived)
+        file = self._logs[path]
+        if file.is_complete:
+            return file.is_readable
         try:
-            new = log.read_new(is_over=is_over)
+            file.unwritten += file.log.read_new(is_over=is_over)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError) as error:
             self.say_once("host", str(error))
             return False
         except HostError as error:
             if is_over:
-                self._complete.add(path)
-                self._unreadable.add(path)
-                self.say_once(str(path), f"{stage}: {error}")
+                file.is_complete, file.is_readable = True, False
+                self.say_once(str(path), f"{file.stage}: {error}")
             elif isinstance(error, HostRefusedError):
                 # KFP's API server may not read the logs of pods, and Argo archives them when pods end.
-                self.say_once(f"{path} so far", f"{stage}: The output comes after the pod's end. {error}")
+                self.say_once(f"{path} so far", f"{file.stage}: The output comes after the pod's end. {error}")
             else:
                 return True  # the container of a pod that has just begun is still being created
             return False
-        # Lines that could not be kept are written the next time.
-        new = self._unwritten.pop(path, b"") + new
         try:
-            self._append(path, new)
+            self._append(path, file.unwritten)
         except OSError as error:
-            self._unwritten[path] = new
             self.say_once(
                 "folder",
                 f"Logs cannot be kept in {self._folder.parent}: {explain(error)}. Name another folder: TMPDIR=...",
             )
-            return False
-        if is_over:
-            self._complete.add(path)
+            return False  # the lines are written the next time
+        file.unwritten, file.is_complete = b"", is_over
         return True
 
     def _append(self, path: Path, new: bytes) -> None:
@@ -321,7 +317,7 @@ class StageLogs:
 
     def launcher_error(self, path: Path) -> str:
         """Return ``PodLog.launcher_error`` of a log that was fetched."""
-        return self._logs[path].launcher_error
+        return self._logs[path].log.launcher_error
 
     def say_once(self, key: str, sentence: str) -> None:
         """Say a sentence, once for each key."""

@@ -272,7 +272,7 @@ class HostRun:
                     self._logs.say_once(name, f"The log of {name} cannot be read: {why}")
                 else:
                     is_over = started is not attempts[-1] or record.run.has_ended(name) or not record.is_running
-                    wanted.append((name, started.pod_name, started.log_file, is_over))
+                    wanted.append((started.log_file, is_over))
         return self._logs.fetch_all(wanted) and has_all
 
     def invocation(self, stage: str | None = None) -> Invocation:
@@ -449,7 +449,7 @@ class HostRun:
             if len(read_progress(self.answer).periods) > 1:
                 self._starts[event.pod_name] = event.time
             log_file = self._log_files[event.name] = self._logs.add(
-                event.name, is_of_kfp=self._observer.is_import(event.name)
+                event.name, event.pod_name, is_of_kfp=self._observer.is_import(event.name)
             )
             return dataclasses.replace(event, log_file=log_file)
         if isinstance(event, StageFinished) and event.result.pod_name and not event.result.cached_from:
@@ -466,7 +466,7 @@ class HostRun:
         follows = self._observer.is_distributed(result.name) and (result.attempts > 1 or sought.since is not None)
         if result.log_file is None or not (follows or self._observer.restarts(result.name)):
             return sought
-        self._logs.fetch(result.name, result.pod_name, result.log_file, is_over=True)
+        self._logs.fetch(result.log_file, is_over=True)
         try:
             with result.log_file.open("rb") as log:
                 return read_log(sought, log)
@@ -486,7 +486,7 @@ class HostRun:
         if result.log_file is None or self._most_explained <= 0 or not ends_with_launcher(result):
             return result
         self._most_explained -= 1
-        self._logs.fetch(result.name, result.pod_name, result.log_file, is_over=True)
+        self._logs.fetch(result.log_file, is_over=True)
         said = self._logs.launcher_error(result.log_file)
         if said == _NO_PYTHON and self._observer.is_distributed(result.name):
             said += ". The launcher of the stage's replicas needs python3 in the stage's image"

@@ -28,7 +28,7 @@ from typing import Any
 
 from torchx_kfp.common.safe_files import open_regular, read_bytes, write_file
 from torchx_kfp.errors import ArgumentError, explain
-from torchx_kfp.execution.runs.events import Event, decode, encode
+from torchx_kfp.execution.runs.events import Event, encode
 
 #: The version of ``run.json``. It increases by one with each change that readers of the old form would misread.
 VERSION = 1
@@ -192,15 +192,6 @@ class Journal:
             os.close(descriptor)
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return descriptor
-
-
-def is_event(line: bytes) -> bool:
-    """Return whether the line is a whole event, even one that this version does not know."""
-    try:
-        decode(json.loads(line))
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def is_running(folder: Path, *, unknown: bool = False) -> bool:
