@@ -91,6 +91,19 @@ def test_a_component_is_called_in_pipelines(tmp_path: Path) -> None:
     assert text == component_spec_from_app(make_app(resource=Resource(cpu=2, gpu=0, memMB=-1)), tracked=True)
 
 
+def test_a_component_takes_run_ids_under_the_aliases_as_they_are_given() -> None:
+    aliases = ["_train", "metrics", "Model", "stage"]
+    component = component_from_app(make_app(), reads=aliases)
+    assert {*component.component_spec.inputs} == {*aliases, "tracker_base", "stage_2"}
+
+    def pipeline(tracker_base: str) -> None:
+        task = task_from_app(make_app("first"), tracker_base=tracker_base)
+        component(tracker_base=tracker_base, **dict.fromkeys(aliases, task.outputs["run_id"]))
+
+    spec, _ = load(compile_pipeline(pipeline))
+    assert unresolved_inputs(spec) == []
+
+
 NAMES = [
     *("train", "Train_1", "my app", "a/b", "..", "漢字", "x" * 300, "1", "-", "a$$b", 'quo"te', "{{x}}", "new\nline"),
     *("UPPER.case-ok_1", "comp-train", "exec-x", "for-loop-1", "root"),

@@ -539,7 +539,7 @@ WRONG_CALLS: dict[type[Exception], list[Row]] = {
         (lambda: component_from_function(takes_replicas, count=2), "num_replicas=2"),
         (lambda: component_from_function(takes_a_path), "'path'", "'takes_a_path'", " Path,", "path="),
         (lambda: component_from_function(nothing), "'nothing'", "None"),
-        (lambda: component_from_function(utils.booth, tracked=True), "['tracker_base']", "inputs", "Give"),
+        (lambda: component_from_function(utils.booth, tracked=True), "['tracker_base']", "inputs", "give"),
         *(
             (
                 lambda option=option: component_from_function(dist.ddp, script="train.py", **{option: "job"}),

@@ -563,8 +563,15 @@ ENGINES: list[Row] = [
     (engine("jobset", A, B_ALONE), *HINTS),
     (engine("volcano", B_ALONE), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
     (engine("job", *TWO), "engine='job'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
-    (lambda: component_from_function(configured, engine="job"), "input", "'task_config'", "engine", "rename"),
-    (engine("job", reads=["task_config"]), "'task_config'", "engine", "rename"),
+    (lambda: component_from_function(configured, engine="job"), "input", "'task_config'", "engine", "Rename"),
+    (engine("job", reads=["task_config"]), "'task_config'", "engine", "Rename"),
+    (lambda: component_from_app(make_app(), reads=["metrics"], results={}), "'metrics'", "tracked stage", "Rename"),
+    (
+        lambda: component_from_app(make_app(), {"outputs": []}, reads=["mlpipeline_ui_metadata"]),
+        "'mlpipeline_ui_metadata'",
+        "output",
+        "Rename",
+    ),
     *(
         (engine("job", role(metadata={"kubernetes": overlay})), "metadata['kubernetes']", "'trainer'", text)
         for overlay, text in [

@@ -5,12 +5,13 @@ five forms:
 
 ``StageOptions``   its options (``options``), of which ``Stages`` has those that stages share. ``variables``, ``reads``
                    and ``outputs`` parse those that have rules of their own
-``Text``           each text of the AppDef, as constants and references to values that KFP fills in (``references``);
-                   ``channels`` finds the references, ``inline_code`` keeps them out of code, ``appdef`` checks fields
-``Program``        what one pod runs (``program``): a role's application, or the launcher that starts the replicas of
-                   a stage with an engine (``replicas``, ``pods``, ``engines``)
-``StagePlan``      everything about the stage (``plan``), with the inputs of its component (``component_inputs``)
-a command          the words of ``contract.command``, encoded by ``words``; ``emit`` makes the KFP component and task
+``Text``           each text of the AppDef and of the options, as constants and ``Reference``s to values that are known
+                   only at run time (``references``); ``channels`` finds them, ``inline_code`` keeps them out of code
+``Program``        what a pod runs and what it is like (``program``): a role's application, or the launcher that starts
+                   the replicas of a stage with an engine (``replicas``, ``pods``, ``engines``); ``appdef`` has fields
+the command        text for KFP: ``Inputs`` (``component_inputs``) turns references into placeholders and plans the
+                   inputs for them, ``words`` makes ``Word``s, and ``contract.command.Application`` the command
+``StagePlan``      everything about the stage (``plan``), from which ``emit`` makes the KFP component and task
 
 ``functions`` calls TorchX component functions to see which AppDef they build from their inputs, ``one_stage`` makes a
 pipeline of one stage, and ``naming`` makes names that others accept.

@@ -1,4 +1,4 @@
-"""The scope in which a pipeline channel has one value: the loops, conditions and exit handlers around its task."""
+"""Pipeline channels: finding them in text, and the scope in which each has one value."""
 
 from __future__ import annotations
 

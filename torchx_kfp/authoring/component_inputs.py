@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.authoring.naming import input_name
-from torchx_kfp.authoring.reads import CollectedRuns, ReadSource, StageName
+from torchx_kfp.authoring.reads import ReadSource, StageName, is_list
 from torchx_kfp.authoring.references import Reference, Text
-from torchx_kfp.authoring.words import render
-from torchx_kfp.contract.inputs import (
-    INNER,
-    READS,
-    RUN_ID,
-    SUFFIXES,
-    parameter_placeholder,
-)
+from torchx_kfp.contract.inputs import INNER, READS, RUN_ID, SUFFIXES, parameter_placeholder
 
 #: The types of parameters in Python, by their names in the IR.
 PYTHON_TYPES = {
@@ -41,43 +34,69 @@ class Input:
     default: Any = NO_DEFAULT
 
 
-def name_inputs(
-    parameters: Iterable[Reference],
-    sources: Mapping[str, ReadSource],
-    parts: Iterable[str | Reference],
-    taken: Iterable[str],
-) -> dict[Reference, str]:
-    """Name the input of each reference: by the alias under which a stage is read, or by the channel.
+class Inputs:
+    """The inputs of a component. Rendering text for KFP adds those to which the text refers.
 
     KFP's backend merges components whose containers have the same text, even if their inputs differ
     (kubeflow/pipelines, argocompiler). So a name in the text shows the input's type, and whether there is a loop item.
     """
-    inputs: dict[Reference, str] = {reference: reference.name for reference in parameters}
-    taken = {RUN_ID, *taken, *inputs.values()}
 
-    def add(reference: Reference, wanted: str) -> None:
-        if reference not in inputs:
-            inputs[reference] = input_name(wanted, taken)
-            taken.add(inputs[reference])
+    def __init__(self, parameters: Mapping[Reference, object], taken: Iterable[str]) -> None:
+        """Begin with these inputs and their defaults, which keep their names; ``taken`` are names of other things."""
+        self.planned = {
+            reference.name: Input(reference.type, reference.argument, default)
+            for reference, default in parameters.items()
+        }
+        self._names = {reference: reference.name for reference in parameters}
+        self._taken = {RUN_ID, *taken, *self.planned}
+
+    def render(self, parts: Text) -> str:
+        """Return the parts as text for KFP, in which each reference is the placeholder for its input."""
+        return "".join(part if isinstance(part, str) else self._placeholder(part) for part in parts)
+
+    def render_reads(self, reads: Mapping[str, ReadSource]) -> list[str]:
+        """Return the run ids that are read, as JSON with placeholders; their inputs are named by alias."""
+        return [
+            self._run_ids(source, READS if isinstance(alias, StageName) else alias) for alias, source in reads.items()
+        ]
+
+    def render_image(self, image: Text) -> str:
+        """Return the text of an image.
+
+        If an image contains a placeholder, the backend's driver replaces the whole image with the value of that input,
+        and drops the text around it. So text next to a channel becomes the value of one input.
+        """
+        text = self.render(image)
+        references = [part for part in image if isinstance(part, Reference)]
+        if not references or (len(image) == 1 and references[0].type == "STRING"):
+            return text
+        return self.add_text("_".join(("image", *(self._names[part] for part in references))), text)
+
+    def add_text(self, name: str, text: str) -> str:
+        """Add an input for this text, under this name or a similar one, and return its placeholder."""
+        return parameter_placeholder(self._add(name, Input("STRING", text)))
+
+    def _add(self, wanted: str, planned: Input) -> str:
+        name = input_name(wanted, self._taken)
+        self._taken.add(name)
+        self.planned[name] = planned
+        return name
+
+    def _placeholder(self, reference: Reference, alias: str = "") -> str:
+        if reference not in self._names:
+            wanted = (
+                alias or f"{INNER if reference.loop_item else ''}{reference.name}{SUFFIXES.get(reference.type, '')}"
+            )
+            self._names[reference] = self._add(wanted, Input(reference.type, reference.argument))
             if reference.loop_item:
-                add(reference.loop_item, _typed_name(reference.loop_item))
+                self._placeholder(reference.loop_item)
+        return parameter_placeholder(self._names[reference])
 
-    for alias, source in sources.items():
-        run_ids = source.run_ids if isinstance(source, CollectedRuns) else source
-        for run_id in run_ids if isinstance(run_ids, tuple) else (run_ids,):
-            if isinstance(run_id, Reference):
-                add(run_id, READS if isinstance(alias, StageName) else alias)
-    for part in parts:
-        if isinstance(part, Reference):
-            add(part, _typed_name(part))
-    return inputs
-
-
-def _typed_name(reference: Reference) -> str:
-    if reference.argument is None:
-        return reference.name
-    name = f"{INNER}{reference.name}" if reference.loop_item else reference.name
-    return name + SUFFIXES.get(reference.type, "")
+    def _run_ids(self, source: ReadSource, alias: str) -> str:
+        if isinstance(source, tuple):
+            return f"[{', '.join(self._run_ids(one, alias) for one in source)}]"
+        text = source if isinstance(source, str) else self._placeholder(source, alias)
+        return text if is_list(source) else f'"{text}"'
 
 
 def describe(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
@@ -88,36 +107,3 @@ def describe(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
         for name, planned in inputs.items()
     }
     return json.dumps([defaults, kinds], sort_keys=True, default=repr)
-
-
-def parent_words(sources: Mapping[str, ReadSource], inputs: Mapping[Reference, str]) -> list[str]:
-    """Return the run ids that are read, as JSON with placeholders."""
-
-    def word(source: ReadSource) -> str:
-        if isinstance(source, CollectedRuns):
-            its = source.run_ids
-            return f"[{', '.join(map(word, its))}]" if isinstance(its, tuple) else parameter_placeholder(inputs[its])
-        return f'"{source if isinstance(source, str) else parameter_placeholder(inputs[source])}"'
-
-    return [*map(word, sources.values())]
-
-
-def plan_inputs(
-    inputs: Mapping[Reference, str], image: Text, defaults: Mapping[Reference, object] | None = None
-) -> tuple[str, dict[str, Input]]:
-    """Return the image's text and all inputs of the component, including one for an image with text next to a channel.
-
-    If an image contains a placeholder, the backend's driver replaces the whole image with the value of that input, and
-    drops the text around it. So the whole text becomes the value of one input.
-    """
-    planned = {
-        name: Input(reference.type, reference.argument, (defaults or {}).get(reference, NO_DEFAULT))
-        for reference, name in inputs.items()
-    }
-    text = render(image, inputs)
-    names = [inputs[part] for part in image if isinstance(part, Reference)]
-    if names and (len(image) > 1 or planned[names[0]].type != "STRING"):
-        key = input_name("_".join(("image", *names)), inputs.values())
-        planned[key] = Input("STRING", text)
-        text = parameter_placeholder(key)
-    return text, planned

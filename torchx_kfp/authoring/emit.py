@@ -18,7 +18,7 @@ from torchx_kfp.authoring.plan import StagePlan
 from torchx_kfp.authoring.reads import TaskStage, TrackerBase, remember_stage
 from torchx_kfp.common.sdk import refuse_operations
 from torchx_kfp.common.text import did_you_mean
-from torchx_kfp.contract.inputs import RUN_ID
+from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import UnknownNameError
 
@@ -99,7 +99,8 @@ def _container_component(plan: StagePlan, name: str | None = None) -> Any:
         _parameter(output, dsl.Output[kind] if issubclass(kind, dsl.Artifact) else dsl.OutputPath(kind))
         for output, kind in plan.outputs.items()
     ]
-    config = [_parameter(plan.task_config, dsl.TaskConfig)] if plan.task_config else []
+    kept = plan.program.task_config if hasattr(dsl, "TaskConfig") else None  # kfp 2.14 has none
+    config = [] if kept is None else [_parameter(TASK_CONFIG, dsl.TaskConfig)]
     component = dsl.container_component(
         _function(
             name or plan.component,
@@ -108,12 +109,9 @@ def _container_component(plan: StagePlan, name: str | None = None) -> Any:
             lambda *_: dsl.ContainerSpec(image=plan.image, command=list(plan.command)),
         )
     )
-    if config:
-        # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
-        volumes = (dsl.TaskConfigField.KUBERNETES_VOLUMES,) if plan.has_volumes else ()
-        both = (dsl.TaskConfigField.ENV, *volumes)
+    if kept is not None:
         component.component_spec.task_config_passthroughs = [
-            dsl.TaskConfigPassthrough(field=field, apply_to_task=field in both) for field in dsl.TaskConfigField
+            dsl.TaskConfigPassthrough(field=field, apply_to_task=field.name in kept) for field in dsl.TaskConfigField
         ]
     return component
 
@@ -181,7 +179,8 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         # This was called outside a pipeline, with kfp.local: the task has already run, and nothing below applies.
         return task
     task._outputs = StageOutputs(task._outputs, plan.alias)
-    cpu, memory, accelerator = plan.resources.cpu or None, plan.resources.memory or None, plan.resources.accelerator
+    resources = plan.program.resources
+    cpu, memory, accelerator = resources.cpu or None, resources.memory or None, resources.accelerator
     if cpu or memory or accelerator:
         # KFP's setters do the same, but look up the whole stack in source files, and in 2.14 refuse most counts.
         kind, count = accelerator or (None, None)
@@ -197,13 +196,13 @@ def _configure_pod(task: dsl.PipelineTask, plan: StagePlan) -> None:
     # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions
     # convert the whole configuration at each call, which took a fifth of the time to compile 300 stages.
     config: dict[str, Any] = {"podMetadata": {"labels": dict(plan.labels)}} if plan.labels else {}
-    if plan.field_paths:
-        config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in plan.field_paths.items()]
+    if paths := plan.program.field_paths:
+        config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in paths.items()]
     if config:
         task.platform_config["kubernetes"] = config
-    for label, value in plan.node_selector.items():
+    for label, value in plan.program.node_selector.items():
         kubernetes.add_node_selector(task, label, value)
-    for claim, path in plan.volumes:
+    for claim, path in plan.program.volumes:
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=path)
     for secret, variables in plan.secrets.items():
         kubernetes.use_secret_as_env(task, secret_name=secret, secret_key_to_env=dict(variables))

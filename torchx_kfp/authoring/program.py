@@ -18,7 +18,11 @@ from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp.authoring.appdef import (
+    Resources,
+    parse_node_selector,
+    parse_resources,
     parse_retries,
+    parse_volumes,
     parse_workspace_folders,
     shown_value,
     single_role,
@@ -27,14 +31,7 @@ from torchx_kfp.authoring.channels import check_text, ir_type, parse, parse_chec
 from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
 from torchx_kfp.authoring.options import StageOptions
-from torchx_kfp.authoring.references import (
-    REPLICA,
-    Text,
-    check_word,
-    is_constant,
-    join_constants,
-    parameter_text,
-)
+from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant, join_constants
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, check_variables, secret_variables, tracker_env
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.programs import PUBLISHER
@@ -42,7 +39,7 @@ from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.folders import folders_placeholder
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten, output_placeholder
 from torchx_kfp.contract.protocol import workspace_digest
-from torchx_kfp.contract.scripts import retry_words
+from torchx_kfp.contract.scripts import retry_words, workspace_words
 from torchx_kfp.errors import AppDefError, ChannelError
 
 _MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
@@ -55,15 +52,33 @@ LAUNCHER_FAILED = 125
 
 @dataclass(frozen=True)
 class Program:
-    """What a pod of a stage runs: its words, the constant words of a program that starts them, and its variables.
+    """What a pod runs, and what the pod is like: that of a stage, or in an engine's object, that of a role.
 
-    ``field_paths`` are variables that name fields of the pod.
+    Attributes:
+        words: the entrypoint and its arguments.
+        env: its variables.
+        field_paths: variables that name fields of the pod.
+        image: its image.
+        workspace: where the code is with which it starts; empty if that is in the image.
+        starter: the words of programs that start it. A launcher's words are only its arguments.
+        failures: the exit codes with which a starter ends that could not start it.
+        resources: the pod's resources.
+        node_selector: the labels of the pod's node.
+        volumes: pairs of a claim and the path at which it is mounted.
+        task_config: for a launcher, the settings of the task that its own pod has as well; otherwise None.
     """
 
-    words: Sequence[Text]
-    env: Mapping[str, Text]
+    words: Sequence[Text] = ()
+    env: Mapping[str, Text] = field(default_factory=dict)
     field_paths: Mapping[str, str] = field(default_factory=dict)
-    starter: Sequence[str] = ()
+    image: Text = ()
+    workspace: Text = ()
+    starter: Sequence[Text] = ()
+    failures: tuple[int, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[tuple[str, str]] = ()
+    task_config: Sequence[str] | None = None
 
 
 def pod_program(app: specs.AppDef, options: StageOptions) -> Program:
@@ -72,16 +87,24 @@ def pod_program(app: specs.AppDef, options: StageOptions) -> Program:
         raise AppDefError("replicas is given, but no engine. Give one, such as engine='job': it runs the replicas.")
     role = single_role(app)
     program = role_program(app, role, options)
-    run_id_file = None if options.tracker_base is None else output_placeholder(RUN_ID)
+    tracked = options.tracker_base is not None
+    # The script of a stage with outputs finds the run without a variable.
+    needs_run = {protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL} if tracked and not options.publishing else {}
+    retrying = retry_words(parse_retries(role), output_placeholder(RUN_ID) if tracked else None)
     return replace(
         program,
         env={**tracker_env(options.trackers), **program.env},
-        starter=check_starter(retry_words(parse_retries(role), run_id_file)),
+        field_paths={**program.field_paths, **needs_run},
+        starter=[*unpacking(program.workspace), *((word,) for word in retrying)],
+        failures=(LAUNCHER_FAILED,) if program.workspace else (),
+        resources=parse_resources(role),
+        node_selector=parse_node_selector(role),
+        volumes=parse_volumes(role),
     )
 
 
 def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, replicas: bool = False) -> Program:
-    """Return the role's entrypoint and arguments, and its variables.
+    """Return the program of a role without what starts it, and without the settings of its pod.
 
     Args:
         app: the AppDef, whose name is ``${app_id}``.
@@ -106,7 +129,7 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
         "img_root": "",
         "base_img_root": "",
         "app_id": app.name,
-        "replica_id": parameter_text(REPLICA) if replicas else "0",
+        "replica_id": "\0" if replicas else "0",  # no word contains a NUL
         "rank0_env": protocol.RANK0_HOST,
     }
     texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
@@ -115,10 +138,18 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
         variables.setdefault(protocol.RANK0_HOST, "localhost")
 
     def read(value: object, place: str) -> Text:
-        if isinstance(value, str):
-            # In one pass: a value that looks like a macro stays as it is.
-            value = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], value)
-        return parse(value, place)
+        if not isinstance(value, str):
+            return parse(value, place)
+        # In one pass: a value that looks like a macro stays as it is.
+        filled = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], value)
+        if not replicas:
+            return parse(filled, place)
+        check_word(value, place)
+        parts: list[str | Reference] = []
+        for index, piece in enumerate(filled.split(macros["replica_id"])):
+            parts += [REPLICA] if index else []
+            parts += parse(piece, place) if piece else []
+        return tuple(parts) or ("",)
 
     env: dict[str, Text] = {}
     field_paths: dict[str, str] = {}
@@ -146,28 +177,27 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
     args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     reserved = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if tracked else ()
     check_variables(secrets, {*env, *field_paths}, reserved, where)
-    return Program((entrypoint, *args), env, field_paths)
+    image = parse_checked(role.image, f"image of {where}")
+    return Program((entrypoint, *args), env, field_paths, image, role_workspace(role, options))
 
 
 def _check(parts: Text, place: str) -> Text:
     return parts if REPLICA in parts else check_text(parts, place)
 
 
-def check_starter(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of a program that starts others if processes can receive them."""
-    for word in words:
-        check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
-    return words
+def unpacking(workspace: Text) -> list[Text]:
+    """Return the words that start a program in a workspace; none if there is no workspace."""
+    return [*((word,) for word in workspace_words("")[:-1]), workspace] if workspace else []
 
 
-def parse_workspace(workspace: object) -> Text | None:
-    """Return the workspace as text and references; None if there is none.
+def parse_workspace(workspace: object) -> Text:
+    """Return the workspace as text and references; empty if there is none.
 
     Raises:
         AppDefError: it is neither a channel for a string nor the URL of a stored workspace.
     """
     if workspace is None or (isinstance(workspace, str) and not workspace):
-        return None
+        return ()
     if isinstance(workspace, pipeline_channel.PipelineChannel):
         fits = ir_type(workspace) == "STRING"
     else:
@@ -181,7 +211,7 @@ def parse_workspace(workspace: object) -> Text | None:
     return parse_checked(workspace, "workspace")
 
 
-def role_workspace(role: specs.Role, options: StageOptions) -> Text | None:
+def role_workspace(role: specs.Role, options: StageOptions) -> Text:
     """Return where the code is with which a role starts: its own folders, or the option of the stage."""
     folders = parse_workspace_folders(role, f"role {role.name!r}")
     if not folders:
@@ -221,7 +251,6 @@ def env_words(program: Program, where: str, *, first: bool) -> tuple[Text, ...]:
         check_text(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}")
         for name, parts in program.env.items()
     ]
-    # The words of a launcher are only its arguments.
     entrypoint = () if program.starter else program.words[0]
     if not assignments and not (first and entrypoint and not is_constant(entrypoint)):
         return ()

@@ -47,15 +47,13 @@ class StageName(str):
     """The name of a stage as its alias, because the author did not give one."""
 
 
-@dataclass(frozen=True)
-class CollectedRuns:
-    """Several stages with one alias: a reference to a list of run ids, or the run id of each."""
-
-    run_ids: Reference | tuple[Reference | str, ...]
+#: What an alias stands for: a run id as text, a reference to one or to a list of them, or several of these.
+ReadSource = Reference | str | Text
 
 
-#: What an alias stands for: a reference to a run id, several run ids, or a run id as text.
-ReadSource = Reference | CollectedRuns | str
+def is_list(source: ReadSource) -> bool:
+    """Tell whether an alias stands for several stages."""
+    return isinstance(source, tuple) or (isinstance(source, Reference) and source.type == "LIST")
 
 
 def remember_stage(task: dsl.PipelineTask, stage: TaskStage) -> None:
@@ -112,6 +110,8 @@ def parse_tracker_base(tracker_base: object) -> Text:
     """Return the tracker base as text and references; nothing for a stage that is not tracked."""
     if tracker_base is None:
         return ()
+    if isinstance(tracker_base, Reference):  # an input of a component
+        return (tracker_base,)
     if isinstance(tracker_base, pipeline_channel.PipelineChannel):
         if ir_type(tracker_base) != "STRING":
             raise ReadsError(
@@ -138,6 +138,8 @@ def parse_tracker_base(tracker_base: object) -> Text:
 
 
 def _source(what: object, where: str) -> ReadSource:
+    if isinstance(what, Reference):  # an input of a component
+        return what
     if isinstance(what, dsl.PipelineTask):
         if RUN_ID not in what.outputs:
             raise ReadsError(
@@ -147,10 +149,10 @@ def _source(what: object, where: str) -> ReadSource:
             )
         what = what.outputs[RUN_ID]
     if isinstance(what, list | tuple):
-        sources = tuple(_source(item, f"{where}[{index}]") for index, item in enumerate(what))
-        if any(isinstance(source, CollectedRuns) for source in sources):
+        sources = [_source(item, f"{where}[{index}]") for index, item in enumerate(what)]
+        if any(map(is_list, sources)):
             raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in its own alias.")
-        return CollectedRuns(tuple(source for source in sources if not isinstance(source, CollectedRuns)))
+        return tuple(source for source in sources if not isinstance(source, tuple))
     if isinstance(what, str):
         parts = parse(what, where)
         if len(parts) > 1:
@@ -159,8 +161,6 @@ def _source(what: object, where: str) -> ReadSource:
             )
         if not isinstance(parts[0], Reference):
             return _run_id(what, where)
-        if parts[0].argument is None:  # an input of a component
-            return parts[0]
         what = parts[0].argument
     if isinstance(what, pipeline_channel.PipelineChannel):
         return _channel_source(what, where)
@@ -186,8 +186,7 @@ def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> Re
         )
     if not collected:
         check_in_scope(channel, where)
-    reference = Reference(channel_key(channel), channel, channel.name, "LIST" if collected else kind)
-    return CollectedRuns(reference) if reference.type == "LIST" else reference
+    return Reference(channel_key(channel), channel, channel.name, "LIST" if collected else kind)
 
 
 def _run_id(text: str, where: str) -> str:

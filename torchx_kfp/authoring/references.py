@@ -38,9 +38,9 @@ class PipelineTask(Protocol):
 class Reference:
     """A value that KFP fills in at run time.
 
-    References with the same ``key`` are equal. ``argument`` is the channel or KFP placeholder that the task passes to
-    the input. ``type`` is the name of the type in the IR, such as ``NUMBER_INTEGER``. A reference without an argument
-    is an input of a component, with the same name, which the component's caller passes.
+    References with the same ``key`` are equal. ``argument`` is what the task passes to the input: a channel, or one of
+    KFP's own placeholders. It is None for an input of a component, which the component's caller passes. ``type`` is the
+    name of the type in the IR, such as ``NUMBER_INTEGER``.
     """
 
     key: str
@@ -83,8 +83,8 @@ def parameter(name: str, kind: str) -> Reference:
     return Reference(f"parameter {name}", None, name, kind)
 
 
-#: The index of a replica, which only the replica knows. No input of a component can have this name.
-REPLICA = parameter("0replica_id", "STRING")
+#: The index of a replica, which only the replica knows: its launcher fills it in, not KFP.
+REPLICA = Reference("replica", None, "replica_id", "STRING")
 
 
 def parameter_text(reference: Reference) -> str:

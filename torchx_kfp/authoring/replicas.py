@@ -21,19 +21,17 @@ from torchx_kfp.authoring.pods import pod_template
 from torchx_kfp.authoring.program import (
     LAUNCHER_FAILED,
     Program,
-    check_starter,
     pod_labels,
     role_program,
-    role_workspace,
+    unpacking,
 )
-from torchx_kfp.authoring.references import REPLICA, Reference, Text
+from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant
 from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.programs import LAUNCHER
 from torchx_kfp.contract.command import installed_program, launcher_words
 from torchx_kfp.contract.inputs import TASK_CONFIG
-from torchx_kfp.contract.scripts import workspace_words
 from torchx_kfp.contract.specification import RoleSpecification, Specification
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -91,15 +89,15 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
     inherited = {name: parts for name, parts in programs[0].env.items() if REPLICA not in parts}
     words = _Words()
-    unpacking: dict[Text | None, list[list[int | None]]] = {None: []}
+    prefixes: dict[Text, list[list[int | None]]] = {}
     described, pods = [], []
     for position, (name, role) in enumerate(roles.items()):
-        workspace = role_workspace(role, options) or None
-        if workspace and workspace not in unpacking:
-            unpack: list[Text] = [*((word,) for word in workspace_words("")[:-1]), workspace]
-            unpacking[workspace] = [words.place(parts, "the workspace") for parts in unpack]
-        own = inherited if position == 0 else {}
-        one = _describe_role(role, name, programs[position], words, own, counts.get(role.name), unpacking[workspace])
+        program = programs[position]
+        if program.workspace not in prefixes:
+            unpack = unpacking(program.workspace)
+            prefixes[program.workspace] = [words.place(parts, "the workspace") for parts in unpack]
+        own, prefix = inherited if position == 0 else {}, prefixes[program.workspace]
+        one = _describe_role(role, name, program, words, own, counts.get(role.name), prefix)
         described.append(one)
         pods.append(
             pod_template(
@@ -108,11 +106,11 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
                 name,
                 position,
                 image=marker(f"{position}.image") if one.image else role.image,
-                env=_variables(options, programs[position]),
+                env=_variables(options, program),
                 labels=pod_labels(app, role) if options.labels else {},
             )
         )
-    shared = tracker_env(options.trackers)
+    shared, volumes = tracker_env(options.trackers), _publisher_volumes(main, options)
     stage = component_name(alias)[:_LONGEST_STAGE].rstrip("-")
     specification = Specification(
         stage=stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
@@ -121,25 +119,34 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
         protocol=[*protocol.VARIABLES, *(name for name in shared if name not in protocol.VARIABLES)],
         config=TASK_CONFIG,
         logs=engine.logs,
-        claims=[path for _, path in publisher_volumes(main, options)],
+        claims=[path for _, path in volumes],
         roles=described,
         failure=LAUNCHER_FAILED if options.may_fail else None,
         **engine.workload(roles, pods),
     )
     launcher = LAUNCHER if options.inline else installed_program("torchx_kfp.contract.carried", "launcher")
+    starter = launcher_words(launcher, specification)
+    for word in starter:
+        check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
+    image = engine.launcher_image
     return Program(
-        words.words,
-        {**shared, **inherited},
-        {
+        words=words.words,
+        env={**shared, **inherited},
+        field_paths={
             protocol.ARGO_NODE: protocol.ARGO_NODE_ANNOTATION,
             protocol.SERVICE_ACCOUNT: "spec.serviceAccountName",
             protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL,
         },
-        check_starter(launcher_words(launcher, specification)),
+        image=parse_checked(image, "launcher_image") if image else programs[0].image,
+        starter=[(word,) for word in starter],
+        failures=(LAUNCHER_FAILED,),
+        volumes=volumes,
+        # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
+        task_config=("ENV", *(["KUBERNETES_VOLUMES"] if options.publishing else [])),
     )
 
 
-def publisher_volumes(main: specs.Role, options: StageOptions) -> tuple[tuple[str, str], ...]:
+def _publisher_volumes(main: specs.Role, options: StageOptions) -> tuple[tuple[str, str], ...]:
     """Return the volumes of the launcher's pod, whose publisher may have to read files there.
 
     A launcher that publishes nothing has none: they would only bind it to a node.
@@ -265,8 +272,6 @@ def _describe_role(
         (variable, None if variable in inherited else words.place(parts, f"env[{variable!r}] of {where}"))
         for variable, parts in program.env.items()
     ]
-    image = parse_checked(role.image, f"image of {where}")
-    filled = any(isinstance(part, Reference) for part in image)
     return RoleSpecification(
         name=name,
         most=role.num_replicas,
@@ -277,5 +282,5 @@ def _describe_role(
         command=[*prefix, *(words.place(parts, f"an argument of {where}") for parts in program.words)],
         count=None if count is None else words.place(count, f"replicas of {where}")[0],
         least=None if count is None else _fewest(role),
-        image=words.place(image, f"image of {where}") if filled else None,
+        image=None if is_constant(program.image) else words.place(program.image, f"image of {where}"),
     )

@@ -14,6 +14,7 @@ from torchx import specs
 
 from torchx_kfp.authoring import emit
 from torchx_kfp.authoring.channels import contains_channel
+from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import is_input_name
@@ -22,10 +23,10 @@ from torchx_kfp.authoring.outputs import Artifacts, Results, UiMetadata
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.program import parse_workspace
 from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
-from torchx_kfp.authoring.references import Reference, parameter, parameter_text
+from torchx_kfp.authoring.references import Reference, parameter
 from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.text import did_you_mean
-from torchx_kfp.contract.command import METRICS
+from torchx_kfp.contract.command import METRICS, UI_METADATA
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
@@ -175,10 +176,10 @@ class Stages(SharedOptions):
             app: a static AppDef, without pipeline channels.
             tracked: whether the stage records results. The component then has the input ``tracker_base`` and the output
                 ``run_id``.
-            reads: aliases of the stages that the component reads. Each becomes an input that takes another stage's
+            reads: aliases of the stages that the component reads. Each is an input that takes another stage's
                 ``run_id``. Implies ``tracked``.
-            options: those of ``task``, except ``tracker_base``. Options that give the stage outputs imply ``tracked``;
-                all values are constants.
+            options: those of ``task``, except ``tracker_base``, with constant values. Those that give the stage outputs
+                imply ``tracked``.
 
         Raises:
             AppDefError: the app cannot become a stage without losing something.
@@ -251,18 +252,19 @@ class Stages(SharedOptions):
                 f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "
                 "Stages without it, and pass it when you call the component: component(tracker_base=...)."
             )
-        inputs = [reference.name for reference in parameters or {}]
-        aliases = _aliases(reads, inputs)
+        parameters = dict(parameters or {})
+        own_names = [reference.name for reference in parameters]
+        aliases: Any = {alias: parameter(alias, "STRING") for alias in _aliases(reads, own_names)}
         if tracked or aliases or stage.publishing:
             names = (TRACKER_BASE, RUN_ID, *([METRICS] if stage.publishing else []))
-            _check_free(inputs, names, "names that a tracked stage uses itself")
-            stage = replace(
-                stage,
-                tracker_base=parameter_text(parameter(TRACKER_BASE, "STRING")),
-                reads={alias: parameter_text(parameter(alias, "STRING")) for alias in aliases},
-            )
+            _check_free([*own_names, *aliases], names, "names that a tracked stage uses itself")
+            base: Any = parameter(TRACKER_BASE, "STRING")
+            stage = replace(stage, tracker_base=base, reads=aliases)
+            parameters |= dict.fromkeys([*aliases.values(), base], NO_DEFAULT)
         if stage.engine is not None:
-            _check_free([*inputs, *aliases], [TASK_CONFIG], "a name that a stage with an engine uses itself")
+            _check_free([*own_names, *aliases], [TASK_CONFIG], "a name that a stage with an engine uses itself")
+        if stage.ui_metadata is not None:
+            _check_free(aliases, [UI_METADATA], "the name of an output")
         plan = plan_stage(app, stage, parameters=parameters, description=description)
         for key, planned in plan.inputs.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
@@ -338,5 +340,5 @@ def _aliases(reads: object, inputs: Collection[str]) -> list[str]:
 def _check_free(inputs: Collection[str], names: Collection[str], whose: str) -> None:
     if taken := sorted({*inputs} & {*names}):
         raise AppDefError(
-            f"The component has the inputs {taken}, {whose}. Give these parameters as constants, or rename them."
+            f"The component has the inputs {taken}, {whose}. Rename them, or give parameters as constants."
         )

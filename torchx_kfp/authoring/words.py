@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from torchx_kfp.authoring.component_inputs import Inputs
 from torchx_kfp.authoring.naming import is_shell_variable
-from torchx_kfp.authoring.references import Reference, Text, check_word, is_constant
+from torchx_kfp.authoring.references import Text, check_word, is_constant
 from torchx_kfp.contract.command import Word
-from torchx_kfp.contract.inputs import encode_value, escape, find_rewritten, parameter_placeholder
+from torchx_kfp.contract.inputs import encode_value, escape, find_rewritten
 
 #: The most bytes of one value, and of all. Beyond that, a second container is smaller than a second copy of the text.
 LONGEST, MOST = 256, 1024
@@ -16,23 +17,27 @@ _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 
 
-def render(parts: Text, inputs: Mapping[Reference, str]) -> str:
-    """Return the parts as text for KFP, in which each reference is the placeholder for its input."""
-    return "".join(part if isinstance(part, str) else parameter_placeholder(inputs[part]) for part in parts)
-
-
-def split_constants(words: Sequence[Text], variables: int, shared: Collection[str]) -> list[tuple[str, str] | None]:
-    """Split words into what stays in the container and what moves into the input ``stage``; None for whole ones.
+def encode(words: Sequence[Text], variables: int, inputs: Inputs, shared: Collection[str] | None) -> list[Word]:
+    """Return words as text for KFP, with values that move from the container into the input ``stage``.
 
     KFP's backend stores a container once for all stages with the same text.
 
     Args:
         words: ``env`` and ``NAME=value``, then the program and its arguments.
         variables: the number of those before the program.
-        shared: variables that stay in the container, because the stages of a pipeline share them.
+        inputs: get the references of the words.
+        shared: variables that stay in the container, because the stages of a pipeline share them. With None, every
+            word stays.
     """
+    moved = {} if shared is None else dict(_moved(words, variables, shared))
+    if sum(len(word.value) for word in moved.values()) > MOST:
+        moved = {}
+    return [moved.get(index) or _whole(parts, inputs) for index, parts in enumerate(words)]
+
+
+def _moved(words: Sequence[Text], variables: int, shared: Collection[str]) -> Iterator[tuple[int, Word]]:
+    """Yield the indices of words whose values move, and what stays of them."""
     texts = [str(word[0]) if is_constant(word) else "" for word in words]
-    split: list[tuple[str, str] | None] = [None] * len(texts)
     for index, text in enumerate(texts):
         name, equals, value = text.partition("=") if index < variables else ("", "", text)
         if index < variables:
@@ -40,9 +45,7 @@ def split_constants(words: Sequence[Text], variables: int, shared: Collection[st
         else:
             moves = index > variables and not _OPTION.fullmatch(text) and not _is_program(texts, index)
         if moves and 0 < len(value) <= LONGEST and value.isascii() and value.isprintable():
-            split[index] = (name + equals, value)
-    all_values = (encode_value(found[1]) for found in split if found)
-    return split if sum(map(len, all_values)) <= MOST else [None] * len(texts)
+            yield index, Word(name + equals, "v", encode_value(value))
 
 
 def _is_program(texts: Sequence[str], index: int) -> bool:
@@ -50,11 +53,9 @@ def _is_program(texts: Sequence[str], index: int) -> bool:
     return _PYTHON.fullmatch(texts[index - 2]) is not None and texts[index - 1] == "-c" and "argv" in texts[index]
 
 
-def encode_word(parts: Text, inputs: Mapping[Reference, str], split: tuple[str, str] | None = None) -> Word:
-    """Return a word as text for KFP: what stays of it, or all of it, escaped if an engine would change it."""
-    if split:
-        return Word(split[0], "v")
-    text = render(parts, inputs)
+def _whole(parts: Text, inputs: Inputs) -> Word:
+    """Return a word that stays, escaped if an engine would change it."""
+    text = inputs.render(parts)
     escaped = is_constant(parts) and find_rewritten(text) is not None
     text = check_word(escape(text) if escaped else text, "An argument or variable, as it is passed on,")
     return Word(text, "b" if escaped else "s")

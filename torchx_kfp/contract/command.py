@@ -88,11 +88,12 @@ _INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from {} import {name}
 class Word(NamedTuple):
     """A word of the application's command line, as text for KFP.
 
-    ``kind`` is ``b`` if the text is escaped, ``v`` if it is to be followed by a value of the input ``stage``.
+    ``kind`` is ``b`` if the text is escaped, ``v`` if ``value`` follows, which moves into the input ``stage``, encoded.
     """
 
     text: str
     kind: Literal["s", "b", "v"] = "s"
+    value: str = ""
 
 
 @dataclass(frozen=True)
