@@ -203,6 +203,8 @@ if any(field.name == "base_image" for field in dataclasses.fields(Role)):
 
 VARIABLE = "'AWS_ACCESS_KEY_ID'"
 SECRETS: list[Row] = [
+    (component(secrets=["s3"]), "secrets is ['s3']", "secrets={'s3-credentials': {'access_key'"),
+    (component(secrets={"s3": ["a"]}), "secrets['s3'] is ['a']", "secrets={'s3-credentials': {'access_key'"),
     (component(secrets={"": {"a": "A"}}), "''", "secrets=", VARIABLE),
     (component(secrets={"s3": {"": "A"}}), "secrets['s3']", "''", "key", VARIABLE),
     (component(secrets={"s3": {"a": ""}}), "secrets['s3']", "'a'", "''", VARIABLE),
@@ -229,6 +231,7 @@ SECRETS: list[Row] = [
     ),
 ]
 TRACKERS: list[Row] = [
+    (component(trackers=["mlflow"]), "trackers is ['mlflow']", "trackers={'mlflow': 'http"),
     (component(trackers={"": None}), "''", "torchx.tracker", "'module:function'", "Name"),
     (component(trackers={"a,b": None}), "'a,b'", "Name"),
     (component(trackers={"torchx_kfp": None}), "'torchx_kfp'", "Remove"),

@@ -25,7 +25,11 @@ _TRACKERS_EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
 def parse_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:
     """Return the secrets as plain data."""
     sources: dict[str, str] = {}
+    if not isinstance(secrets or {}, Mapping):
+        raise AppDefError(f"secrets is {secrets!r}. Give {{secret: {{key: variable}}}}: {_SECRETS_EXAMPLE}.")
     for secret, variables in (secrets or {}).items():
+        if not isinstance(variables, Mapping):
+            raise AppDefError(f"secrets[{secret!r}] is {variables!r}. Give {{key: variable}}: {_SECRETS_EXAMPLE}.")
         for key, variable in variables.items():
             gives = f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}"
             if contains_channel([secret, key, variable]) or not (secret and key and variable):
@@ -64,6 +68,8 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
     """Return the variables that tell a stage its further trackers and their configurations; none if it has none."""
     if not trackers:
         return {}
+    if not isinstance(trackers, Mapping):
+        raise AppDefError(f"trackers is {trackers!r}. Give {{tracker: configuration}}: {_TRACKERS_EXAMPLE}.")
     env: dict[str, Text] = {}
     names: dict[str, str] = {}
     for name, config in trackers.items():
