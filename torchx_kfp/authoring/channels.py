@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -114,15 +115,18 @@ def parse(value: object, where: str) -> Text:
         value: a string, which may contain channels as text, or a channel.
         where: the value's place in the AppDef, for errors.
     """
-    if isinstance(value, pipeline_channel.PipelineChannel):
-        return (_reference(value, where),)
     if not isinstance(value, str):
+        if isinstance(value, pipeline_channel.PipelineChannel):
+            return (_reference(value, where),)
         shown = f"the task {value.name!r}" if isinstance(value, dsl.PipelineTask) else repr(value)
         raise AppDefError(
             f"{where} is {shown} ({type(value).__name__}), but must be a string or a channel: a parameter, "
             "task.outputs['...'] or a loop's item. "
             "To read a task's results through the tracker, give reads=task."
         )
+    if "{{" not in value and "}}" not in value:
+        _refuse_lost(value, where)
+        return (value,)
     if value in _PLACEHOLDERS:
         return (Reference(value, value, _PLACEHOLDERS[value], "STRING"),)
     for placeholder in _PLACEHOLDERS:
@@ -180,10 +184,12 @@ def parse_checked(value: object, where: str) -> Text:
 
 def contains_channel(value: object) -> bool:
     """Tell whether there is a channel anywhere in the value: in text, in a list, or in a dict's keys and values."""
-    if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
-        return True
+    if value is None or isinstance(value, int):
+        return False
     if isinstance(value, str):
         return _CHANNELS.search(value) is not None
+    if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
+        return True
     if isinstance(value, dict):
         return any(contains_channel(item) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple | set):
@@ -206,8 +212,13 @@ def may_be_a_whole_number(part: str | Reference) -> bool:
 
 def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
     """Return the channel's type in the IR, ``ARTIFACT`` if it is not a parameter."""
+    return _ir_type(channel.channel_type) if isinstance(channel.channel_type, str) else "ARTIFACT"
+
+
+@functools.cache
+def _ir_type(channel_type: str) -> str:
     try:
-        return str(type_utils.get_parameter_type_name(channel.channel_type))
+        return str(type_utils.get_parameter_type_name(channel_type))
     except (ValueError, TypeError, AttributeError):
         return "ARTIFACT"
 

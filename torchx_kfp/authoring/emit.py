@@ -101,14 +101,18 @@ def _container_component(plan: StagePlan, name: str | None = None) -> Any:
     ]
     kept = plan.program.task_config if hasattr(dsl, "TaskConfig") else None  # kfp 2.14 has none
     config = [] if kept is None else [_parameter(TASK_CONFIG, dsl.TaskConfig)]
+    # KFP parses a docstring in four styles, which takes longer than all else here: one without sections is set below.
+    has_sections = "\n" in plan.description
     component = dsl.container_component(
         _function(
             name or plan.component,
-            plan.description,
+            plan.description if has_sections else None,
             [*_inputs(plan), *config, *outputs],
             lambda *_: dsl.ContainerSpec(image=plan.image, command=list(plan.command)),
         )
     )
+    if not has_sections:
+        component.component_spec.description = plan.description
     if kept is not None:
         component.component_spec.task_config_passthroughs = [
             dsl.TaskConfigPassthrough(field=field, apply_to_task=field.name in kept) for field in dsl.TaskConfigField
@@ -133,7 +137,7 @@ def _pipeline_of(plan: StagePlan) -> Any:
 
 
 def _fixed(plan: StagePlan) -> dict[str, str]:
-    """Return the inputs that every task of the component passes itself: text that contains its other inputs."""
+    """Return the inputs that every task of the component passes itself: the stage's name and values, or an image."""
     return {key: planned.argument for key, planned in plan.inputs.items() if isinstance(planned.argument, str)}
 
 
@@ -156,7 +160,7 @@ def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empt
 
 def _function(
     name: str,
-    description: str,
+    description: str | None,
     parameters: list[inspect.Parameter],
     body: Callable[..., Any],
     returns: Any = inspect.Signature.empty,

@@ -24,7 +24,7 @@ class SharedOptions:
 
     Attributes:
         tracker_base: the fsspec URL or directory in which results are stored, or a channel for one. With None, the
-            stage is not tracked and runs exactly the AppDef's command.
+            stage is not tracked: it has no run id, and the application gets no variables of the tracker.
         workspace: the code with which the application starts: the pipeline's parameter ``workspace: str = ""``, which
             ``torchx-kfp submit --workspace DIR`` fills in, or the URL of a stored workspace. It is unpacked into a new
             folder, which is the working directory and the first in PYTHONPATH. Empty, the code is that of the image.

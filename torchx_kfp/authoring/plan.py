@@ -19,7 +19,7 @@ from torchx_kfp.authoring.program import Program, env_words, pod_labels, pod_pro
 from torchx_kfp.authoring.reads import is_list, parse_reads, parse_tracker_base
 from torchx_kfp.authoring.references import Reference
 from torchx_kfp.authoring.replicas import launcher_program
-from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables, tracker_env
+from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables
 from torchx_kfp.authoring.words import encode
 from torchx_kfp.contract.command import UI_METADATA, Application, publish_other
 from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, encode_aliases, join_values
@@ -70,7 +70,7 @@ def plan_stage(
     alias = app.name if options.name is None else options.name
     check_name(alias, "The stage's name")
     tracked = options.tracker_base is not None
-    if tracker_env(options.trackers) and options.trackers and not tracked:
+    if options.trackers and not tracked:
         raise AppDefError(
             f"trackers names {', '.join(map(repr, options.trackers))} for a stage that is not tracked. Give it a "
             "tracker base: Stages(tracker_base=...).task(app), task_from_app(app, tracker_base=...), or "

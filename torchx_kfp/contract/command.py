@@ -33,6 +33,7 @@ escapes. They do not contain ``$(``, ``$$`` or ``{{``, which the kubelet and Arg
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -176,7 +177,7 @@ class Application:
     def _programs(self) -> tuple[str, ...]:
         return (*(self.outputs.words(self.publisher) if self.outputs else ()), *self.program)
 
-    @property
+    @functools.cached_property
     def _mask(self) -> str:
         kinds = ("".join(word.kind for word in words) for words in (self.variables, self.words))
         return ("s" * len(self._programs)).join(kinds).rstrip("s")
