@@ -115,6 +115,7 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
     """
     where = f"role {role.name!r}"
     tracked = options.tracker_base is not None
+    of_trackers = tracker_env(options.trackers)
     configs = [protocol.tracker_config_variable(name) for name in options.trackers or {}]
     for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, *configs) if tracked else ():
         if name in role.env:
@@ -175,7 +176,7 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
     args, expanded = expand_channels(entrypoint, args, where, {*variables, *secret_variables(secrets), *configs})
     env.update({variable: (reference,) for variable, reference in expanded.items()})
     args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
-    reserved = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if tracked else ()
+    reserved = (*PROTOCOL_VARIABLES, *of_trackers) if tracked else ()
     check_variables(secrets, {*env, *field_paths}, reserved, where)
     image = parse_checked(role.image, f"image of {where}")
     return Program((entrypoint, *args), env, field_paths, image, role_workspace(role, options))
