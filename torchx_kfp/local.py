@@ -40,7 +40,7 @@ from torchx_kfp.execution.runs.events import (
 )
 from torchx_kfp.execution.runs.prepared_run import plan_run
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume import ResumePlan, Step
+from torchx_kfp.execution.runs.resume_plan import ResumePlan, Step
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Watch
 

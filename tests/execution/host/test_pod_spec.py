@@ -15,8 +15,8 @@ from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
 from torchx_kfp.execution.pipeline.spec import ArtifactType
-from torchx_kfp.execution.runs.given_values import values_given
 from torchx_kfp.execution.runs.invocation import place_of
+from torchx_kfp.execution.runs.unit_outputs import values_given
 
 #: The stages with a pod in recorded runs. A cached stage has none.
 STAGES = {

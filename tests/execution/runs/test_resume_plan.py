@@ -19,10 +19,10 @@ from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
+from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
-from torchx_kfp.execution.runs.resume_plan import plan_resume
+from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
 from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState

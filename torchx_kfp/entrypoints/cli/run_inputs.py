@@ -21,8 +21,9 @@ from torchx_kfp.errors import ArgumentError
 if TYPE_CHECKING:
     from torchx_kfp.entrypoints.cli.component import ComponentWords
     from torchx_kfp.execution.pipeline.spec import Pipeline
+    from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
+    from torchx_kfp.execution.runs.resume_plan import ResumePlan
 
 
 #: How code travels, for messages.

@@ -35,14 +35,13 @@ from torchx_kfp.execution.host.results import ResultReader, Sought, read_log
 from torchx_kfp.execution.host.states import read_progress, run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import tracked_stages, walk, without_indices
-from torchx_kfp.execution.runs.earlier_run import earlier_run
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
-from torchx_kfp.execution.runs.given_values import values_given
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume import EarlierRun
 from torchx_kfp.execution.runs.source import RunRecord, attend, why_not_read
 from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.unit_outputs import values_given
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Terminal, Watch
 from torchx_kfp.tracking.recorder import Recorder, is_run_id

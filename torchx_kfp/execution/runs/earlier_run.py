@@ -4,16 +4,78 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
 from torchx_kfp.common.text import shown
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
+from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.history import find_run, read_run
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume import EarlierRun, missing_files
-from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of
 from torchx_kfp.execution.runs.source import RunRecord, why_not_read
 from torchx_kfp.tracking.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """What is known of a run that is resumed.
+
+    Attributes:
+        record: the run.
+        pipeline: its pipeline.
+        ends: how its stages ended, by their names, with those that it had kept itself.
+        values: outputs of units that its stages were given, by the unit's key and the output.
+        gone: why results of stages are not there any more, as clauses by the stages' names.
+        unreadable: the tracker bases that cannot be read here, and why.
+    """
+
+    record: RunRecord
+    pipeline: Pipeline
+    ends: Mapping[str, StageResult]
+    values: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.record.run_id
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """What the run has taken over itself, if it was resumed."""
+        return continuation_of(self.pipeline.description)
+
+    @property
+    def named(self) -> list[str]:
+        """The tracker bases on this machine that the user has named for it: none for a run on a host."""
+        found = self.record.options.get("named")
+        places = [path for path in found if isinstance(path, str)] if isinstance(found, (list, tuple)) else []
+        return self.record.bases_among(places)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How its stages were run on this machine: in containers, and in which directory."""
+        found = self.record.options if self.record.folder is not None else {}
+        return {name: found[name] for name in ("docker", "directory") if found.get(name)}
+
+    def arguments_for(
+        self, pipeline: Pipeline, given: Mapping[str, Any], without: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Return the arguments of a run that resumes this one: those given, and otherwise this run's own.
+
+        Args:
+            pipeline: the pipeline of the new run.
+            given: the arguments that the user has given.
+            without: parameters of which this run's arguments do not count.
+        """
+        names = pipeline.root.inputs.keys() - set(without)
+        own = {name: value for name, value in self.record.arguments.items() if name in names}
+        if isinstance(base := own.get(TRACKER_BASE_PARAMETER), str) and base:
+            own[TRACKER_BASE_PARAMETER] = self.record.absolute_base(base)
+        return {**own, **given}
 
 
 @runtime_checkable
@@ -75,7 +137,7 @@ def earlier_run(
     for end in found.values():
         if not end.state.is_success:
             continue
-        if why := missing_files(end) if record.folder is not None else "":
+        if why := _missing_files(end) if record.folder is not None else "":
             gone[end.name] = why
         # On a host, a stage whose results are not found may have had none.
         if end.tracker_base and (end.results or record.folder is None):
@@ -109,3 +171,14 @@ def _has_records(recorder: Recorder, run: str) -> bool:
 
 def _run_of(end: StageResult) -> str:
     return (end.run_id or "").partition("/")[0]
+
+
+def _missing_files(end: StageResult) -> str:
+    """Return which file of a stage that ran on this machine is gone, as a clause; empty if all are there."""
+    # The log stands for the stage's folder. Of a tracked stage without artifacts, all that counts is under its base.
+    needs_folder = end.tracker_base is None or bool(end.artifacts)
+    paths = [
+        *(path for path in end.files if "://" not in path),
+        *([str(end.log_file)] if end.log_file is not None and needs_folder else []),
+    ]
+    return next((f"its file {path!r} is gone" for path in paths if not os.path.exists(path)), "")

@@ -20,9 +20,8 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipe
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import known_bases
-from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
-from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan
-from torchx_kfp.execution.runs.resume_plan import plan_resume
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, Resumable, read_earlier
+from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
 from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags

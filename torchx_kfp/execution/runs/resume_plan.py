@@ -10,10 +10,11 @@ import dataclasses
 import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.text import did_you_mean, listed
+from torchx_kfp.common.text import counted, did_you_mean, listed
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact
 from torchx_kfp.execution.pipeline.conditions import is_true
@@ -27,16 +28,107 @@ from torchx_kfp.execution.pipeline.walk import (
     tracked_stages,
     without_indices,
 )
-from torchx_kfp.execution.runs.kept_outputs import KnownOutputs, OutputNotKnownError
+from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume import EarlierRun, ResumePlan, Step, why_not_kept
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
 from torchx_kfp.execution.runs.source import same_base
-from torchx_kfp.execution.runs.task_groups import Definition, Unit, definitions_of, differences, outputs_of, units_of
+from torchx_kfp.execution.runs.unit_outputs import OutputLookup, OutputNotKnownError
+from torchx_kfp.execution.runs.units import Definition, Unit, definitions_of, differences, outputs_of, units_of
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: How many stages a message names.
 _NAMED = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of a part of the pipeline.
+
+    Attributes:
+        name: its name: that of the stage, or of the stages in a group.
+        stages: the names of its stages, without indices.
+        kept_from: the id of the run in which it ran; empty if it runs now.
+        reason: why it runs now, as a clause; empty if it is kept.
+        changes: the names of what differs from the earlier run, such as ``image``.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    kept_from: str = ""
+    reason: str = ""
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """How a run continues another one.
+
+    Attributes:
+        run_id: the id of the earlier run.
+        steps: what becomes of each part of the pipeline, in the pipeline's order.
+        pipeline: the pipeline of the new run, without what is kept.
+        arguments: the arguments of the new run that are not defaults.
+        dropped: stages of the earlier run that the pipeline does not have any more.
+        notes: sentences about what could not be verified, or is left out.
+        reusable: how stages inside loops, branches and nested pipelines that run had ended, by their names: each is
+            kept if its inputs are the same again. Only a run on this machine that resumes one here has some.
+        folder: the folder of the earlier run, if it is on this machine.
+    """
+
+    run_id: str
+    steps: tuple[Step, ...]
+    pipeline: Pipeline = field(repr=False)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    reusable: Mapping[str, StageResult] = field(default_factory=dict, repr=False)
+    folder: Path | None = None
+
+    @property
+    def kept(self) -> tuple[Step, ...]:
+        """The parts that are kept."""
+        return tuple(step for step in self.steps if step.kept_from)
+
+    @property
+    def running(self) -> tuple[Step, ...]:
+        """The parts that run."""
+        return tuple(step for step in self.steps if not step.kept_from)
+
+    def __str__(self) -> str:
+        """Return the plan as lines: what is kept, and from which run, what has changed, and what runs."""
+        width = max((len(step.name) for step in self.steps), default=0)
+        lines = [f"Resumes {self.run_id}: {len(self.kept):,} kept, {len(self.running):,} to run."]
+        for step in self.steps:
+            said = f"kept, from {step.kept_from}" if step.kept_from else f"runs: {step.reason}"
+            lines.append(f"  {step.name.ljust(width)}  {said}")
+            if step.changes:
+                changed = "changed, kept anyway" if step.kept_from else "changed"
+                lines.append(f"  {' ' * width}  {changed}: {listed(step.changes, _NAMED)}")
+            if not step.kept_from and (count := sum(without_indices(name) in step.stages for name in self.reusable)):
+                stages = counted(count, "stage")
+                lines.append(f"  {' ' * width}  kept inside, if the inputs are the same: {stages}")
+        if different := [step for step in self.kept if step.changes]:
+            words = " ".join(f"--from {step.stages[0]}" for step in different[:_NAMED])
+            lines.append(f"To run what has changed as well: {words}")
+        if self.dropped:
+            lines.append(f"No longer in the pipeline: {listed(self.dropped, _NAMED)}.")
+        return "\n".join([*lines, *self.notes])
+
+
+def _why_not_kept(end: StageResult | None, gone: str = "") -> str:
+    """Return why a stage's outputs cannot be used again, as a clause; empty if they can.
+
+    Args:
+        end: how the stage ended; None if it did not.
+        gone: why its results are not there any more.
+    """
+    if end is None:
+        return "it had not ended"
+    if not end.state.is_success:
+        return {State.NOT_RUN: "it was not run", State.CANCELED: "it was ended", State.SKIPPED: "it was skipped"}.get(
+            end.state, "it failed" if end.state is State.FAILED else f"it was {end.state}"
+        )
+    return gone
 
 
 def plan_resume(
@@ -113,7 +205,7 @@ class _Planner:
         for end in earlier.ends.values():
             self._executions.setdefault(without_indices(end.name), []).append(end)
         leaves = not is_here and earlier.record.folder is not None
-        self._outputs = KnownOutputs(pipeline, earlier.ends, earlier.values, leaves=leaves)
+        self._outputs = OutputLookup(pipeline, earlier.ends, earlier.values, leaves=leaves)
         self._inputs = {place.path: inputs for place, inputs in known_inputs(pipeline, arguments)}
         self._readers: dict[str, list[Unit]] = {}
         self._followers: dict[str, list[Unit]] = {}
@@ -221,7 +313,7 @@ class _Planner:
                 return f"{place.name} is in other loops now"
         ends = [end for place in unit.stages for end in self._executions.get(place.name, ())]
         for end in sorted(ends, key=lambda end: end.state.rank):
-            reason = why_not_kept(end, self._earlier.gone.get(end.name, ""))
+            reason = _why_not_kept(end, self._earlier.gone.get(end.name, ""))
             if reason and (end.state is not State.SKIPPED or unit.component.dag is None):
                 return reason if unit.component.dag is None else f"{end.name}: {reason}"
         if not any(end.state.is_success for end in ends):
@@ -376,7 +468,7 @@ class _Planner:
                         found.update(
                             (end.name, dataclasses.replace(end, cached_from=self._origin(end)))
                             for end in self._executions.get(place.name, ())
-                            if not why_not_kept(end, self._earlier.gone.get(end.name, ""))
+                            if not _why_not_kept(end, self._earlier.gone.get(end.name, ""))
                         )
         return found
 

@@ -34,7 +34,7 @@ class Continuation:
         resumes: the id of the run that it continues.
         ends: how the stages that were kept had ended; ``cached_from`` is the run in which each of them ran.
         values: outputs of kept units that do not follow from ``ends``, by the unit's key and the output.
-        definitions: digests of what defines the units of the whole pipeline, by their keys: see ``task_groups``.
+        definitions: digests of what defines the units of the whole pipeline, by their keys: see ``units``.
         outputs: outputs of the pipeline itself that kept stages have made.
         after: the kept stages that stages of the whole pipeline follow, by their names, for its drawing.
     """
