@@ -84,6 +84,9 @@ def test_a_host_that_accepts_and_says_nothing() -> None:
     "answer",
     [
         pytest.param(trickle(HEAD + b"Content-Length: 100000000\r\n\r\n{", b" " * 10_000), id="body"),
+        pytest.param(trickle(HEAD + b"Content-Length: 100000000\r\n\r\n{", b" "), id="bytes"),
+        pytest.param(trickle(HEAD + b"\r\n{", b" "), id="no length"),
+        pytest.param(trickle(HEAD + b"X: ", b" "), id="headers"),
         pytest.param(trickle(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"), id="chunks"),
     ],
 )
