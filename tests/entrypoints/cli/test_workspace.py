@@ -100,7 +100,7 @@ def test_stages_run_with_the_code(project: Path, call: Call) -> None:
     words = ["pipe.py:one", "--tracker-base", "base", "--workspace", "code"]
     done = call("run", *words)
     assert done.returncode == 0, done.stderr
-    assert "Workspace code: 3 files, 10.2 kB, stored." in done.stderr
+    assert "Workspace code: 3 files, 20.5 kB, stored." in done.stderr
     assert "value=5" in done.stdout
     assert "second | started in" in done.stderr
     [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
@@ -109,7 +109,7 @@ def test_stages_run_with_the_code(project: Path, call: Call) -> None:
     assert len(list((project / "local_outputs").glob("one-*/*/workspace-*/app.py"))) == 2
 
     again = call("run", *words)
-    assert "Workspace code: 3 files, 10.2 kB, there already." in again.stderr
+    assert "Workspace code: 3 files, 20.5 kB, there already." in again.stderr
     assert again.stdout.count("cached") == 3
 
     # A line changes: only the stages with the code run again.
@@ -195,8 +195,8 @@ def test_folders_that_runs_write_do_not_travel(project: Path, call: Call) -> Non
     """The tracker base and the runs are often in the folder of the code: its digest must not depend on them."""
     words = ["../pipe.py:required", "--tracker-base", "results", "--output-dir", "runs", "--workspace", "."]
     first = call("run", *words, folder=project / "code")
-    assert "Workspace .: 3 files, 10.2 kB, stored." in first.stderr
-    assert "Workspace .: 3 files, 10.2 kB, there already." in call("run", *words, folder=project / "code").stderr
+    assert "Workspace .: 3 files, 20.5 kB, stored." in first.stderr
+    assert "Workspace .: 3 files, 20.5 kB, there already." in call("run", *words, folder=project / "code").stderr
 
 
 @pytest.mark.parametrize(
@@ -296,11 +296,11 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
     assert "No module named app" in forgotten.stderr
     assert "The run was submitted without --workspace" in forgotten.stderr
     assert done.returncode == 0, done.stderr
-    assert "Workspace code: 3 files, 10.2 kB, stored." in done.stderr
+    assert "Workspace code: 3 files, 20.5 kB, stored." in done.stderr
     assert "there already." in again.stderr
     assert "value=5" in done.stdout
     assert (
-        "(3 files, 10.2 kB)"
+        "(3 files, 20.5 kB)"
         in call("show", "--lineage", "--tracker-base", s3_base, f"{done.stdout.split()[0]}/first").stdout
     )
     assert "value" in call("results", "--tracker-base", s3_base, "--stage", "first", "--csv").stdout.splitlines()[0]
@@ -312,7 +312,7 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
     listed = call("get", "--code", "latest", "--list")
     assert listed.stdout.split() == ["353", "app.py", "10", "helper.py", "0", "lib/größe.py", "7", "run.sh"]
-    assert "4 files, 370 B, 10.2 kB as an archive: " in listed.stderr
+    assert "4 files, 370 B, 20.5 kB as an archive: " in listed.stderr
     done = call("get", "--code", "latest", "back")
     assert (done.returncode, done.stdout) == (0, "back\n"), done.stderr
     names = ["app.py", "helper.py", "lib/größe.py", "run.sh"]
@@ -457,7 +457,7 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
     assert call(*words, "--no-cache").returncode == 0
     runs = sorted((project / "local_outputs").glob("required-*"), key=lambda folder: folder.stat().st_mtime)
     for run, commit in zip(runs, (f"{first} on main, changed", f"{second} on main"), strict=True):
-        text = f"(3 files, 10.2 kB), commit {commit}"
+        text = f"(3 files, 20.5 kB), commit {commit}"
         for words in (["show"], ["show", "--lineage"]):
             shown = call(*words, f"{run.name}/first").stdout
             assert re.search(rf"code .*{re.escape(text)}( |\n|, https)", shown), shown
