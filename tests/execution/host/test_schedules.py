@@ -58,27 +58,27 @@ def runs_of(host: KfpHost, *, number: int) -> list[Any]:
 
 
 def listed(program: Program) -> dict[str, Any]:
-    done = program("schedules", "--json")
+    done = program("schedule", "list", "--json")
     assert done.returncode == 0, done.stderr
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
 def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Program) -> None:
-    words = ("submit", "count.yaml", "-p", "word=a", "--no-cache", "--experiment", "nights")
+    words = ("schedule", "create", "count.yaml", "-p", "word=a", "--no-cache", "--experiment", "nights")
     done = program(*words, "--every", "1h", "--name", "hourly")
     assert done.returncode == 0, done.stderr
-    assert "torchx-kfp schedules" in done.stderr
+    assert "torchx-kfp schedule list" in done.stderr
     identity = done.stdout.strip()
     again = program(*words, "--every", "1h", "--name", "hourly")
     assert (again.returncode, again.stdout) == (2, "")
-    assert re.search(says("a schedule 'hourly' already", f"schedules delete {identity}", "--name"), again.stderr)
+    assert re.search(says("a schedule 'hourly' already", f"schedule delete {identity}", "--name"), again.stderr)
     sent = get(kfp_host, f"{_SCHEDULES}/{identity}")
     assert sent["trigger"] == {"periodic_schedule": {"interval_second": "3600"}}
     assert (sent["max_concurrency"], sent["no_catchup"]) == ("1", True)
     assert runs_of(kfp_host, number=0) == []
     none = program("results", "--schedule", "hourly")
     assert (none.returncode, none.stdout) == (1, "")
-    assert re.search(says(kfp_host.url, "no runs of the schedule 'hourly'", "torchx-kfp schedules"), none.stderr)
+    assert re.search(says(kfp_host.url, "no runs of the schedule 'hourly'", "torchx-kfp schedule list"), none.stderr)
 
     for number in range(4):
         kfp_host.fire(_TIME + number * _HOUR)
@@ -98,22 +98,22 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert [curve.count(f"/#/runs/details/{run['run_id']}") for run in runs] == [1] * 4
     assert "<strong>word</strong>" not in curve
 
-    assert program("schedules", "pause", "hourly").stderr == f"The schedule 'hourly' ({identity}) is paused.\n"
+    assert program("schedule", "pause", "hourly").stderr == f"The schedule 'hourly' ({identity}) is paused.\n"
     assert listed(program)["hourly"]["state"] == "paused"
     kfp_host.fire(_TIME + 4 * _HOUR)
     runs_of(kfp_host, number=4)
-    assert program("schedules", "resume", identity).returncode == 0
+    assert program("schedule", "resume", identity).returncode == 0
     kfp_host.fire(_TIME + 5 * _HOUR)
     [*_, last] = runs_of(kfp_host, number=5)
     shown = listed(program)["hourly"]
     assert shown["last"] == {"run": last["run_id"], "state": "succeeded", "scheduled": _TIME + 5 * _HOUR}
     assert (shown["state"], shown["every"], shown["cron"]) == ("active", 3600, None)
-    [row] = rows(program("schedules").stdout)
+    [row] = rows(program("schedule", "list").stdout)
     assert row[:3] == ["hourly", "active", "every 1h 00m"]
     assert row[3].endswith("(succeeded)")
 
     assert len(json.loads(program("runs", "--schedule", "hourly", "--all", "--json").stdout)) == 5
-    gone = program("schedules", "delete", "hourly")
+    gone = program("schedule", "delete", "hourly")
     assert re.search(says("is deleted", f"torchx-kfp runs --schedule {identity}"), gone.stderr)
     of_gone = json.loads(program("runs", "--schedule", identity, "--all", "--json").stdout)
     assert len(of_gone) == 5
@@ -121,7 +121,7 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
         len(rows(program("results", "--tracker-base", str(program.folder / "base"), "--schedule", identity).stdout))
         == 5
     )
-    assert (listed(program), program("schedules").stderr) == ({}, f"There are no schedules on {kfp_host.url}.\n")
+    assert (listed(program), program("schedule", "list").stderr) == ({}, f"There are no schedules on {kfp_host.url}.\n")
     kfp_host.fire(_TIME + 6 * _HOUR)
     runs_of(kfp_host, number=5)
     # A new schedule with this name has its own runs only.
@@ -134,7 +134,7 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
 
 def test_a_cron_expression_has_seconds_on_kfp(kfp_host: KfpHost, program: Program) -> None:
     times = ("--start", "2020-01-01", "--end", "2020-01-05T12:00Z", "--max-runs", "2", "--catchup")
-    done = program("submit", "count.yaml", "--cron", "0 3 * * 1-5", *times)
+    done = program("schedule", "create", "count.yaml", "--cron", "0 3 * * 1-5", *times)
     assert done.returncode == 0, done.stderr
     facts = ["'0 0 3 * * 1-5'", "seconds first, in UTC", "--no-cache avoids that"]
     assert re.search(says(*facts), done.stderr)
@@ -151,9 +151,9 @@ def test_a_cron_expression_has_seconds_on_kfp(kfp_host: KfpHost, program: Progra
     assert (shown["state"], shown["cron"], shown["max_runs"], shown["catchup"]) == ("active", "0 3 * * 1-5", 2, True)
     assert [shown["start"], shown["end"]] == [1577836800, 1578225600]
     # What is not five fields is KFP's matter.
-    daily = program("submit", "count.yaml", "--cron", "@daily", "--name", "other", "--json")
+    daily = program("schedule", "create", "count.yaml", "--cron", "@daily", "--name", "other", "--json")
     assert json.loads(daily.stdout)["cron"] == "@daily"
-    wrong = program("submit", "count.yaml", "--cron", "0 3 * *", "--name", "wrong")
+    wrong = program("schedule", "create", "count.yaml", "--cron", "0 3 * *", "--name", "wrong")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert re.search(says("cron is not a supported format", "'0 3 * *'"), wrong.stderr)
 
@@ -181,7 +181,9 @@ def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program:
     assert parameter in text
     named = parameter.replace("STRING", f"STRING\n        defaultValue: {base}\n        isOptional: true")
     (program.folder / "named.yaml").write_text(text.replace(parameter, named))
-    made = program("submit", "named.yaml", "--every", "1h", "--no-cache", "--name", "named", TORCHX_KFP_TRACKER_BASE="")
+    made = program(
+        "schedule", "create", "named.yaml", "--every", "1h", "--no-cache", "--name", "named", TORCHX_KFP_TRACKER_BASE=""
+    )
     assert made.returncode == 0, made.stderr
     for number in (1, 2):
         kfp_host.fire(_TIME + number * _HOUR)
@@ -194,7 +196,7 @@ def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program:
 
 def test_old_versions_ignore_the_service_account(kfp_host: KfpHost, program: Program) -> None:
     """Those before 2.17 make the schedule, and answer with another account."""
-    words = ("submit", "count.yaml", "--every", "1h", "--service-account", "mine")
+    words = ("schedule", "create", "count.yaml", "--every", "1h", "--service-account", "mine")
     assert "Warning" not in program(*words).stderr
 
     def answer(request: Request) -> Reply:
@@ -212,14 +214,14 @@ def test_old_versions_ignore_the_service_account(kfp_host: KfpHost, program: Pro
 def test_runs_in_progress_survive_their_schedule(kfp_host: KfpHost, program: Program) -> None:
     slow = (program.folder / "count.yaml").read_text().replace("import os, sys", "import os, sys, time; time.sleep(5)")
     (program.folder / "slow.yaml").write_text(slow)
-    program("submit", "slow.yaml", "--every", "1h")
+    program("schedule", "create", "slow.yaml", "--every", "1h")
     kfp_host.fire(_TIME)
-    assert program("schedules", "delete", "count").returncode == 0
+    assert program("schedule", "delete", "count").returncode == 0
     assert [run["state"] for run in runs_of(kfp_host, number=1)] == ["SUCCEEDED"]
 
 
 def test_a_schedule_that_the_host_may_not_have_made_says_how_to_find_it(kfp_host: KfpHost, program: Program) -> None:
     kfp_host.fail(503, path="recurringruns", method="POST")
-    lost = program("submit", "count.yaml", "--every", "6h")
+    lost = program("schedule", "create", "count.yaml", "--every", "6h")
     assert lost.returncode == 1
-    assert re.search(says("may have accepted the schedule 'count'", "torchx-kfp schedules"), lost.stderr)
+    assert re.search(says("may have accepted the schedule 'count'", "torchx-kfp schedule list"), lost.stderr)

@@ -36,7 +36,7 @@ _SECTIONS = {
     "Run": {
         "run": "Run a pipeline on this machine.",
         "submit": "Run a pipeline on a KFP host.",
-        "schedules": "List, pause, resume or delete schedules of a KFP host.",
+        "schedule": "Let a KFP host run a pipeline regularly.",
     },
     "Follow": {
         "runs": "List runs, the newest first.",
@@ -67,6 +67,7 @@ _FORMER = {
     "artifacts": "get RUN/STAGE/NAME",
     "code": "get RUN --code",
     "lineage": "show RUN --lineage",
+    "schedules": "schedule list",
     "list": "runs",
     "ls": "runs",
     "status": "watch RUN",

@@ -37,10 +37,10 @@ class RunInputs:
     words: tuple[str, ...]
     tracker_base: str | None
     workspace: str | None
-    tag_words: tuple[str, ...]
     dry_run: bool
-    resumed: str | None
-    from_stages: tuple[str, ...]
+    tag_words: tuple[str, ...] = ()
+    resumed: str | None = None
+    from_stages: tuple[str, ...] = ()
 
     def read_resumed(self, output_dir: str, flags: Flags) -> EarlierRun | None:
         """Return what is known of the run that the user wants to continue, if any.
@@ -150,12 +150,12 @@ class RunInputs:
         return prepared
 
 
-def input_options(base: str) -> Decorator:
+def input_options(base: str, *, of_schedule: bool = False) -> Decorator:
     """Add the options of ``RunInputs`` without those of ``resume_options``; the command takes the argument ``inputs``.
 
-    ``base`` is the form of a tracker base.
+    ``base`` is the form of a tracker base. The runs of a schedule have no tags of their own.
     """
-    options = (
+    options = [
         parameter_option,
         click.option(
             "--tracker-base",
@@ -169,23 +169,29 @@ def input_options(base: str) -> Decorator:
             f"{WORKSPACE} gets its URL.",
         ),
         click.option(
-            "--tag",
-            "tag_words",
-            metavar="NAME=VALUE",
-            multiple=True,
-            help="A tag of the run, kept with its records under the tracker base. May be given several times.",
-        ),
-        click.option(
             "--dry-run",
             is_flag=True,
             help="Show what would be sent (--workspace) and what would be kept (--resume), and start nothing.",
         ),
-    )
+    ]
+    if not of_schedule:
+        options.insert(
+            -1,
+            click.option(
+                "--tag",
+                "tag_words",
+                metavar="NAME=VALUE",
+                multiple=True,
+                help="A tag of the run, kept with its records under the tracker base. May be given several times.",
+            ),
+        )
+
+    names = {field.name for field in fields(RunInputs)}
 
     def decorate(command: Callable[..., Any]) -> Any:
         @wraps(command)
         def with_inputs(**words: Any) -> Any:
-            inputs = RunInputs(**{field.name: words.pop(field.name) for field in fields(RunInputs)})
+            inputs = RunInputs(**{name: words.pop(name) for name in names & words.keys()})
             if inputs.from_stages and inputs.resumed is None:
                 raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
             return command(inputs=inputs, **words)

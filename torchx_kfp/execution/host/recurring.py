@@ -100,11 +100,11 @@ class Schedules:
         if others := [each for each in self.list(named(name)) if each.name == name]:
             raise ArgumentError(
                 f"{self._connection.name} has a schedule {printable(name)!r} already. Delete it first (torchx-kfp "
-                f"schedules delete {others[0].schedule_id}), or give this one another --name."
+                f"schedule delete {others[0].schedule_id}), or give this one another --name."
             )
         body = {"display_name": name, **fields, **timing.encode(), "mode": "ENABLE"}
         if_lost = (
-            f"The host may have accepted the schedule {printable(name)!r}: look for it with `torchx-kfp schedules`."
+            f"The host may have accepted the schedule {printable(name)!r}: look for it with `torchx-kfp schedule list`."
         )
         return self._schedule(self._connection.post(_SCHEDULES, body, if_lost=if_lost))
 

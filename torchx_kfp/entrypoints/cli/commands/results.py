@@ -235,7 +235,8 @@ def _of_schedule(name: str, base: str | None, flags: Flags) -> tuple[Recorder, C
     runs = sorted(host.list(where), key=lambda run: run.scheduled)
     if not runs:
         raise MissingResultsError(
-            f"{host.connection.name} has no runs of the schedule {name!r}. `torchx-kfp schedules` says if it is paused."
+            f"{host.connection.name} has no runs of the schedule {name!r}. `torchx-kfp schedule list` says if it is "
+            "paused."
         )
     found = keys_of_runs(recorder, runs)
     labels = {key: f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip() for key, run in found.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,12 +18,12 @@ from torchx_kfp.entrypoints.cli.flags import (
 )
 from torchx_kfp.entrypoints.cli.resolver import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import SEND_CODE, RunInputs, input_options, resume_options, show_dry_run
-from torchx_kfp.entrypoints.cli.scheduling import say_created, schedule_options
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.timing import Timing
+    from torchx_kfp.execution.host.host_runs import Host
+    from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
 
 
@@ -42,7 +41,6 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 )
 @output_dir_option
 @submission_options
-@schedule_options
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
 @view_options
 @host_options
@@ -57,7 +55,6 @@ def submit_command(
     as_json: bool,
     flags: Flags,
     submission: Submission,
-    timing: Timing | None,
 ) -> None:
     """Run a pipeline on a KFP host, and print the id of the run.
 
@@ -72,36 +69,20 @@ def submit_command(
     With --resume RUN, stages that succeeded in RUN are kept, also if the pipeline or its code has changed since: the
     command shows which, and why the others run. The new run has the arguments of RUN, unless you give others.
 
-    With --cron or --every, the command makes a schedule on the host instead, and prints its id: KFP starts the runs,
-    each with its own results under the tracker base. See `torchx-kfp schedules`.
-
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
-    from torchx_kfp.execution.host.submission import start_run, start_schedule
+    from torchx_kfp.execution.host.submission import start_run
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
-    if timing is not None:
-        _refuse_for_schedules({"--tag": inputs.tag_words, "--watch": watch, "--resume": inputs.resumed})
     earlier = inputs.read_resumed(output_dir, flags)
     host = connect(flags)
-    usual = host.connection.settings.tracker_base or None
-    pipeline = inputs.load(target, component, earlier, inputs.tracker_base or usual)
-    arguments = inputs.read_arguments(pipeline, earlier, usual, _EXAMPLES)
-    prepared = inputs.prepare(pipeline, arguments, earlier)
-    _check(prepared)
-    if WORKSPACE in pipeline.root.inputs and not prepared.values.get(WORKSPACE) and WORKSPACE not in arguments:
-        print_message(f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. {SEND_CODE}")
+    prepared = prepare_submission(host, target, component, inputs, earlier)
     if inputs.dry_run:
         show_dry_run(prepared, as_json=as_json)
         return
-    sending: dict[str, Any] = {"say": print_message, "warn": print_message}
-    if timing is not None:
-        schedule = start_schedule(host, prepared, timing, submission, **sending)
-        say_created(schedule, submission, host_words(flags), quiet=quiet, as_json=as_json)
-        return
-    run = start_run(host, prepared, submission, **sending)
+    run = start_run(host, prepared, submission, say=print_message, warn=print_message)
     if not as_json:
         print_text(run.run_id)
     elif not watch:
@@ -112,12 +93,33 @@ def submit_command(
         print_message(f"{run.link}\nTo watch it: {this_command('watch', run.run_id, *host_words(flags))}".strip())
 
 
-def _refuse_for_schedules(options: Mapping[str, object]) -> None:
-    for name in filter(options.get, options):
-        raise ArgumentError(
-            f"{name} is for a run, not for a schedule. Its runs have ids once they start: "
-            "torchx-kfp runs --schedule NAME lists them."
-        )
+def prepare_submission(
+    host: Host,
+    target: str | None,
+    component: ComponentWords,
+    inputs: RunInputs,
+    earlier: EarlierRun | None = None,
+) -> PreparedRun:
+    """Return a run of a host, or what the runs of a schedule start with, and print what may go wrong.
+
+    Args:
+        host: the host.
+        target: the pipeline or component.
+        component: the arguments of a component.
+        inputs: what the runs start with.
+        earlier: the run that is continued, if any.
+
+    Raises:
+        UnsupportedPipelineError: something will surely go wrong.
+    """
+    usual = host.connection.settings.tracker_base or None
+    pipeline = inputs.load(target, component, earlier, inputs.tracker_base or usual)
+    arguments = inputs.read_arguments(pipeline, earlier, usual, _EXAMPLES)
+    prepared = inputs.prepare(pipeline, arguments, earlier)
+    _check(prepared)
+    if WORKSPACE in pipeline.root.inputs and not prepared.values.get(WORKSPACE) and WORKSPACE not in arguments:
+        print_message(f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. {SEND_CODE}")
+    return prepared
 
 
 def _check(prepared: PreparedRun) -> None:

@@ -1,0 +1,254 @@
+"""``torchx-kfp schedule``: let a KFP host run a pipeline regularly."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.common.text import printable
+from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
+from torchx_kfp.entrypoints.cli.flags import Duration, Flags, host_options, json_option, submission_options
+from torchx_kfp.entrypoints.cli.resolver import connect, host_words
+from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
+from torchx_kfp.entrypoints.cli.scheduling import at
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.host.host_runs import Host, RunSummary
+    from torchx_kfp.execution.host.recurring import Schedule, Schedules
+    from torchx_kfp.execution.host.settings import Submission
+    from torchx_kfp.execution.host.timing import Timing
+
+#: For how many schedules the last run is asked for at once.
+_AT_ONCE = 8
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
+    """A date or a time in ISO 8601, as seconds since the epoch; without a zone, it is that of this machine."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            # Python 3.10 does not know Z.
+            return datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00")).timestamp()
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a time. Write, for example, 2026-12-31 or 2026-12-31T18:00+01:00.", param, ctx)
+
+
+def _timing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the times of a schedule, which the command takes as the argument ``timing``."""
+
+    @wraps(command)
+    def with_argument(
+        *, cron: str | None, every: float | None, start: float | None, end: float | None, **words: Any
+    ) -> Any:
+        from torchx_kfp.execution.host.timing import Timing
+
+        limits = {name: words.pop(name) for name in ("max_runs", "catchup")}
+        return command(timing=Timing(cron or "", every, start, end, **limits), **words)
+
+    decorated: Callable[..., Any] = with_argument
+    for option in (
+        click.option(
+            "--catchup/--no-catchup",
+            default=False,
+            help="Whether the schedule starts all runs that it missed, or only the last one.  [default: --no-catchup]",
+        ),
+        click.option(
+            "--max-runs",
+            metavar="N",
+            type=int,
+            default=1,
+            help="How many runs there are at once: up to 10.  [default: 1]",
+        ),
+        click.option("--end", metavar="TIME", type=Moment(), help="Start no run after this time."),
+        click.option("--start", metavar="TIME", type=Moment(), help="Start no run before this time."),
+        click.option("--every", metavar="TIME", type=Duration(), help="Start a run in intervals, such as 6h."),
+        click.option(
+            "--cron",
+            metavar="EXPRESSION",
+            help="Start a run at these times: minute, hour, day of the month, month, day of the week, such as "
+            "'0 3 * * *' for 03:00 of each day (UTC).",
+        ),
+    ):
+        decorated = option(decorated)
+    return decorated
+
+
+@click.group("schedule")
+def schedule_command() -> None:
+    """Let a KFP host run a pipeline regularly. KFP's UI calls a schedule a recurring run.
+
+    \b
+    torchx-kfp schedule create pipeline.py --cron '0 3 * * *' --name nightly
+    torchx-kfp schedule list
+
+    NAME is the name of a schedule, or its id. `torchx-kfp runs --schedule NAME` lists its runs, and `torchx-kfp results
+    --schedule NAME` their results.
+    """
+
+
+@schedule_command.command("create")
+@click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT")
+@component_argument
+@input_options("URL", of_schedule=True)
+@_timing_options
+@submission_options
+@json_option
+@host_options
+def create_command(
+    target: str,
+    component: ComponentWords,
+    inputs: RunInputs,
+    timing: Timing,
+    submission: Submission,
+    as_json: bool,
+    flags: Flags,
+) -> None:
+    """Make a schedule, and print its id.
+
+    KFP starts the runs, each with its own results under the tracker base. What is checked before is the same as for
+    `torchx-kfp submit`.
+    """
+    from torchx_kfp.entrypoints.cli.commands.submit import prepare_submission
+    from torchx_kfp.execution.host.submission import start_schedule
+
+    host = connect(flags)
+    prepared = prepare_submission(host, target, component, inputs)
+    if inputs.dry_run:
+        show_dry_run(prepared, as_json=as_json)
+        return
+    schedule = start_schedule(host, prepared, timing, submission, say=print_message, warn=print_message)
+    _say_created(schedule, submission, host_words(flags), as_json=as_json)
+
+
+@schedule_command.command("list")
+@json_option
+@host_options
+def list_command(as_json: bool, flags: Flags) -> None:
+    """List schedules, with the last run of each.
+
+    Times are local; expressions are in UTC. KFP does not tell the time of the next run.
+    """
+    from torchx_kfp.execution.host.recurring import Schedules
+
+    host = connect(flags)
+    _list(host, Schedules(host), as_json)
+
+
+@schedule_command.command("pause")
+@click.argument("name")
+@host_options
+def pause_command(name: str, flags: Flags) -> None:
+    """Let a schedule start no more runs. Those that have started continue."""
+    _change(name, flags, "paused", lambda schedules, schedule: schedules.pause(schedule))
+
+
+@schedule_command.command("resume")
+@click.argument("name")
+@host_options
+def resume_command(name: str, flags: Flags) -> None:
+    """Let a paused schedule start runs again."""
+    _change(name, flags, "resumed", lambda schedules, schedule: schedules.resume(schedule))
+
+
+@schedule_command.command("delete")
+@click.argument("name")
+@host_options
+def delete_command(name: str, flags: Flags) -> None:
+    """Delete a schedule.
+
+    Its runs stay in the list of runs, with their results; those in progress continue, except on KFP before 2.16.
+    """
+    schedule = _change(name, flags, "deleted", lambda schedules, found: schedules.delete(found, print_message))
+    print_message(f"Its runs: {this_command('runs', '--schedule', schedule.schedule_id, *host_words(flags))}")
+
+
+def _change(name: str, flags: Flags, done: str, change: Callable[[Schedules, Schedule], None]) -> Schedule:
+    from torchx_kfp.execution.host.recurring import Schedules
+
+    schedules = Schedules(connect(flags))
+    schedule = schedules.find(name)
+    change(schedules, schedule)
+    print_message(f"The schedule {printable(schedule.name)!r} ({schedule.schedule_id}) is {done}.")
+    return schedule
+
+
+def _say_created(schedule: Schedule, submission: Submission, words: list[str], *, as_json: bool) -> None:
+    """Print a new schedule: its id on stdout, and how KFP understands it on stderr."""
+    from torchx_kfp.execution.host.recurring import account_problem
+
+    if problem := account_problem(schedule, submission.service_account):
+        print_message(f"Warning: {problem}")
+    if as_json:
+        print_json(_as_dict(schedule))
+        return
+    print_text(schedule.schedule_id)
+    if schedule.timing is not None and schedule.timing.expression != schedule.timing.cron:
+        print_message(f"KFP gets the expression {schedule.timing.expression!r}: with seconds first, in UTC.")
+    if submission.cache:
+        print_message(
+            "KFP takes a stage from its cache if its inputs are those of an earlier run; --no-cache avoids that."
+        )
+    print_message(f"To see it: {this_command('schedule', 'list', *words)}")
+
+
+def _list(host: Host, schedules: Schedules, as_json: bool) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torchx_kfp.entrypoints.cli.display.tables import print_table
+
+    def last_run(schedule: Schedule) -> RunSummary | None:
+        return next(host.list(schedules.runs_of(schedule), limit=1), None)
+
+    found = list(schedules.list())
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        last = list(pool.map(last_run, found))
+    pairs = list(zip(found, last, strict=True))
+    if as_json:
+        print_json(
+            [
+                {
+                    **_as_dict(schedule),
+                    "last": run and {"run": run.run_id, "state": str(run.state), "scheduled": run.scheduled},
+                }
+                for schedule, run in pairs
+            ]
+        )
+        return
+    if not found:
+        print_message(f"There are no schedules on {host.connection.name}.")
+        return
+    rows = [
+        (
+            schedule.name,
+            schedule.state,
+            str(schedule.timing or ""),
+            f"{at(run.scheduled)} ({run.state})" if run else "",
+            schedule.schedule_id,
+        )
+        for schedule, run in pairs
+    ]
+    print_table(("name", "state", "when", "last run", "id"), rows, cut=("name",))
+
+
+def _as_dict(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule for JSON."""
+    timing = schedule.timing
+    return {
+        "schedule": schedule.schedule_id,
+        "name": schedule.name,
+        "state": schedule.state,
+        "cron": (timing.cron or None) if timing else None,
+        "every": timing.every if timing else None,
+        "start": timing.start if timing else None,
+        "end": timing.end if timing else None,
+        "max_runs": timing.max_runs if timing else None,
+        "catchup": timing.catchup if timing else None,
+        "created": schedule.created or None,
+    }
