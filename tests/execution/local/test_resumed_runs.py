@@ -99,7 +99,7 @@ def test_groups_that_would_be_others_run(runs: Runs) -> None:
     given = {"folder": str(runs.folder)}
     branches = plan_run(pipeline(), {**given, "mode": "quick"}, resume=failed)
     reasons = {step.name: step.reason for step in branches.running}
-    assert reasons["stage, stage-2"] == "its condition has another result now"
+    assert reasons["stage, stage-2"] == "its condition, or what that reads, has changed"
     plan = plan_run(pipeline(has_more=True, is_looped=True, tag="C"), given, resume=failed)
     steps = {step.name: step for step in plan.running}
     assert steps["items, stage-3"].reason == "items is new"

@@ -17,9 +17,8 @@ from typing import Any
 from torchx_kfp.common.text import counted, did_you_mean, listed
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact
-from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
-from torchx_kfp.execution.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
+from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
 from torchx_kfp.execution.pipeline.walk import (
     ScopedTask,
@@ -33,7 +32,15 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
 from torchx_kfp.execution.runs.source import same_base
 from torchx_kfp.execution.runs.unit_outputs import OutputLookup, OutputNotKnownError
-from torchx_kfp.execution.runs.units import Definition, Unit, definitions_of, differences, outputs_of, units_of
+from torchx_kfp.execution.runs.units import (
+    CONDITION,
+    Definition,
+    Unit,
+    definitions_of,
+    differences,
+    outputs_of,
+    units_of,
+)
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: How many stages a message names.
@@ -320,8 +327,8 @@ class _Planner:
             return "it was skipped" if ends else "it had not begun"
         if missing := self._without_end(unit):
             return f"{missing} had not ended"
-        if not self._is_taken(unit.task, unit.component, unit.stages, self._inputs_of(unit)):
-            return "its condition has another result now"
+        if any(change.startswith(CONDITION) for change in self._changes(unit)):
+            return "its condition, or what that reads, has changed"
         return ""
 
     def _without_end(self, unit: Unit) -> str:
@@ -348,44 +355,6 @@ class _Planner:
             same = {place.name for place in unit.stages}
             before = next((one for key, one in self._before.items() if same & set(key.split("+"))), None)
         return differences(before, self._definitions[unit.key]) if before is not None else ()
-
-    # Conditions
-
-    def _inputs_of(self, unit: Unit) -> dict[str, Any]:
-        """Return the inputs of a unit that are known: arguments, and outputs of the earlier run."""
-        values = dict(self._inputs.get(unit.path, {}))
-        for read in unit.reads:
-            try:
-                values[read.input] = self._outputs.get(self._units[read.producer], read.output)
-            except OutputNotKnownError:
-                continue
-        return values
-
-    def _is_taken(
-        self, task: Task, component: Component, stages: Sequence[ScopedTask], inputs: Mapping[str, Any]
-    ) -> bool:
-        """Tell whether conditions have the results that they had, as far as their inputs are known."""
-        if task.loop is not None or not task.is_group:
-            return True
-        if task.condition and not (component.inputs.keys() - inputs.keys()):
-            ran = any(end.state.is_success for place in stages for end in self._executions.get(place.name, ()))
-            try:
-                if is_true(task.condition, {name: one for name, one in inputs.items() if not is_artifact(one)}) != ran:
-                    return False
-            except ValueError:
-                return False
-            if not ran:
-                return True
-        for child in component.as_dag().tasks.values():
-            given = {
-                name: source.value if isinstance(source, Constant) else inputs[source.name]
-                for name, source in child.inputs.items()
-                if isinstance(source, Constant) or (isinstance(source, FromInput) and source.name in inputs)
-            }
-            within = [place for place in stages if _is_inside(place, child)]
-            if not self._is_taken(child, self._pipeline.component_of(child), within, given):
-                return False
-        return True
 
     # The plan
 
@@ -554,12 +523,3 @@ class _Planner:
                     )
                 notes[base] = f"It was not verified that the results under {base!r} are still there: {why}."
         return list(notes.values())
-
-
-def _is_inside(place: ScopedTask, task: Task) -> bool:
-    around: ScopedTask | None = place
-    while around is not None:
-        if around.task is task:
-            return True
-        around = around.inside
-    return False

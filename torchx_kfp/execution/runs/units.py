@@ -210,6 +210,8 @@ def _named_tasks(places: list[ScopedTask]) -> list[str]:
     return found
 
 
+#: How the names of digests of conditions begin, and of values that these read.
+CONDITION = "condition"
 #: What defines a unit: digests of the command, image, code and inputs of its stages, by their names.
 Definition = Mapping[str, str]
 
@@ -236,13 +238,16 @@ def _definition(
     inputs: Mapping[str, Mapping[str, Any]],
     stages: Mapping[str, KnownStage],
 ) -> Iterator[tuple[str, Any]]:
-    if unit.task.condition:
-        yield "condition", unit.task.condition
-    branches = unit.component.dag.tasks.values() if unit.component.dag is not None else ()
-    conditions = [task.condition for task in (unit.task, *branches) if task.condition]
-    for name, value in inputs[unit.path].items():
-        if any(f"'{name}'" in condition for condition in conditions):
-            yield f"condition on {name.removeprefix(CHANNEL)}", value
+    # If a condition reads an output of a stage that runs again, the unit runs again anyway.
+    within = {around.path: around.task.condition for place in unit.stages for around in _around(place, unit)}
+    if conditions := {path: condition for path, condition in within.items() if condition}:
+        yield CONDITION, [*conditions.values()]
+    read_by: dict[str, list[Any]] = {}
+    for path, condition in conditions.items():
+        for name, value in inputs[path].items():
+            if f"'{name}'" in condition:
+                read_by.setdefault(f"{CONDITION} on {name.removeprefix(CHANNEL)}", []).append(value)
+    yield from read_by.items()
     if unit.task.loop is not None:
         items = unit.task.loop.raw or inputs[unit.path].get(unit.task.loop.from_input or "")
         if items is not None:
@@ -256,6 +261,14 @@ def _definition(
         if place.path in stages:
             for name, value in _of_stage(stages[place.path]):
                 yield f"{prefix}{name}", value
+
+
+def _around(place: ScopedTask, unit: Unit) -> Iterator[ScopedTask]:
+    """Yield a stage and the tasks around it, up to the unit itself."""
+    around: ScopedTask | None = place
+    while around is not None:
+        yield around
+        around = None if around.path == unit.path else around.inside
 
 
 def _of_stage(stage: KnownStage) -> Iterator[tuple[str, Any]]:
