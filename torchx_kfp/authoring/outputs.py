@@ -38,6 +38,7 @@ def parse_outputs(
         taken: names that the stage already uses for something else.
     """
     names: dict[str, str] = {}
+    types: dict[str, type] = {METRICS: dsl.Metrics}
     for what, declared, is_type, example in (
         (
             "results",
@@ -62,13 +63,11 @@ def parse_outputs(
                     f"{what} has the name {name!r}, but {names[output]!r} is declared as well. Both would be the "
                     f"output {output!r}: KFP's names have letters, digits and '_' only. Record one under another name."
                 )
-            names[output] = name
-    kinds = [(output_name(name), kind, name) for name, kind in (results or {}).items()]
-    shown = [(output_name(name), kind, name) for name, kind in (artifacts or {}).items()]
-    types = {output: kind for output, kind, _ in (*kinds, (METRICS, dsl.Metrics, METRICS), *shown)}
+            names[output], types[output] = name, kind
+    is_result = {output: types[output] in _RESULT_TYPES for output in names}
     return types, Outputs(
-        {output: (kind.__name__, name) for output, kind, name in kinds},
-        {output: (name, issubclass(kind, _SHOWN)) for output, kind, name in shown},
+        {output: (types[output].__name__, name) for output, name in names.items() if is_result[output]},
+        {output: (name, issubclass(types[output], _SHOWN)) for output, name in names.items() if not is_result[output]},
     )
 
 

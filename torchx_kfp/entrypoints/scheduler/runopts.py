@@ -90,16 +90,12 @@ def configured_options() -> dict[str, str]:
     """Return those of the connection in the ``.torchxconfig`` files that TorchX reads, the first ones first."""
     from torchx.runner.config import find_configs
 
-    found: dict[str, str] = {}
-    for path in find_configs():
-        parser = configparser.ConfigParser()
-        # Names keep their case, as TorchX reads them.
-        parser.optionxform = str  # type: ignore[assignment,method-assign]
-        parser.read(path, encoding="utf-8")
-        section = dict(parser[NAME]) if parser.has_section(NAME) else {}
-        given = connection_options({name: value for name, value in section.items() if value != "None"})
-        found = {**given, **found}
-    return found
+    parser = configparser.ConfigParser()
+    # Names keep their case, as TorchX reads them.
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(reversed(find_configs()), encoding="utf-8")
+    section = parser[NAME] if parser.has_section(NAME) else {}
+    return connection_options({name: value for name, value in section.items() if value != "None"})
 
 
 def _engine(name: str, queue: str) -> Engine | None:
