@@ -44,8 +44,8 @@ def manifests(name: str, config: Any) -> list[Any]:
     words = [str(word) for word in golden["words"]]
     counts = [role["most"] for role in spec["roles"]]
     stage = engine_object.Stage(spec, words, counts, executor_input)
-    made = stage.manifest()
-    return [made, *(companion for _, _, companion in stage.companions)]
+    made = stage.manifest([])
+    return [made, *(engine_object.fill(one, {"name": stage.name}, {}) for _, _, one in spec["companions"])]
 
 
 @pytest.mark.usefixtures("account", "jobset_controller")

@@ -55,7 +55,7 @@ class Launched:
         """Return the object that the launcher creates."""
         stage = self.stage(config, environ)
         with mock.patch.dict("os.environ", {**ENVIRON, **(environ or {})}):
-            made: dict[str, Any] = stage.manifest()
+            made: dict[str, Any] = stage.manifest([])
             return made
 
 

@@ -39,6 +39,6 @@ def test_commands_print_what_the_page_says(torchx: Program, host: KfpHost) -> No
 
 
 def test_the_page_has_all_options(runner: Runner) -> None:
-    text = PAGE.read_text(encoding="utf-8").partition("## Options")[2]
+    text = PAGE.read_text(encoding="utf-8").partition("\n## Options\n")[2].partition("\n## ")[0]
     rows = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
     assert set(re.findall(r"`(\w+)`", rows)) == {name for name, _ in runner.scheduler_run_opts("kfp")}
