@@ -25,6 +25,7 @@ from tests.s3 import S3Server
 from tests.tracking.stages import stage
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.tracker import open_store
 
 pytestmark = [pytest.mark.s3, pytest.mark.lowest]
 
@@ -274,6 +275,18 @@ def test_a_store_that_hangs_is_given_up(proxy: Proxy, s3_base: str, monkeypatch:
         tracker.get("run")
     with pytest.raises(TrackerError, match=says(f"{s3_base}/run", "no answer in 1")):
         tracker.put("run", x=2)
+
+
+def test_many_small_files_have_the_time_of_their_number(
+    s3_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchx_kfp.tracking.objects._WRITE_SECONDS", 0)
+    files = {f"files/{number}": tmp_path / f"{number}" for number in range(300)}
+    for path in files.values():
+        path.write_bytes(b"x")
+    store = open_store(s3_base, patience=0)
+    store.put_files({key: str(path) for key, path in files.items()}, 64)
+    assert len(store.list_files("files")) == 300
 
 
 def test_what_is_wrong_for_good_is_not_tried_again(proxy: Proxy, s3_base: str) -> None:

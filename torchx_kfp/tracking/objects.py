@@ -30,6 +30,8 @@ _REQUESTS = 64
 #: botocore asks S3 whether it may send ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs
 #: has time-outs for everything else.
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
+#: What a file of many counts for, besides its bytes: a client in Python sends some hundred requests in a second.
+_BYTES_PER_FILE = 10_000
 #: How many parts of a large file are on their way to or from S3 at once, and the bytes of one that is sent. One that
 #: comes has 50 MiB. s3fs's own numbers, 10 parts of 50 MiB, take half a gigabyte of memory.
 _PARTS, _PART = 4, 8 << 20
@@ -157,7 +159,7 @@ class FsspecStore(Store):
         here, there = list(files.values()), [self._path(key) for key in files]
         try:
             if self._asynchronous:
-                size = sum(map(os.path.getsize, here))
+                size = sum(map(os.path.getsize, here)) + len(here) * _BYTES_PER_FILE
                 given = {"chunksize": _PART} if self._is_s3 else {}
                 self._timed(lambda: self._fs._put(here, there, batch_size=at_once, **given), size)
             else:
