@@ -35,7 +35,7 @@ from torchx_kfp.execution.pipeline.load import read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.runs.resume_record import continuation_of, resumed_by, summary
+from torchx_kfp.execution.runs.resume_record import continuation_of, summary
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -306,6 +306,7 @@ class Host:
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
         run_id = str(run["run_id"])
         refuse_run_id(run_id, f"GET {self.connection.name}{_RUNS}")
+        before = continuation_of(text(mapping(_spec_of(run).get("pipelineInfo")).get("description")))
         return RunSummary(
             run_id=run_id,
             name=str(run.get("display_name") or ""),
@@ -318,7 +319,7 @@ class Host:
             schedule_id=text(run.get("recurring_run_id")),
             scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
             tracker_base=tracker_base_of(run),
-            resumes=resumed_by(text(run.get("description"))),
+            resumes=before.resumes if before is not None else "",
         )
 
     def _looked_up(self, query: str) -> Iterator[RunSummary]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,6 @@ VERSION = 1
 #: The states of stages that can be kept. In a branch that is kept, others are skipped.
 _KEPT = (State.SUCCEEDED, State.CACHED, State.SKIPPED)
 _MARK = "torchx-kfp-resumed: "
-_SUMMARY = re.compile(r"Resumes ([\w.-]+), of which [\d,]+ stages are kept\.")
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,6 @@ def describe(own: str, continuation: Continuation) -> str:
 def summary(continuation: Continuation) -> str:
     """Return the sentence that describes a resumed run on a host."""
     return f"Resumes {continuation.resumes}, of which {len(continuation.ends):,} stages are kept."
-
-
-def resumed_by(sentence: str) -> str:
-    """Return the id of the run that a run with this description resumes; empty if it does not say so."""
-    found = _SUMMARY.match(sentence)
-    return found[1] if found else ""
 
 
 def without_record(description: str) -> str:
