@@ -23,6 +23,7 @@ from torchx_kfp.execution.local.cache import cache_key
 from torchx_kfp.execution.local.code_files import CodeFiles, TooManyFiles
 from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
 from torchx_kfp.execution.local.endpoints import own_endpoints
+from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import (
     MADE,
     NO_CONTAINERS,
@@ -32,7 +33,7 @@ from torchx_kfp.execution.local.executors.executor import (
     RunningStage,
     StartError,
 )
-from torchx_kfp.execution.local.executors.process import RUN_MARK, ProcessExecutor, stage_mark
+from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_mark, start_process
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, given_values, secret_variables
 from torchx_kfp.execution.local.kubernetes import field_values, time_limit
 from torchx_kfp.execution.local.log_pump import Log, LogPump
@@ -65,7 +66,14 @@ class RunContext:
     given: GivenKeys = field(default_factory=GivenKeys)
     #: The stages that run in containers, and what runs them.
     containers: Containers = NO_CONTAINERS
-    executor: Executor = field(default_factory=ProcessExecutor)
+    docker: DockerExecutor | None = None
+
+    def executor(self, plan: AttemptPlan) -> Executor:
+        """Return what starts an attempt."""
+        if plan.container is None:
+            return start_process
+        assert self.docker is not None
+        return self.docker.start
 
 
 def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPlan:
@@ -178,7 +186,8 @@ def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext, code: Cod
     if plan.stage in context.containers:
         mounts = sorted(map(str, context.containers.mounts))
         files = given_files(plan.component, context.given, run.dag.inputs)
-        surroundings = ["container", context.executor.image_id(plan.image), mounts, files]
+        assert context.docker is not None
+        surroundings = ["container", context.docker.image_id(plan.image), mounts, files]
     else:
         installed = [local_state(install) for install in plan.python.installs] if plan.python is not None else []
         try:
@@ -216,7 +225,7 @@ class AttemptThread(threading.Thread):
 
         Args:
             plan: its plan.
-            executor: what runs it.
+            executor: what starts it.
             pump: reads its output.
             on_message: is called from its threads with its result, and with each number of running replicas.
             grace: the seconds from the end of its time limit until it is killed.
@@ -345,14 +354,14 @@ class AttemptThread(threading.Thread):
     def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run another command for the stage, as a process that writes into the stage's log."""
         plan = dataclasses.replace(self.plan, command=command, args=(), python=None, environ=environ)
-        return self._run_to_end(ProcessExecutor(), plan)[0]
+        return self._run_to_end(start_process, plan)[0]
 
     def _run_to_end(self, executor: Executor, plan: AttemptPlan) -> tuple[int, str]:
         """Run a plan to its end, and return the exit code and, if it failed, the reason."""
         with self._lock:
             if self._is_ending:
                 raise StartError("was not started: the run was ended")
-            self._running = running = executor.start(plan)
+            self._running = running = executor(plan)
         on_lines = self._on_lines if plan.component.facts.replica_roles else None
         log = Log(running.pipe, plan.log_file, plan.stage, on_lines)
         self._pump.add(log)

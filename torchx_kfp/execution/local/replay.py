@@ -20,9 +20,9 @@ from torchx_kfp.common.text import duration, shown
 from torchx_kfp.contract.protocol import EXIT_CODE
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
 from torchx_kfp.execution.local.attempt import AttemptThread, RunContext
-from torchx_kfp.execution.local.executors.attached import AttachedContainers, AttachedProcesses
+from torchx_kfp.execution.local.executors.attached import AttachedContainer, AttachedProcess
 from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
-from torchx_kfp.execution.local.executors.executor import Containers, verify_private
+from torchx_kfp.execution.local.executors.executor import AttemptPlan, Containers, RunningStage, verify_private
 from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
@@ -341,9 +341,10 @@ def _run(plan: ReplayPlan, context: RunContext, docker: DockerExecutor | None) -
         if isinstance(message, StageResult):
             results.append(message)
 
-    executor: Any = AttachedProcesses(plan.prepare)
-    if docker is not None:
-        executor = AttachedContainers(docker, plan.prepare)
+    def attached(attempt: AttemptPlan) -> RunningStage:
+        words = plan.prepare(attempt)
+        return AttachedProcess(words, attempt) if docker is None else AttachedContainer(docker, attempt, words)
+
     watch = Watch()
     with Journal.create(
         context.folder,
@@ -362,7 +363,7 @@ def _run(plan: ReplayPlan, context: RunContext, docker: DockerExecutor | None) -
         journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
         with LogPump(watch) as pump, awaitable_processes():
             # It runs in this thread, which gets the signals.
-            AttemptThread(attempt, executor, pump, take).run()
+            AttemptThread(attempt, attached, pump, take).run()
         seconds = time.monotonic() - started
         result = dataclasses.replace(results[0], duration=seconds, attempts=1, started_at=began)
         journal.write(StageFinished(result))

@@ -22,7 +22,7 @@ from torchx_kfp.execution.local.executors.docker import connect, remove_all
 from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import Containers, choose_containers, verify_private
 from torchx_kfp.execution.local.executors.mounts import named_places
-from torchx_kfp.execution.local.executors.process import ProcessExecutor, kill_marked, run_mark, stage_environment
+from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
@@ -230,7 +230,7 @@ def make_context(
         options=options,
         given=given,
         containers=dataclasses.replace(containers, has_gpus=docker is not None and docker.has_gpus),
-        executor=docker or ProcessExecutor(),
+        docker=docker,
     )
 
 

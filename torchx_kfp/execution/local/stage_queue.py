@@ -17,7 +17,6 @@ from torchx_kfp.execution.local.cache import Memory, input_key
 from torchx_kfp.execution.local.code_files import CodeFiles
 from torchx_kfp.execution.local.dag_run import TaskRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
-from torchx_kfp.execution.local.executors.process import ProcessExecutor
 from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.walk import PodNames, is_execution
@@ -69,7 +68,6 @@ class StageQueue:
         self._messages = messages
         self._later = later
         self._ended = ended
-        self._processes = ProcessExecutor()
         self._code = CodeFiles(Path(context.options.directory))
         self._pod_names = PodNames()
         self._attempts = Counter[str]()
@@ -287,9 +285,12 @@ class StageQueue:
             self.fail(run, error)
             return
         run.plan, run.replicas = plan, None
-        executor = self._context.executor if plan.container is not None else self._processes
         attempt = AttemptThread(
-            plan, executor, self._pump, lambda *message: self._messages.put(message), self._context.options.grace
+            plan,
+            self._context.executor(plan),
+            self._pump,
+            lambda *message: self._messages.put(message),
+            self._context.options.grace,
         )
         # Record this before the start: if the runner is killed now, the attempt's folder is known.
         self._listener(

@@ -11,7 +11,7 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.execution.local.executors.docker_stage import ContainerStage, DockerExecutor
@@ -25,35 +25,18 @@ from torchx_kfp.execution.local.executors.process import (
 from torchx_kfp.execution.runs.watch import ending_signals
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.local.executors.executor import AttemptPlan, RunningStage
-
-#: Makes the words to run from the plan when its folders and files are there.
-Words = Callable[["AttemptPlan"], Sequence[str]]
-
-
-class AttachedProcesses:
-    """Attempts as child processes in the terminal's foreground."""
-
-    def __init__(self, words: Words) -> None:
-        self._words = words
-
-    def start(self, attempt: AttemptPlan) -> RunningStage:
-        """Start the process.
-
-        Raises:
-            StartError: it cannot be started.
-        """
-        return AttachedProcess(self._words(attempt), attempt)
-
-    def image_id(self, image: str) -> str:
-        """Return an empty id: a process has no image."""
-        return ""
+    from torchx_kfp.execution.local.executors.executor import AttemptPlan
 
 
 class AttachedProcess:
     """A child process that shares this process's streams and its process group, so that Ctrl-C reaches it directly."""
 
     def __init__(self, words: Sequence[str], attempt: AttemptPlan) -> None:
+        """Start the process.
+
+        Raises:
+            StartError: it cannot be started.
+        """
         self._mark = attempt.environ.get(RUN_MARK, "").rpartition(":")[2]
         sys.stdout.flush()
         try:
@@ -88,21 +71,6 @@ class AttachedProcess:
         elif not _is_terminal(sys.stdin):
             # A terminal sends Ctrl-C to the whole process group.
             signal_marked(self._mark, signal.SIGINT)
-
-
-class AttachedContainers:
-    """Attempts as containers that are attached to this process's streams, with a terminal if this process has one."""
-
-    def __init__(self, executor: DockerExecutor, words: Words) -> None:
-        self._executor, self._words = executor, words
-
-    def start(self, attempt: AttemptPlan) -> RunningStage:
-        """Return the container, which ``wait`` starts."""
-        return AttachedContainer(self._executor, attempt, self._words(attempt))
-
-    def image_id(self, image: str) -> str:
-        """Return the image's id."""
-        return self._executor.image_id(image)
 
 
 class AttachedContainer(ContainerStage):

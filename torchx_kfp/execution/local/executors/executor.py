@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -222,18 +222,9 @@ def describe_end(code: int, last_line: str, *, here: bool) -> str:
     return f"{describe_exit(code)}{why and ': '}{why}"
 
 
-class Executor(Protocol):
-    """A way to run attempts. Its methods are called from many threads."""
-
-    def start(self, attempt: AttemptPlan) -> RunningStage:
-        """Start an attempt and return at once: slow work belongs in ``RunningStage.wait``.
-
-        Raises:
-            StartError: it cannot be started.
-        """
-
-    def image_id(self, image: str) -> str:
-        """Return an id of the image as it is now; empty if it is missing, or images are not used."""
+#: Starts an attempt and returns at once: slow work belongs in ``RunningStage.wait``. It is called in many threads, and
+#: raises StartError if the attempt cannot be started.
+Executor = Callable[[AttemptPlan], RunningStage]
 
 
 @dataclass(frozen=True)

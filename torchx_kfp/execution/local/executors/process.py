@@ -177,23 +177,16 @@ def _living(is_wanted: Callable[[int], bool]) -> Iterator[int]:
                         yield pid
 
 
-class ProcessExecutor:
-    """Attempts as processes of this machine."""
+def start_process(attempt: AttemptPlan) -> RunningStage:
+    """Start an attempt as a process of this machine.
 
-    def start(self, attempt: AttemptPlan) -> RunningStage:
-        """Start the process.
-
-        Raises:
-            StartError: there is no such command, or it cannot be started with these words.
-        """
-        try:
-            return StageProcess(attempt.process_command, attempt.environ, attempt.directory)
-        except (OSError, ValueError) as error:
-            raise start_error(attempt.process_command, error) from None
-
-    def image_id(self, image: str) -> str:
-        """Return an empty id: a process has no image."""
-        return ""
+    Raises:
+        StartError: there is no such command, or it cannot be started with these words.
+    """
+    try:
+        return StageProcess(attempt.process_command, attempt.environ, attempt.directory)
+    except (OSError, ValueError) as error:
+        raise start_error(attempt.process_command, error) from None
 
 
 def start_error(command: Sequence[str], error: Exception) -> StartError:
