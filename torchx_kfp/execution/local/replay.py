@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from torchx_kfp.contract.protocol import EXIT_CODE
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
 from torchx_kfp.execution.local.attempt import AttemptThread, RunContext
 from torchx_kfp.execution.local.executors.attached import AttachedContainer, AttachedProcess
-from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
 from torchx_kfp.execution.local.executors.executor import AttemptPlan, Containers, RunningStage, verify_private
 from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
@@ -29,7 +28,7 @@ from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.local.replay_differences import Change
 from torchx_kfp.execution.local.replay_plan import ReplayPlan, plan_replay
-from torchx_kfp.execution.local.run_options import RunOptions
+from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context, make_folder
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
@@ -40,7 +39,7 @@ from torchx_kfp.execution.runs.history import RunReader, find_run
 from torchx_kfp.execution.runs.invocation import Invocation, InvocationSource
 from torchx_kfp.execution.runs.journal import Journal
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.source import missing, why_not_read
+from torchx_kfp.execution.runs.source import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, Watch, awaitable_processes
 from torchx_kfp.tracking.recorder import REPLAY, REPLAY_OF, Recorder
@@ -110,22 +109,6 @@ def _values(stage: StageResult) -> dict[str, Any]:
     return stage.measures if stage.results is not None else {**stage.outputs, **stage.measures}
 
 
-@dataclass(frozen=True)
-class ReplayOptions:
-    """How to replay a stage: see ``replay``."""
-
-    output_dir: str | os.PathLike[str] | None = None
-    docker: bool = False
-    mounts: Sequence[str | Mount] | None = None
-    copy_from: Sequence[str] = ()
-    secrets: Given = field(default_factory=dict)
-    config_maps: Given = field(default_factory=dict)
-    directory: str | os.PathLike[str] | None = None
-    change: Change = field(default_factory=Change)
-    #: The tracker base of runs on a host that the user has named: see ``runs.source``.
-    named_base: str = field(default_factory=lambda: os.environ.get(_NAMED_BASE, ""))
-
-
 def replay(
     run: InvocationSource | str | os.PathLike[str],
     stage: str | None = None,
@@ -173,34 +156,54 @@ def replay(
         ContainerEngineError: there is no container engine.
     """
     change = Change(os.path.abspath(workspace) if workspace else "", replica, tracker_base, shell, env or {})
-    options = ReplayOptions(output_dir, docker, mounts, copy_from, secrets or {}, config_maps or {}, directory, change)
-    return run_replay(find_invocation(run, stage, output_dir), options, say)
-
-
-def find_invocation(
-    run: InvocationSource | str | os.PathLike[str], stage: str | None, output_dir: str | os.PathLike[str] | None = None
-) -> Invocation:
-    """Return what a stage was started with; the arguments are those of ``replay``."""
     if isinstance(run, (str, os.PathLike)):
         run = RunReader(find_run(output_dir or OUTPUT_DIR, os.fspath(run)))
-    return run.invocation(stage)
+    return replay_invocation(
+        run.invocation(stage),
+        change,
+        {"docker": docker, "mounts": mounts, "copy_from": copy_from, "directory": directory},
+        output_dir=output_dir,
+        secrets=secrets or {},
+        config_maps=config_maps or {},
+        named_base=os.environ.get(_NAMED_BASE, ""),
+        say=say,
+    )
 
 
-def run_replay(
-    invocation: Invocation, options: ReplayOptions, say: Callable[[str], object] | None = None
+def replay_invocation(
+    invocation: Invocation,
+    change: Change,
+    options: RunKeywords,
+    *,
+    output_dir: str | os.PathLike[str] | None,
+    secrets: Given,
+    config_maps: Given,
+    named_base: str,
+    say: Callable[[str], object] | None = None,
 ) -> ReplayResult:
-    """Replay a stage: see ``replay``."""
+    """Replay a stage: see ``replay``. ``named_base`` is the tracker base of runs on a host that the user has named."""
     say = say or (lambda sentence: Terminal(sys.stderr).write_lines([sentence]))
+    record, code = invocation.record, change.code
+    if code and not os.path.isdir(code):
+        raise ArgumentError(f"The workspace {code!r} is not a folder.")
+    chosen = _options(record, options, [named_base, change.tracker_base])
+    containers = _containers(invocation, chosen, change)
+    given = GivenKeys(
+        secrets, config_maps, {name: value for name, value in change.environ.items() if value is not None}
+    )
+    verify_given([(invocation.component, invocation.scope, invocation.stage in containers)], given, os.environ)
     run_id = make_run_name(f"{REPLAY}{invocation.pipeline.name}")
-    containers = _containers(invocation, options)
+    folder = Path(output_dir or (record.folder.absolute().parent if record.folder else OUTPUT_DIR))
+    folder = folder.absolute() / REPLAYS / run_id
+    verify_private(containers, str(folder.parent), None)
     with connected(containers, run_id) as docker:
-        context = _context(invocation, options, containers, docker, run_id)
-        plan = _plan(invocation, context, options)
-        _share(docker, context.folder)
+        make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+        context = make_context(folder, chosen, given, containers, docker)
+        plan = _plan(invocation, context, change, named_base)
         for sentence in notice(plan):
             say(sentence)
         _name_original(plan)
-        return _run(plan, context, docker)
+        return _run(plan, context)
 
 
 def notice(plan: ReplayPlan) -> list[str]:
@@ -212,56 +215,29 @@ def notice(plan: ReplayPlan) -> list[str]:
     ]
 
 
-def _containers(invocation: Invocation, options: ReplayOptions) -> Containers:
-    record, code = invocation.record, options.change.code
-    if code and not os.path.isdir(code):
-        raise ArgumentError(f"The workspace {code!r} is not a folder.")
-    mounts = options.mounts
-    checked = RunOptions.of({"docker": options.docker, "mounts": mounts}).mounts
+def _options(record: RunRecord, keywords: RunKeywords, named: Sequence[str]) -> RunOptions:
+    """Return the options of a replay: paths that are not given are those of a run on this machine."""
+    stored = record.options if record.folder is not None else {}
+    directory = keywords.get("directory")
+    if directory is None and os.path.isdir(str(stored.get("directory") or "")):
+        directory = str(stored["directory"])
+    chosen = RunOptions.of({**keywords, "directory": directory}, named_places(named))
+    paths = {name: stored.get(name) for name in ("python_path", "project")}
+    kept: dict[str, Any] = {name: path for name, path in paths.items() if isinstance(path, str)}
+    return dataclasses.replace(chosen, **kept)
+
+
+def _containers(invocation: Invocation, options: RunOptions, change: Change) -> Containers:
+    record, code = invocation.record, change.code
     if not options.docker:
         return Containers()
-    if code:
-        checked = (*checked, Mount(code, code, read_only=True))
-    named = record.bases_among(named_places(record.arguments.values()))
-    named += named_places([options.change.tracker_base])
+    mounts = (*options.mounts, Mount(code, code, read_only=True)) if code else options.mounts
+    named = record.bases_among(named_places(record.arguments.values())) + named_places([change.tracker_base])
     runs = "" if record.folder is None else str(record.folder.absolute().parent)
-    return Containers(frozenset({without_indices(invocation.stage)}), checked, frozenset(named), runs)
+    return Containers(frozenset({without_indices(invocation.stage)}), mounts, frozenset(named), runs)
 
 
-def _context(
-    invocation: Invocation,
-    options: ReplayOptions,
-    containers: Containers,
-    docker: DockerExecutor | None,
-    run_id: str,
-) -> RunContext:
-    record = invocation.record
-    directory = options.directory
-    if directory is None and record.folder is not None and os.path.isdir(str(record.options.get("directory") or "")):
-        directory = str(record.options["directory"])
-    folder = Path(options.output_dir or (record.folder.absolute().parent if record.folder else OUTPUT_DIR))
-    folder = folder.absolute() / REPLAYS / run_id
-    verify_private(containers, str(folder.parent), None)
-    named = named_places([options.named_base, options.change.tracker_base])
-    chosen = RunOptions.of({"directory": directory, "copy_from": options.copy_from}, named)
-    if record.folder is not None:
-        paths = {name: record.options.get(name) for name in ("python_path", "project")}
-        kept: dict[str, Any] = {name: path for name, path in paths.items() if isinstance(path, str)}
-        chosen = dataclasses.replace(chosen, **kept)
-    own = {name: value for name, value in options.change.environ.items() if value is not None}
-    given = GivenKeys(options.secrets, options.config_maps, own)
-    verify_given([(invocation.component, invocation.scope, invocation.stage in containers)], given, os.environ)
-    make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
-    return make_context(folder, chosen, given, containers, docker)
-
-
-def _share(docker: DockerExecutor | None, folder: Path) -> None:
-    if docker is not None and docker.remaps_users:
-        folder.chmod(0o711)
-
-
-def _plan(invocation: Invocation, context: RunContext, options: ReplayOptions) -> ReplayPlan:
-    change = options.change
+def _plan(invocation: Invocation, context: RunContext, change: Change, named_base: str) -> ReplayPlan:
     try:
         plan = plan_replay(_with_workspace(invocation, context), context, change)
     except ValueError as error:
@@ -270,7 +246,7 @@ def _plan(invocation: Invocation, context: RunContext, options: ReplayOptions) -
         raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
     base, ran_here = plan.facts.tracker_base, invocation.record.folder is not None
     if plan.run_id and base and not change.tracker_base:
-        why = why_not_read(base, [options.named_base], ran_here=ran_here)
+        why = why_not_read(base, [named_base], ran_here=ran_here)
         if why:
             raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
     return plan
@@ -332,8 +308,8 @@ def _name_original(plan: ReplayPlan) -> None:
         Recorder.open(base, plan.attempt.directory).add(plan.run_id, {"metadata": {REPLAY_OF: original}})
 
 
-def _run(plan: ReplayPlan, context: RunContext, docker: DockerExecutor | None) -> ReplayResult:
-    invocation, attempt = plan.invocation, plan.attempt
+def _run(plan: ReplayPlan, context: RunContext) -> ReplayResult:
+    invocation, attempt, docker = plan.invocation, plan.attempt, context.docker
     record = invocation.record
     results: list[StageResult] = []
 

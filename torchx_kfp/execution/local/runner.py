@@ -166,8 +166,6 @@ def start(
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
-        if docker is not None and docker.remaps_users:
-            folder.chmod(0o711)
         with Journal.create(
             folder,
             run_id=run_id,
@@ -211,6 +209,8 @@ def make_context(
     run_id, mark = folder.name, run_mark(folder)
     if docker is not None:
         docker.mark = mark
+        if docker.remaps_users:
+            folder.chmod(0o711)
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", PROJECT)}
     if options.python_path:

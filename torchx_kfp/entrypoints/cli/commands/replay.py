@@ -61,7 +61,7 @@ def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> N
     """
     from torchx_kfp.execution.host.settings import read_settings
     from torchx_kfp.execution.local.given_keys import parse_given
-    from torchx_kfp.execution.local.replay import ReplayOptions, run_replay
+    from torchx_kfp.execution.local.replay import replay_invocation
     from torchx_kfp.execution.local.replay_differences import Change
 
     source, stage = find_part(run, output_dir, flags)
@@ -69,25 +69,28 @@ def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> N
     invocation = source.invocation(stage or None)
     code = options["workspace"]
     is_here = invocation.record.folder is not None
-    chosen = ReplayOptions(
-        # A run on this machine keeps its replays.
-        output_dir=None if is_here else output_dir,
-        named_base="" if is_here else read_settings(flags).tracker_base,
-        docker=options["docker"],
-        mounts=options["mounts"],
-        copy_from=options["copy_from"],
-        directory=options["directory"],
-        change=Change(
+    result = replay_invocation(
+        invocation,
+        Change(
             os.path.abspath(os.path.expanduser(code)) if code else "",
             options["replica"],
             options["tracker_base"],
             options["shell"],
             {**_variables(options["env"]), **dict.fromkeys(options["unset"])},
         ),
+        {
+            "docker": options["docker"],
+            "mounts": options["mounts"],
+            "copy_from": options["copy_from"],
+            "directory": options["directory"],
+        },
+        # A run on this machine keeps its replays.
+        output_dir=None if is_here else output_dir,
         secrets=parse_given(options["secrets"], "--secret"),
         config_maps=parse_given(options["config_maps"], "--config-map"),
+        named_base="" if is_here else read_settings(flags).tracker_base,
+        say=print_message,
     )
-    result = run_replay(invocation, chosen, print_message)
     _show(result, has_shell=options["shell"])
     sys.exit(result.exit_code)
 
