@@ -356,6 +356,16 @@ class AttemptThread(threading.Thread):
         plan = dataclasses.replace(self.plan, command=command, args=(), python=None, environ=environ)
         return self._run_to_end(start_process, plan)[0]
 
+    def _keep_limit(
+        self, running: RunningStage, seconds: float, ended: threading.Event, is_over: threading.Event
+    ) -> None:
+        """Ask the stage to end if it has not ended after some seconds, and kill it after the grace period."""
+        if not ended.wait(min(seconds, threading.TIMEOUT_MAX)):
+            is_over.set()
+            running.terminate(self._grace)
+            if not ended.wait(self._grace):
+                running.kill()
+
     def _run_to_end(self, executor: Executor, plan: AttemptPlan) -> tuple[int, str]:
         """Run a plan to its end, and return the exit code and, if it failed, the reason."""
         with self._lock:
@@ -366,49 +376,21 @@ class AttemptThread(threading.Thread):
         log = Log(running.pipe, plan.log_file, plan.stage, on_lines)
         self._pump.add(log)
         seconds = time_limit(plan.component.platform)
-        limit = TimeLimit(running, seconds, self._grace)
+        ended, is_over = threading.Event(), threading.Event()
+        if seconds is not None:
+            limit = threading.Thread(target=self._keep_limit, args=(running, seconds, ended, is_over), daemon=True)
+            limit.start()
         try:
-            with limit:
-                code = running.wait(log.closed)
+            code = running.wait(log.closed)
         finally:
+            ended.set()
             if not log.closed.wait(_OUTPUT_PATIENCE):
                 # A process that has left the session and cleared its environment may hold the pipe open.
                 self._pump.drop(log)
                 log.closed.wait()
-        if limit.is_over:
+        if is_over.is_set():
             return code, f"was ended: its time limit of {seconds:g} s is over"
         if code == 0:
             return code, ""
         reason = running.describe(code, "".join(last_lines(plan.log_file, 1)))
         return code, f"{reason} ({log.problem})" if log.problem else reason
-
-
-class TimeLimit:
-    """A time limit for an attempt: it is asked to end, and killed ``grace`` seconds later."""
-
-    def __init__(self, running: RunningStage, seconds: float | None, grace: float) -> None:
-        """Prepare the limit; ``seconds`` is None if there is none."""
-        self.is_over = False
-        self._running = running
-        self._grace = grace
-        self._timer = None if seconds is None else _timer(seconds, self._end)
-
-    def __enter__(self) -> None:
-        if self._timer is not None:
-            self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _end(self) -> None:
-        self.is_over = True
-        self._timer = _timer(self._grace, self._running.kill)
-        self._timer.start()
-        self._running.terminate(self._grace)
-
-
-def _timer(seconds: float, action: Callable[[], None]) -> threading.Timer:
-    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), action)
-    timer.daemon = True
-    return timer
