@@ -199,7 +199,7 @@ def test_a_container_sees_its_own_folder_and_what_it_takes(host):
     assert [path.name for path in result.folder.glob("*/x")] == []
     for name in ("attack", "attack-2"):
         log = stages_of(result)[name].log_file.read_text()
-        assert f"seen: {name}-0/made/outputs/out\n" in log
+        assert f"seen: {name}_1/made/outputs/out\n" in log
         assert "kept: made\n" in log
     assert result.folder.stat().st_mode & 0o777 == 0o700
 
