@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
 
 #: ``git@host:path``, as ssh and git have it.
 _SCP = re.compile(r"(?:[\w.+-]+@)?[\w.-]+:(?!:)[^@]*")
@@ -136,6 +135,8 @@ def without_credentials(remote: str) -> str | None:
 
     The user of ssh (``git@``) is kept: it is part of the address.
     """
+    from urllib.parse import urlsplit, urlunsplit  # applications import the module, for its class only
+
     if "://" not in remote:
         is_path = remote.startswith(("/", "./", "../"))
         return remote if is_path or _SCP.fullmatch(remote) else None

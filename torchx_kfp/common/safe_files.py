@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -226,7 +225,7 @@ def _write(folder: int, name: str, content: bytes | BinaryIO, durable: bool, per
                 file.write(content)
             else:
                 content.seek(0)  # this may be another attempt
-                shutil.copyfileobj(content, file, _CHUNK)
+                copy_content(content, file)
             file.flush()
             if permissions is not None:
                 os.fchmod(file.fileno(), permissions)
@@ -239,6 +238,12 @@ def _write(folder: int, name: str, content: bytes | BinaryIO, durable: bool, per
             raise
     if durable:
         _sync(folder)
+
+
+def copy_content(source: BinaryIO, target: BinaryIO) -> None:
+    """Copy the rest of an open file into another one."""
+    while chunk := source.read(_CHUNK):
+        target.write(chunk)
 
 
 def temporary_name() -> str:
@@ -295,13 +300,15 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
     Raises:
         OSError: it cannot be removed.
     """
+    import shutil  # slow to load, and applications import this module
+
     try:
         shutil.rmtree(top)
     except (RecursionError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENAMETOOLONG):
             raise
         # Python's function is recursive, and has a folder open on each level.
-        import subprocess  # slow to load
+        import subprocess  # likewise
 
         done = subprocess.run(["rm", "-rf", "--", top], stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
@@ -427,7 +434,7 @@ def _copy(from_folder: int, name: str, to_folder: int, to_name: str, shown: str,
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(to_name, dir_fd=to_folder)
             with open(os.open(to_name, _CREATE, 0o600, dir_fd=to_folder), "wb") as made_file:
-                shutil.copyfileobj(source, made_file, _CHUNK)
+                copy_content(source, made_file)
                 os.fchmod(made_file.fileno(), permissions | stat.S_IRUSR | stat.S_IWUSR)
     else:
         raise _unfit(shown, found.st_mode)

@@ -16,7 +16,6 @@ import re
 import time
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from torchx_kfp.errors import UnknownNameError
@@ -189,6 +188,8 @@ def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = 
         path: the path of something that does not exist or has another kind.
         suffixes: the suffixes of files that may be meant; none if a folder is meant.
     """
+    from pathlib import Path  # slow to load, and applications import this module
+
     *folders, name = Path(path).parts or (".",)
     place = Path()
     for folder in folders:
@@ -218,7 +219,7 @@ def most_similar(wrong: str, names: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
-def _entries(folder: Path, name: str, suffixes: Collection[str] = ()) -> list[str]:
+def _entries(folder: str | os.PathLike[str], name: str, suffixes: Collection[str] = ()) -> list[str]:
     """Return the names in a folder that may be meant: folders, or files with a suffix; hidden ones for hidden names."""
     try:
         with os.scandir(folder) as entries:
@@ -226,7 +227,7 @@ def _entries(folder: Path, name: str, suffixes: Collection[str] = ()) -> list[st
             return sorted(
                 entry.name
                 for entry in found
-                if (entry.is_file() and Path(entry.name).suffix in suffixes if suffixes else entry.is_dir())
+                if (entry.is_file() and os.path.splitext(entry.name)[1] in suffixes if suffixes else entry.is_dir())
             )
     except OSError:  # there is nothing to suggest
         return []

@@ -6,15 +6,17 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.carried.shared import FILES
 from torchx_kfp.errors import MissingArtifactError, ResultRefusedError
-from torchx_kfp.tracking.artifact_files import StoredFiles, store_files
 from torchx_kfp.tracking.entries import add_entry, encode_json
 from torchx_kfp.tracking.store import Store, key_text
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.artifact_files import StoredFiles
 
 _logger = logging.getLogger(__name__)
 
@@ -98,10 +100,12 @@ class Artifact:
 
 def parse_artifact(name: str, content: Mapping[str, Any]) -> Artifact:
     """Return the artifact in an entry. Raises KeyError, TypeError or ValueError if it is malformed."""
-    stored = content.get("stored")
-    return Artifact(
-        name, str(content["path"]), dict(content["metadata"]), None if stored is None else StoredFiles.parse(stored)
-    )
+    artifact = Artifact(name, str(content["path"]), dict(content["metadata"]))
+    if (stored := content.get("stored")) is None:
+        return artifact
+    from torchx_kfp.tracking.artifact_files import StoredFiles  # most stages store no files
+
+    return replace(artifact, stored=StoredFiles.parse(stored))
 
 
 def add_artifact(
@@ -132,6 +136,8 @@ def add_artifact(
     content: dict[str, object] = {"path": absolute(text), "metadata": dict(metadata or {})}
     encode_json(content, f"metadata of the artifact {name!r}")  # before a long upload
     if stored:
+        from torchx_kfp.tracking.artifact_files import store_files
+
         files = store_files(store, f"{FILES}/{key_text(run_id)}", name, text)
         content |= {"path": files.url, "stored": files.encode()}
     else:

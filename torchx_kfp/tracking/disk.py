@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
@@ -14,6 +13,7 @@ from torchx_kfp.common.safe_files import (
     PRIVATE,
     TEMPORARY,
     UnfitFileError,
+    copy_content,
     open_parent,
     open_regular,
     special_kind,
@@ -32,8 +32,6 @@ _MAX_NAME = 255
 _MAX_PATH = 4095
 #: How many calls are made at once, for network file systems.
 _THREADS = 8
-#: The bytes of a part in which files are copied.
-_PART = 1 << 20
 
 
 class DiskStore(Store):
@@ -97,7 +95,7 @@ class DiskStore(Store):
             except OSError as error:
                 raise self._problem("read", key, error) from error
             with open(descriptor, "rb", buffering=0) as source, open(path, "wb") as copy:
-                shutil.copyfileobj(source, copy, _PART)
+                copy_content(source, copy)
 
     def remove(self, key: str) -> None:
         """Remove the key's file, if it exists, and the folders that are empty afterwards."""
