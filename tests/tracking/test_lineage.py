@@ -73,7 +73,11 @@ MALFORMED = {
     "metadata": ["{", "[]", '{"metadata": 5}'],
     "artifacts": ["{", "[]", '{"artifacts": {"m": {}}}', '{"artifacts": {"m": {"path": "x", "metadata": 5}}}'],
     "sources": ['{"sources": 5}', '{"sources": [{}]}', '{"sources": [5]}', '{"sources": [{"run_id": 5}]}'],
-    "steps": ['{"steps": [1]}', '{"steps": {"loss": {"steps": [], "values": [1]}}}'],
+    "steps": [
+        '{"steps": [1]}',
+        '{"steps": {"loss": {"steps": [], "values": [1]}}}',
+        '{"steps": {"loss": {"steps": [], "values": [], "times": [], "count": 0}}}',
+    ],
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,9 @@ from torchx_kfp.errors import UnknownNameError
 
 if TYPE_CHECKING:
     import pandas
+
+#: What an entry has of the points, one list each.
+_COLUMNS = ("steps", "values", "times")
 
 
 class Point(NamedTuple):
@@ -27,18 +30,28 @@ class Curve:
     """The values that a run has logged with one name, in the order of their steps.
 
     Attributes:
-        points: the points that were kept, about 1,000 for each process.
+        points: the points that were kept, about 1,000 for each process. The last one, the smallest and the largest of
+            all values are always among them.
         count: the number of values that were logged.
-        last: the value at the largest step.
-        min: the smallest value. NaN does not count, unless all values are NaN.
-        max: the largest value, likewise.
     """
 
     points: tuple[Point, ...]
     count: int
-    last: Point
-    min: Point
-    max: Point
+
+    @property
+    def last(self) -> Point:
+        """The value at the largest step."""
+        return self.points[-1]
+
+    @property
+    def min(self) -> Point:
+        """The smallest value. NaN does not count, unless all values are NaN."""
+        return min(_comparable(self.points), key=_value)
+
+    @property
+    def max(self) -> Point:
+        """The largest value, likewise."""
+        return max(_comparable(self.points), key=_value)
 
 
 class History(dict[str, Curve]):
@@ -67,86 +80,70 @@ class History(dict[str, Curve]):
         return pandas.DataFrame(columns, index=index, columns=list(columns), dtype=float)
 
 
-class Series:
-    """The points of one name while they are logged."""
-
-    last: Point
-    min: Point
-    max: Point
+class GrowingCurve:
+    """The points of one name while they are logged: evenly spread ones, and others among which are the extreme ones."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.points: list[Point] = []
+        self._spread: list[Point] = []
+        self._others: list[Point] = []
+        self._count = 0
         self._every = 1
 
-    def add(self, point: Point, most: int) -> None:
-        """Add a point, and keep at most this number of points."""
-        if self.count:
-            if _order(point) >= _order(self.last):
-                self.last = point
-            # NaN is neither smaller nor larger than a number, and a number replaces it.
-            if point.value < self.min.value or self.min.value != self.min.value:
-                self.min = point
-            if point.value > self.max.value or self.max.value != self.max.value:
-                self.max = point
-        else:
-            self.last = self.min = self.max = point
-        if self.count % self._every == 0:
-            self.points.append(point)
-            while len(self.points) > most:
-                del self.points[1::2]
-                self._every *= 2
-        self.count += 1
+    def add(self, point: Point, limit: int) -> None:
+        """Add a point, and keep at most this number of evenly spread points."""
+        (self._others if self._count % self._every else self._spread).append(point)
+        self._count += 1
+        while len(self._spread) > limit:
+            self._others += self._spread[1::2]
+            del self._spread[1::2]
+            self._every *= 2
+        if len(self._others) > limit:
+            self._others = self._extremes(self._others)
 
-    def kept(self) -> list[Point]:
-        """Return the points in the order of their steps, including the exact ones."""
-        return sorted({*self.points, self.last, self.min, self.max}, key=_order)
+    def curve(self) -> Curve:
+        """Return the evenly spread points and the extreme ones."""
+        points = {*self._spread, *self._extremes([*self._spread, *self._others])}
+        return Curve(tuple(sorted(points, key=_order)), self._count)
+
+    @staticmethod
+    def _extremes(points: list[Point]) -> list[Point]:
+        curve = Curve(tuple(sorted(points, key=_order)), len(points))
+        return [curve.last, curve.min, curve.max]
 
 
-def encode_series(series: Mapping[str, Series]) -> dict[str, object]:
+def encode_curves(curves: Mapping[str, Curve]) -> dict[str, object]:
     """Return the field ``steps`` of an entry."""
     return {
-        name: {
-            "count": it.count,
-            **dict(zip(("steps", "values", "times"), map(list, zip(*it.kept(), strict=True)), strict=True)),
-            **{which: list(point) for which, point in (("last", it.last), ("min", it.min), ("max", it.max))},
-        }
-        for name, it in series.items()
+        name: {"count": it.count, **dict(zip(_COLUMNS, map(list, zip(*it.points, strict=True)), strict=True))}
+        for name, it in curves.items()
     }
 
 
-def parse_curves(content: Mapping[str, Any]) -> dict[str, Curve]:
-    """Return the curves of one process in an entry. Raises KeyError, TypeError or ValueError if it is malformed."""
-    curves: dict[str, Curve] = {}
+def join_curves(history: Mapping[str, Curve], content: Mapping[str, Any]) -> History:
+    """Return the curves of a run with those of another process, which are in an entry.
+
+    Raises:
+        KeyError, TypeError, ValueError: the entry is malformed.
+    """
+    joined = History(history)
     for name, stored in content.items():
-        columns = zip(stored["steps"], stored["values"], stored["times"], strict=True)
-        last, low, high = (_point(*stored[which]) for which in ("last", "min", "max"))
-        curves[name] = Curve(tuple(_point(*row) for row in columns), int(stored["count"]), last, low, high)
-    return curves
-
-
-def join_curves(history: Mapping[str, Curve], curves: Mapping[str, Curve]) -> History:
-    """Return the curves of a run with those of another process."""
-    joined = {name: _joined(history[name], curve) if name in history else curve for name, curve in curves.items()}
-    return History({**history, **joined})
-
-
-def _joined(one: Curve, other: Curve) -> Curve:
-    """Join the curves of two processes."""
-    both = (one, other)
-    comparable = [curve for curve in both if curve.min.value == curve.min.value] or both
-    return Curve(
-        tuple(sorted((*one.points, *other.points), key=_order)),
-        one.count + other.count,
-        max((curve.last for curve in both), key=_order),
-        min((curve.min for curve in comparable), key=lambda point: point.value),
-        max((curve.max for curve in comparable), key=lambda point: point.value),
-    )
+        rows = zip(*(stored[column] for column in _COLUMNS), strict=True)
+        points = [Point(int(step), float(value), float(when)) for step, value, when in rows]
+        if not points:
+            raise ValueError(f"{name!r} has no points")
+        known = history.get(name, Curve((), 0))
+        joined[name] = Curve(tuple(sorted((*known.points, *points), key=_order)), known.count + int(stored["count"]))
+    return joined
 
 
 def _order(point: Point) -> tuple[int, float]:
     return point.step, point.time
 
 
-def _point(step: Any, value: Any, when: Any) -> Point:
-    return Point(int(step), float(value), float(when))
+def _value(point: Point) -> float:
+    return point.value
+
+
+def _comparable(points: Sequence[Point]) -> Sequence[Point]:
+    """Return the points other than NaN, if there are any."""
+    return [point for point in points if point.value == point.value] or points

@@ -14,7 +14,7 @@ from torchx_kfp.common.git import GitState
 from torchx_kfp.contract.carried.shared import RUNS
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.artifacts import Artifact, parse_artifact
-from torchx_kfp.tracking.curves import History, join_curves, parse_curves
+from torchx_kfp.tracking.curves import History, join_curves
 from torchx_kfp.tracking.entries import MALFORMED, from_json, list_entries, malformed, read_entries, warn_once
 from torchx_kfp.tracking.lineage import Lineage, Source, Start, trace
 from torchx_kfp.tracking.searches import Search, parse_search
@@ -200,7 +200,7 @@ _FOLDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "metadata": lambda old, new: {**old, **new},
     "sources": _fold_sources,
     "started": _fold_started,
-    "steps": lambda old, new: join_curves(old, parse_curves(new)),
+    "steps": join_curves,
     "search": lambda old, new: parse_search(new),
     "code": _fold_code,
     "tags": _fold_tags,

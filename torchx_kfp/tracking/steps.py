@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import ResultRefusedError
-from torchx_kfp.tracking.curves import Point, Series, encode_series
+from torchx_kfp.tracking.curves import GrowingCurve, Point, encode_curves
 from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.results import check_results, scalar
 from torchx_kfp.tracking.store import Store, new_entry_name
@@ -88,7 +88,7 @@ Forward = Callable[[Mapping[str, Sequence[Point]]], None]
 
 
 class StepLog:
-    """The metrics that one process logs for one run. Only its thread touches the series: no lock can be left held."""
+    """The metrics that one process logs for one run. Only its thread touches the curves: no lock can be left held."""
 
     def __init__(self, store: Store, run_id: str, mirrors: Sequence[Forward]) -> None:
         self._store = store
@@ -99,8 +99,8 @@ class StepLog:
         self._waiting: deque[tuple[int, float, dict[str, float]]] = deque()
         # It is a SimpleQueue because a signal handler may interrupt the code that holds the lock of an Event.
         self._asked: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
-        self._series: dict[str, Series] = {}
-        self._new: dict[str, Series] = {}  # for mirrors, which get each value once
+        self._curves: dict[str, GrowingCurve] = {}
+        self._new: dict[str, GrowingCurve] = {}  # for mirrors, which get each value once
         self._unsaved = False
         self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True)
@@ -168,21 +168,22 @@ class StepLog:
             self._unsaved = True
             for name, value in metrics.items():
                 point = Point(step, value, when)
-                self._series.setdefault(name, Series()).add(point, points_for_each(len(self._series)))
+                self._curves.setdefault(name, GrowingCurve()).add(point, points_for_each(len(self._curves)))
                 if self._mirrors:
-                    self._new.setdefault(name, Series()).add(point, MAX_POINTS)
+                    self._new.setdefault(name, GrowingCurve()).add(point, MAX_POINTS)
 
     def _write(self) -> None:
         new, self._new = self._new, {}
         if self._unsaved:
             try:
-                add_entry(self._store, self._run_id, {"steps": encode_series(self._series)}, self._name)
+                curves = {name: it.curve() for name, it in self._curves.items()}
+                add_entry(self._store, self._run_id, {"steps": encode_curves(curves)}, self._name)
                 self._unsaved = False
             except Exception as error:  # the training goes on, and the next write includes everything
                 self._warn(error)
         if new:
             for forward in self._mirrors:
-                forward({name: series.kept() for name, series in new.items()})
+                forward({name: it.curve().points for name, it in new.items()})
 
     def _warn(self, error: Exception) -> None:
         kind = type(error).__qualname__
