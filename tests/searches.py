@@ -116,8 +116,11 @@ def play_search(folder: Path, *, ended: int | None = None, **options: Any) -> No
     names: list[str] = []
     base = folder.parent / "results"
     store = open_store(str(base))
+    before = None
     for name, statement in zip(asking, statements, strict=False):
-        add_entry(store, f"{folder.name}/{name}/{name}_1", {"search": statement})
+        run_id = f"{folder.name}/{name}/{name}_1"
+        add_entry(store, run_id, {"search": {**statement, "before": before}})
+        before = run_id
         number = statement["round"]
         names += [name, *(f"trial-{number}[{index}]" for index in range(each) if number < len(statements))]
 

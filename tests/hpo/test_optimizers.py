@@ -1,4 +1,4 @@
-"""How values are drawn, grids are counted and fronts are found: by the functions that stages carry."""
+"""How values are drawn, and grids are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchx_kfp import hpo
-from torchx_kfp.hpo import ask, optimizers
+from torchx_kfp.hpo import optimizers
 
 PARAMETERS = {"lr": hpo.log(1e-4, 1.0), "layers": hpo.int(1, 3), "act": hpo.choice("relu", "gelu")}
 
@@ -19,26 +19,6 @@ PARAMETERS = {"lr": hpo.log(1e-4, 1.0), "layers": hpo.int(1, 3), "act": hpo.choi
 def definition(parameters: Any = PARAMETERS, **changes: Any) -> dict[str, Any]:
     spaces = {name: space.definition for name, space in parameters.items()}
     return {"parameters": spaces, "objectives": {"loss": "minimize"}, "rounds": 2, "trials": 3, "seed": 7, **changes}
-
-
-@given(st.lists(st.tuples(*[st.integers(0, 5).map(float)] * 3), max_size=12))
-def test_the_front_is_what_comparing_all_pairs_leaves(values: list[tuple[float, float, float]]) -> None:
-    objectives = {"a": "minimize", "b": "maximize", "c": "minimize"}
-    trials = [
-        {"parameters": {}, "run_id": f"{number}", "results": dict(zip(objectives, value, strict=True))}
-        for number, value in enumerate(values)
-    ]
-
-    def beats(other: tuple[float, float, float], own: tuple[float, float, float]) -> bool:
-        as_good = other[0] <= own[0] and other[1] >= own[1] and other[2] <= own[2]
-        return as_good and (other[0] < own[0] or other[1] > own[1] or other[2] < own[2])
-
-    left = [number for number, own in enumerate(values) if not any(beats(other, own) for other in values)]
-    front = ask.front({"objectives": objectives}, trials, {name: f"best_{name}" for name in objectives})
-    assert front == [
-        {**{f"best_{name}": value for name, value in trials[number]["results"].items()}, "trial": f"{number}"}
-        for number in left
-    ]
 
 
 BOUNDS = st.tuples(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12)).map(sorted).filter(lambda it: it[0] < it[1])

@@ -45,19 +45,25 @@ def test_a_failed_trial_is_not_the_best_whatever_it_recorded() -> None:
 
 
 def test_the_latest_statement_of_each_search_counts() -> None:
-    rounds = [parse(stated(done)) for done in range(4)]
-    assert Search.latest([rounds[2], None, *rounds]) == [rounds[3]]
-    assert Search.latest(rounds[:2]) == [rounds[1]]
-    # Iterations of a loop, in which searches have one name, and another search.
-    loop = [parse(stated(done, run="other", failing=[1])) for done in range(3)]
-    other = parse({**stated(2), "name": "another"})
-    assert Search.latest([*rounds, *loop, other]) == [rounds[3], loop[2], other]
+    def chain(run: str, count: int) -> dict[str, Search]:
+        before = [None, *(f"{run}/ask/{number}" for number in range(count))]
+        return {f"{run}/ask/{done}": parse({**stated(done), "before": before[done]}) for done in range(count)}
+
+    rounds = chain("run", 4)
+    assert list(Search.latest({"run/train/1": None, **rounds})) == ["run/ask/3"]
+    assert list(Search.latest(dict([*rounds.items()][:2]))) == ["run/ask/1"]
+    # Iterations of a loop, in which searches have one name, and those of one that share a cached stage.
+    shared = {"run/ask/5": parse({**stated(1), "before": "run/ask/0"})}
+    found = Search.latest({**rounds, **chain("other", 3), **shared})
+    assert found == {it: ({**rounds, **chain("other", 3), **shared})[it] for it in found}
+    assert list(found) == ["run/ask/3", "other/ask/2", "run/ask/5"]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"definition": {}},
+        {"definition": {**stated(1)["definition"], "objectives": {}}},
         {"definition": {**stated(1)["definition"], "parameters": {"lr": 1}}},
         {"definition": {**stated(1)["definition"], "parameters": {"lr": {"bounds": ["a", "b"]}}}},
         {"trials": [{}]},

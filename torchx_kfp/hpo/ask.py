@@ -31,7 +31,7 @@ from torchx_kfp.errors import SearchError
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, ask_random
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.run import current_run
-from torchx_kfp.tracking.searches import Search, unbeaten
+from torchx_kfp.tracking.searches import Search, parse_search
 
 #: Of a range: how far beyond a bound rounding may carry a number, such as 10 ** math.log10(bound).
 _ROUNDING = 1e-9
@@ -129,14 +129,6 @@ def ask_for(definition: Any, told: Sequence[Any], state: Any, number: int) -> tu
     return asked[:number] or ask_random(definition, told, None, 1)[0], state
 
 
-def losses(definition: Any, trial: Any) -> list[float]:
-    """Return a trial's objectives as numbers to be minimized."""
-    return [
-        trial["results"][name] * (1 if direction == "minimize" else -1)
-        for name, direction in definition["objectives"].items()
-    ]
-
-
 def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
     """Return a trial for the optimizer (objectives, exit code, whether it failed), and the reason of its failure.
 
@@ -162,85 +154,78 @@ def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
     return {"results": objectives, "exit_code": code, "failed": bool(reason)}, reason
 
 
-def front(definition: Any, trials: Sequence[Any], fields: Any) -> list[Any]:
-    """Return the trials that no other trial beats, as items of the list ``front``."""
-    best = (trials[index] for index in unbeaten([losses(definition, trial) for trial in trials]))
-    return [
-        {**one["parameters"], **{fields[name]: value for name, value in one["results"].items()}, "trial": one["run_id"]}
-        for one in best
-    ]
-
-
-def describe(definition: Any, trial: Any) -> str:
-    """Return a trial's objectives and parameters in a line."""
-    return " ".join(f"{name}={value}" for part in ("results", "parameters") for name, value in trial[part].items())
-
-
 def main(text: str) -> None:
     """Tell the results of the trials, if there are any, and ask for the next ones, or record the best one.
 
     Args:
         text: see the module.
     """
-    search = json.loads(text)
-    definition = search["definition"]
+    given = json.loads(text)
+    definition = given["definition"]
     run = current_run()
     recorder = Recorder.open(os.environ[protocol.TRACKER_BASE])
     reads = protocol.decode(os.environ).parents
-    before = recorder.record(str(reads["search"]), "search").search if reads else None
-    if reads and before is None:
-        sys.exit(f"torchx-kfp: {reads['search']} has recorded no search")
-    number, state = (before.round + 1, before.state) if before else (1, None)
-    told = [asdict(trial) for trial in before.trials] if before else []
-    ended, reasons = tell_all(definition, told, before, reads.get("trials", ()), recorder)
-    good = sorted((trial for trial in told if not trial["failed"]), key=lambda trial: losses(definition, trial))
-    stated = {"name": search["name"], "round": number, "definition": definition, "trials": told}
+    stated = {"name": given["name"], "round": 1, "definition": definition, "trials": [], "asked": [], "state": None}
+    reasons: list[str] = []
+    ended: protocol.RunIds = ()
+    if reads:
+        before, ended = str(reads["search"]), reads.get("trials", ())
+        known = recorder.record(before, "search").search
+        if known is None:
+            sys.exit(f"torchx-kfp: {before} has recorded no search")
+        told, reasons = tell_all(known, ended, recorder)
+        stated |= {"round": known.round + 1, "trials": told, "state": known.state, "before": before}
+    search = parse_search(stated)
+    best = search.best()
+    if reasons and best is None:
+        recorder.add(run.id, {"search": stated})
     if reasons:
-        if not good:
-            recorder.add(run.id, {"search": {**stated, "asked": [], "state": state}})
-        report(number - 1, ended, reasons, good)
+        report(search, ended, reasons)
     results: dict[str, Any] = {}
-    if good:
-        say(f"best of {len(told)} trials: {describe(definition, good[0])} ({good[0]['run_id']})")
-        results = good[0]["results"]
-    asked: list[Any] = []
-    if number > definition["rounds"]:
-        results = {**good[0]["parameters"], **results, "trial": good[0]["run_id"]}
-        if len(definition["objectives"]) > 1:
-            run.add_metadata(front=front(definition, good, search["fields"]))
-    else:
-        asked, state = ask_for(definition, told, state, definition["trials"])
+    if best is not None:
+        shown_best = " ".join(f"{name}={value}" for name, value in {**best.results, **best.parameters}.items())
+        say(f"best of {len(search.trials)} trials: {shown_best} ({best.run_id})")
+        results = dict(best.results)
+        if search.round > search.rounds:
+            results = {**best.parameters, **results, "trial": best.run_id}
+            if len(search.objectives) > 1:
+                run.add_metadata(front=front(search, given["fields"]))
+    if search.round <= search.rounds:
+        asked, state = ask_for(definition, stated["trials"], search.state, definition["trials"])
+        stated |= {"asked": asked, "state": state}
         run.add_metadata(trials=asked)
-        results = {"round": number, **results}
-        say(f"round {number} of {definition['rounds']}:", *asked)
-    recorder.add(run.id, {"search": {**stated, "asked": asked, "state": state}})
+        results = {"round": search.round, **results}
+        say(f"round {search.round} of {search.rounds}:", *asked)
+    recorder.add(run.id, {"search": stated})
     run.put(results)
 
 
-def tell_all(
-    definition: Any, told: list[Any], before: Search | None, read: protocol.RunIds, recorder: Recorder
-) -> tuple[list[str], list[str]]:
-    """Add the trials that have ended to those before them; return their run ids, and the reasons of failures.
+def front(search: Search, fields: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the best trials of several objectives as items of the list ``front``."""
+    return [
+        {**it.parameters, **{fields[name]: it.results[name] for name in search.objectives}, "trial": it.run_id}
+        for it in sorted(search.best_trials(), key=search.cost_of)
+    ]
+
+
+def tell_all(before: Search, ended: Sequence[str], recorder: Recorder) -> tuple[list[Any], list[str]]:
+    """Return all trials so far, and why those of the last round have failed that did.
 
     Args:
-        definition: the search's.
-        told: the trials before.
         before: what the stage before this one recorded.
-        read: the run ids of the trials for which it asked.
+        ended: the run ids of the trials for which it asked.
         recorder: the records of all of them.
     """
-    ended, asked = list(read), before.asked if before else ()
-    if len(ended) != len(asked):
-        sys.exit(f"torchx-kfp: {len(asked)} trials were asked for, but {len(ended)} ended")
+    if len(ended) != len(before.asked):
+        sys.exit(f"torchx-kfp: {len(before.asked)} trials were asked for, but {len(ended)} ended")
     recorded = recorder.get_many(ended)
-    reasons = []
-    for index, (trial, parameters) in enumerate(zip(ended, asked, strict=True)):
-        result, reason = tell(definition, recorded[trial])
-        known = {"round": before.round if before else 0, "index": index, "run_id": trial, "parameters": parameters}
-        told.append({**known, **result})
+    told, reasons = [asdict(trial) for trial in before.trials], []
+    for index, (trial, parameters) in enumerate(zip(ended, before.asked, strict=True)):
+        result, reason = tell(before.definition, recorded[trial])
+        told.append({"round": before.round, "index": index, "run_id": trial, "parameters": parameters, **result})
         if reason:
             reasons.append(f"{trial}: {reason}")
-    return ended, reasons
+    return told, reasons
 
 
 def say(*words: object) -> None:
@@ -248,12 +233,12 @@ def say(*words: object) -> None:
     print("torchx-kfp:", *words, file=sys.stderr, flush=True)
 
 
-def report(number: int, ended: Sequence[str], reasons: Sequence[str], good: Sequence[Any]) -> None:
+def report(search: Search, ended: Sequence[str], reasons: Sequence[str]) -> None:
     """Say which trials of a round failed; end the program if no trial so far is good."""
     failed = f"failed: {'; '.join(reasons)}"
     if len(reasons) == len(ended):
-        failed = "\n  ".join([f"all {len(ended)} trials of round {number} failed:", *reasons])
-    if good:
+        failed = "\n  ".join([f"all {len(ended)} trials of round {search.round - 1} failed:", *reasons])
+    if search.best() is not None:
         say(failed)
         return
     run, *_, execution = ended[0].split("/")

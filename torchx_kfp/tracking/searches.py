@@ -9,7 +9,7 @@ Each stage of a search between its trials records one entry (``torchx_kfp.hpo.as
                     "objectives": {"loss": "minimize"}, "rounds": 3, "trials": 4, "optimizer": "random", "seed": null},
      "trials": [{"round": 1, "index": 0, "run_id": "...", "parameters": {"lr": 0.1, "layers": 3, "act": "relu"},
                  "results": {"loss": 0.3}, "exit_code": 0, "failed": false}],
-     "asked": [{"lr": 0.01, "layers": 2, "act": "gelu"}], "state": null}
+     "asked": [{"lr": 0.01, "layers": 2, "act": "gelu"}], "state": null, "before": "..."}
 
 A parameter with bounds may have ``points``, the number of its values in a grid.
 """
@@ -17,7 +17,7 @@ A parameter with bounds may have ``points``, the number of its values in a grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,7 @@ class Search:
         asked: the parameters of each trial of this round. The last stage asks for none.
         definition: all that the search was asked to do.
         state: what the optimizer knows of its earlier answers.
+        before: the run id of the stage that this one continues; None for the first one.
     """
 
     name: str
@@ -78,16 +79,19 @@ class Search:
     asked: tuple[Mapping[str, int | float | bool | str], ...]
     definition: Mapping[str, Any] = field(default_factory=dict)
     state: Any = None
+    before: str | None = None
 
     @staticmethod
-    def latest(stated: Iterable[Search | None]) -> list[Search]:
-        """Return the latest state of each search, in their order.
+    def latest(searches: Mapping[str, Search | None]) -> dict[str, Search]:
+        """Return the latest state of each search, by run id.
 
-        Each stage of a search records all that is known by then. Several searches may have the same name, for example
-        in the iterations of a loop.
+        Each stage of a search records all that is known by then: those count that no other stage continues.
+
+        Args:
+            searches: what stages have recorded, by run id, in their order.
         """
-        found = [one for one in stated if one is not None and one.objectives]
-        return [one for one in found if not any(other._continues(one) for other in found)]
+        continued = {search.before for search in searches.values() if search is not None}
+        return {run_id: it for run_id, it in searches.items() if it is not None and run_id not in continued}
 
     def is_complete(self, trial: Trial) -> bool:
         """Return whether the trial has a value of each objective."""
@@ -97,11 +101,19 @@ class Search:
         """Return the factor that turns values of the objective into costs, of which smaller ones are better."""
         return -1 if self.objectives[objective] == "maximize" else 1
 
+    def cost_of(self, trial: Trial) -> tuple[float, ...]:
+        """Return the objectives of a complete trial as costs. In their order, the first trial is the best."""
+        return tuple(self.sign_of(name) * trial.results[name] for name in self.objectives)
+
     def best_in(self, objective: str) -> Trial | None:
         """Return the trial with the best value of one objective, the first of equally good ones."""
         sign = self.sign_of(objective)
         found = [(sign * value, trial) for trial in self.trials if (value := trial.value_of(objective)) is not None]
         return min(found, key=lambda pair: pair[0])[1] if found else None
+
+    def best(self) -> Trial | None:
+        """Return the best complete trial: the first objective decides, and among equals the next one."""
+        return min(filter(self.is_complete, self.trials), key=self.cost_of, default=None)
 
     def best_trials(self) -> list[Trial]:
         """Return the best trial; with several objectives, the Pareto front: the trials than which no other is better.
@@ -109,30 +121,13 @@ class Search:
         A trial is better than another one if it is as good in every objective and better in one.
         """
         if len(self.objectives) == 1:
-            best = self.best_in(next(iter(self.objectives)))
-            return [] if best is None else [best]
-        complete = [trial for trial in self.trials if self.is_complete(trial)]
-        costs = [tuple(self.sign_of(it) * (trial.value_of(it) or 0.0) for it in self.objectives) for trial in complete]
-        return [complete[index] for index in unbeaten(costs)]
-
-    def _continues(self, earlier: Search) -> bool:
-        """Return whether this state repeats the trials of another one, and has those that the other asks for."""
-        if self.round <= earlier.round or self.name != earlier.name:
-            return False
-        count = len(earlier.trials)
-        since = self.trials[count : count + len(earlier.asked)]
-        return [trial.run_id for trial in self.trials[:count]] == [trial.run_id for trial in earlier.trials] and [
-            trial.parameters for trial in since
-        ] == list(earlier.asked)
-
-
-def unbeaten(costs: Sequence[Sequence[float]]) -> list[int]:
-    """Return the indices of the costs that no others beat: as low in every objective, and lower in one."""
-    return [
-        index
-        for index, own in enumerate(costs)
-        if not any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in costs)
-    ]
+            return [best] if (best := self.best()) else []
+        costs = [(self.cost_of(trial), trial) for trial in self.trials if self.is_complete(trial)]
+        return [
+            trial
+            for own, trial in costs
+            if not any(cost != own and all(a <= b for a, b in zip(cost, own, strict=True)) for cost, _ in costs)
+        ]
 
 
 def _parse_space(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,4 +144,6 @@ def parse_search(content: Mapping[str, Any]) -> Search:
     """Return the search in an entry. Raises KeyError, TypeError or ValueError if it is malformed."""
     definition = content["definition"]
     spaces = {name: _parse_space(space) for name, space in definition["parameters"].items()}
+    if not definition["objectives"]:
+        raise ValueError("a search has an objective")
     return from_json(Search, {**definition, **content, "parameters": spaces})

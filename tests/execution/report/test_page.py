@@ -299,8 +299,10 @@ def test_two_searches_of_one_name_are_two_sections(tmp_path: Path) -> None:
     play_search(tmp_path / "runs/run-1", rounds=1)
     other = tell("search", [({"lr": 0.5}, {"loss": 7.0})], run_id="earlier/trial/0")
     store = FsspecResultTracker(tmp_path / "runs/results").store
-    [entry] = [file.key for file in store.list_files(".torchx_kfp/runs/run-1/ask-1") if file.key.endswith(".search")]
-    store.write(entry, json.dumps({"search": other}).encode())
+    entries = [file.key for file in store.list_files(".torchx_kfp/runs/run-1") if file.key.endswith(".search")]
+    best = json.loads(store.read_record(entries[1]) or b"")["search"]
+    for entry, search in zip(entries, (other, {**best, "before": None}), strict=True):
+        store.write(entry, json.dumps({"search": search}).encode())
     page = Page.of_run(tmp_path / "runs/run-1")
     titles = [shown(page.of("h2", it)[0]) for it in page.of("section.search")]
     assert titles == ["Search search (ask-1)", "Search search (best)"]

@@ -205,12 +205,12 @@ def find_searches(stages: Iterable[StageView], tracked: Tracked) -> list[tuple[s
 
     A title is the search's name; if several have it, the stage that stated it last is added.
     """
-    stated = {id(search): (stage, search) for stage in stages if (search := tracked.search(stage)) is not None}
-    found = Search.latest(search for _, search in stated.values())
-    names = [search.name for search in found]
+    asking = {stage.result.run_id or "": stage for stage in stages if tracked.search(stage) is not None}
+    found = Search.latest({run_id: tracked.search(stage) for run_id, stage in asking.items()})
+    names = [search.name for search in found.values()]
     return [
-        (search.name if names.count(search.name) == 1 else f"{search.name} ({stated[id(search)][0].name})", search)
-        for search in found
+        (search.name if names.count(search.name) == 1 else f"{search.name} ({asking[run_id].name})", search)
+        for run_id, search in found.items()
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -214,7 +214,7 @@ def _recorded_rows(
             results.pop(key, None)
             metadata.pop(key, None)
     return [
-        *_rows(_SEARCH, [_searches(stated.get(key) for key in found) for found in keys]),
+        *_rows(_SEARCH, [_searches({key: stated.get(key) for key in found}) for found in keys]),
         *_rows(_RESULT, _by_stage(keys, results)),
         *_step_rows(keys, history),
         *_rows(_METADATA, _by_stage(keys, metadata)),
@@ -255,12 +255,12 @@ def _cached_rows(chosen: Sequence[Chosen]) -> list[_Compared]:
     return _rows(_CACHED, runs)
 
 
-def _searches(stated: Iterable[Search | None]) -> _Values:
+def _searches(stated: Mapping[str, Search | None]) -> _Values:
     """Return the values of each search of a run, by its name. A search of several objectives has no best trial."""
     from torchx_kfp.tracking.recorder import Search
 
     found: _Values = {}
-    for search in Search.latest(stated):
+    for search in Search.latest(stated).values():
         best = {name: search.best_in(name) for name in search.objectives}
         values: dict[str, Any] = {f"best {name}": it.results[name] for name, it in best.items() if it is not None}
         winners = search.best_trials()
