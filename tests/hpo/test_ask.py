@@ -129,7 +129,7 @@ def test_all_trials_of_a_round_fail(search: Callable[..., Pipeline]) -> None:
         "  run/train/1: loss is missing, recorded nothing",
         "  run/train/2: loss is 'low'",
         f"  run/train/3: loss is 1{309 * '0'}",
-        "Their logs: torchx-kfp logs run 0",
+        "Their logs: torchx-kfp logs run/0",
         "To try again, start a new run: --resume keeps these trials, and so does KFP's cache, unless you give "
         "--no-cache.",
     ]
