@@ -38,10 +38,10 @@ def test_a_file_that_was_written_since_it_was_seen_stays(tmp_path: Path) -> None
     (seen,) = store.list_files()
     store.write("run/train/1", b'{"a": 2}')
     os.utime(store.location("run/train/1"), (seen.modified + 1,) * 2)
-    assert not store.remove_old(seen)
+    assert not store.remove(seen)
     assert store.read("run/train/1") == b'{"a": 2}'
-    assert store.remove_old(store.list_files()[0])
-    assert store.remove_old(File("run/train/1", 1, 1.0)), "what is gone is gone"
+    assert store.remove(store.list_files()[0])
+    assert store.remove(File("run/train/1", 1, 1.0)), "what is gone is gone"
     assert os.listdir(tmp_path) == []
 
 
@@ -61,7 +61,7 @@ def test_a_file_that_is_written_in_the_instant_of_its_removal_stays(
             store.write("run/train/1", b'{"a": 2}')
 
     monkeypatch.setattr("os.rename", late)
-    assert not store.remove_old(seen)
+    assert not store.remove(seen)
     assert store.read("run/train/1") == (b'{"a": 2}' if newer else b'{"a": 1}')
     assert os.listdir(tmp_path / "run/train") == ["1"]
 
@@ -87,7 +87,7 @@ def test_a_file_that_is_gone_since_it_was_listed_is_no_problem(tmp_path: Path) -
     for run in ("one", "two"):
         store.write(f"{run}-20260101-120000-0a1b2c/train/1", b"{}")
     old = find_old_runs(store, time.time() + DAY).old
-    store.remove(old[0].results[0].key)
+    store.remove(old[0].results[0])
     assert list(remove_runs(store, old)) == list(old)
 
 

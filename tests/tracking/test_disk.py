@@ -19,11 +19,13 @@ import pytest
 from tests.facts import says
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.store import File
 
 #: Puts results forever, in a form that shows whether they are complete. Arguments: base, key, writer.
 WRITER = """
 import itertools, sys
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.store import File
 
 base, key, writer = sys.argv[1:]
 tracker = FsspecResultTracker(base)
@@ -261,6 +263,7 @@ def test_a_missing_permission_names_the_file_and_the_user(tmp_path: Path) -> Non
     code = f"""
 import os, sys
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.store import File
 from torchx_kfp.errors import TrackerError
 
 tracker = FsspecResultTracker(sys.argv[1])
@@ -291,6 +294,7 @@ def test_a_full_disk_keeps_the_old_results(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.store import File
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 tracker = FsspecResultTracker(sys.argv[1])
@@ -394,7 +398,7 @@ class TestLinks:
                 with pytest.raises(KeyRefusedError, match=f"would leave the tracker base .*{place.split('/')[-1]}"):
                     tracker[key] = {"x": 2}
             with pytest.raises(KeyRefusedError, match="is a symbolic link"):
-                tracker.store.remove("run/train/1")
+                tracker.store.remove(File("run/train/1", 1, 1.0))
         assert (elsewhere / "train/1").stat() == before
         assert visible(elsewhere) == ["train", "train/1"]
 
@@ -407,5 +411,5 @@ class TestLinks:
             tracker["run/train/1"] = {"x": 2}
             assert tracker.keys("run") == ["run/train/1"]
             assert json.loads((tmp_path / base.replace("link", "disk") / "run/train/1").read_text()) == {"x": 2}
-            tracker.store.remove("run/train/1")
+            assert all(map(tracker.store.remove, tracker.store.list_files("run/train/1")))
             assert tracker.keys() == []

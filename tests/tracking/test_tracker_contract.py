@@ -32,6 +32,7 @@ from torchx_kfp.errors import (
     TrackerError,
 )
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.store import File
 
 pytestmark = pytest.mark.lowest
 
@@ -324,9 +325,8 @@ def test_files_are_listed_with_sizes_and_removed(tracker: FsspecResultTracker) -
     ]  # fmt: skip
     # The times of S3 are whole seconds.
     assert all(before - 2 < file.modified < time.time() + 2 for file in files)
-    tracker.store.remove("p1/train/1")
-    tracker.store.remove("p1/train/1")
-    tracker.store.remove("none/at/all")
+    for file in (files[1], files[1], File("none/at/all", 1, 1.0)):
+        assert tracker.store.remove(file)
     assert tracker.keys() == ["p1/train/2"]
     assert tracker["p1/train/1"] == {}
     tracker.put("p1/train/1", x=2)
@@ -353,7 +353,7 @@ def test_every_form_of_a_base_keeps_results(form: str, tmp_path: Path, memory_ba
     for action in actions[2:] if form == "memory://" else actions:
         with pytest.raises(KeyRefusedError, match="The key "):
             action()
-    tracker.store.remove("a/b/1")
+    assert all(map(tracker.store.remove, tracker.store.list_files("a/b/1")))
     assert tracker.store.read("a/b/1") is None
     assert tracker.location("run") == {"memory://": "memory:///run"}.get(form, f"{tmp_path}/results/run")
     with pytest.raises(TrackerError, match=says("a:b'", "tracker base")):
@@ -418,6 +418,7 @@ def test_a_missing_package_is_named(base: str, module: str, install: str) -> Non
 import sys
 sys.modules[sys.argv[2]] = None  # as if it were not installed
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.store import File
 try:
     FsspecResultTracker(sys.argv[1])
 except Exception as error:

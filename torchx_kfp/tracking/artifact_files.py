@@ -278,7 +278,7 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         return StoredFiles(key, size, tree.sha256, len(files)).on(store)
     except BaseException as error:
         with contextlib.suppress(TrackerError):
-            for _ in store.each(store.remove, [file.key for file in store.list_files(place)]):
+            for _ in store.remove_many(store.list_files(place)):
                 pass
         if isinstance(error, FileNotFoundError):
             raise _unstable(error.filename or top) from None

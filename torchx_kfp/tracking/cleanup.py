@@ -212,7 +212,7 @@ def remove_code(store: Store, unused: Iterable[UnusedCode]) -> Iterator[UnusedCo
     # Object stores remove whatever is there: a submit may have stored it again while gc read what runs have recorded.
     there = {*find_archives(store).values()} if unused else set()
     unused = [code for code in unused if code.archive in there]
-    for code, is_gone in zip(unused, store.each(store.remove_old, [code.archive for code in unused]), strict=True):
+    for code, is_gone in zip(unused, store.each(store.remove, [code.archive for code in unused]), strict=True):
         if is_gone:
             yield code
 

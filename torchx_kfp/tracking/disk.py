@@ -97,18 +97,7 @@ class DiskStore(Store):
             with open(descriptor, "rb", buffering=0) as source, open(path, "wb") as copy:
                 copy_content(source, copy)
 
-    def remove(self, key: str) -> None:
-        """Remove the key's file, if it exists, and the folders that are empty afterwards."""
-        try:
-            with open_parent(self._path(key), self._root) as (folder, name):
-                os.unlink(name, dir_fd=folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise self._problem("remove", key, error) from error
-        self._remove_empty_folders(key)
-
-    def remove_old(self, file: File) -> bool:
+    def remove(self, file: File) -> bool:
         """Remove a file unless it was written since it was listed, and the folders that are empty afterwards."""
 
         def is_same(name: str) -> bool:
@@ -137,7 +126,7 @@ class DiskStore(Store):
     def remove_leftovers(self, before: float) -> None:
         for key, state in self._walk(""):
             if key.rpartition("/")[2].startswith(TEMPORARY) and state.st_mtime < before:
-                self.remove(key)
+                self.remove(File(key, state.st_size, state.st_mtime))
 
     def _remove_empty_folders(self, key: str) -> None:
         """Remove the folders of a key that are empty, the innermost first."""

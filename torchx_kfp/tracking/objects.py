@@ -178,19 +178,16 @@ class FsspecStore(Store):
                 raise
             raise self._problem("read", next(iter(files)), error) from error
 
-    def remove(self, key: str) -> None:
-        path = self._path(key)
+    def remove(self, file: File) -> bool:
+        """Remove a file. An object store cannot be asked to keep a file that was written since it was listed."""
+        path = self._path(file.key)
         try:
             self._fs.rm_file(path)  # rm would read the key as a pattern
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
-                raise self._problem("remove", key, error) from error
+                raise self._problem("remove", file.key, error) from error
         except Exception as error:
-            raise self._problem("remove", key, error) from error
-
-    def remove_old(self, file: File) -> bool:
-        """Remove a file. An object store cannot be asked to keep a file that was written since it was listed."""
-        self.remove(file.key)
+            raise self._problem("remove", file.key, error) from error
         return True
 
     def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:

@@ -139,11 +139,11 @@ class Recorder(FsspecResultTracker):
 
         The stages of the others have recorded it.
         """
-        keys = list_entries(self.store, [schedule], SCHEDULES)
+        entries = self.store.list_files(f"{SCHEDULES}/{schedule}")
         code = read_records(self.store, [schedule], ["code"], SCHEDULES)[schedule].code
         for run in runs if code else ():
             self.add_start(run, code, {})
-        list(self.store.each(self.store.remove, keys))
+        list(self.store.each(self.store.remove, entries))
 
     def run_ids(self, run: str | None = None) -> list[str]:
         """Return the runs of stages that have recorded anything besides results, sorted.
@@ -196,7 +196,7 @@ class Recorder(FsspecResultTracker):
         self.store.write(_PROBE, b"{}")
         self.store.read(_PROBE)
         with contextlib.suppress(TrackerError):
-            self.store.remove(_PROBE)
+            list(self.store.remove_many(self.store.list_files(_PROBE)))
 
 
 def run_of(key: str) -> str:

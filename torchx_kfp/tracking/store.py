@@ -212,18 +212,14 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def remove(self, key: str) -> None:
-        """Remove the key's file, if it exists."""
-
-    @abc.abstractmethod
-    def remove_old(self, file: File) -> bool:
+    def remove(self, file: File) -> bool:
         """Remove a file unless it was written since it was listed, and return whether it is gone."""
 
     def remove_leftovers(self, before: float) -> None:  # noqa: B027 (only a file system has any)
         """Remove what writers that were killed before this time, in seconds since 1970, have left unfinished."""
 
     def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:
-        """Remove files as ``remove_old`` does, many at once; yield for each whether it is gone, or why it may not go.
+        """Remove files as ``remove`` does, many at once; yield for each whether it is gone, or why it may not go.
 
         Raises:
             TrackerError: the store failed.
@@ -231,7 +227,7 @@ class Store(abc.ABC):
 
         def remove(file: File) -> bool | TrackerError:
             try:
-                return self.remove_old(file)
+                return self.remove(file)
             except TrackerError as error:
                 if not isinstance(error.__cause__, PermissionError):
                     raise

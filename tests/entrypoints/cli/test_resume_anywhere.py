@@ -273,7 +273,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     store = FsspecResultTracker(place.base).store
     for file in store.list_files():
         if second in file.key:
-            store.remove(file.key)
+            store.remove(file)
     gone = place.call("submit", f"{place.file}:light", "--resume", second, "--host", place.host, "--dry-run")
     assert f"runs: no results of it are under '{place.base}' (any more)" in gone.stdout
 
