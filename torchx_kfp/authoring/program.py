@@ -147,10 +147,13 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
             return parse(filled, place)
         check_word(value, place)
         parts: list[str | Reference] = []
-        for index, piece in enumerate(filled.split(macros["replica_id"])):
-            parts += [REPLICA] if index else []
-            parts += parse(piece, place) if piece else []
-        return tuple(parts) or ("",)
+        for part in parse(filled, place):
+            if isinstance(part, Reference):
+                parts.append(part)
+                continue
+            for index, piece in enumerate(part.split("\0")):
+                parts += [REPLICA, piece] if index else [piece]
+        return tuple(part for part in parts if part != "") or ("",)
 
     env: dict[str, Text] = {}
     field_paths: dict[str, str] = {}

@@ -111,6 +111,7 @@ def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: s
 PROGRAMS = [
     "echo $(( ${replica_id} + 1 ))",
     "eval 'echo ${replica_id}'",
+    "echo '${replica_id};}}'",
     "x${replica_id}=5; echo $x1",
     "awk 'BEGIN { print ${replica_id} }'",
     'trap "echo ${replica_id}" EXIT',
