@@ -158,7 +158,7 @@ def test_polls_are_rare_while_nothing_changes() -> None:
             if len(slept) == 6:
                 server.script = lambda request: Reply({**answer, "state": "FAILED"})
 
-        policy = PollPolicy(1.0, 8.0, 2.0, sleep=sleep, credit=1000.0)
+        policy = PollPolicy(1.0, 8.0, 2.0, sleep=sleep, share=1000.0)
         *_, record = HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow()
     assert record.state is State.FAILED
     assert slept == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
@@ -178,14 +178,13 @@ def test_waits_grow_while_nothing_changes_and_begin_again_after_a_change() -> No
     found = waits([True] + [False] * 20)
     assert (found[0], found[-1]) == (1.0, 10.0)
     assert sum(found[:6]) < 20, "a stage of some seconds is seen while it runs"
-    assert waits([True], PollPolicy(), cost=0.8) == [1.0], "the first poll of a large run does not delay the next"
 
 
 @pytest.mark.parametrize("cost", [0.001, 0.05, 0.4, 3.0])
 def test_polls_take_a_small_part_of_a_core(cost: float) -> None:
     count = 200
     total = sum(waits([True] * count, cost=cost))
-    assert count * cost <= 0.05 * total + 1.0 + cost, "the credit, and the last poll"
+    assert count * cost <= 0.05 * total + 1e-6
     if cost <= 0.05:
         assert total == pytest.approx(count * 1.0)
 

@@ -57,16 +57,15 @@ class PollPolicy:
     """How often a run is polled. Times are in seconds.
 
     The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
-    changes. It is longer if the polls of a large run would otherwise take more than ``share`` of a core; ``credit`` is
-    the CPU time that may be spent ahead. A host that reports errors, or refuses the credentials, is asked again for
-    ``patience``: its database may restart, and a token may be renewed too late.
+    changes. It is longer if the polls of a large run would otherwise take more than ``share`` of a core. A host that
+    reports errors, or refuses the credentials, is asked again for ``patience``: its database may restart, and a token
+    may be renewed too late.
     """
 
     shortest: float = 1.0
     longest: float = 10.0
     factor: float = 1.4
     share: float = 0.05
-    credit: float = 1.0
     patience: float = 60.0
     sleep: Callable[[float], object] = time.sleep
 
@@ -80,8 +79,6 @@ class PollTimer:
     def __init__(self, policy: PollPolicy) -> None:
         self._policy = policy
         self._next = policy.shortest
-        #: The CPU time that is left; below 0, it has to be waited for.
-        self._left = policy.credit
 
     def wait(self, *, changed: bool, cost: float, longest: float | None = None) -> None:
         """Wait until the next poll.
@@ -92,15 +89,9 @@ class PollTimer:
             longest: how long to wait at most.
         """
         policy = self._policy
-        if changed:
-            self._next = policy.shortest
-        self._left -= cost
-        pause = max(self._next, -self._left / policy.share)
-        if longest is not None:
-            pause = min(pause, longest)
-        policy.sleep(pause)
-        self._left = min(self._left + pause * policy.share, policy.credit)
-        self._next = min(self._next * policy.factor, policy.longest)
+        pause = max(policy.shortest if changed else self._next, cost / policy.share)
+        policy.sleep(pause if longest is None else min(pause, longest))
+        self._next = min((policy.shortest if changed else self._next) * policy.factor, policy.longest)
 
 
 class HostRun:
@@ -204,7 +195,8 @@ class HostRun:
         while True:
             began = time.thread_time()
             record = self._look()
-            cost = time.thread_time() - began
+            # The first look takes most, which the others do not.
+            cost = 0.0 if seen is None else time.thread_time() - began
             changed, seen = closely or record is not seen, record
             if changed:
                 yield record
