@@ -230,6 +230,16 @@ def test_what_is_refused() -> None:
     assert planned(earlier(), pipeline(name="renamed")).kept
 
 
+@pytest.mark.parametrize(
+    "options", [{"directory": 7}, {"docker": 5}, {"docker": {"a": 1}}, {"docker": ["make", 3], "directory": "."}]
+)
+def test_damaged_options_are_shown(options: dict[str, Any]) -> None:
+    run = earlier()
+    run = replace(run, record=replace(run.record, folder=Path("runs/table-1"), options=options))
+    with pytest.raises(ArgumentError, match=says("table-1", "own options", repr(options), "--docker", "--directory")):
+        _ = run.options
+
+
 def test_the_record_of_somebody_else_names_no_file_of_this_machine(tmp_path: Path) -> None:
     secret = tmp_path / "secret" / "log.txt"
     secret.parent.mkdir()

@@ -57,9 +57,21 @@ class EarlierRun:
 
     @property
     def options(self) -> dict[str, Any]:
-        """How its stages were run on this machine: in containers, and in which directory."""
+        """How its stages were run on this machine: in containers, and in which directory.
+
+        Raises:
+            ArgumentError: its folder is damaged, or somebody else's, and has something else there.
+        """
         found = self.record.options if self.record.folder is not None else {}
-        return {name: found[name] for name in ("docker", "directory") if found.get(name)}
+        options = {name: found[name] for name in ("docker", "directory") if found.get(name)}
+        docker, directory = options.get("docker", True), options.get("directory", "")
+        is_list = isinstance(docker, list) and all(isinstance(stage, str) for stage in docker)
+        if not ((docker is True or is_list) and isinstance(directory, str)):
+            raise ArgumentError(
+                f"The run {self.run_id} cannot be resumed with its own options: {str(self.record.folder)!r} records "
+                f"{shown(options)}. Name its pipeline, and give --docker and --directory."
+            )
+        return options
 
     def arguments_for(
         self, pipeline: Pipeline, given: Mapping[str, Any], without: Collection[str] = ()
