@@ -16,7 +16,6 @@ import pytest
 
 from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
-from torchx_kfp.common import archive as module
 from torchx_kfp.common.archive import list_workspace, pack_workspace
 from torchx_kfp.common.credentials import credentials_matcher
 from torchx_kfp.common.safe_files import remove_tree
@@ -249,14 +248,15 @@ def test_a_file_that_changes_while_it_is_packed(tmp_path: Path, change: str, mon
     entries = list_workspace(tmp_path)
     if change == "same size":
         # It changes after it was opened.
-        read = module._Exactly.read
+        fstat = os.fstat
 
-        def changing(self: module._Exactly, size: int) -> bytes:
+        def changing(descriptor: int) -> os.stat_result:
+            found = fstat(descriptor)
             path.write_text("54321")
             os.utime(path, (1, 1))
-            return read(self, size)
+            return found
 
-        monkeypatch.setattr(module._Exactly, "read", changing)
+        monkeypatch.setattr("os.fstat", changing)
     elif change in ("gone", "link"):
         path.unlink()
         if change == "link":

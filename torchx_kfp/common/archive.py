@@ -20,7 +20,6 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from torchx_kfp.common.credentials import credentials_matcher, matcher
 from torchx_kfp.common.git import run_git
@@ -131,26 +130,11 @@ def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> N
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         before = os.fstat(descriptor)
-        if stat.S_ISREG(before.st_mode) and before.st_size == member.size:
-            reader = _Exactly(file, member.size)
-            archive.addfile(member, reader)
-            after = os.fstat(descriptor)
-            if not file.read(1) and (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns):
-                return
-    raise WorkspaceError(f"{shown(member.name)} changed while the workspace was packed. Pack it again.")
-
-
-class _Exactly:
-    """Reads a file, and fills up what is missing: the archive stays well-formed until the change is reported."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._left = file, size
-
-    def read(self, size: int = -1, /) -> bytes:
-        data = self._file.read(min(size, self._left))
-        data += b"\0" * (min(size, self._left) - len(data))
-        self._left -= len(data)
-        return data
+        content = file.read(member.size + 1) if stat.S_ISREG(before.st_mode) else None
+        after = os.fstat(descriptor)
+    if content is None or len(content) != member.size or after.st_mtime_ns != before.st_mtime_ns:
+        raise WorkspaceError(f"{shown(member.name)} changed while the workspace was packed. Pack it again.")
+    archive.addfile(member, io.BytesIO(content))
 
 
 def _inside(root: str, folders: Iterable[str]) -> tuple[str, ...]:
