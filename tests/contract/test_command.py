@@ -26,7 +26,7 @@ from torchx_kfp.contract.inputs import (
     plain_json,
 )
 from torchx_kfp.contract.scripts import component_digest, retry_words, workspace_words
-from torchx_kfp.contract.specification import RoleSpecification, Specification
+from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
 from torchx_kfp.execution.model.checks import expand
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_stages
@@ -41,11 +41,11 @@ OUTPUTS = Outputs(
     {"accuracy": ("float", "accuracy"), "top_5": ("list", "top-5")},
     {"model": ("model", False), "report_1": ("report/1", True)},
 )
-SPECIFICATION = Specification(
+SPECIFICATION = LauncherSpec(
     **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "index", "host", "config"), "text"),
     **{key: ["A"] for key in ("state", "succeeded", "failed", "protocol")},
     object={"spec": {"containers": [{"name": "a", "image": "$(image)"}]}, "name": {"@": "name"}},
-    roles=[RoleSpecification(name="a", most=3, fewest=2, env=[["B", None], ["C", [0, None]]], command=[[0], [None]])],
+    roles=[RoleSpec(name="a", most=3, fewest=2, env=[["B", None], ["C", [0, None]]], command=[[0], [None]])],
     retries=2,
 )
 PROGRAMS = ["none", "retries", "launcher"]
@@ -225,7 +225,7 @@ def test_compiled_pipelines(file: Path) -> None:
 )
 def test_specifications_of_all_engines(file: Path) -> None:
     data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    specification = Specification.from_json(data["spec"])
+    specification = LauncherSpec.from_json(data["spec"])
     assert list(specification.to_json().items()) == list(data["spec"].items())
     assert [role.name for role in specification.replica_roles(data["words"])] == [
         role["name"] for role in data["spec"]["roles"]

@@ -11,7 +11,7 @@ import yaml
 from tests.authoring.engines.goldens import NAMES, golden_file
 from tests.kubernetes.api import ApiError
 from tests.kubernetes.namespaces import Namespace
-from torchx_kfp.contract.carried import cluster_api, engine_object
+from torchx_kfp.contract.carried import cluster_api, cluster_stage
 
 #: What users can set on a task, as KFP 2.17 was seen to hand it on.
 CONFIG = {
@@ -43,9 +43,9 @@ def manifests(name: str, config: Any) -> list[Any]:
     # Channels are not filled in here: their text stands for them.
     words = [str(word) for word in golden["words"]]
     counts = [role["most"] for role in spec["roles"]]
-    stage = engine_object.Stage(spec, words, counts, executor_input)
+    stage = cluster_stage.ClusterStage(spec, words, counts, executor_input)
     made = stage.manifest([])
-    return [made, *(engine_object.fill(one, {"name": stage.name}, {}) for _, _, one in spec["companions"])]
+    return [made, *(cluster_stage.fill(one, {"name": stage.name}, {}) for _, _, one in spec["companions"])]
 
 
 @pytest.mark.usefixtures("account", "jobset_controller")

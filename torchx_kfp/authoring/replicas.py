@@ -32,7 +32,7 @@ from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.programs import LAUNCHER
 from torchx_kfp.contract.command import installed_program, launcher_words
 from torchx_kfp.contract.inputs import TASK_CONFIG
-from torchx_kfp.contract.specification import RoleSpecification, Specification
+from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
 from torchx_kfp.errors import AppDefError, ChannelError
 
 #: The launcher's object gets the stage's name, and a hash, within the 63 characters of a pod's name.
@@ -112,7 +112,7 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
         )
     shared, volumes = tracker_env(options.trackers), _publisher_volumes(main, options)
     stage = component_name(alias)[:_LONGEST_STAGE].rstrip("-")
-    specification = Specification(
+    specification = LauncherSpec(
         stage=stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
         engine=engine.NAME,
         needs=engine.NEEDS,
@@ -261,7 +261,7 @@ def _describe_role(
     inherited: Collection[str],
     count: Text | None,
     prefix: Sequence[list[int | None]],
-) -> RoleSpecification:
+) -> RoleSpec:
     """Return the role as the launcher takes it, and add its text to the words.
 
     ``inherited`` are the variables that the launcher passes on from its own environment, ``count`` the number of
@@ -272,7 +272,7 @@ def _describe_role(
         (variable, None if variable in inherited else words.place(parts, f"env[{variable!r}] of {where}"))
         for variable, parts in program.env.items()
     ]
-    return RoleSpecification(
+    return RoleSpec(
         name=name,
         most=role.num_replicas,
         fewest=getattr(role, "min_replicas", None) or role.num_replicas,

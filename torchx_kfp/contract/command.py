@@ -71,7 +71,7 @@ from torchx_kfp.contract.scripts import (
     script_words,
     workspace_in,
 )
-from torchx_kfp.contract.specification import ReplicaRole, Specification
+from torchx_kfp.contract.specification import LauncherSpec, ReplicaRole
 from torchx_kfp.errors import ProtocolError
 
 #: The artifact that tells KFP's UI what to show. Its name comes from KFP v1.
@@ -207,14 +207,14 @@ def installed_program(package: str, name: str) -> str:
     return _INSTALLED.format(package, name=name)
 
 
-def launcher_words(program: str, specification: Specification) -> tuple[str, ...]:
+def launcher_words(program: str, specification: LauncherSpec) -> tuple[str, ...]:
     """Return the words that run the launcher of a distributed stage; the words of its replicas follow."""
     return ("python3", "-c", program, plain_json(specification.to_json()), EXECUTOR_INPUT)
 
 
 @dataclass(frozen=True)
-class StageFacts:
-    """The facts of a command about its stage; placeholders that are not filled in stay.
+class DecodedCommand:
+    """What a command says of its stage; placeholders that are not filled in stay.
 
     Attributes:
         is_own: whether the command has a script of this package.
@@ -240,7 +240,7 @@ class StageFacts:
     retries: int = 0
     outputs: Outputs | None = None
     ui_metadata: str | None = None
-    specification: Specification | None = None
+    specification: LauncherSpec | None = None
 
     @property
     def tracker_bases(self) -> tuple[str, ...]:
@@ -265,12 +265,12 @@ class StageFacts:
         return []
 
 
-def decode(command: Sequence[str]) -> StageFacts:
+def decode(command: Sequence[str]) -> DecodedCommand:
     """Read a command of any stage, with or without its placeholders filled in. A damaged one counts as foreign."""
     if (found := find_script(command)) is not None:
         with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
             return _decode_own(list(command), *found)
-    return StageFacts(tuple(command), **_application(command, 0))
+    return DecodedCommand(tuple(command), **_application(command, 0))
 
 
 def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
@@ -291,7 +291,7 @@ def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
     return words
 
 
-def _decode_own(words: list[str], parts: str, at: int) -> StageFacts:
+def _decode_own(words: list[str], parts: str, at: int) -> DecodedCommand:
     facts: dict[str, Any] = {"is_own": True}
     values: list[str] = []
     at += FINDS_RUN in parts
@@ -311,7 +311,7 @@ def _decode_own(words: list[str], parts: str, at: int) -> StageFacts:
     if HAS_MASK in parts:
         _fill(words, at + 1, words[at], values)
         at += 1
-    return StageFacts(tuple(words), **{**facts, **_application(words, at)})
+    return DecodedCommand(tuple(words), **{**facts, **_application(words, at)})
 
 
 def _application(words: Sequence[str], at: int) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def _application(words: Sequence[str], at: int) -> dict[str, Any]:
     if application[:2] == ("python3", "-c") and len(application) > 4 and application[3].startswith("{"):
         # Another program's argument may look like it.
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            facts["specification"] = Specification.from_json(json.loads(application[3]))
+            facts["specification"] = LauncherSpec.from_json(json.loads(application[3]))
     return {**facts, "application": application}
 
 

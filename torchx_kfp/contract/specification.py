@@ -36,7 +36,7 @@ class ReplicaCount(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoleSpecification:
+class RoleSpec:
     """A role for the launcher.
 
     The stage has ``most`` replicas of it, or the number in the word ``count``, which is at least ``least``. It may
@@ -57,7 +57,7 @@ class RoleSpecification:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Specification:
+class LauncherSpec:
     """The launcher's input: the engine's object, where to find its state, and the roles.
 
     ``api`` and ``plural`` name the collection of ``object``, ``companions`` are objects that it owns, as (api, plural,
@@ -91,7 +91,7 @@ class Specification:
     available: int | None = None
     claims: Sequence[str] = ()
     success: Sequence[str] = ()
-    roles: Sequence[RoleSpecification] = ()
+    roles: Sequence[RoleSpec] = ()
     failure: int | None = None
     retries: int | None = None
 
@@ -100,14 +100,14 @@ class Specification:
         return asdict(self, dict_factory=lambda fields: {name: value for name, value in fields if value is not None})
 
     @classmethod
-    def from_json(cls, data: Any) -> Specification:
+    def from_json(cls, data: Any) -> LauncherSpec:
         """Return the specification that JSON has.
 
         Raises:
             TypeError: it is not a specification.
             KeyError: likewise.
         """
-        return cls(**{**data, "roles": [RoleSpecification(**role) for role in data["roles"]]})
+        return cls(**{**data, "roles": [RoleSpec(**role) for role in data["roles"]]})
 
     def replica_roles(self, words: Sequence[str]) -> list[ReplicaRole]:
         """Return the roles; ``words`` are the launcher's."""

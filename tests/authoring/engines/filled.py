@@ -13,7 +13,7 @@ from torchx.specs import AppDef
 from tests.authoring.apps import compile_stage
 from tests.authoring.kfp_engines import Container, container_of, containers
 from torchx_kfp.authoring.engines import Engine
-from torchx_kfp.contract.carried import cluster_api, engine_object, replica_roles
+from torchx_kfp.contract.carried import cluster_api, cluster_stage, replica_roles
 
 #: A program that prints its arguments, in place of python3.
 _PRINTS = "#!/bin/sh\nprintf '%s\\0' \"$@\"\n"
@@ -33,7 +33,7 @@ class Launched:
     executor_input: dict[str, Any]
     words: list[str]
 
-    def stage(self, config: Any = None, environ: dict[str, str] | None = None) -> engine_object.Stage:
+    def stage(self, config: Any = None, environ: dict[str, str] | None = None) -> cluster_stage.ClusterStage:
         """Return the stage as the launcher has it on a cluster, before its first request.
 
         Args:
@@ -44,12 +44,12 @@ class Launched:
         with (
             tempfile.TemporaryDirectory() as folder,
             mock.patch.dict("os.environ", {**ENVIRON, **(environ or {})}),
-            mock.patch.object(engine_object, "Cluster"),
+            mock.patch.object(cluster_stage, "Cluster"),
             mock.patch.object(cluster_api, "FOLDER", folder),
         ):
             Path(folder, "namespace").write_text("kubeflow")
             counts = [replica_roles.count(role, self.words) for role in self.spec["roles"]]
-            return engine_object.Stage(self.spec, self.words, counts, executor_input)
+            return cluster_stage.ClusterStage(self.spec, self.words, counts, executor_input)
 
     def manifest(self, config: Any = None, environ: dict[str, str] | None = None) -> dict[str, Any]:
         """Return the object that the launcher creates."""

@@ -91,7 +91,7 @@ class Engine:
                     raise self._error(f"{key!r}: {value!r} in {name}. Give text, such as {str(value)!r}")
 
     def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
-        """Return the part of the launcher's ``Specification`` that is the engine's: the object, and how to follow it.
+        """Return the part of the launcher's ``LauncherSpec`` that is the engine's: the object, and how to follow it.
 
         Args:
             roles: the roles by their names in Kubernetes: DNS labels, with which replicas are called in logs.

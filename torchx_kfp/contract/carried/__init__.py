@@ -1,7 +1,7 @@
 """Programs that the commands of stages carry, so that images need only python3 (3.8 or newer) and, mostly, fsspec.
 
 - ``publisher`` starts a stage with results or artifacts, and publishes them when its application has ended;
-- ``launcher`` runs the replicas of a distributed stage: ``replica_processes`` on this machine, or ``engine_object`` on
+- ``launcher`` runs the replicas of a distributed stage: ``replica_processes`` on this machine, or ``cluster_stage`` on
   the cluster, with ``cluster_api``; both use ``replica_roles``;
 - ``workspace`` unpacks code: archives of workspaces begin with its text;
 - ``shared`` has the log of a stage and the files of runs.

@@ -18,9 +18,9 @@ import re
 import sys
 
 from torchx_kfp.contract.carried.cluster_api import account_file
-from torchx_kfp.contract.carried.engine_object import Stage
+from torchx_kfp.contract.carried.cluster_stage import ClusterStage
 from torchx_kfp.contract.carried.replica_processes import run_here
-from torchx_kfp.contract.carried.replica_roles import Failure, begin_again, count, leave, outputs_of, say
+from torchx_kfp.contract.carried.replica_roles import Failure, begin_again, count, exit_now, outputs_of, say
 
 
 def main(spec_text: str, executor_input: str, /, *words: str) -> None:
@@ -36,13 +36,13 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
                 raise Failure(
                     "this pod lacks the variable KFP_ARGO_NODE: the pipeline's settings for Kubernetes are lost"
                 )
-            leave(run_here(spec, words, counts, outputs))
+            exit_now(run_here(spec, words, counts, outputs))
         if not node:
             raise Failure("the pod lacks the annotation workflows.argoproj.io/node-name, from which its name is made")
         attempt, first = 1, os.environ.get("TORCHX_JOB_ID", "")
         while True:
             try:
-                stage = Stage(spec, words, counts, given, f"/{attempt}" * (attempt > 1))
+                stage = ClusterStage(spec, words, counts, given, f"/{attempt}" * (attempt > 1))
             except (OSError, KeyError) as error:
                 raise Failure(f"the pod has no access to the cluster's API: {error!r}") from None
             code = stage.run()
@@ -50,11 +50,11 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
             adopted = re.search(r"_[^_/]*_(\d{1,7})$", stage.run_id)
             attempt = 1 + max(attempt, int(adopted[1]) if adopted else 1)
             if not code or attempt > spec.get("retries", 0) + 1:
-                leave(code)
+                exit_now(code)
             begin_again(spec, attempt, code, outputs, first)
     except Failure as failure:
         say(failure)
-        leave(spec.get("failure", 1))
+        exit_now(spec.get("failure", 1))
 
 
 if __name__ == "__main__":

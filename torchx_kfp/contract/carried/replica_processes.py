@@ -16,8 +16,8 @@ from torchx_kfp.contract.carried.replica_roles import (
     Failure,
     begin_again,
     environment,
+    exit_now,
     last_lines,
-    leave,
     say,
     show,
     tally,
@@ -84,7 +84,7 @@ def hold_port(port: int, /) -> socket.socket:
             waits = True
         ended = signal.sigtimedwait(ENDING, 0.1)
         if ended:
-            leave(128 + ended.si_signo)
+            exit_now(128 + ended.si_signo)
 
 
 class Processes:

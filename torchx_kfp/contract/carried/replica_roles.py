@@ -38,7 +38,7 @@ def say(*words: object) -> None:
         pass
 
 
-def leave(code: int, /) -> NoReturn:
+def exit_now(code: int, /) -> NoReturn:
     """End the program at once: threads that read logs may be waiting."""
     os._exit(code)
 

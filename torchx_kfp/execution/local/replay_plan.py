@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torchx_kfp.common.text import listed
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import StageFacts, decode
+from torchx_kfp.contract.command import DecodedCommand, decode
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.scripts import assignment, workspace_in, workspace_words
 from torchx_kfp.contract.specification import REPLICA, ReplicaRole
@@ -51,7 +51,7 @@ class ReplayPlan:
 
     invocation: Invocation
     attempt: AttemptPlan
-    facts: StageFacts
+    facts: DecodedCommand
     run_id: str
     words: Sequence[str]
     application: Sequence[str]
@@ -114,7 +114,7 @@ def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> 
     )
 
 
-def _attempt(invocation: Invocation, context: RunContext, change: Change) -> tuple[AttemptPlan, StageFacts]:
+def _attempt(invocation: Invocation, context: RunContext, change: Change) -> tuple[AttemptPlan, DecodedCommand]:
     place, component = invocation.place, invocation.component
     names = StageNames()
     run = DagRun(invocation.pipeline, place.scope, invocation.scope, names).runs[place.task.name]
@@ -162,7 +162,7 @@ def _shell(attempt: AttemptPlan) -> list[str]:
     return [os.environ.get("SHELL") or "/bin/sh", "-i"]
 
 
-def _alone(facts: StageFacts, replica: str, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _alone(facts: DecodedCommand, replica: str, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the variables and the command line of one replica, as the launcher makes them."""
     roles = {role.name: role for role in facts.replica_roles}
     name, _, index = replica.rpartition("/")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Any, TypeAlias
 
-from torchx_kfp.contract.command import StageFacts, decode
+from torchx_kfp.contract.command import DecodedCommand, decode
 
 #: Begins the name of an input that KFP's compiler makes for a channel.
 CHANNEL = "pipelinechannel--"
@@ -221,7 +221,7 @@ class Component:
     platform: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
-    def facts(self) -> StageFacts:
+    def facts(self) -> DecodedCommand:
         """The facts in the command of its container, as far as they are known without the inputs."""
         return decode(self.container.words if self.container is not None else ())
 

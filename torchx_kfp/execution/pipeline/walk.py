@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.contract.command import StageFacts, decode
+from torchx_kfp.contract.command import DecodedCommand, decode
 from torchx_kfp.contract.protocol import TRACKER_BASE, workspace_digest
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_value
 from torchx_kfp.execution.pipeline.spec import Component, Constant, Container, FromInput, Pipeline, Task
@@ -205,7 +205,7 @@ class KnownStage:
     place: ScopedTask
     inputs: Mapping[str, Any]
     container: Container
-    facts: StageFacts
+    facts: DecodedCommand
 
     @property
     def tracker_base(self) -> str | None:

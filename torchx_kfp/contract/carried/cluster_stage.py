@@ -32,9 +32,9 @@ from torchx_kfp.contract.carried.replica_roles import (
     KEPT,
     Failure,
     environment,
+    exit_now,
     fill,
     last_lines,
-    leave,
     outputs_of,
     say,
     show,
@@ -78,7 +78,7 @@ def why(found: Any, /) -> str:
     return ""
 
 
-class Stage:
+class ClusterStage:
     """One attempt of a distributed stage on the cluster."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Stage:
         except Failure as failure:
             said = f", but {self.name} is not deleted: {failure}"
         say(f"ended by signal {number}{said}")
-        leave(128 + number)
+        exit_now(128 + number)
 
     def make(self) -> Any:
         """Create the object, or adopt the one that an earlier attempt has made."""
@@ -256,7 +256,7 @@ class Stage:
         path = f"{self.path('api/v1', 'pods')}?labelSelector=torchx-kfp%2Fstage%3D{self.name}"
         return self.cluster.call("GET", path)[1]["items"]
 
-    def manifest(self, owners: Any, /) -> Any:
+    def manifest(self, owners: Any = (), /) -> Any:
         """Return the object, with everything that is known only now."""
 
         def escape(text: str, /) -> str:
@@ -299,7 +299,7 @@ class Stage:
         made = fill(spec["object"], values, self.config)
         notes = {"spec": self.digest, "run-id": self.run_id, "launcher": self.attempt}
         made["metadata"]["annotations"].update({f"torchx-kfp/{key}": value for key, value in notes.items()})
-        made["metadata"]["ownerReferences"] = owners
+        made["metadata"]["ownerReferences"] = list(owners)
         return made
 
     # Following it
