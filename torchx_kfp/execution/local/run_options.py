@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -118,21 +118,24 @@ class RunOptions:
         """
         for name in keywords.keys() - RunKeywords.__annotations__.keys():
             raise TypeError(f"There is no option {name!r}.{did_you_mean(name, RunKeywords.__annotations__)}")
-        given: dict[str, Any] = {**keywords}
-        for name in ("directory", "kfp_workspace"):
-            if given.get(name) == "":
-                given[name] = os.curdir
+        given: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
         directory = given.get("directory") or os.curdir
         if not os.path.isdir(directory):
             raise ArgumentError(
                 f"directory must be a folder, in which stages run, but is {str(directory)!r}."
                 f"{did_you_mean_path(directory)}"
             )
-        places = given.pop("copy_from", None) or ()
-        if isinstance(places, (str, bytes)) or not isinstance(places, Sequence):
-            raise ArgumentError(f"copy_from must be a list such as ['https://example.com/data'], but is {places!r}.")
-        given["named"] = [*named, *places]
-        return cls(**_converted(given))
+        for name in ("directory", "kfp_workspace"):
+            if name in given:
+                given[name] = os.path.abspath(given[name])
+        if not isinstance(docker := given.get("docker", False), bool):
+            if isinstance(docker, (str, bytes)) or not isinstance(docker, Collection):
+                raise ArgumentError(f"docker must be True, or a list of stages' names, but is {docker!r}.")
+            given["docker"] = tuple(docker)
+        mounts = _listed("mounts", given.get("mounts", ()), "/data:/data:ro")
+        given["mounts"] = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
+        given["named"] = (*named, *_listed("copy_from", given.pop("copy_from", ()), "https://example.com/data"))
+        return cls(**given)
 
     def as_json(self) -> dict[str, Any]:
         """Return the options as ``run.json`` stores them."""
@@ -143,23 +146,10 @@ class RunOptions:
         return self.kfp_workspace or os.path.join(folder, "workspace")
 
 
-def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options, converted to the types of ``RunOptions``."""
-    options = {name: value for name, value in given.items() if value is not None}
-    for name in ("directory", "kfp_workspace"):
-        if options.get(name):
-            options[name] = os.path.abspath(options[name])
-    if (docker := options.get("docker")) is not None and not isinstance(docker, bool):
-        if isinstance(docker, (str, bytes)) or not isinstance(docker, Collection):
-            raise ArgumentError(f"docker must be True, or a list of stages' names, but is {docker!r}.")
-        options["docker"] = tuple(docker)
-    if (mounts := options.get("mounts")) is not None:
-        if isinstance(mounts, (str, bytes)) or not isinstance(mounts, Sequence):
-            raise ArgumentError(f"mounts must be a list such as ['/data:/data:ro'], but is {mounts!r}.")
-        options["mounts"] = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
-    if "named" in options:
-        options["named"] = tuple(options["named"])
-    return options
+def _listed(name: str, value: Any, example: str) -> Sequence[Any]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise ArgumentError(f"{name} must be a list such as [{example!r}], but is {value!r}.")
+    return value
 
 
 def _verify_count(name: str, value: Any) -> None:
