@@ -123,6 +123,14 @@ class TestWhatIsKept:
         (entry,) = entries(tmp_path)
         assert entry.stat().st_size < 100_000
 
+    def test_extreme_values_of_the_first_steps_stay(self, tmp_path: Path) -> None:
+        """Their points are among the evenly spread ones until these become fewer."""
+        run = stage(tmp_path)
+        for step in range(3 * MAX_POINTS):
+            run.log(3 * MAX_POINTS - step, loss={1: -1.0, 3: 9.0}.get(step, 0.5))
+        loss = run.history()["loss"]
+        assert (loss.min.value, loss.max.value, loss.last.step) == (-1.0, 9.0, 3 * MAX_POINTS)
+
     def test_many_names_share_the_room(self, tmp_path: Path) -> None:
         run = stage(tmp_path)
         for step in range(300):
