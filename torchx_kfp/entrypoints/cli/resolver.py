@@ -47,7 +47,7 @@ class Located:
         output_dir: the directory with the folders of runs on this machine.
         name: the run's name on its host; empty if it has none.
         arguments: the arguments of the run.
-        run_ids: the run ids of the stages that have ended, as far as they are known.
+        stages: the names of the stages that have ended by their run ids, as far as they are known.
         is_found: whether the run itself was found, so that ``run`` begins with its whole id.
         cached: the stages that KFP's cache has replaced by those of runs that it does not name.
         origins: the runs whose stages it has, as far as they are known, also if its own record is damaged.
@@ -58,10 +58,15 @@ class Located:
     output_dir: str
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    run_ids: Collection[str] = ()
+    stages: Mapping[str, str] = field(default_factory=dict)
     is_found: bool = False
     cached: Collection[str] = ()
     origins: Collection[str] = ()
+
+    @property
+    def run_ids(self) -> Collection[str]:
+        """The run ids of the stages that have ended, as far as they are known."""
+        return self.stages.keys()
 
     @property
     def taken_over(self) -> list[str]:
@@ -237,9 +242,7 @@ def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Loca
     found = f"{record.run_id}/{part}" if part else record.run_id
     name = f"{record.name}/{part}" if part and record.name else record.name
     folders = output_dir if record.folder is None else str(record.folder.parent)
-    every = [end.run_id for end in record.run.ends.values() if end.run_id]
-    # A run that is not described in full does not say which attempts were the last ones.
-    run_ids = [] if record.corrupt else every
+    every = {end.run_id: name for name, end in record.run.ends.items() if end.run_id}
     cached = [end.name for end in record.run.ends.values() if end.state is State.CACHED and not end.run_id]
     return Located(
         base or base_of(record, flags),
@@ -247,7 +250,8 @@ def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Loca
         folders,
         name,
         record.arguments,
-        run_ids,
+        # A run that is not described in full does not say which attempts were the last ones.
+        {} if record.corrupt else every,
         is_found=True,
         cached=cached,
         origins=[run_id.partition("/")[0] for run_id in every],

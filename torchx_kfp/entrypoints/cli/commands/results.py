@@ -167,7 +167,7 @@ def results_command(
     elif as_csv:
         _print_csv(found)
     elif keys:
-        _print_table(found, chosen, name)
+        _print_table(found, chosen, name, located.stages if located else {})
 
 
 def _chosen(recorder: Recorder, located: Located) -> Chosen:
@@ -335,7 +335,7 @@ def _print_csv(found: Results) -> None:
     print_csv(["run_id", *own, *names], rows)
 
 
-def _print_table(found: Results, chosen: Chosen, name: str) -> None:
+def _print_table(found: Results, chosen: Chosen, name: str, stages: Mapping[str, str]) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import fits, print_table
 
     cached = chosen.cached
@@ -343,10 +343,12 @@ def _print_table(found: Results, chosen: Chosen, name: str) -> None:
     names_here = {key: cached.get(key, key) for key in found}
     runs = {parts(name).get("run") for name in names_here.values()}
     run = runs.pop() if len(runs) == 1 else None
-    label = "stage/execution" if run else "run id"
+    # Stages have the names of all other tables, if the run itself is known.
+    known = stages if run else {}
+    label = ("stage" if known.keys() >= {*found} else "stage/execution") if run else "run id"
     above = f"Run {titled(name, run)}" if run else ""
     ids = [
-        (name[len(run) + 1 :] if run else name) + (" (cached)" if key in cached else "")
+        known.get(key, name[len(run) + 1 :] if run else name) + (" (cached)" if key in cached else "")
         for key, name in names_here.items()
     ]
     if chosen.labels:
