@@ -23,6 +23,7 @@ from torchx.schedulers.api import Stream
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
+from torchx_kfp.entrypoints.scheduler.runopts import configured_options
 from torchx_kfp.errors import (
     AppDefError,
     ArgumentError,
@@ -329,3 +330,17 @@ def test_no_scheduler_keeps_requests_or_runs_that_have_ended(runner: Runner, hos
     assert status.state == specs.AppState.SUCCEEDED
     gc.collect()
     assert not kept(*names)
+
+
+def test_the_first_torchxconfig_goes_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / name for name in ("first", "second", "none")]
+    monkeypatch.setattr("torchx.runner.config.DEFAULT_CONFIG_DIRS", [str(folder) for folder in folders])
+    monkeypatch.delenv("TORCHXCONFIG", raising=False)
+    for folder, lines in zip(
+        folders, ("host = a\nnamespace = None", "host = b\nnamespace = n\nqueue = q"), strict=False
+    ):
+        folder.mkdir()
+        (folder / ".torchxconfig").write_text(f"[kfp]\n{lines}\n")
+    assert configured_options() == {"host": "a"}
+    (folders[0] / ".torchxconfig").write_text("[local_cwd]\nhost = c\n")
+    assert configured_options() == {"host": "b", "namespace": "n"}
