@@ -31,7 +31,7 @@ from torchx_kfp.tracking.records import (
     replays_among,
 )
 from torchx_kfp.tracking.searches import Search, Trial
-from torchx_kfp.tracking.store import SHORT_PATIENCE, is_key, pipeline_run, run_id_parts
+from torchx_kfp.tracking.store import SHORT_PATIENCE, File, is_key, pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
 
@@ -196,7 +196,9 @@ class Recorder(FsspecResultTracker):
         self.store.write(_PROBE, b"{}")
         self.store.read(_PROBE)
         with contextlib.suppress(TrackerError):
-            list(self.store.remove_many(self.store.list_files(_PROBE)))
+            # An object store removes by the key alone: it need not be asked for a list.
+            for file in [File(_PROBE, 2, 0.0)] if self.folder is None else self.store.list_files(_PROBE):
+                self.store.remove(file)
 
 
 def run_of(key: str) -> str:

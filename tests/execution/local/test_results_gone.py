@@ -183,5 +183,5 @@ def test_a_stage_whose_stored_file_is_gone_runs_again(
     assert states(attempt(stores, base)) == {"make": "cached", "use": "cached"}
     kept = FsspecResultTracker(base).store
     for file in kept.list_files(".torchx_kfp/files"):
-        kept.remove(file.key)
+        assert kept.remove(file)
     assert states(attempt(stores, base)) == {"make": "succeeded", "use": "succeeded"}
