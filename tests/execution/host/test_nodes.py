@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import random
+import re
 import zlib
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.execution.host.answers_of_kfp import RUNS, manifest
+from tests.execution.host.answers_of_kfp import RUNS, last, manifest
 from tests.execution.host.event_logs import workflow
 from tests.facts import says
 from torchx_kfp.execution.host import manifest as manifest_module
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
+from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -106,3 +108,11 @@ def test_a_damaged_manifest_is_an_error_or_has_other_nodes(seed: int, name: str,
     for one in names:
         node = found.get(one)
         assert node is None or isinstance(node.state, State)
+
+
+def test_a_host_cannot_announce_any_number_of_iterations() -> None:
+    text = json.dumps(_workflow("succeeded"))
+    said, count = re.subn(r'("name": "iteration-count", "value": ")\d+', r"\g<1>999999999", text)
+    assert count
+    events = Observer().observe(last("succeeded"), read_manifest(said))
+    assert 10_000 < len(events) < 11_000

@@ -39,6 +39,9 @@ from torchx_kfp.execution.runs.reasons import TaskOutcome
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
+#: The most iterations of a loop that are expected before they begin: Argo's limits are lower, and a host may say more.
+_MOST_ITERATIONS = 10_000
+
 
 @dataclass(frozen=True)
 class StageEvent:
@@ -285,7 +288,7 @@ class StageReader:
             known = int(found)
         if known is None:
             return seen or (0 if scope.is_closed and not self._progress.is_over else None)
-        return max(known, seen)
+        return max(seen, min(known, _MOST_ITERATIONS))
 
     def _iteration(self, task: Task, component: Component, scope: DagNode, index: int, item: Node) -> TaskOutcome:
         names, end = scope.names.inside_iteration(index), TaskOutcome()
