@@ -27,7 +27,9 @@ TEXTS = (
     st.lists(PIECES, min_size=1, max_size=5)
     .map("".join)
     .filter(
-        lambda text: not any(other in text for other in ("$${${", macros.rank0_env, macros.app_id, macros.img_root))
+        lambda text: (
+            not any(other in text for other in ("$${${", macros.rank0_env, macros.app_id, macros.img_root, "{{channel"))
+        )
     )
 )
 VALUES: Any = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80)
