@@ -164,6 +164,22 @@ def test_polls_are_rare_while_nothing_changes() -> None:
     assert slept == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
+def test_the_first_look_at_a_large_run_does_not_delay_the_next() -> None:
+    answer = {**polls("succeeded")[0], "state": "RUNNING"}
+    slept: list[float] = []
+    with scripted(lambda request: Reply(answer)) as server:
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 2:
+                server.script = lambda request: Reply({**answer, "state": "FAILED"})
+
+        policy = PollPolicy(1.0, 8.0, 2.0, sleep=sleep, share=1e-9)
+        list(HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow())
+    assert slept[0] == 1.0
+    assert slept[1] > 1000, "each further look is waited for"
+
+
 def waits(changes: list[bool], policy: PollPolicy = DEFAULT_POLICY, cost: float = 0.0) -> list[float]:
     slept: list[float] = []
     waiting = PollTimer(dataclasses.replace(policy, sleep=slept.append))
