@@ -189,17 +189,18 @@ def steps(folder: Path) -> None:
 def searches(folder: Path) -> None:
     tracker = FsspecResultTracker(folder / "searches")
 
-    def state(run_id: str, name: str, *results: dict[str, float] | None, **definition: Any) -> None:
+    def state(run_id: str, name: str, *results: dict[str, float] | None, before: str = "", **definition: Any) -> None:
         trials = [({"lr": 2 * its["loss"] if its else 1.0}, its) for its in results]
         content = tell(name, trials, parameters={"lr": LR}, run_id=f"{run_id}/trial/{{index}}", **definition)
-        add_entry(tracker.store, run_id, {"search": content})
+        add_entry(tracker.store, run_id, {"search": {**content, "before": before} if before else content})
 
     for run, losses in {"a": (0.5, None, 0.25), "b": (0.75, 0.5, 0.125, 0.25)}.items():
         first = tell("search", [], [{"lr": 2 * loss if loss else 1.0} for loss in losses])
         add_entry(tracker.store, f"{run}/ask-1/1", {"search": first})
         add_entry(tracker.store, f"{run}/ask-1/1", {"metadata": {"trials": first["asked"]}})
         tracker[f"{run}/ask-1/1"] = {"round": 1}
-        state(f"{run}/best/1", "search", *(None if loss is None else {"loss": loss} for loss in losses))
+        ended = (None if loss is None else {"loss": loss} for loss in losses)
+        state(f"{run}/best/1", "search", *ended, before=f"{run}/ask-1/1")
     two = {"loss": "minimize", "size": "maximize"}
     state("b/sizes/1", "sizes", {"loss": 0.5, "size": 1}, {"loss": 0.125, "size": 1}, objectives=two)
     state("b/sizes/2", "sizes", {"loss": 0.5, "size": 2}, {"loss": 0.125, "size": 1}, objectives=two)

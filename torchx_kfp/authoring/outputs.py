@@ -38,7 +38,7 @@ def parse_outputs(
         taken: names that the stage already uses for something else.
     """
     names: dict[str, str] = {}
-    types: dict[str, type] = {METRICS: dsl.Metrics}
+    types: dict[str, type] = {}
     for what, declared, is_type, example in (
         (
             "results",
@@ -64,6 +64,7 @@ def parse_outputs(
                     f"output {output!r}: KFP's names have letters, digits and '_' only. Record one under another name."
                 )
             names[output], types[output] = name, kind
+    types[METRICS] = dsl.Metrics
     is_result = {output: types[output] in _RESULT_TYPES for output in names}
     return types, Outputs(
         {output: (types[output].__name__, name) for output, name in names.items() if is_result[output]},
