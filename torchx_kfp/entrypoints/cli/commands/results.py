@@ -147,7 +147,8 @@ def results_command(
             _list_runs(keys, RunsHere(output_dir, located.base, frozenset(keys)))
             say_if_misplaced(located.base, keys)
             return
-    found: Results = read(recorder, _of_stages(keys, stages))
+    named = located.stages if located else {}
+    found: Results = read(recorder, _of_stages(_in_order(keys, named), stages))
     tags: Tags = {}
     if any(_TAG in expression for expression in expressions):
         from torchx_kfp.tracking.store import pipeline_run
@@ -167,7 +168,7 @@ def results_command(
     elif as_csv:
         _print_csv(found)
     elif keys:
-        _print_table(found, chosen, name, located.stages if located else {})
+        _print_table(found, chosen, name, named)
 
 
 def _chosen(recorder: Recorder, located: Located) -> Chosen:
@@ -333,6 +334,14 @@ def _print_csv(found: Results) -> None:
         for key, results in found.items()
     )
     print_csv(["run_id", *own, *names], rows)
+
+
+def _in_order(keys: list[str], named: Mapping[str, str]) -> list[str]:
+    """Return run ids in the order of the names of their stages, fit[2] before fit[10], if these are known."""
+    if not named.keys() >= {*keys}:
+        return keys
+    pieces = {key: re.split(r"([0-9]+)", named[key]) for key in keys}
+    return sorted(keys, key=lambda key: [int(piece) if at % 2 else piece for at, piece in enumerate(pieces[key])])
 
 
 def _print_table(found: Results, chosen: Chosen, name: str, stages: Mapping[str, str]) -> None:
