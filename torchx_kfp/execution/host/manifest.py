@@ -9,7 +9,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -150,33 +150,36 @@ def _decompressed(packed: str) -> str:
     raise ValueError(f"they have more than {MOST_UNPACKED:,} bytes" if reader.unconsumed_tail else "they are cut off")
 
 
-def _outputs(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the names and values of the output parameters of a node."""
-    parameters = mapping(record.get("outputs")).get("parameters")
-    found = map(mapping, parameters) if isinstance(parameters, list) else ()
-    return [(text(parameter.get("name")), text(parameter.get("value"))) for parameter in found]
-
-
-def _archived_log(record: Mapping[str, Any], store: Mapping[str, Any]) -> ArchivedLog | None:
-    artifacts = mapping(record.get("outputs")).get("artifacts")
-    for artifact in map(mapping, artifacts) if isinstance(artifacts, list) else ():
+def _archived_log(outputs: Mapping[str, Any], store: Mapping[str, Any]) -> ArchivedLog | None:
+    for artifact in _each(outputs.get("artifacts")):
+        if artifact.get("name") != "main-logs":
+            continue
         # What an artifact does not say of its place is as in the workflow's repository.
         place = {**store, **mapping(artifact.get("s3"))}
         endpoint, bucket, key = (text(place.get(name)) for name in ("endpoint", "bucket", "key"))
-        if artifact.get("name") == "main-logs" and endpoint and bucket and key:
+        if endpoint and bucket and key:
             return ArchivedLog(endpoint, bucket, key)
     return None
 
 
+def _each(listed: object) -> Iterable[Mapping[str, Any]]:
+    return map(mapping, listed) if isinstance(listed, list) else ()
+
+
 def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], record: Mapping[str, Any]) -> Node:
-    exit_code = text(mapping(record.get("outputs")).get("exitCode"))
-    decisions = {name: value for name, value in _outputs(record) if name in _DECISIONS}
+    name, outputs = text(record.get("name")), mapping(record.get("outputs"))
+    exit_code = text(outputs.get("exitCode"))
+    decisions = {
+        text(each.get("name")): text(each.get("value"))
+        for each in _each(outputs.get("parameters"))
+        if each.get("name") in _DECISIONS
+    }
     # Argo names the pod of a node after the template and the hash at the end of the node's id.
     pod, template = text(record.get("id")), text(record.get("templateName"))
-    if template and not has_ids and record.get("name") != workflow:
+    if template and not has_ids and name != workflow:
         pod = f"{f'{workflow}-{template}'[:_LONGEST_PREFIX]}-{pod.rpartition('-')[2]}"
     return Node(
-        name=text(record.get("name")),
+        name=name,
         # A phase that this version does not know counts as queued.
         state=_STATES.get(text(record.get("phase")), State.QUEUED),
         start=seconds(text(record.get("startedAt"))),
@@ -185,5 +188,5 @@ def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], record: Mappin
         exit_code=int(exit_code) if exit_code and re.fullmatch(r"-?\d{1,9}", exit_code) else None,
         pod=pod if record.get("type") == "Pod" else "",
         decisions=decisions,
-        log=_archived_log(record, store),
+        log=_archived_log(outputs, store),
     )
