@@ -165,7 +165,7 @@ class Written(str):
 
 
 def signature(name: str, thing: Callable[..., Any]) -> str:
-    """Return how to call a function or class, with a line for each parameter if it is long."""
+    """Return how to call a function or class, with a line for each parameter if that is longer than 88 characters."""
     called = inspect.signature(thing)
     parameters: list[str] = []
     for one in called.parameters.values():
@@ -225,8 +225,8 @@ def markdown(doc: str) -> str:
 
 def items(text: str) -> str:
     """Return a list of named things, each from a line that is not indented."""
-    named = (re.match(r"(\*{0,2}\w+(?:, \w+)*): (.*)", item, re.DOTALL) for item in re.split(r"\n(?! )", text))
-    return "\n".join(f"- `{found[1]}`: {words(found[2])}" for found in named if found)
+    found = re.split(r"\n(?! )", text)
+    return "\n".join("- " + words(re.sub(r"^(\*{0,2}\w+(?:, \w+)*)(?=: )", r"`\1`", item)) for item in found)
 
 
 def words(text: str) -> str:
