@@ -4,14 +4,19 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kfp import dsl
+from torchx.specs import AppDef, Role
 
 from tests.conftest import S3Server
 from tests.entrypoints.cli.conftest import Call
 from tests.transcripts.given import RESULTS, record
+from torchx_kfp import task_from_app
+from torchx_kfp.local import Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
 
 Terminal = Callable[..., str]
@@ -69,6 +74,27 @@ def test_what_is_shown(words: tuple[str, ...], inside: Call) -> None:
         rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
         assert (list(json.loads(done.stdout)) if form == "json" else [row[0] for row in rows]) == SHOWN[words]
         assert ("matches" in done.stderr) == (not SHOWN[words])
+
+
+WRITE = 'file=$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID; mkdir -p "${file%/*}"; printf "{\\"x\\": %s}" "$1" > "$file"'
+
+
+@dsl.pipeline(name="looped")
+def looped(tracker_base: str):
+    with dsl.ParallelFor([*range(11)]) as item:
+        role = Role("role", image="x", entrypoint="sh", args=["-c", WRITE, "sh", f"{item}"])
+        task_from_app(AppDef("fit", [role]), tracker_base=tracker_base)
+
+
+def test_stages_of_a_run_are_in_the_order_of_their_indices(
+    inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    run(looped, {"tracker_base": "looped"}, watch=Watch()).raise_for_failure()
+    found = json.loads(inside("results", "latest", "--json").stdout)
+    assert [results["x"] for results in found.values()] == [*range(11)]
+    shown = inside("results", "latest").stdout
+    assert re.findall(r"^(fit\S*)", shown, re.MULTILINE) == [f"fit[{index}]" for index in range(11)]
 
 
 def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
