@@ -7,8 +7,8 @@ DEMO ?= demo-results
 
 export PYTHON
 bin := $(VENV)/bin
-sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
-# What `make test` leaves out: each has a target of its own. tools/tiers.py says what it is about.
+sources := torchx_kfp components pipelines packages tests dev docs
+# What `make test` leaves out: each has a target of its own. dev/tiers.py says what it is about.
 apart := docker or cluster or browser or torch or ax or oldest or load or mlflow or slow
 gate := not ($(apart) or examples)
 # The files that have a mark: collecting all tests takes longer than running most of these.
@@ -33,19 +33,19 @@ test: $(VENV)/.ready ## run the tests; what needs containers, a cluster, a brows
 	$(bin)/python -m pytest -m '$(gate)' $(ARGS)
 
 test-changed: $(VENV)/.ready ## run the tests that the changes since BASE need (default: what is not committed)
-	$(bin)/python -m pytest $$($(bin)/python -m tools.changed $(BASE)) $(ARGS)
+	$(bin)/python -m pytest $$($(bin)/python -m dev.changed $(BASE)) $(ARGS)
 
 test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker engine if none is running (Debian, root)
-	.ci/with-docker $(bin)/python -m pytest -m docker $(or $(ARGS),tests/containers)
+	dev/ci/with-docker $(bin)/python -m pytest -m docker $(or $(ARGS),tests/containers)
 
 test-cluster: $(VENV)/.ready ## run the tests on a Kubernetes control plane; builds it once (Go; Debian, root)
-	.ci/with-cluster $(bin)/python -m pytest -m 'cluster and not torch' $(or $(ARGS),tests/kubernetes)
+	dev/ci/with-cluster $(bin)/python -m pytest -m 'cluster and not torch' $(or $(ARGS),tests/kubernetes)
 
 test-browser: $(VENV)/.ready ## run the tests in Chromium, which is installed if need be (Debian, root)
-	.ci/with-browser $(bin)/python -m pytest -m browser $(or $(ARGS),$(call having,browser))
+	dev/ci/with-browser $(bin)/python -m pytest -m browser $(or $(ARGS),$(call having,browser))
 
 test-torch: $(VENV)-torch/.ready ## run the tests that train with PyTorch, in a separate environment (2.5 GB), also on a cluster
-	TORCHX_KFP_REQUIRE_TORCH=1 .ci/with-cluster $(VENV)-torch/bin/python -m pytest -m torch $(or $(ARGS),$(call having,torch))
+	TORCHX_KFP_REQUIRE_TORCH=1 dev/ci/with-cluster $(VENV)-torch/bin/python -m pytest -m torch $(or $(ARGS),$(call having,torch))
 
 test-ax: $(VENV)-torch/.ready ## run the tests with Ax, in the same environment; ARGS='-m ax' adds a Bayesian round
 	TORCHX_KFP_REQUIRE_AX=1 $(VENV)-torch/bin/python -m pytest -n 0 -m 'ax and not slow' tests/hpo/ax $(ARGS)
@@ -66,10 +66,10 @@ test-lowest: $(VENV)-lowest/.ready ## run the tests that depend on versions with
 	$(VENV)-lowest/bin/python -m pytest -n 2 -m '(versions or lowest) and not usual and not ($(apart))' $(or $(ARGS),$(call having,versions|lowest|newest))
 
 test-newest: $(VENV)-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly, also in containers
-	.ci/with-docker $(VENV)-newest/bin/python -m pytest -n 2 -m '(versions or newest) and not usual and not s3' $(or $(ARGS),$(call having,versions|lowest|newest))
+	dev/ci/with-docker $(VENV)-newest/bin/python -m pytest -n 2 -m '(versions or newest) and not usual and not s3' $(or $(ARGS),$(call having,versions|lowest|newest))
 
 test-package: $(VENV)/.ready ## check the distributions as an index would, and install the wheel with each extra in an empty environment
-	@VENV=$(VENV) .ci/package
+	@VENV=$(VENV) dev/ci/package
 
 test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see docs/reference/tested.md)
 	@$(if $(and $(HOST),$(TRACKER_BASE),$(IMAGE)),,echo 'make test-kfp needs HOST=URL TRACKER_BASE=URL IMAGE=NAME: see docs/reference/tested.md' >&2; exit 2)
@@ -80,7 +80,7 @@ durations: $(VENV)/.ready ## run the tests of make test, and write what each fil
 	$(bin)/python -m pytest -q -m '$(gate)' --record-durations $(ARGS)
 
 mutants: $(VENV)/.ready ## run again the mutants of the package that tests noticed before (hours); ARGS=make adds to what is known
-	$(bin)/python -m tools.mutants $(or $(ARGS),check)
+	$(bin)/python -m dev.mutants $(or $(ARGS),check)
 
 ci: ## run what a submission must pass: style, types, tests, documentation, and the tiers of tests that the change needs
 	@VENV=$(VENV) bash .ci/run
@@ -101,21 +101,21 @@ types: $(VENV)/.ready ## check types (mypy, strict)
 	$(bin)/mypy
 
 goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the programs that commands carry, and the reference
-	$(bin)/python -m tools.carry
-	$(bin)/python -m tools.reference
+	$(bin)/python -m dev.carry
+	$(bin)/python -m dev.reference
 	$(bin)/python -m tests.pipelines.regenerate
 
 docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are errors
 	$(bin)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet --jobs auto docs docs/_build
 
 pictures: $(VENV)/.ready ## take the documentation's pictures of a run and its report again (needs Chromium)
-	.ci/with-browser $(bin)/python docs/make_pictures.py
+	dev/ci/with-browser $(bin)/python dev/pictures.py
 
 benchmarks: $(VENV)/.ready ## print the figures that the docs state, beside peers; ARGS="start size" names cases
-	$(bin)/python -m benchmarks $(ARGS)
+	$(bin)/python -m dev.benchmarks $(ARGS)
 
 measures: $(VENV)/.ready ## count lines and modules, and the tests that know internals; ARGS names revisions to compare with
-	@$(bin)/python -m tools.measures $(ARGS)
+	@$(bin)/python -m dev.measures $(ARGS)
 
 wheel: $(VENV)/.ready ## build the wheel, in dist/
 	@rm -rf build  # setuptools would package modules that no longer exist
@@ -126,11 +126,11 @@ clean: ## remove environments, caches and results
 	rm -rf .venv .venv-* $(DEMO) build dist docs/_build *.egg-info .cache .hypothesis .mypy_cache .import_linter_cache .pytest_cache .ruff_cache local_outputs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.ready: pyproject.toml .ci/venv
+$(VENV)/.ready: pyproject.toml dev/ci/venv
 	@echo 'Creating $(VENV) (once; less than a minute on most machines).'
-	@.ci/venv $(VENV)
+	@dev/ci/venv $(VENV)
 	@touch $@
 
-$(VENV)-lowest/.ready $(VENV)-newest/.ready $(VENV)-torch/.ready: $(VENV)-%/.ready: pyproject.toml .ci/venv
-	@VENV=$(VENV) .ci/venv $(VENV)-$* $*
+$(VENV)-lowest/.ready $(VENV)-newest/.ready $(VENV)-torch/.ready: $(VENV)-%/.ready: pyproject.toml dev/ci/venv
+	@VENV=$(VENV) dev/ci/venv $(VENV)-$* $*
 	@touch $@

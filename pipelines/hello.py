@@ -5,7 +5,7 @@ The tracker base is a local directory, the only kind that a shell script can rea
     torchx-kfp run pipelines/hello.py --tracker-base /tmp/hello
 
 A third stage, in an image with Python, publishes the results of the first one, so that KFP shows them
-(images/publisher).
+(components/publisher).
 """
 
 from kfp import dsl

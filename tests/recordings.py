@@ -3,7 +3,7 @@
 ``tests/recorded/launcher`` has a recording for each engine and case. After a change of what the launcher is given, of
 its requests, or of what it says, record them again and review the difference::
 
-    .ci/with-cluster .venv/bin/python -m tests.kubernetes.record_launcher
+    dev/ci/with-cluster .venv/bin/python -m tests.kubernetes.record_launcher
 
 That takes a minute. ``make goldens`` does not do it.
 """

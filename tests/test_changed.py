@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.changed import REPOSITORY, SEAMS, needed
-from tools.tiers import TIERS
+from dev.changed import REPOSITORY, SEAMS, needed
+from dev.tiers import TIERS
 
 
 @pytest.mark.parametrize(

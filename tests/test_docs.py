@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from dev.reference import generate
 from tests import pages
 from tests.entrypoints.cli.ready import Ready
 from tests.events import finished_stages
-from tools.reference import generate
 from torchx_kfp import component_from_function
 from torchx_kfp.errors import AppDefError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import mutation
-from tools.mutation import Mutant, mutants_of, sample, text_with
+from dev import mutation
+from dev.mutation import Mutant, mutants_of, sample, text_with
 
 TEXT = """
 def grow(size: int = 1, *, most: int = 9) -> int:

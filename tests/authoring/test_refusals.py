@@ -436,7 +436,7 @@ READS: list[Row] = [
 ]
 
 EXAMPLE = "results={'accuracy'", "Write"
-IMAGES = "python3", "fsspec", "images/publisher"
+IMAGES = "python3", "fsspec", "components/publisher"
 OUTPUTS: list[Row] = [
     *(
         (make(options), *facts)

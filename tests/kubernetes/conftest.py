@@ -65,7 +65,7 @@ def kubelet(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_
 def jobset_controller(cluster: ControlPlane) -> None:
     """JobSet's real controller, for all namespaces."""
     if not find_jobset(Path(os.environ.get("KUBEBUILDER_ASSETS", BUILT))):
-        missing("JobSet's controller is not built: run the tests with `.ci/with-cluster COMMAND`, which builds it")
+        missing("JobSet's controller is not built: run the tests with `dev/ci/with-cluster COMMAND`, which builds it")
 
 
 @pytest.fixture

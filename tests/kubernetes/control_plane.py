@@ -30,7 +30,7 @@ from tests.kubernetes.waiting import until_it_answers
 
 REPOSITORY = Path(__file__).parent.parent.parent
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
-#: Where .ci/with-cluster builds what is missing.
+#: Where dev/ci/with-cluster builds what is missing.
 BUILT = REPOSITORY / ".cache" / "cluster" / "bin"
 CONTROLLERS = (
     "job-controller", "garbage-collector-controller", "namespace-controller", "serviceaccount-controller",
@@ -72,8 +72,8 @@ def find_programs() -> Path | str:
     if not missing:
         return folder
     return (
-        f"{folder} has no {', '.join(missing)}: run the tests with `.ci/with-cluster COMMAND`, which builds them, or "
-        "set KUBEBUILDER_ASSETS to a folder that has them"
+        f"{folder} has no {', '.join(missing)}: run the tests with `dev/ci/with-cluster COMMAND`, which builds them, "
+        "or set KUBEBUILDER_ASSETS to a folder that has them"
     )
 
 

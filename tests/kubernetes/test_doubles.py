@@ -84,5 +84,5 @@ def test_without_the_programs_tests_are_skipped_or_fail(require: str, outcome: s
     )
     assert outcome in run.stdout.splitlines()[-1]
     assert f"{tmp_path} has no etcd, kube-apiserver, kube-controller-manager: " in run.stdout
-    assert ".ci/with-cluster" in run.stdout
+    assert "dev/ci/with-cluster" in run.stdout
     assert run.returncode == (0 if require == "0" else 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load import attack
+from dev.benchmarks.load import attack
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.tracking import FsspecResultTracker, cleanup
 from torchx_kfp.tracking.cleanup import find_old_runs, find_unused_code, remove_code, remove_runs

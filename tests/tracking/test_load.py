@@ -1,4 +1,4 @@
-"""A short run of ``benchmarks/load.py``: many processes on one base, some of which are killed."""
+"""A short run of ``dev/benchmarks/load.py``: many processes on one base, some of which are killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load import load
+from dev.benchmarks.load import load
 
 
 @pytest.mark.load

@@ -160,7 +160,9 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
     check_name(alias, "The stage's name")
     check_variables(options.secrets or {}, (), PROTOCOL_VARIABLES, "the publisher")
     if image == "":
-        raise AppDefError("publish_results has no image. Name one with python3 and fsspec, such as images/publisher.")
+        raise AppDefError(
+            "publish_results has no image. Name one with python3 and fsspec, such as components/publisher."
+        )
     parts = parse_checked(image, "image")
     types, published = parse_outputs(options.results or {}, options.artifacts)
     outputs = {RUN_ID: str, **types}

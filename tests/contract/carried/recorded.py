@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dev import carry
 from tests.recordings import Exchange, Recording, Replay, read, split
-from tools import carry
 
 #: Seconds after which a launcher counts as hanging.
 HANGS = 120

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tools import carry
+from dev import carry
 from torchx_kfp.common import safe_files
 from torchx_kfp.contract.carried import shared
 from torchx_kfp.contract.carried.programs import LAUNCHER, PUBLISHER, SOURCES

@@ -28,7 +28,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of the distribution, really built, from a copy: building leaves files in its source."""
     folder = tmp_path_factory.mktemp("scheduler")
     shutil.copytree(
-        REPOSITORY / "scheduler", folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+        REPOSITORY / "packages" / "torchx-kfp-scheduler",
+        folder / "source",
+        ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"),
     )
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
     built = subprocess.run(
@@ -94,7 +96,9 @@ def new_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     for name in ("TORCHX_PARENT_RUN_ID", "TORCHX_TRACKERS", "TORCHX_KFP_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    [place] = re.findall('^kfp = "(.+)"$', (REPOSITORY / "scheduler/pyproject.toml").read_text(), re.MULTILINE)
+    [place] = re.findall(
+        '^kfp = "(.+)"$', (REPOSITORY / "packages/torchx-kfp-scheduler/pyproject.toml").read_text(), re.MULTILINE
+    )
     return lambda: Runner("torchx", {"kfp": EntryPoint("kfp", place, "torchx.schedulers").load()})
 
 

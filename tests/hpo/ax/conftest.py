@@ -39,7 +39,7 @@ def scheduler_kfp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry points of the distribution ``torchx-kfp-scheduler``, for this test only."""
     import tomllib  # Python 3.11, which Ax needs
 
-    with (REPOSITORY / "scheduler" / "pyproject.toml").open("rb") as file:
+    with (REPOSITORY / "packages" / "torchx-kfp-scheduler" / "pyproject.toml").open("rb") as file:
         schedulers = tomllib.load(file)["project"]["entry-points"]["torchx.schedulers"]
     info = tmp_path / "site" / "torchx_kfp_scheduler-0.1.0.dist-info"
     info.mkdir(parents=True)

@@ -1,4 +1,4 @@
-// The controller of JobSet, which .ci/with-cluster builds for the tests in tests/kubernetes.
+// The controller of JobSet, which dev/ci/with-cluster builds for the tests in tests/kubernetes.
 module torchx-kfp/tests/kubernetes/jobset
 
 go 1.26.0

@@ -1,4 +1,4 @@
-// The API server and the controllers of Kubernetes, which .ci/with-cluster builds for the tests in tests/kubernetes.
+// The API server and the controllers of Kubernetes, which dev/ci/with-cluster builds for the tests in tests/kubernetes.
 module torchx-kfp/tests/kubernetes/server
 
 go 1.24.0

@@ -7,6 +7,6 @@
 - ``shared`` has the log of a stage and the files of runs.
 
 The modules import each other and the standard library, and fsspec where they need it, nothing else. ``make goldens``
-(``tools/carry.py``) joins the modules of each program, minifies them, and writes the texts to ``programs``. An image
+(``dev/carry.py``) joins the modules of each program, minifies them, and writes the texts to ``programs``. An image
 that has torchx-kfp can import them instead (``inline=False``).
 """

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import show
+from dev.benchmarks import show
 from tests.s3 import running
 from tests.tracking.stages import stage
 from torchx_kfp.tracking import FsspecResultTracker
@@ -136,7 +136,7 @@ def load(base: str, seconds: float, processes: int, kill_every: float = 0.5) -> 
             started += 1
             log = str(Path(folder, f"w{started:03}.log"))
             left = str(max(1.0, end - time.monotonic()))
-            command = [sys.executable, "-m", "benchmarks.load", base, f"w{started:03}", left, log]
+            command = [sys.executable, "-m", "dev.benchmarks.load", base, f"w{started:03}", left, log]
             return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
         working = [start() for _ in range(processes)]
@@ -193,7 +193,7 @@ def attack(base: Path, puts: int, writers: int = 3, collectors: int = 2) -> tupl
 
 
 def main() -> None:
-    from benchmarks.tracker import new_base
+    from dev.benchmarks.tracker import new_base
 
     for what in ("disk", "S3"):
         with tempfile.TemporaryDirectory() as folder, running(Path(folder, "log")) as server:

@@ -1,6 +1,6 @@
 """Write the parts of the reference that come from the code, as Markdown that any viewer shows.
 
-``python -m tools.reference`` (part of ``make goldens``) rewrites what stands in the pages of ``docs/reference`` between
+``python -m dev.reference`` (part of ``make goldens``) rewrites what stands in the pages of ``docs/reference`` between
 ``<!-- generated: NAME -->`` and ``<!-- end -->``. A test says if a page is not as this program writes it.
 """
 

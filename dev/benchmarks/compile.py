@@ -15,7 +15,7 @@ from typing import Any
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from benchmarks import medians, show, timed
+from dev.benchmarks import medians, show, timed
 from torchx_kfp import task_from_app
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.plan import plan_stage

@@ -16,7 +16,7 @@ from typing import Any
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from benchmarks import medians, show, timed
+from dev.benchmarks import medians, show, timed
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.plan import StagePlan, plan_stage
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from kfp import compiler, dsl
 
-from benchmarks import medians, show, timed
+from dev.benchmarks import medians, show, timed
 from torchx_kfp.local import Event, RunResult, StageFinished, Watch, load_pipeline, plan_run, run
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
 
 
@@ -99,7 +99,9 @@ def ours(pipeline: Any, *, watch: Watch | None = None, **options: Any) -> tuple[
 
 def theirs(name: str) -> float | None:
     """Return the seconds that kfp.local takes in a separate process; None if it cannot run the pipeline."""
-    code = f"import warnings; warnings.simplefilter('ignore'); from benchmarks import local; local.run_theirs({name!r})"
+    code = (
+        f"import warnings as w; w.simplefilter('ignore'); from dev.benchmarks import local; local.run_theirs({name!r})"
+    )
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environ, capture_output=True, text=True)

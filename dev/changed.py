@@ -39,7 +39,7 @@ def needed(changed: Iterable[Path]) -> list[str]:
     imports = _tests()
     files: set[str] = set()
     for path in changed:
-        if path.suffix == ".py" and path.parts[0] in (PACKAGE, "tests", "tools"):
+        if path.suffix == ".py" and path.parts[0] in (PACKAGE, "tests", "dev"):
             files |= _needed(path, imports)
     return sorted(files)
 

@@ -1,10 +1,10 @@
 """Change the package at random places, and see which changes the tests notice: the net under a redesign.
 
-``python -m tools.mutants make`` samples mutants, runs tests for each, and keeps in ``tests/mutants.jsonl`` which have
-died. ``python -m tools.mutants check [PACKAGE...]`` runs those again that died and whose text is still there, and fails
+``python -m dev.mutants make`` samples mutants, runs tests for each, and keeps in ``tests/mutants.jsonl`` which have
+died. ``python -m dev.mutants check [PACKAGE...]`` runs those again that died and whose text is still there, and fails
 if one of them lives. Both go on where they were interrupted.
 
-A mutant first meets the tests that ``tools.changed`` names for its module, and then those of the seams around it. A
+A mutant first meets the tests that ``dev.changed`` names for its module, and then those of the seams around it. A
 test counts only if it passes without the mutant. Tests run in copies of this folder, each with an environment that
 imports the copy; your files stay as they are.
 """
@@ -31,8 +31,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.changed import REPOSITORY, needed, seams
-from tools.mutation import GENERATED, Mutant, sample, text_with
+from dev.changed import REPOSITORY, needed, seams
+from dev.mutation import GENERATED, Mutant, sample, text_with
 
 RECORD = REPOSITORY / "tests" / "mutants.jsonl"
 #: CPU seconds and seconds that files of tests take.
@@ -81,7 +81,7 @@ class Copy:
         for name in (module, GENERATED) if carried else (module,):
             self._originals.setdefault(name, (self.folder / name).read_text(encoding="utf-8"))
         self._write(module, text)
-        return self.run(["-m", "tools.carry"], MORE)[0] if carried else 0
+        return self.run(["-m", "dev.carry"], MORE)[0] if carried else 0
 
     def back(self) -> None:
         """Restore what was written."""
@@ -184,7 +184,7 @@ def _run_all(todo: Sequence[Kept], wide: bool, jobs: int, keep: Callable[[Kept],
                 own = copies.get()
                 first = _first(place[0])
                 try:
-                    by = "tools.carry" if own.has(*place) else ""
+                    by = "dev.carry" if own.has(*place) else ""
                     if not by and _is_there(kept.by):
                         by = own.killer([kept.by], good, *place)
                         own.has(*place)

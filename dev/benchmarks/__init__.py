@@ -1,6 +1,6 @@
 """Benchmarks: figures that the docs and the issues state, each beside a peer in the same run where there is one.
 
-    python -m benchmarks [CASE ...]
+    python -m dev.benchmarks [CASE ...]
 
 Without cases, all run. A line has a figure, its limit, and the peer with the ratio to it. The limits hold for two quiet
 cores; the program exits with 1 if a figure is over its limit.

@@ -1,8 +1,8 @@
-"""Name the tiers of tests that a change needs besides the gate: ``python -m tools.tiers`` prints them.
+"""Name the tiers of tests that a change needs besides the gate: ``python -m dev.tiers`` prints them.
 
 The tests of a tier take long, or need gigabytes. They run each night, and in the gate if the files that they are about
 are not those with which they passed. ``tests/passed.json`` has a digest of those files for each tier, so it does not
-matter what a clone has of the history; ``python -m tools.tiers passed TIER...`` writes it.
+matter what a clone has of the history; ``python -m dev.tiers passed TIER...`` writes it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from tools.changed import REPOSITORY
+from dev.changed import REPOSITORY
 
 RECORD = REPOSITORY / "tests" / "passed.json"
 #: The files and folders that each tier is about. Its tests are run by `make test-TIER`.
 TIERS = {
-    "package": ("pyproject.toml", "MANIFEST.in", "torchx_kfp/common/extras.py", ".ci/package"),
+    "package": ("pyproject.toml", "MANIFEST.in", "torchx_kfp/common/extras.py", "dev/ci/package"),
     "oldest": ("torchx_kfp/contract/carried", "torchx_kfp/common/archive.py", "tests/oldest.py"),
     "examples": ("components", "pipelines", "tests/cases/examples.py", "tests/components"),
     "load": ("torchx_kfp/tracking/disk.py", "torchx_kfp/tracking/objects.py", "torchx_kfp/tracking/store.py"),

@@ -1,6 +1,6 @@
 """Join the modules of ``contract.carried`` into programs, and pack them for the commands of stages.
 
-``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/contract/carried/programs.py``. A command is
+``python -m dev.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/contract/carried/programs.py``. A command is
 part of KFP's cache key, so the programs are kept in the repository: they must not depend on the zlib and the Python
 that compile a pipeline.
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import warnings
 
-import benchmarks
+from dev import benchmarks
 
 CASES = {
     "compile": "300 tracked stages, by hand and tracked; 1,000",
@@ -21,7 +21,7 @@ CASES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
+        prog="python -m dev.benchmarks",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(f"  {name:10}{what}" for name, what in CASES.items()),
     )
@@ -31,10 +31,10 @@ def main() -> None:
         parser.error(f"there is no case {unknown[0]!r}: {', '.join(CASES)}")
     if len(names) > 1:
         # In processes of their own: the modules that one loads would be memory of another.
-        sys.exit(max(subprocess.run([sys.executable, "-m", "benchmarks", name]).returncode for name in names))
+        sys.exit(max(subprocess.run([sys.executable, "-m", "dev.benchmarks", name]).returncode for name in names))
     warnings.simplefilter("ignore")
     print(f"== {names[0]}: {CASES[names[0]]}", flush=True)
-    importlib.import_module(f"benchmarks.{names[0]}").main()
+    importlib.import_module(f"dev.benchmarks.{names[0]}").main()
     sys.exit(f"{len(benchmarks.missed)} over the limit" if benchmarks.missed else 0)
 
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import defaultdict
 
-from benchmarks import show, timed
+from dev.benchmarks import show, timed
 from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.observer import Observer

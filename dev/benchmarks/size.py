@@ -18,7 +18,7 @@ import yaml
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
-from benchmarks import show
+from dev.benchmarks import show
 from torchx_kfp import task_from_app
 from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, Size, go_json, measure
 
@@ -27,7 +27,7 @@ STAGES, CHAINS = 250, 25
 IMAGE, INLINE = 250, 220
 LEVEL, WORKSPACE = 420, 400
 URL = f"s3://bucket/results/.torchx_kfp/workspaces/{hashlib.sha256(b'code').hexdigest()}.tar"
-RECORDED = Path(__file__).parents[1] / "tests" / "recorded" / "sizes.json.gz"
+RECORDED = Path(__file__).parents[2] / "tests" / "recorded" / "sizes.json.gz"
 
 
 def make_app(number: int) -> AppDef:

@@ -17,7 +17,7 @@ from unittest import mock
 import fsspec
 from torchx.runtime.tracking import FsspecResultTracker as TorchxTracker
 
-from benchmarks import in_turn, medians, show, timed
+from dev.benchmarks import in_turn, medians, show, timed
 from tests.proxy import Proxy
 from tests.s3 import S3Server, running
 from tests.tracking.stages import stage

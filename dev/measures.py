@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tools.changed import PACKAGE, REPOSITORY
+from dev.changed import PACKAGE, REPOSITORY
 
 #: What ``CONTRIBUTING.md`` calls the public API. Everything else of the package is internal.
 PUBLIC = {

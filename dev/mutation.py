@@ -9,9 +9,9 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tools.changed import PACKAGE, REPOSITORY
+from dev.changed import PACKAGE, REPOSITORY
 
-#: What is generated from other modules of its folder, by `python -m tools.carry`.
+#: What is generated from other modules of its folder, by `python -m dev.carry`.
 GENERATED = f"{PACKAGE}/contract/carried/programs.py"
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
