@@ -102,6 +102,12 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     assert names(CodeFiles(tmp_path), "python", "-m", "package") == ["a.py", "b.py"]
 
 
+def test_all_modules_that_a_command_starts(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).touch()
+    assert names(CodeFiles(tmp_path), "bash", "-c", "python -m a && python -m b") == ["a.py", "b.py"]
+
+
 def test_a_change_between_two_stages_of_a_run_is_seen(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import first")
     (tmp_path / "first.py").touch()

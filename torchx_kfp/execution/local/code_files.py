@@ -40,10 +40,10 @@ class TooManyFiles(Exception):
 
 @dataclass
 class _Text:
-    """A text that may be a program, and its words that may name files (or modules, after ``-m``)."""
+    """A text that may be a program, and its words that may name files (or modules, after ``-m``), with those before."""
 
     program: str = ""
-    words: tuple[str, ...] = ()
+    words: tuple[tuple[str, str], ...] = ()
 
     @functools.cached_property
     def mentions(self) -> frozenset[str]:
@@ -102,14 +102,12 @@ class CodeFiles:
         new = [name for name in text.mentions if modules.has_new(name, folder)]
         for name in text.imports.intersection(new) if new else ():
             yield from modules.files(name, folder)
-        previous = ""
-        for word in text.words:
+        for previous, word in text.words:
             if previous == "-m":
                 yield from modules.files(word.partition(".")[0], self._directory)
             path = os.path.join(self._directory, word)
             if _is_code(path):
                 yield path
-            previous = word
 
     def _parse(self, path: str, stamp: Stamp) -> _Text:
         found = os.stat(path)
@@ -176,8 +174,8 @@ class _Modules:
 
 def _read_text(text: str) -> _Text:
     """Return the modules and files that a word, or a program in it, may name."""
-    words = tuple(dict.fromkeys(_TOKEN.findall(text))) if len(text) < _SCRIPT_SIZE else ()
-    return _Text(text, words)
+    words = _TOKEN.findall(text) if len(text) < _SCRIPT_SIZE else []
+    return _Text(text, tuple(dict.fromkeys(zip(["", *words], words, strict=False))))
 
 
 def _imports(text: str) -> frozenset[str]:
