@@ -93,6 +93,7 @@ def test_shell_scripts_run_in_a_stage(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.pipeline(page)], ids=name)
 def test_parts_of_pipelines_compile(page: Path, tmp_path: Path, ready_program: Ready) -> None:
+    pages.write_files(page, tmp_path)
     (tmp_path / "parts.py").write_text(pages.pipeline(page))
     printed = pages.run("torchx-kfp compile parts.py -o parts.yaml", tmp_path, ready_program)
     assert printed.code == 0, printed.stderr

@@ -13,8 +13,9 @@ the command        text for KFP: ``Inputs`` (``component_inputs``) turns referen
                    inputs for them, ``words`` makes ``Word``s, and ``contract.command.Application`` the command
 ``StagePlan``      everything about the stage (``plan``), from which ``emit`` makes the KFP component and task
 
-``functions`` calls TorchX component functions to see which AppDef they build from their inputs, ``one_stage`` makes a
-pipeline of one stage, and ``naming`` makes names that others accept.
+``functions`` calls TorchX component functions to see which AppDef they build from their inputs, ``python`` makes an
+AppDef that calls a function of the user's, ``one_stage`` makes a pipeline of one stage, and ``naming`` makes names that
+others accept.
 
 A value that cannot be translated without losing something is refused where it is read: with ``AppDefError`` for the
 AppDef and the options of a stage, ``ChannelError`` for a channel that cannot be filled in where it stands,

@@ -22,6 +22,7 @@ from torchx_kfp.authoring.options import SharedOptions, StageOptions
 from torchx_kfp.authoring.outputs import Artifacts, Results, UiMetadata
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.program import parse_workspace
+from torchx_kfp.authoring.python import function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
 from torchx_kfp.authoring.references import Reference, parameter
 from torchx_kfp.authoring.variables import tracker_env
@@ -120,6 +121,55 @@ class Stages(SharedOptions):
                 )
         check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
         return emit.make_task(plan_stage(app, stage), stage.tracker_base)
+
+    def python(
+        self,
+        function: Callable[..., Any],
+        /,
+        *,
+        image: str,
+        env: Mapping[str, str] | None = None,
+        resource: specs.Resource | None = None,
+        **options_and_arguments: Any,
+    ) -> dsl.PipelineTask:
+        """Make a task that calls a function of a module, and records what it returns.
+
+        In a pipeline function, with ``train.py`` beside its file::
+
+            trained = stages.python(train.fit, image=IMAGE, rate=rate)
+            stages.python(train.judge, image=IMAGE, reads=trained)
+
+        The application is ``python -m torchx_kfp.tracking.call -m train fit rate=0.1``: it imports the module, from the
+        workspace or the image, which has torchx-kfp. Parameters are annotated with str, int, float, bool, list or dict.
+        One that is not passed and has no default gets the result with its name of a stage that this one reads, or, if
+        it has the name of such a stage, all its results: see ``torchx_kfp.tracking.call``. What the function returns is
+        recorded: a mapping as results by name, anything else as the result with the function's name. An annotation
+        ``-> float``, or the fields of a ``TypedDict``, declare these results as outputs.
+
+        Args:
+            function: a function at the top level of a module.
+            image: the image, with python and torchx-kfp.
+            env: the variables of its process. Values may be channels.
+            resource: what its pod asks for.
+            options_and_arguments: the options of ``task``, and arguments of the function by name: constants, channels,
+                or text with channels inside.
+
+        Raises:
+            AppDefError: a stage cannot import the function, or an argument fits no parameter or not its type.
+            ChannelError: a channel is used where its value cannot be filled in.
+            ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
+            OutputsError: a result or an artifact cannot be an output of KFP.
+        """
+        known = [*(option.name for option in fields(StageOptions)), "image", "env", "resource"]
+        own = {name: value for name, value in options_and_arguments.items() if name in known}
+        arguments = {name: value for name, value in options_and_arguments.items() if name not in known}
+        reads = own.get("reads") is not None
+        app = function_app(function, arguments, known, image=image, env=env, resource=resource, reads=reads)
+        declared = returned_results(function)
+        if declared and (self.tracker_base is not None or "tracker_base" in own):
+            own = {"results": declared, **own}
+        # The image has torchx-kfp, so the command need not carry a program of it.
+        return self.task(app, **{"inline": False, **own})
 
     def publish(
         self,

@@ -1,0 +1,210 @@
+"""Functions of a module as stages: what they are called with, and what becomes of what they return."""
+
+# No annotations from __future__: KFP reads the annotations of pipelines.
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx.specs import Resource
+
+from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, load
+from tests.refusals import check_refusal, refused
+from torchx_kfp import Stages, local
+from torchx_kfp.errors import AppDefError, ReadsError
+from torchx_kfp.local import Watch
+
+pytestmark = pytest.mark.versions
+
+MODULE = """
+from typing import Optional, TypedDict
+
+from torchx_kfp.tracking import current_run
+
+Model = TypedDict("Model", {"loss": float, "model-uri": str})
+
+
+class Noted(Model, total=False):
+    note: str
+
+
+def rates(number: int) -> list:
+    return [{"rate": each / 10} for each in range(number)]
+
+
+def fit(rate: float, epochs: Optional[int] = None) -> Noted:
+    return {"loss": rate * 2, "model-uri": f"s3://models/{rate}", "epochs": epochs or 1}
+
+
+def judge(loss: float, limit: float = 0.1) -> bool:
+    current_run().put(seen=loss)
+    return loss < limit
+
+
+def best(fit, loss, *, suffix: str):
+    return {"best": min(loss), "models": [each["model-uri"] for each in fit], "text": suffix}
+
+
+def show(text: str = "", texts: list[str] = [], settings: dict[str, object] = {}):
+    return {"shown": repr((text, texts, settings))}
+
+
+def untyped(value):
+    pass
+
+
+def cached(cache: bool):
+    pass
+
+
+def unknown(value: "Missing"):
+    pass
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The module ``functions_here``, which stages can import as well."""
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "functions_here.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", str(folder))
+        yield importlib.import_module("functions_here")
+    del sys.modules["functions_here"]
+
+
+def ran(pipeline: Any, folder: Path) -> dict[str, Any]:
+    """Run the pipeline, and return the results of its stages by name."""
+    done = local.run(pipeline, {"tracker_base": str(folder / "base")}, output_dir=folder / "runs", watch=Watch())
+    assert done.state == "succeeded"
+    return {stage.name: dict(stage.results) for stage in done.stages if stage.state == "succeeded"}
+
+
+def test_parameters_and_upstream_results_are_arguments_and_what_is_returned_is_recorded(
+    module: Any, tmp_path: Path
+) -> None:
+    @dsl.pipeline
+    def pipeline(tracker_base: str, number: int = 2, limit: float = 0.15) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        rates = stages.python(module.rates, image="i", number=number)
+        with dsl.ParallelFor(rates.outputs["rates"]) as trial:
+            fit = stages.python(module.fit, image="i", rate=trial.rate, name="fitting")
+            judged = stages.python(module.judge, image="i", reads=fit, limit=limit)
+            with dsl.If(judged.outputs["judge"] == False):  # noqa: E712 (a channel)
+                stages.python(module.judge, image="i", loss=fit.outputs["loss"], name="again")
+        fits = dsl.Collected(fit.outputs["run_id"])
+        stages.python(module.best, image="i", reads={"fit": fits}, suffix=f"up to {limit}")
+
+    assert ran(pipeline, tmp_path) == {
+        "rates": {},
+        "fitting[0]": {"loss": 0.0, "model-uri": "s3://models/0.0", "epochs": 1},
+        "fitting[1]": {"loss": 0.2, "model-uri": "s3://models/0.1", "epochs": 1},
+        "judge[0]": {"seen": 0.0, "judge": True},
+        "judge[1]": {"seen": 0.2, "judge": False},
+        "again[1]": {"seen": 0.2, "judge": False},
+        "best": {"best": 0.0, "text": "up to 0.15"},
+    }
+
+
+def test_text_arrives_as_it_is(module: Any, tmp_path: Path) -> None:
+    @dsl.pipeline
+    def pipeline(tracker_base: str, last: str = HOSTILE[-1]) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        stages.python(module.show, image="i", texts=[*HOSTILE, *PLAIN], settings={"$$": None})
+        stages.python(module.show, image="i", text=last, name="parameter")
+
+    @dsl.pipeline
+    def constants(tracker_base: str) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        for index, text in enumerate([*HOSTILE, *PLAIN]):
+            stages.python(module.show, image="i", text=text, name=f"show-{index}")
+
+    found = ran(pipeline, tmp_path)
+    assert found["show"] == {"shown": repr(("", [*HOSTILE, *PLAIN], {"$$": None}))}
+    assert found["parameter"] == {"shown": repr((HOSTILE[-1], [], {}))}
+    expected = {f"show-{index}": {"shown": repr((text, [], {}))} for index, text in enumerate([*HOSTILE, *PLAIN])}
+    assert ran(constants, tmp_path) == expected
+
+
+def test_the_pod_has_what_the_options_say(module: Any) -> None:
+    def pipeline(tracker_base: str, rate: str) -> None:
+        Stages(tracker_base=tracker_base, cache=False).python(
+            module.fit, image="i:2", rate=rate, env={"A": f"{rate}"}, resource=Resource(cpu=2, gpu=0, memMB=512)
+        )
+
+    spec, _ = load(compile_pipeline(pipeline))
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    assert executor["container"]["image"] == "i:2"
+    assert executor["container"]["resources"]["resourceCpuLimit"] == "2000m"
+    (component,) = spec["components"].values()
+    outputs = component["outputDefinitions"]
+    assert outputs["parameters"].keys() == {"run_id", "loss", "model_uri"}
+
+
+def test_a_declared_result_of_ones_own_replaces_those_of_the_annotation(module: Any) -> None:
+    def pipeline(tracker_base: str) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        task = stages.python(module.judge, image="i", loss=0.1, results={"seen": float})
+        assert task.outputs.keys() == {"run_id", "seen", "metrics"}
+
+    compile_pipeline(pipeline)
+
+
+def test_a_stage_that_is_not_tracked_declares_nothing(module: Any) -> None:
+    def pipeline(loss: float) -> None:
+        assert not Stages().python(module.judge, image="i", loss=loss).outputs
+
+    compile_pipeline(pipeline)
+
+
+def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {}) -> Callable[[], object]:
+    """Return a call that makes a stage of a function with these arguments."""
+
+    def pipeline(tracker_base: str, number: float = 0.1) -> None:
+        function = getattr(importlib.import_module("functions_here"), name, lambda: 1)
+        Stages(tracker_base=tracker_base).python(function, image="i", **make(number))
+
+    return lambda: compile_pipeline(pipeline)
+
+
+@refused(
+    {
+        AppDefError: [
+            (calling("judge"), "judge() needs 'loss'", "stages.python(judge, loss=...)", "reads=task"),
+            (calling("judge", lambda _: {"los": 1}), "judge() has no parameter 'los'", "'loss'?", "loss, limit"),
+            (calling("judge", lambda _: {"cach": 1}), "'cach'", "Did you mean 'cache'?"),
+            (calling("judge", lambda _: {"loss": "much"}), "loss of judge() is float", "'much'"),
+            (calling("judge", lambda _: {"loss": None}), "loss of judge() is None"),
+            (calling("judge", lambda it: {"loss": [it]}), "loss of judge()"),
+            (calling("judge", lambda _: {"loss": float}), "loss of judge() is <class 'float'>"),
+            (calling("rates", lambda it: {"number": it}), "number of rates() is int", "NUMBER_DOUBLE"),
+            (calling("rates", lambda _: {"number": 0.5}), "number of rates() is int", "0.5"),
+            (calling("rates", lambda _: {"number": True}), "number of rates() is int", "True"),
+            (calling("show", lambda it: {"settings": {"a": it}}), "settings of show()", "channel inside"),
+            (
+                calling("show", lambda _: {"settings": {"a": {1}}}),
+                "settings of show() is dict",
+                "not JSON serializable",
+            ),
+            (calling("untyped", lambda _: {"value": 1}), "value of untyped() has no type", "Annotate it with str"),
+            (calling("cached", lambda _: {"cache": True}), "cached() has the parameter 'cache'", "Rename it."),
+            (
+                calling("unknown", lambda _: {"value": 1}),
+                "annotations of unknown()",
+                "'Missing'",
+                "that the module has",
+            ),
+            (calling("none"), "<lambda>", "top level of a file, such as train.py"),
+        ],
+        ReadsError: [
+            (calling("judge", lambda _: {"reads": "prepare"}), "reads", "prepare"),
+        ],
+    }
+)
+def test_a_refusal_shows_the_value_and_the_way_out(error: Any, call: Any, facts: Any) -> None:
+    check_refusal(error, call, facts)

@@ -1,0 +1,132 @@
+"""``python -m torchx_kfp.tracking.call``: what a function is called with, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.facts import says
+from tests.tracking.stages import Parents, environ, stage
+
+MODULE = """
+from typing import Any
+
+def add(left: int, right: float = 0.5):
+    return left + right
+
+def several(name: str, flag: bool, sizes: list[int] = [], untyped=None):
+    return {"name": name, "flag": flag, "items": [name], "size": sum(sizes)}
+
+def nothing():
+    print("said")
+
+def score(loss, train):
+    return {"loss": loss, "train": train["loss"] if isinstance(train, dict) else [each["loss"] for each in train]}
+
+def only(loss):
+    return loss
+
+def bad():
+    return {"x": print}
+
+def fails():
+    raise RuntimeError("of the function")
+"""
+
+
+def call(
+    folder: Path, *words: str, parents: Parents | None = None, tracked: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Call a function in a process of its own; the results are below the folder ``base``."""
+    (folder / "functions.py").write_text(MODULE)
+    (folder / "broken.py").write_text("import missing_package")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCHX_")}
+    variables = environ(folder / "base", "p1/call/e1", parents) if tracked else {}
+    command = [sys.executable, "-m", "torchx_kfp.tracking.call", *words]
+    return subprocess.run(command, cwd=folder, env={**clean, **variables}, capture_output=True, text=True, check=False)
+
+
+def record(folder: Path) -> None:
+    """Record the results of the stages that are read: ``train`` and two trials."""
+    stage(folder / "base", "p1/train/e1").put(loss=0.5, rate=0.1)
+    for index in range(2):
+        stage(folder / "base", f"p1/trial/e{index}").put(loss=index / 10)
+    stage(folder / "base", "p1/prepare/e1").add_metadata(rows=3)
+
+
+TRAIN = {"train": "p1/train/e1"}
+TRIALS = {"train": ("p1/trial/e0", "p1/trial/e1")}
+
+
+@pytest.mark.parametrize(
+    ("words", "parents", "expected"),
+    [
+        (["add", "left=3"], {}, {"add": 3.5}),
+        (["add", "left=3", "right=1"], {}, {"add": 4.0}),
+        (["several", "name=a=b", "flag=true"], {}, {"name": "a=b", "flag": True, "size": 0}),
+        (["several", "name=", "flag=False", "sizes=[1, 2]"], {}, {"name": "", "flag": False, "size": 3}),
+        (["nothing"], {}, {}),
+        (["only"], TRAIN, {"only": 0.5}),
+        (["only", "loss=text"], TRAIN, {"only": "text"}),
+        (["score"], TRAIN, {"loss": 0.5, "train": 0.5}),
+        (["score"], TRIALS, {}),
+        (["only"], {"prepare": "p1/prepare/e1", **TRAIN}, {"only": 0.5}),
+    ],
+)
+def test_what_a_function_is_called_with_and_what_is_recorded(
+    tmp_path: Path, words: list[str], parents: Parents, expected: dict[str, object]
+) -> None:
+    record(tmp_path)
+    done = call(tmp_path, "-m", "functions", *words, parents=parents)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stage(tmp_path / "base", "p1/call/e1").results() == expected
+
+
+def test_lists_are_metadata(tmp_path: Path) -> None:
+    record(tmp_path)
+    assert call(tmp_path, "-m", "functions", "score", parents=TRIALS).returncode == 0
+    run = stage(tmp_path / "base", "p1/call/e1")
+    assert run.metadata() == {"loss": [0.0, 0.1], "train": [0.0, 0.1]}
+
+
+def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
+    done = call(tmp_path, "-m", "functions", "several", "name=x", "flag=true", tracked=False)
+    assert json.loads(done.stdout) == {"name": "x", "flag": True, "items": ["x"], "size": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "parents", "facts"),
+    [
+        ([], {}, ["usage: python -m torchx_kfp.tracking.call -m MODULE FUNCTION [NAME=VALUE ...]"]),
+        (["-m", "function", "add"], {}, ["no module 'function'", "--workspace DIR", "in the image"]),
+        (["-m", "functions", "severl"], {}, ["'functions' has no function 'severl'", "'several'?"]),
+        (["-m", "functions", "add", "lef=1"], {}, ["'lef=1'", "no parameter 'lef'", "'left'?"]),
+        (["-m", "functions", "add", "left"], {}, ["'left' is not NAME=VALUE"]),
+        (["-m", "functions", "add", "left=x"], {}, ["left of add() is int, but got 'x'"]),
+        (["-m", "functions", "several", "name=x", "flag=1"], {}, ["flag of several() is bool", "neither true nor"]),
+        (["-m", "functions", "several", "name=x", "flag=true", "sizes={}"], {}, ["sizes of", "'{}' is not a list"]),
+        (["-m", "functions", "several", "name=x", "flag=true", "sizes=["], {}, ["sizes of several() is list", "'['"]),
+        (["-m", "functions", "only"], {}, ["only() needs 'loss'", "loss=VALUE", "there is none"]),
+        (["-m", "functions", "only"], {"prepare": "p1/prepare/e1"}, ["needs 'loss'", "prepare has recorded nothing"]),
+        (["-m", "functions", "add"], {"trian": "p1/train/e1"}, ["needs 'left'", "trian has recorded loss, rate"]),
+        (["-m", "functions", "only"], {"a": "p1/train/e1", "b": "p1/trial/e0"}, ["several stages recorded: a, b"]),
+        (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["p1/prepare/e1"]),
+        (["-m", "functions", "bad"], {}, ["'x'", "built-in function print"]),
+        (["-m", "functions", "fails"], {}, ["RuntimeError: of the function"]),
+        (["-m", "broken", "add"], {}, ["No module named 'missing_package'"]),
+    ],
+)
+def test_a_refusal_shows_the_value_and_the_way_out(
+    tmp_path: Path, words: list[str], parents: Parents, facts: list[str]
+) -> None:
+    record(tmp_path)
+    done = call(tmp_path, *words, parents=parents)
+    assert done.returncode == 1
+    with pytest.raises(AssertionError, match=says(*facts)):
+        raise AssertionError(done.stderr)
+    assert stage(tmp_path / "base", "p1/call/e1").results() == {}

@@ -1,0 +1,135 @@
+"""An AppDef whose application calls a function of a Python module: see ``Stages.python``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchx import specs
+
+from torchx_kfp.authoring.channels import contains_channel, parse
+from torchx_kfp.authoring.component_inputs import PYTHON_TYPES
+from torchx_kfp.authoring.references import Reference
+from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.errors import AppDefError
+from torchx_kfp.tracking import call
+
+#: The types of channels that a parameter takes; text takes all.
+_ACCEPTED: dict[type, tuple[type, ...]] = {kind: (kind, int) if kind is float else (kind,) for kind in call.KINDS}
+
+
+def function_app(
+    function: Callable[..., Any],
+    arguments: Mapping[str, object],
+    options: Collection[str],
+    *,
+    image: str,
+    env: Mapping[str, str] | None,
+    resource: specs.Resource | None,
+    reads: bool,
+) -> specs.AppDef:
+    """Return the AppDef that calls the function.
+
+    Args:
+        function: a function of a module, not of a notebook or another function.
+        arguments: its arguments by name: constants, channels, or text with channels inside.
+        options: the names of the options of stages, for errors.
+        image: the image.
+        env: the variables of its process.
+        resource: what its pod asks for.
+        reads: whether the stage reads others, whose results can be arguments.
+    """
+    name = getattr(function, "__name__", repr(function))
+    module = _module_of(function, name)
+    try:
+        parameters = call.parameters_of(function)
+    except call.CallError as error:
+        raise AppDefError(f"{str(error)[0].upper()}{str(error)[1:]}. Name a type that the module has.") from None
+    if both := sorted(parameters.keys() & options):
+        raise AppDefError(f"{name}() has the parameter {both[0]!r}, which is also an option of a stage. Rename it.")
+    if unknown := [each for each in arguments if each not in parameters]:
+        hint = did_you_mean(unknown[0], [*parameters, *options])
+        raise AppDefError(
+            f"{name}() has no parameter {unknown[0]!r}, and a stage no such option.{hint} The parameters are: "
+            f"{', '.join(parameters) or 'none'}."
+        )
+    missing = [
+        each for each, (it, _) in parameters.items() if each not in arguments and it.default is inspect.Parameter.empty
+    ]
+    if missing and not reads:
+        raise AppDefError(
+            f"{name}() needs {missing[0]!r}. Pass it, stages.python({name}, {missing[0]}=...), or read a stage that "
+            "records a result of this name, reads=task."
+        )
+    words = [f"{each}={_text(name, each, value, parameters[each][1])}" for each, value in arguments.items()]
+    args = ["-m", call.__name__, "-m", module, name, *words]
+    role = specs.Role(name, image, entrypoint="python", args=args, env=dict(env or {}))
+    if resource is not None:
+        role.resource = resource
+    return specs.AppDef(name, [role])
+
+
+def returned_results(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the results that the annotation of a function declares: {name: type}.
+
+    They are the fields of a ``TypedDict``, or one result with the function's name.
+    """
+    returned: Any = typing.get_type_hints(function).get("return")
+    if typing.is_typeddict(returned):
+        fields = {name: typing.get_origin(kind) or kind for name, kind in typing.get_type_hints(returned).items()}
+        return {
+            name: kind for name, kind in fields.items() if kind in call.KINDS and name in returned.__required_keys__
+        }
+    kind = typing.get_origin(returned) or returned
+    return {function.__name__: kind} if kind in call.KINDS and kind is not dict else {}
+
+
+def _module_of(function: Any, name: str) -> str:
+    """Return the name by which a stage imports the function's module."""
+    module = getattr(function, "__module__", None)
+    found = sys.modules.get(module or "")
+    if not callable(function) or getattr(found, name, None) is not function:
+        raise AppDefError(
+            f"stages.python got {function!r}, which is not a function of a module: a stage imports it by its name. "
+            "Define it at the top level of a file, such as train.py, and import it from there."
+        )
+    if module != "__main__":
+        return str(module)
+    file = getattr(found, "__file__", None)
+    if file is None:
+        raise AppDefError(
+            f"{name}() is defined in a notebook or a console, which a stage cannot import. Write it into a file, such "
+            f"as train.py, and import it: from train import {name}."
+        )
+    return Path(file).stem
+
+
+def _text(function: str, name: str, value: object, kind: type | None) -> str:
+    """Return the value as text, as KFP fills in a channel."""
+    where = f"{name} of {function}()"
+    if kind is None:
+        raise AppDefError(
+            f"{where} has no type that a stage can pass on. Annotate it with str, int, float, bool, list or dict."
+        )
+    if isinstance(value, (list, dict)) and contains_channel(value):
+        raise AppDefError(f"{where} is {value!r}, with a pipeline channel inside, which cannot be filled in there.")
+    if isinstance(value, call.KINDS) and not contains_channel(value):
+        try:
+            text = value if isinstance(value, str) else str(value) if kind is str else json.dumps(value)
+            call.parse(text, kind)
+        except (TypeError, ValueError) as error:
+            raise AppDefError(f"{where} is {kind.__name__}, but gets {value!r}: {error}.") from None
+        return text
+    parts = parse(value, where)
+    # What KFP calls text can be any value, such as an item of a list.
+    given = parts[0].type if len(parts) == 1 and isinstance(parts[0], Reference) else "STRING"
+    if kind is not str and given != "STRING" and PYTHON_TYPES[given] not in _ACCEPTED[kind]:
+        raise AppDefError(
+            f"{where} is {kind.__name__}, but gets a channel of type {given}: {value}. Change one of them."
+        )
+    return str(value)

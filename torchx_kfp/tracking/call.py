@@ -1,0 +1,218 @@
+"""Call a function of a module as a stage, and record what it returns.
+
+    python -m torchx_kfp.tracking.call -m train fit rate=0.1 epochs=3
+
+calls ``fit(rate=0.1, epochs=3)`` of the module ``train``. ``Stages.python`` makes AppDefs with this application; an
+AppDef that is written by hand can have it, too. The words give arguments as text, as KFP fills them in, and the
+annotations of the function say what they are: str, int, float, bool, or list and dict as JSON. A parameter that has
+neither a word nor a default gets what the stages recorded that this one reads:
+
+- a parameter with the name of a stage (its alias) gets all results of that stage, a dict; for a fan-in, a list of them;
+- any other one gets the result with its name of the one stage that recorded it; for a fan-in, the list of results.
+
+What the function returns is recorded: a mapping as results by name, and anything else as one result with the function's
+name; None records nothing. Lists and dicts are recorded as metadata. In a process that is not a tracked stage, it is
+printed as JSON instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
+from torchx_kfp.errors import MissingResultsError, NotInStageError
+from torchx_kfp.tracking.run import FanIn, Run, current_run
+
+#: What arguments can be.
+KINDS = (str, int, float, bool, list, dict)
+_BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
+
+
+class CallError(Exception):
+    """A function cannot be called with these words."""
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, type | None]]:
+    """Return the parameters that can be given by name, each with the type of its values: one of ``KINDS``.
+
+    It is that of the annotation (``list[int]`` is a list, ``int | None`` an int), or else of the default. It is None if
+    neither says so.
+
+    Raises:
+        CallError: an annotation names what does not exist.
+    """
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception as error:  # whatever the evaluation of an annotation raises
+        raise CallError(f"the annotations of {function.__name__}() cannot be evaluated: {error}") from None
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            default = None if parameter.default is parameter.empty else parameter.default
+            found[name] = parameter, _kind(hints.get(name, type(default)))
+    return found
+
+
+def _kind(hint: Any) -> type | None:
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    kind = typing.get_origin(hint) or hint
+    if kind not in KINDS and len(members) == 1:  # the T in Optional[T]
+        kind = typing.get_origin(members[0]) or members[0]
+    return kind if kind in KINDS else None
+
+
+def parse(text: str, kind: type) -> Any:
+    """Return the value of this kind that the text is, as KFP writes it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if kind is str:
+        return text
+    if kind is bool:
+        if text not in _BOOLEANS:
+            raise ValueError(f"{shown(text)} is neither true nor false")
+        return _BOOLEANS[text]
+    if kind in (int, float):
+        return kind(text)
+    value = json.loads(text)
+    if not isinstance(value, kind):
+        raise ValueError(f"{shown(text)} is not a {kind.__name__}")
+    return value
+
+
+def arguments(function: Callable[..., Any], words: Sequence[str], run: Run | None) -> dict[str, Any]:
+    """Return the arguments for which words stand, and those that the run reads.
+
+    Args:
+        function: the function.
+        words: ``NAME=VALUE``.
+        run: the run of this process; None outside of a stage.
+
+    Raises:
+        CallError: a word fits no parameter, or a parameter has no value.
+    """
+    parameters = parameters_of(function)
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name not in parameters:
+            about = describe_unknown(f"{function.__name__}()", "parameter", name, [*parameters])
+            raise CallError(f"{shown(word)} is not NAME=VALUE of a parameter. {about}")
+        kind = parameters[name][1] or str
+        try:
+            values[name] = parse(text, kind)
+        except ValueError as error:
+            raise CallError(
+                f"{name} of {function.__name__}() is {kind.__name__}, but got {shown(text)}: {error}"
+            ) from None
+    needed = [name for name, (it, _) in parameters.items() if name not in values and it.default is it.empty]
+    return values | _read(function.__name__, needed, run)
+
+
+def _read(function: str, names: Sequence[str], run: Run | None) -> dict[str, Any]:
+    """Return the values that the stages recorded that this one reads."""
+    sources = dict(run.parents) if run and names else {}
+    values: dict[str, Any] = {name: _results(sources[name]) for name in names if name in sources}
+    left = [name for name in names if name not in values]
+    results = {alias: _results_or_none(source) for alias, source in sources.items()} if left else {}
+    for name in left:
+        having = [alias for alias, found in results.items() if name in _names(found)]
+        if len(having) == 1:
+            found = results[having[0]]
+            values[name] = [each[name] for each in found] if isinstance(found, list) else found[name]
+        elif having:
+            raise CallError(
+                f"{function}() needs {name!r}, which several stages recorded: {', '.join(having)}. Give the parameter "
+                "the name of one, and take its result from the dict, or pass an output."
+            )
+        else:
+            there = [
+                f"{alias} has recorded {', '.join(_names(found)) or 'nothing'}" for alias, found in results.items()
+            ]
+            hint = did_you_mean(name, [*results, *(each for found in results.values() for each in _names(found))])
+            raise CallError(
+                f"{function}() needs {name!r}: pass {name}=VALUE, or read a stage that records it.{hint} Of the stages "
+                f"that this one reads, {'; '.join(there) or 'there is none'}."
+            )
+    return values
+
+
+def _results(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
+    return [run.results() for run in source] if isinstance(source, FanIn) else source.results()
+
+
+def _results_or_none(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
+    try:
+        return _results(source)
+    except MissingResultsError:  # it is read for another reason
+        return {}
+
+
+def _names(found: Mapping[str, Any] | list[dict[str, Any]]) -> list[str]:
+    """Return the names that a stage recorded, or all iterations of one."""
+    if not isinstance(found, list):
+        return [*found]
+    return [name for name in (found[0] if found else ()) if all(name in each for each in found)]
+
+
+def record(function: str, returned: object, run: Run | None) -> None:
+    """Record what a function returned, or print it as JSON outside of a stage."""
+    if returned is None:
+        return
+    named: dict[str, Any] = dict(returned) if isinstance(returned, Mapping) else {function: returned}
+    if run is None:
+        print(json.dumps(named, default=str))
+        return
+    metadata = {name: value for name, value in named.items() if isinstance(value, (list, dict))}
+    if metadata:
+        run.add_metadata(metadata)
+    if results := {name: value for name, value in named.items() if name not in metadata}:
+        run.put(results)
+
+
+def load(module: str, function: str) -> Callable[..., Any]:
+    """Import a function.
+
+    Raises:
+        CallError: there is no such module or function.
+    """
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # a module that it imports
+        raise CallError(
+            f"there is no module {error.name!r}. It must be in the image, or in the workspace that travels with the "
+            "run (--workspace DIR); here, in the folder of the pipeline's file or the current one."
+        ) from None
+    functions = [name for name, value in vars(found).items() if inspect.isfunction(value)]
+    if not callable(getattr(found, function, None)):
+        raise CallError(describe_unknown(f"The module {module!r}", "function", function, functions))
+    return getattr(found, function)  # type: ignore[no-any-return]  # of any module
+
+
+def main(words: Sequence[str]) -> None:
+    """Call the function that the words name: ``-m MODULE FUNCTION NAME=VALUE...``."""
+    if len(words) < 3 or words[0] != "-m":
+        sys.exit("usage: python -m torchx_kfp.tracking.call -m MODULE FUNCTION [NAME=VALUE ...]")
+    try:
+        run: Run | None = current_run()
+    except NotInStageError:
+        run = None
+    try:
+        function = load(words[1], words[2])
+        values = arguments(function, words[3:], run)
+    except CallError as error:
+        sys.exit(f"torchx-kfp: {error}")
+    record(words[2], function(**values), run)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
