@@ -26,6 +26,7 @@ from torchx_kfp.authoring.python import function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
 from torchx_kfp.authoring.references import Reference, parameter
 from torchx_kfp.authoring.variables import tracker_env
+from torchx_kfp.common.signatures import shows
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.command import METRICS, UI_METADATA
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
@@ -42,14 +43,7 @@ def _takes(
     kind: Callable[_Options, object],
 ) -> Callable[[Callable[..., _Result]], Callable[Concatenate[Any, specs.AppDef, _Options], _Result]]:
     """List the options of this class in the signature of a method that takes an app and these options."""
-
-    def listing(method: Callable[..., _Result]) -> Callable[..., _Result]:
-        *own, _ = (signature := inspect.signature(method)).parameters.values()
-        listed = inspect.signature(kind).parameters.values()
-        method.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
-        return method
-
-    return listing
+    return shows(inspect.signature(kind).parameters.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from torchx_kfp.tracking.lineage import Lineage, Link, Source
 from torchx_kfp.tracking.results import Result
 from torchx_kfp.tracking.run import FanIn, Parents, Run, current_run
 from torchx_kfp.tracking.store import Key
-from torchx_kfp.tracking.tracker import FsspecResultTracker, ResultTracker
+from torchx_kfp.tracking.tracker import FsspecResultTracker, ResultTracker, open_tracker
 
 __all__ = [
     "Artifact",
@@ -35,4 +35,5 @@ __all__ = [
     "Run",
     "Source",
     "current_run",
+    "open_tracker",
 ]

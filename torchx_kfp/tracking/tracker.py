@@ -372,3 +372,15 @@ def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
             f"Write {base.replace(':/', '://', 1)!r}, or './{base}' if you mean a directory."
         )
     return base
+
+
+def open_tracker(tracker_base: str | os.PathLike[str]) -> FsspecResultTracker:
+    """Return the tracker of a base, to query what runs have recorded there: ``open_tracker(base).to_frame()``.
+
+    Args:
+        tracker_base: an fsspec URL or a local directory.
+
+    Raises:
+        TrackerError: the base cannot be used.
+    """
+    return FsspecResultTracker(tracker_base)

@@ -9,6 +9,7 @@ from kfp import dsl
 from tests.execution.local.components import shell, shell_out
 from tests.facts import says
 from torchx_kfp.errors import UnknownNameError
+from torchx_kfp.local import State
 
 
 @dsl.container_component
@@ -85,3 +86,19 @@ def test_printing_a_result_shows_a_short_table(result):
     assert max(map(len, shown.splitlines())) < 160
     assert str(result["shell"]).startswith("shell: succeeded, ")
     assert repr(result).startswith(f"<RunResult {result.run_id}: succeeded, ")
+
+
+def test_a_frame_has_a_row_for_each_stage(result):
+    pytest.importorskip("pandas", reason="an extra")
+    stages = [dataclasses.replace(each, results={"loss": 0.1, "stage": "own"}) for each in result.stages[:1]]
+    nested = dataclasses.replace(result["inner[1]/shell-out"], name="inner[1]/train[2,0]", state=State.FAILED)
+    frame = dataclasses.replace(result, stages=(*stages, nested, result["shell"])).to_frame()
+    assert [*frame.index] == [stages[0].name, "inner[1]/train[2,0]", "shell"]
+    assert [*frame.columns][:4] == ["stage", "iteration", "state", "seconds"]
+    assert frame.loc["inner[1]/train[2,0]", ["stage", "iteration", "state"]].tolist() == [
+        *("inner/train", (1, 2, 0), "failed")
+    ]
+    assert frame.loc[stages[0].name, "loss"] == 0.1
+    assert frame.loc[stages[0].name, "stage"] == "inner/shell-out", "a result of this name does not replace it"
+    assert frame.loc["shell", "input.script"] == ":"
+    assert frame["loss"].isna().tolist() == [False, True, True]

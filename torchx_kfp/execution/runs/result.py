@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from torchx_kfp.common.extras import require
 from torchx_kfp.common.safe_files import open_regular
 from torchx_kfp.common.text import (
     SuggestingDict,
@@ -25,8 +26,11 @@ from torchx_kfp.common.text import (
 from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import StageFailedError, UnknownNameError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
-from torchx_kfp.execution.pipeline.walk import without_indices
+from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
 from torchx_kfp.execution.runs.vocabulary import State
+
+if TYPE_CHECKING:
+    import pandas
 
 #: How many lines of a failed stage's log a message quotes, and how many bytes are read for them.
 LAST_LINES, _TAIL_BYTES = 10, 8192
@@ -34,6 +38,8 @@ LAST_LINES, _TAIL_BYTES = 10, 8192
 _QUOTED, _NAMED = 5, 20
 #: How many rows the table of a run has, and how many characters a cell that is printed.
 _ROWS, _LONGEST = 100, 100
+#: The first columns of a table of stages.
+_COLUMNS = ("stage", "iteration", "state", "seconds")
 # KFP's type of artifacts whose metadata are metrics, and the entry that KFP itself adds.
 _METRICS, _DISPLAY_NAME = "system.Metrics", "display_name"
 
@@ -196,6 +202,34 @@ class RunResult:
         more = self.stages[_ROWS:]
         rows: list[tuple[str, ...]] = [("stage", "state", "seconds", "results"), *map(_cells, self.stages[:_ROWS])]
         return [*rows, (f"and {len(more):,} more", "", "", "")] if more else rows
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the stages as a pandas DataFrame with a row for each one, whose index is its name.
+
+        The columns are ``stage``, the name without indices; ``iteration``, the index in the loop, or a tuple of them in
+        loops inside of loops; ``state``; ``seconds``; a column for each input, such as ``input.rate``; and one for each
+        result, or what else ``StageResult.measures`` has, unless it has the name of another. Missing values are NaN.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        require("pandas", "A DataFrame")
+        import pandas
+
+        rows = []
+        for stage in self.stages:
+            indices = indices_of(stage.name)
+            row = {
+                "stage": without_indices(stage.name),
+                "iteration": indices[0] if len(indices) == 1 else indices or None,
+                "state": str(stage.state),
+                "seconds": stage.duration,
+            }
+            rows.append({**stage.measures, **{f"input.{name}": value for name, value in stage.inputs.items()}, **row})
+        inputs = [f"input.{name}" for stage in self.stages for name in stage.inputs]
+        columns = dict.fromkeys([*_COLUMNS, *inputs, *(name for row in rows for name in row)])
+        index = pandas.Index([stage.name for stage in self.stages], name="name", dtype=object)
+        return pandas.DataFrame(rows, index=index, columns=[*columns])
 
     def raise_for_failure(self) -> None:
         """Raise StageFailedError if the run failed; its message has the failed stages, why, and their last lines."""
