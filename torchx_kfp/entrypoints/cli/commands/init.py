@@ -19,7 +19,7 @@ _FILES = ("README.md", "pipeline.py", "data.py", "prepare.py", "train.py", "Dock
 def init_command(folder: str) -> None:
     """Write a small project into DIR, the current directory by default, and print the names of its files.
 
-    It is a pipeline of two stages with a result between them, their programs, and a Dockerfile whose image needs no
+    It is a pipeline of two Python functions with results between them, and a Dockerfile whose image needs no
     rebuild while the code changes. Its README.md has the commands. Nothing is overwritten.
 
     \b
