@@ -103,6 +103,18 @@ def test_git_decides_if_the_folder_is_in_a_repository(tmp_path: Path) -> None:
         list_workspace(tmp_path / "sub")
 
 
+@pytest.mark.parametrize("by", ["git", "ignore file", "nothing"])
+def test_a_tracker_base_does_not_travel(tmp_path: Path, by: str) -> None:
+    base = {"old/results/.torchx_kfp/runs/r": "", "old/results/r/train/1": "{}", "old/results/r.json": ""}
+    make(tmp_path, {"train.py": "", "old/notes": "", ".torchx_kfp/runs/r": "", **base})
+    if by == "git":
+        git(tmp_path, "init", "-q")
+        git(tmp_path, "add", "-A")
+    elif by == "ignore file":
+        make(tmp_path, {".torchxignore": "/.torchxignore"})
+    assert names(tmp_path) == ["old/notes", "train.py"]
+
+
 def test_git_of_a_worktree_and_a_submodule_does_not_travel(tmp_path: Path) -> None:
     """There, ``.git`` is a file that names the folder of git."""
     make(tmp_path, {"train.py": "", ".git": "gitdir: ../.git/worktrees/code\n", ".torchxignore": "*.sh\n"})

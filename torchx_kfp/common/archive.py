@@ -6,11 +6,12 @@ out, and of the modes only the executable bit is kept.
 
 Which files belong to a workspace: everything that ``.torchxignore`` at its top does not exclude (in the syntax of
 ``.gitignore``); without that file, what git tracks or would track; without git, everything. Never: ``NEVER``, virtual
-environments and what this package writes.
+environments, and what runs write: any tracker base, and ``local_outputs``.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
@@ -28,8 +29,10 @@ from torchx_kfp.common.text import counted, shown
 from torchx_kfp.errors import WorkspaceError, explain
 
 IGNORE_FILE = ".torchxignore"
+#: The folder of records in a tracker base.
+_RECORDS = ".torchx_kfp"
 #: Names of folders that never travel.
-NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", ".torchx_kfp", ".venv"})
+NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", _RECORDS, ".venv"})
 #: A folder with one of these is an environment.
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 #: Bytes of a workspace above which it needs to be allowed.
@@ -73,7 +76,7 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
         )
     try:
         names, included = _rules(root, _inside(root, without))
-        entries = [_entry(root, name) for name in sorted(names)]
+        entries = [_entry(root, name) for name in sorted(_outside_of_bases(root, names))]
     except OSError as error:
         raise WorkspaceError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
     except RecursionError:
@@ -160,6 +163,15 @@ def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], list[Cal
         raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
 
     return _walk(root, lambda name: name.startswith(without) or ignored(name)), included
+
+
+def _outside_of_bases(root: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield the names that are in no tracker base below the root: a folder with records of runs."""
+    is_base = functools.cache(lambda folder: os.path.lexists(os.path.join(root, folder, _RECORDS)))
+    for name in names:
+        folders = itertools.accumulate(name.split("/")[:-1], "{}/{}".format)
+        if not any(map(is_base, folders)):
+            yield name
 
 
 def _is_named(name: str, included: Iterable[Callable[[str], bool]], looks_secret: Callable[[str], bool]) -> bool:
