@@ -68,7 +68,8 @@ def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, pr
         ("second[1]", "succeeded", ["value=2.0", "parents=1"]),
     ]
     assert "first | arguments ['2.5']\n" in done.stderr
-    again = done.stderr.splitlines()[-1]
+    again, page = done.stderr.splitlines()[-2:]
+    assert shlex.split(page.partition(": ")[2])[1] == "report"
     base = project / "two words"
     program, *words = shlex.split(again.partition(": ")[2])
     assert program.endswith("torchx-kfp")

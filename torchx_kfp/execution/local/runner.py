@@ -34,7 +34,7 @@ from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import known_scopes, make_run_name
+from torchx_kfp.execution.pipeline.walk import check_run_name, known_scopes, make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
@@ -59,6 +59,7 @@ def run(
     tracker_base: str | os.PathLike[str] | None = None,
     workspace: str | os.PathLike[str] | None = None,
     tags: Mapping[str, str] | None = None,
+    name: str = "",
     output_dir: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
     secrets: Given | None = None,
@@ -82,6 +83,7 @@ def run(
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
             ``workspace`` gets its URL.
         tags: text by name, kept with the run's records under the tracker base.
+        name: the beginning of the run's id, by which it is found again. Default: the pipeline's name.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
         watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
@@ -134,14 +136,14 @@ def run(
         directory=os.fspath(options.get("directory") or os.curdir),
         without=[os.fspath(output_dir)],
     )
-    return start(
-        prepared, output_dir=output_dir, watch=watch, secrets=secrets, config_maps=config_maps, env=env, **options
-    )
+    given: dict[str, Any] = {"secrets": secrets, "config_maps": config_maps, "env": env}
+    return start(prepared, name=name, output_dir=output_dir, watch=watch, **given, **options)
 
 
 def start(
     prepared: PreparedRun,
     *,
+    name: str = "",
     output_dir: str | os.PathLike[str],
     watch: Watch | None = None,
     secrets: Given | None = None,
@@ -159,7 +161,7 @@ def start(
     _verify_given(loaded, values, given, containers)
     found += of_arguments(values)
     check_bases(loaded, values, chosen.directory, containers)
-    run_id = make_run_name(loaded.name)
+    run_id = make_run_name(check_run_name(name) if name else loaded.name)
     folder = Path(output_dir).absolute() / run_id
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
     watch = watch if watch is not None else Lines()

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchx_kfp.common.text import shown
 from torchx_kfp.contract.command import DecodedCommand, decode
 from torchx_kfp.contract.protocol import TRACKER_BASE, workspace_digest
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_value
 from torchx_kfp.execution.pipeline.spec import Component, Constant, Container, FromInput, Pipeline, Task
 
@@ -112,9 +114,23 @@ def _walk(pipeline: Pipeline, scope: Component, names: StageNames, inside: Scope
             yield from _walk(pipeline, component, names.inside(task), place)
 
 
-def make_run_name(pipeline: str) -> str:
-    """Make a run id: ``<pipeline>-<date>-<time>-<6 hexadecimal digits>``."""
-    return f"{safe_name(pipeline)[:_LONGEST]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+def check_run_name(name: object) -> str:
+    """Return the name that a user gives a run.
+
+    Raises:
+        ArgumentError: it cannot be the beginning of a run's id.
+    """
+    if not isinstance(name, str) or safe_name(name) != name or len(name) > _LONGEST or name == LATEST:
+        raise ArgumentError(
+            f"The name of a run is {shown(name)}. Give one of ASCII letters, digits, '-' and '.', which begins and "
+            f"ends with a letter or digit, of up to {_LONGEST} characters, other than {LATEST!r}."
+        )
+    return name
+
+
+def make_run_name(name: str) -> str:
+    """Make a run id: ``<name>-<date>-<time>-<6 hexadecimal digits>``."""
+    return f"{safe_name(name)[:_LONGEST]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def safe_name(text: str) -> str:

@@ -12,7 +12,14 @@ import click
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_message
-from torchx_kfp.entrypoints.cli.flags import Duration, Flags, container_options, host_options, view_options
+from torchx_kfp.entrypoints.cli.flags import (
+    Duration,
+    Flags,
+    container_options,
+    host_options,
+    refuse_empty,
+    view_options,
+)
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -48,6 +55,12 @@ def _with_values(words: Sequence[str]) -> list[str]:
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
 @component_argument
 @input_options("DIR|URL")
+@click.option(
+    "--name",
+    metavar="NAME",
+    callback=refuse_empty,
+    help="The beginning of the run's id, by which commands find it.  [default: the pipeline's name]",
+)
 @click.option(
     "--output-dir",
     metavar="DIR",
@@ -104,6 +117,7 @@ def run_command(
     target: str | None,
     component: ComponentWords,
     inputs: RunInputs,
+    name: str | None,
     output_dir: str | None,
     stages: tuple[str, ...],
     quiet: bool,
@@ -131,8 +145,8 @@ def run_command(
     from torchx_kfp.execution.runs.state import RunState, outline
 
     folder = OUTPUT_DIR if output_dir is None else output_dir
-    for name in ("secret", "config_map"):
-        options[f"{name}s"] = parse_given(options[f"{name}s"], f"--{name.replace('_', '-')}")
+    for kind in ("secret", "config_map"):
+        options[f"{kind}s"] = parse_given(options[f"{kind}s"], f"--{kind.replace('_', '-')}")
     # None means the default.
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None
@@ -140,7 +154,7 @@ def run_command(
     options["docker"] = True if "" in stages else stages
     earlier = inputs.read_resumed(folder, flags)
     if earlier is not None and target is None:
-        options |= {name: value for name, value in earlier.options.items() if not options[name]}
+        options |= {option: value for option, value in earlier.options.items() if not options[option]}
     prepared = _prepare(target, component, inputs, folder, options, earlier)
     if inputs.dry_run:
         show_dry_run(prepared, as_json=as_json)
@@ -148,7 +162,7 @@ def run_command(
     pipeline = prepared.pipeline
     view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
     summarize(
-        lambda: start(prepared, output_dir=folder, say=print_message, watch=view, **options),
+        lambda: start(prepared, name=name or "", output_dir=folder, say=print_message, watch=view, **options),
         view,
         quiet=quiet,
         as_json=as_json,

@@ -30,6 +30,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     refuse_empty,
 )
 from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, named_bases, names_host
+from torchx_kfp.entrypoints.cli.run_description import done_and_failed, run_as_json
 from torchx_kfp.entrypoints.cli.tags import read_tags, with_tags
 from torchx_kfp.errors import ArgumentError, HostError, UnknownTagError
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
@@ -133,7 +134,7 @@ def runs_command(
             print_message(f"The runs on the KFP host are missing: {failure}")
     if as_json:
         listed = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
-        print_json([*map(_as_json, here), *listed])
+        print_json([*map(run_as_json, here), *listed])
         return
     _print(here, there, stuck, name, output_dir, [none(f"on {name}")] * bool(name) + [none_here] * bool(none_here))
 
@@ -298,12 +299,6 @@ def _base(record: RunRecord) -> str:
     return record.absolute_base(base) if isinstance(base, str) and base else ""
 
 
-def _done_and_failed(record: RunRecord) -> tuple[int, int]:
-    """Return the numbers of stages that have succeeded, and that have failed."""
-    counts = record.run.counts()
-    return sum(number for state, number in counts.items() if state.is_success), counts.get(State.FAILED, 0)
-
-
 def _print_here(records: Sequence[RunRecord], output_dir: str, above: str) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import print_table
     from torchx_kfp.execution.local.old_runs import total_size
@@ -311,7 +306,7 @@ def _print_here(records: Sequence[RunRecord], output_dir: str, above: str) -> No
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]] = []
     for record in records:
-        done, failed = _done_and_failed(record)
+        done, failed = done_and_failed(record)
         ended = f"{done:,}" + (f", {failed:,} failed" if failed else "")
         rows.append((record.run_id, str(record.state), _started(record.created), duration(record.duration), ended))
     columns = ("run", "state", "started", "took", "done")
@@ -330,19 +325,3 @@ def _started(seconds: float) -> str:
     if terminal_width() is None:
         return time.strftime("%Y-%m-%d %H:%M:%S", then)
     return time.strftime("%m-%d %H:%M" if then.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M", then)
-
-
-def _as_json(record: RunRecord) -> dict[str, Any]:
-    done, failed = _done_and_failed(record)
-    return {
-        "run": record.run_id,
-        "pipeline": record.pipeline,
-        "state": str(record.state),
-        "started": record.created,
-        "seconds": round(record.duration, 3),
-        "done": done,
-        "failed": failed,
-        "running": record.run.active,
-        "resumes": record.resumes or None,
-        **({"link": record.link} if record.folder is None else {"folder": str(record.folder.absolute())}),
-    }

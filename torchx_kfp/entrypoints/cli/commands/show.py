@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +19,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     this_command,
 )
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, output_dir_option, tracker_base_option
-from torchx_kfp.entrypoints.cli.resolver import host_words, locate
+from torchx_kfp.entrypoints.cli.resolver import find_part, host_words, locate
 from torchx_kfp.entrypoints.cli.selection import (
     choose,
     nothing_recorded,
@@ -47,14 +46,14 @@ if TYPE_CHECKING:
 @json_option
 @host_options
 def show_command(run: str, lineage: bool, base: str | None, output_dir: str, as_json: bool, flags: Flags) -> None:
-    """Show all records of RUN: results, metrics, metadata, artifacts, the runs that it reads, and its start.
+    """Show RUN: its state, parameters, tags and code, what it resumes, and its stages.
 
-    The code and the tags of its pipeline run are shown, too, and the runs that it resumes.
-
-    A cached stage of a run on this machine is shown with the records that it took from the cache, and a stage of
-    a search with the search at that time.
+    Of a stage, all records are shown: results, metrics, metadata, artifacts, the runs that it reads, its start, and the
+    code and tags of its pipeline run. A cached stage of a run on this machine is shown with the records that it took
+    from the cache, and a stage of a search with the search at that time.
 
     \b
+    torchx-kfp show latest
     torchx-kfp show latest/evaluate
     torchx-kfp show 'latest/train[2]'
     torchx-kfp show latest/evaluate --lineage
@@ -64,9 +63,14 @@ def show_command(run: str, lineage: bool, base: str | None, output_dir: str, as_
     and code. A tree shows the first 20 runs that are read under one alias; JSON has all.
     """
     from torchx_kfp.entrypoints.cli.lineage import show_lineage
-    from torchx_kfp.execution.runs import output_dir_words
+    from torchx_kfp.entrypoints.cli.run_description import describe_run
     from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
+    if not lineage and base is None:
+        source, part = find_part(run, output_dir, flags)
+        if not part:
+            describe_run(source.read(), flags, as_json=as_json)
+            return
     [located] = locate([run], base, output_dir, flags)
     if lineage:
         show_lineage(located, as_json=as_json)
@@ -78,8 +82,7 @@ def show_command(run: str, lineage: bool, base: str | None, output_dir: str, as_
     run_id, *others = chosen.keys
     stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
     if len(stages) > 1:
-        place = [*output_dir_words(Path(located.output_dir, "RUN")), *host_words(flags)]
-        place += ["--tracker-base", base] if base else []
+        place = [*host_words(flags), "--tracker-base", located.base]
         one = this_command("show", f"{chosen.name}/{stages[0]}", *place)
         every = this_command("results", chosen.name, *place)
         raise UnknownRunError(

@@ -174,6 +174,9 @@ def summarize(
             if result.folder is not None and len(bases) == 1:
                 words = output_dir_words(result.folder)
             print_message(f"See the results again: {this_command('results', result.run_id, *words)}")
+        if not quiet and result.folder is not None:
+            page = this_command("report", result.run_id, *output_dir_words(result.folder))
+            print_message(f"Write the run as a page: {page}")
     if result.state is State.FAILED:
         ways = ""
         if not quiet and way_on is not None:
