@@ -306,7 +306,7 @@ def gc(inside: Call) -> Gc:
     """Run gc on a base, and return what it says: short names, without sizes and times."""
 
     def run(base: str | Path, *words: str, older: str = "30d") -> Any:
-        done = inside("gc", str(base), "--yes", "--older-than", older, "--json", *words)
+        done = inside("gc", "--tracker-base", str(base), "--yes", "--older-than", older, "--json", *words)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.replace(MADE, "~"))
 
@@ -392,7 +392,7 @@ def test_nothing_goes_where_use_cannot_be_read(key: str, facts: list[str], insid
     folder = f'60 old~/train/1\n60 .torchx_kfp/workspaces/OLD.tar\n1 {key} [{{"size": 1}}]'
     fill(tmp_path / "base", folder)
     before = left(tmp_path / "base")
-    done = inside("gc", str(tmp_path / "base"), "--yes", "--older-than", "30d")
+    done = inside("gc", "--tracker-base", str(tmp_path / "base"), "--yes", "--older-than", "30d")
     assert done.returncode == 1
     assert all(fact in done.stderr for fact in facts), done.stderr
     assert ".torchx_kfp/workspaces/" + full("OLD.tar") in left(tmp_path / "base")
@@ -447,7 +447,7 @@ def test_a_second_call_finishes_the_removal(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", fail)
-            done = inside("gc", str(base), "--yes", "--older-than", "30d")
+            done = inside("gc", "--tracker-base", str(base), "--yes", "--older-than", "30d")
             # A program waits for the pool's threads when it ends; here, they would go on beside the second call.
             for thread in threading.enumerate():
                 if thread.name.startswith("torchx-kfp_"):
@@ -468,7 +468,7 @@ def test_a_question_explains_a_short_age(inside: Call, tmp_path: Path, monkeypat
     asked: list[str] = []
     monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    done = inside("gc", str(tmp_path), "--older-than", "1m")
+    done = inside("gc", "--tracker-base", str(tmp_path), "--older-than", "1m")
     assert (done.returncode, done.stdout) == (1, "")
     assert "The age is 1m 00s: m means minutes. For months, give days, such as 30d.\n" in done.stderr
     assert "Remove 1 pipeline run, older than 1m 00s: " in asked[0]
@@ -491,7 +491,7 @@ def test_what_is_written_used_or_changed_meanwhile_stays(
 
     monkeypatch.setattr("click.confirm", answer)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    done = inside("gc", str(base), "--older-than", "30d")
+    done = inside("gc", "--tracker-base", str(base), "--older-than", "30d")
     assert "Removed 1 pipeline run, 1 file" in done.stdout, done
     assert left(base) == [
         key_of("sources:new~/s/1").replace(MADE, "~"), "again~/train/1", "again~/train/2", "other~/train/1",
@@ -513,7 +513,7 @@ def test_runs_of_other_users_do_not_keep_the_others(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", refuse)
-        done = inside("gc", str(tmp_path), "--yes", "--older-than", "30d")
+        done = inside("gc", "--tracker-base", str(tmp_path), "--yes", "--older-than", "30d")
     assert done.returncode == 1
     assert "No permission to remove" in done.stderr
     assert "Removed 2 pipeline runs" in done.stdout
@@ -553,7 +553,7 @@ def test_s3_says_which_files_must_stay(s3_base: str, inside: Call) -> None:
     deny |= {"Resource": f"arn:aws:s3:::{bucket}/*/locked*"}
     policy = json.dumps({"Version": "2012-10-17", "Statement": [deny]})
     s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
-    done = inside("gc", s3_base, "--yes", "--older-than", "30d")
+    done = inside("gc", "--tracker-base", s3_base, "--yes", "--older-than", "30d")
     assert done.returncode == 1
     assert f"No permission to remove {s3_base}/locked{MADE}/train/1" in done.stderr
     assert left(s3_base) == ["locked~/train/1"]
@@ -575,7 +575,7 @@ def test_a_server_without_the_removal_of_many(
         assert left(s3_base) == []
         put(s3_base, "one~/train/1")
         proxy.refused = {"POST": status, "DELETE": 403}
-        done = inside("gc", s3_base, "--yes", "--older-than", "30d")
+        done = inside("gc", "--tracker-base", s3_base, "--yes", "--older-than", "30d")
         assert done.returncode == 1
         assert f"No permission to remove {s3_base}/one{MADE}/train/1" in done.stderr
         finish_requests()

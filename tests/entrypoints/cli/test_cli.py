@@ -57,6 +57,18 @@ def many(tracker_base: str = "/tmp/results") -> None:
 
 
 @pytest.mark.versions
+def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call, inside: Call, project: Path) -> None:
+    needed = inside("run", "pipelines.py:two", "--quiet")
+    assert (needed.returncode, "needs a tracker base" in needed.stderr) == (2, True)
+    done = call("run", "pipelines.py:two", "--quiet", TORCHX_KFP_TRACKER_BASE="set")
+    assert done.returncode == 0, done.stderr
+    assert "The tracker base is set (TORCHX_KFP_TRACKER_BASE)." in done.stderr
+    listed = inside("results")
+    [run] = json.loads(inside("runs", "--json").stdout)
+    assert f"The tracker base is {project / 'set'} ({run['run']})." in listed.stderr
+    assert run["run"] in listed.stdout
+
+
 def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, project: Path) -> None:
     done = call("run", "pipelines.py:two", "--tracker-base", "two words", "-p", "value=2.5", "-p", 'names=["a", "b"]')
     assert done.returncode == 0, done.stderr

@@ -115,7 +115,7 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
     invoke("runs", "--json")
     invoke("results", "--tracker-base", str(base))
     invoke("compare", "--tracker-base", str(base), "bad-1", "bad-2")
-    invoke("gc", str(base), "--older-than", "1d", "--dry-run")
+    invoke("gc", "--tracker-base", str(base), "--older-than", "1d", "--dry-run")
 
 
 @dsl.container_component

@@ -75,7 +75,7 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
     assert call("tag", "--tracker-base", "base", first, "team=").stdout == "stage=final\n"
     assert "no tags" in call("tag", third).stderr
     # They go with the run.
-    assert call("gc", "--yes", "base", "--older-than", "0.001s").returncode == 0
+    assert call("gc", "--yes", "--tracker-base", "base", "--older-than", "0.001s").returncode == 0
     assert not list((project / "base/.torchx_kfp/runs").glob("*/*"))
 
 

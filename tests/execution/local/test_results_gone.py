@@ -58,7 +58,7 @@ def collect(call: Callable[..., subprocess.CompletedProcess[str]]) -> Collect:
 
     def remove(base: str) -> None:
         time.sleep(1.1)
-        done = call("gc", base, "--older-than", "1s", "--yes")
+        done = call("gc", "--tracker-base", base, "--older-than", "1s", "--yes")
         assert done.returncode == 0, done.stderr
 
     return remove

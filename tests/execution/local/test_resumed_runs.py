@@ -122,7 +122,7 @@ def test_the_run_that_is_resumed_is_recorded(runs: Runs, call: Any) -> None:
     failed = runs.run(pipeline, {"tracker_base": base})
     runs.mend()
     resumed = runs.run(pipeline, resume=failed)
-    done = call("gc", "base", "--run", failed.run_id, "--yes")
+    done = call("gc", "--tracker-base", "base", "--run", failed.run_id, "--yes")
     assert re.search(says(failed.run_id, resumed.run_id), done.stdout + done.stderr), done
 
 

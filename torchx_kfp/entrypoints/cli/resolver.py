@@ -289,6 +289,30 @@ def base_of(record: RunRecord, flags: Flags) -> str:
     return bases[0] if record.folder is None else record.absolute_base(bases[0])
 
 
+def usual_base(output_dir: str | None = None) -> str | None:
+    """Return the tracker base of commands that are given none, and say which it is; None if there is none.
+
+    Args:
+        output_dir: the directory with the folders of runs on this machine, of which the newest has the base if no
+            setting names one; None if only a setting counts.
+    """
+    from torchx_kfp.execution.pipeline.walk import LATEST
+    from torchx_kfp.execution.runs.history import find_run, read_run
+
+    settings = read_settings({})
+    base, why = settings.tracker_base, settings.source("tracker_base")
+    if not base and output_dir is not None:
+        try:
+            record = read_run(find_run(output_dir, LATEST))
+            base, why = base_of(record, {}), record.run_id
+        except (ArgumentError, TrackerBaseError):
+            return None
+    if not base:
+        return None
+    print_message(f"The tracker base is {base} ({why}).")
+    return base
+
+
 def named_bases(bases: Iterable[str], flags: Flags, *, ran_here: bool) -> tuple[str, ...]:
     """Return the tracker base that the user has named, if one of these bases needs that to be read.
 

@@ -85,14 +85,14 @@ class RunInputs:
         return earlier.pipeline
 
     def read_arguments(
-        self, pipeline: Pipeline, earlier: EarlierRun | None, usual: str | None, examples: str
+        self, pipeline: Pipeline, earlier: EarlierRun | None, usual: Callable[[], str | None], examples: str
     ) -> dict[str, Any]:
         """Return the arguments that the user has given, with the tracker base, unless that is the pipeline's default.
 
         Args:
             pipeline: the pipeline.
             earlier: the run that is continued, whose tracker base counts if none is given.
-            usual: the tracker base if no other is named.
+            usual: returns the tracker base if no other is named; None if there is none.
             examples: values of ``--tracker-base``, for messages.
 
         Raises:
@@ -115,7 +115,7 @@ class RunInputs:
         if base is None and parameter is not None:
             if earlier is not None and TRACKER_BASE in earlier.arguments_for(pipeline, {}):
                 return arguments
-            base = arguments.get(TRACKER_BASE, usual)
+            base = arguments[TRACKER_BASE] if TRACKER_BASE in arguments else usual()
             if base is None and parameter.default is None and not parameter.optional:
                 raise ArgumentError(
                     f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "

@@ -129,7 +129,7 @@ class Settings:
         kind="runs",
     )
     tracker_base: str = _setting(
-        "The tracker base of runs that are submitted without one, in place of the pipeline's default.",
+        "The tracker base of commands that are given none; submitted runs have it in place of the pipeline's default.",
         "If it is not in an object store, naming it here also lets this machine read the results of other runs there.",
         kind="runs",
     )

@@ -12,8 +12,8 @@ import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text
 from torchx_kfp.entrypoints.cli.display.printing import ask, print_json, print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, json_option
-from torchx_kfp.entrypoints.cli.resolver import Located
+from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, json_option, refuse_empty
+from torchx_kfp.entrypoints.cli.resolver import Located, usual_base
 from torchx_kfp.entrypoints.cli.selection import choose_run, open_recorder
 from torchx_kfp.errors import ArgumentError
 
@@ -27,7 +27,12 @@ _SHOWN, _ROWS = 10, 40
 
 
 @click.command("gc")
-@click.argument("tracker_base", required=False)
+@click.option(
+    "--tracker-base",
+    metavar="DIR|URL",
+    callback=refuse_empty,
+    help="The tracker base from which runs are removed.  [default: that of the settings]",
+)
 @click.option(
     "--older-than",
     "age",
@@ -58,13 +63,13 @@ def gc_command(
     output_dir: str | None,
     as_json: bool,
 ) -> None:
-    """Remove old pipeline runs from TRACKER_BASE: their results, and their files in .torchx_kfp.
+    """Remove old pipeline runs from a tracker base: their results, and their files in .torchx_kfp.
 
     A pipeline run is old if its newest file is older than AGE. gc asks before it removes runs; in scripts, give --yes.
 
     \b
-    torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
-    torchx-kfp gc s3://bucket/results --run digits-20260101-120000
+    torchx-kfp gc --tracker-base s3://bucket/results --older-than 30d --dry-run
+    torchx-kfp gc --tracker-base s3://bucket/results --run digits-20260101-120000
     torchx-kfp gc --output-dir local_outputs --keep 20 --max-size 50GB
 
     Runs that a kept run depends on are kept too. Dependencies are known if stages call current_run() or record sources
@@ -89,8 +94,10 @@ def gc_command(
 
     A table shows the newest runs, and sums up the others; JSON has all of them.
     """
+    if tracker_base is None and output_dir is None:
+        tracker_base = usual_base()
     if (tracker_base is None) == (output_dir is None):
-        raise click.UsageError("Give either a TRACKER_BASE, or --output-dir DIR for runs on this machine.")
+        raise click.UsageError("Give either --tracker-base, or --output-dir DIR for runs on this machine.")
     if one is not None and not age is keep is max_size is None:
         raise click.UsageError("--run names the run to remove: give no --older-than, --keep or --max-size.")
     how = _How(dry_run, yes, as_json)
@@ -99,7 +106,7 @@ def gc_command(
         return
     for option, value in {"--keep": keep, "--max-size": max_size}.items():
         if value is not None:
-            raise click.UsageError(f"{option} is for runs on this machine: give --output-dir, and no TRACKER_BASE.")
+            raise click.UsageError(f"{option} is for runs on this machine: give --output-dir, and no --tracker-base.")
     if tracker_base is None or (age is None and one is None):
         raise click.UsageError("Say which runs are to go: --older-than AGE, such as 30d, or --run RUN.")
     _clean_base(tracker_base, age, one, how)

@@ -32,7 +32,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     refuse_empty,
     tracker_base_option,
 )
-from torchx_kfp.entrypoints.cli.resolver import Located, connect, locate, named_bases
+from torchx_kfp.entrypoints.cli.resolver import Located, connect, locate, named_bases, usual_base
 from torchx_kfp.entrypoints.cli.scheduling import at, keys_of_runs
 from torchx_kfp.entrypoints.cli.selection import (
     Chosen,
@@ -113,8 +113,9 @@ def results_command(
 ) -> None:
     """Show the results that the stages of RUN have recorded.
 
-    With --tracker-base and without RUN, the command lists the runs that have recorded results there. Cached stages of a
-    run on this machine are shown with the results that they took from the cache.
+    Without RUN, the command lists the runs that have recorded results under the tracker base: that of --tracker-base or
+    of the settings, or else that of the newest run here. Cached stages of a run on this machine are shown with the
+    results that they took from the cache.
 
     \b
     torchx-kfp results latest
@@ -136,6 +137,8 @@ def results_command(
         recorder, chosen = _of_schedule(schedule, base, flags)
         keys = list(chosen.keys)
     else:
+        if run is None and base is None:
+            base = usual_base(output_dir)
         if run is None and base is None:
             raise click.UsageError("Give a RUN, such as latest, or --tracker-base for all runs there.")
         [located] = [Located(str(base), None, output_dir)] if run is None else locate([run], base, output_dir, flags)

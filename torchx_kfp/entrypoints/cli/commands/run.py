@@ -20,6 +20,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     refuse_empty,
     view_options,
 )
+from torchx_kfp.entrypoints.cli.resolver import usual_base
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -183,7 +184,11 @@ def _prepare(
     pipeline = inputs.load(target, component, earlier, inputs.tracker_base)
     parameter = pipeline.root.inputs.get(TRACKER_BASE)
     # Containers get only folders that the user, not the pipeline, has named.
-    usual = parameter.default if parameter is not None and not options["docker"] else None
+    default = parameter.default if parameter is not None and not options["docker"] else None
+
+    def usual() -> str | None:
+        return default if isinstance(default, str) else usual_base()
+
     arguments = inputs.read_arguments(pipeline, earlier, usual, "results, or the URL of a bucket")
     if isinstance(base := arguments.get(TRACKER_BASE), str):
         arguments[TRACKER_BASE] = _absolute(base)

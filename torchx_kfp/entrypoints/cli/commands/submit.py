@@ -114,7 +114,7 @@ def prepare_submission(
     """
     usual = host.connection.settings.tracker_base or None
     pipeline = inputs.load(target, component, earlier, inputs.tracker_base or usual)
-    arguments = inputs.read_arguments(pipeline, earlier, usual, _EXAMPLES)
+    arguments = inputs.read_arguments(pipeline, earlier, lambda: usual, _EXAMPLES)
     prepared = inputs.prepare(pipeline, arguments, earlier)
     _check(prepared)
     if WORKSPACE in pipeline.root.inputs and not prepared.values.get(WORKSPACE) and WORKSPACE not in arguments:
