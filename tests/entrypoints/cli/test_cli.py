@@ -57,6 +57,29 @@ def many(tracker_base: str = "/tmp/results") -> None:
 
 
 @pytest.mark.versions
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sch", ["schedule"]),
+        ("show l", ["latest"]),
+        ("results two-", ["two-"]),
+        ("show latest/s", ["latest/second[0]", "latest/second[1]"]),
+        ("compare latest latest/f", ["latest/first"]),
+        ("run --resume la", ["latest"]),
+        ("show nothing/", []),
+        ("show --tr", ["--tracker-base"]),
+        ("run pip", ["pip"]),
+        ("show --output-dir other la", ["latest"]),
+    ],
+)
+def test_a_shell_completes(words: str, expected: list[str], call: Call, inside: Call, project: Path) -> None:
+    assert inside("run", "pipelines.py:two", "-p", 'names=["a", "b"]', "--tracker-base", "b", "-q").returncode == 0
+    asked = {"COMP_WORDS": f"torchx-kfp {words}", "COMP_CWORD": str(len(words.split()))}
+    done = call(**asked, _TORCHX_KFP_COMPLETE="bash_complete")
+    found = [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+    assert [it[: len(word)] for it, word in zip(found, expected, strict=True)] == expected
+
+
 def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call, inside: Call, project: Path) -> None:
     needed = inside("run", "pipelines.py:two", "--quiet")
     assert (needed.returncode, "needs a tracker base" in needed.stderr) == (2, True)

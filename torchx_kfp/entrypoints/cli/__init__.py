@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -77,6 +78,8 @@ _FORMER = {
     "delete": "gc",
 }
 #: What all commands mean by RUN.
+#: The variable by which a shell asks for completions.
+_COMPLETE = "_TORCHX_KFP_COMPLETE"
 _ABOUT_RUN = """\
 RUN is the id of a run, the beginning or end of it, its name on KFP, the URL of its page there, the path of its folder,
 or "latest". RUN/STAGE is one of its stages, as tables and logs call it, such as latest/train[2]. A run is looked for on
@@ -167,6 +170,8 @@ class _CommandGroup(click.Group):
         command.short_help = _COMMANDS[cmd_name]
         if any((item.metavar or item.human_readable_name).lstrip("[").startswith("RUN") for item in command.params):
             command.epilog = "RUN: see `torchx-kfp --help`."
+        if _COMPLETE in os.environ:
+            import_module("torchx_kfp.entrypoints.cli.completion").complete(command)
         return command
 
     def resolve_command(
