@@ -143,6 +143,26 @@ def test_a_changed_or_removed_file_is_an_error(base: str, tmp_path: Path) -> Non
         found.files()
 
 
+@pytest.mark.parametrize("files", [{"": b""}, {"": b"a"}, {}, {"a": b""}, {"a": b"", "b": b"b"}])
+def test_files_are_there_until_one_is_removed(base: str, tmp_path: Path, files: dict[str, bytes]) -> None:
+    if "" not in files:
+        (tmp_path / "model").mkdir()
+    for name, content in files.items():
+        (tmp_path / "model" / name).write_bytes(content)
+    stage(base).add_artifact("model", tmp_path / "model", store=True)
+    found = reader(base).artifact("model").stored
+    assert found is not None
+    assert found.are_there()
+    store = FsspecResultTracker(base).store
+    for file in store.list_files(".torchx_kfp/files"):
+        content = store.read(file.key, 1000)
+        assert content is not None
+        assert store.remove(file)
+        assert not found.are_there(), file.key
+        store.write(file.key, content)
+        assert found.are_there()
+
+
 @pytest.mark.parametrize("size", [0, 1])
 def test_nothing_is_copied_that_is_larger_than_the_record_says(
     base: str, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch

@@ -111,8 +111,10 @@ class StoredFiles:
         return {name: file.size for name, file in self._tree.files.items()}
 
     def are_there(self) -> bool:
-        """Tell whether the store has files of this size here; they are not read."""
-        return sum(file.size for file in self._on.list_files(self.key.rpartition("/")[0])) == self.size
+        """Tell whether the store has as many files of this size, and the list of a folder's; they are not read."""
+        sizes = [file.size for file in self._on.list_files(self.key.rpartition("/")[0])]
+        is_listed = self.count is None or bool(self._on.list_files(self._list_key))
+        return is_listed and len(sizes) == (1 if self.count is None else self.count) and sum(sizes) == self.size
 
     def open(self, name: str = "") -> BinaryIO:
         """Open a file, after it was copied to this machine and checked: see ``Artifact.open``."""
