@@ -49,7 +49,7 @@ def in_order(units: Iterable[str]) -> list[str]:
     return sorted(begin, key=lambda each: (begin[each], each))
 
 
-class Units(LoadFileScheduling):  # type: ignore[misc] (xdist has no types)
+class Units(LoadFileScheduling):
     """Hands out units."""
 
     def _split_scope(self, nodeid: str) -> str:

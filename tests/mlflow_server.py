@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
         MLFLOW_DISABLE_TELEMETRY="true",
     )
     # Each search would try to import it, in vain: it needs a package of MLflow's extra "auth".
-    sys.modules["mlflow.server.auth"] = None  # type: ignore[assignment]
+    sys.modules["mlflow.server.auth"] = None
     from mlflow.server import app
     from mlflow.server.handlers import initialize_backend_stores
 

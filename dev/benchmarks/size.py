@@ -49,7 +49,7 @@ def tracked(**options: Any) -> Callable[..., None]:
 
     parameter = inspect.Parameter
     its = [parameter(name, parameter.POSITIONAL_OR_KEYWORD, default=it, annotation=str) for name, it in places.items()]
-    pipeline.__signature__ = inspect.Signature(its)  # type: ignore[attr-defined]  # KFP reads it
+    pipeline.__signature__ = inspect.Signature(its)  # KFP reads it
     return pipeline
 
 

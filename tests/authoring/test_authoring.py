@@ -25,7 +25,7 @@ def test_the_retired_adapters_name() -> None:
 
 def test_unknown_names_of_the_package() -> None:
     with pytest.raises(AttributeError, match=says("'torchx_kfp'", "'nothing'")):
-        torchx_kfp.nothing  # noqa: B018
+        torchx_kfp.nothing  # noqa: B018 (it raises)
     assert set(torchx_kfp.__all__) <= set(dir(torchx_kfp))
 
 

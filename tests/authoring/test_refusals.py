@@ -78,7 +78,7 @@ def reading(reads: Callable[[Any], Any]) -> Callable[[], object]:
 
 
 @dsl.container_component
-def foreign(accuracy: dsl.OutputPath(float)):  # type: ignore[valid-type]
+def foreign(accuracy: dsl.OutputPath(float)):
     return dsl.ContainerSpec(image="busybox", command=["true", accuracy])
 
 

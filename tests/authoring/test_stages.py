@@ -88,7 +88,7 @@ def test_stages_do_not_change() -> None:
     stages = Stages(secrets=secrets)
     secrets["s3"]["id"] = "OTHER"
     with pytest.raises(AttributeError, match="cache"):
-        stages.cache = False  # type: ignore[misc]
+        stages.cache = False
     others = stages.with_options(cache=False)
     assert (stages.secrets, stages.cache) == ({"s3": {"id": "AWS_ACCESS_KEY_ID"}}, True)
     assert (others.secrets, others.cache) == ({"s3": {"id": "AWS_ACCESS_KEY_ID"}}, False)
@@ -111,11 +111,11 @@ def test_help_lists_all_options() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: Stages(result=1),  # type: ignore[call-arg]
-        lambda: Stages(engine="job"),  # type: ignore[call-arg]
+        lambda: Stages(result=1),
+        lambda: Stages(engine="job"),
         lambda: Stages().with_options(cach=1),
-        lambda: Stages().task(make_app(), result={}),  # type: ignore[call-arg]
-        lambda: task_from_app(make_app(), may_fial=True),  # type: ignore[call-arg]
+        lambda: Stages().task(make_app(), result={}),
+        lambda: task_from_app(make_app(), may_fial=True),
         lambda: component_from_app(make_app(), names="a"),
         lambda: component_spec_from_app(make_app(), nam=""),
     ],

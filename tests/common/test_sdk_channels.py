@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.versions, pytest.mark.filterwarnings("ignore:.*dist.dd
 def inside(make: Callable[[Any], object]) -> Callable[[], object]:
     """Return a call that compiles a pipeline; the function is given its parameters and an output of a task."""
 
-    def pipeline(debug: bool = False, n: int = 2, xs: list = []) -> None:  # type: ignore[type-arg]  # noqa: B006
+    def pipeline(debug: bool = False, n: int = 2, xs: list = []) -> None:  # noqa: B006 (KFP takes the text of defaults)
         make(SimpleNamespace(debug=debug, n=n, xs=xs, acc=produce().outputs["text"]))
 
     return lambda: compile_pipeline(pipeline)
@@ -57,9 +57,9 @@ CONDITIONS: list[tuple[Callable[[Any], object], str]] = [
     (lambda given: max(given.n, 3), "n < 3"),
     (lambda given: any([given.debug]), "debug == True"),
     (lambda given: list(filter(None, [given.acc])), "produce.outputs['text'] != ''"),
-    (lambda given: bool(2 == given.n), "n == 2"),  # noqa: SIM300
+    (lambda given: bool(2 == given.n), "n == 2"),  # noqa: SIM300 (a channel)
     (lambda given: given.n in (1, 2), "n == 1"),
-    (lambda given: dsl.If(not (given.debug == True)), "debug == True"),  # noqa: E712, SIM201
+    (lambda given: dsl.If(not (given.debug == True)), "debug == True"),  # noqa: E712, SIM201 (a channel)
     (asserts, "n > 2"),
     (repeats, "n != 0"),
 ]

@@ -82,7 +82,7 @@ json.dump({"score": 1, "got": sys.argv[1:]}, open(path, "w"))
 """
     texts = ["-x 'a' \"b\"", " ", "$HOME\n`id` äß漢\n%s"]
     parameters = {"text": hpo.choice(*texts), "on": hpo.choice(True), "x": hpo.choice(1e-05), "n": hpo.choice(2)}
-    trial = lambda p: python(echo, *(f"{p[name]}" for name in p))  # noqa: E731
+    trial = lambda p: python(echo, *(f"{p[name]}" for name in p))  # noqa: E731 (as users write it)
     grid = {"minimize": [], "maximize": "score", "rounds": None, "trials": None, "optimizer": "grid"}
     done = execute(searching(trial, parameters, **grid), tmp_path)
     done.raise_for_failure()
@@ -191,7 +191,7 @@ def test_the_stages_that_ask_have_what_the_storage_needs(tmp_path: Path) -> None
         return python("", f"{p.layers}", env=env, mounts=mounts)
 
     secrets = {"s3": {"key": "AWS_SECRET_ACCESS_KEY"}}
-    set_variable = lambda task: task.set_env_variable("FROM", "configure")  # noqa: E731
+    set_variable = lambda task: task.set_env_variable("FROM", "configure")  # noqa: E731 (as users write it)
     pipeline = searching(trial, rounds=1, secrets=secrets, inline=False, configure=set_variable)
     spec, platform = documents(compiled(pipeline, tmp_path))
     executors = spec["deploymentSpec"]["executors"]

@@ -209,7 +209,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
 
     def refused(path: object, *texts: str, **words: Any) -> None:
         with pytest.raises(ResultRefusedError, match=says(*texts)):
-            run.add_artifact("model", path, **{"store": True, **words})  # type: ignore[arg-type]
+            run.add_artifact("model", path, **{"store": True, **words})
 
     refused(tmp_path / "none", "'model'", str(tmp_path / "none"))
     refused("s3://models/1", "'s3://models/1'", "store=True")

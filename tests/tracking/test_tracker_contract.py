@@ -583,7 +583,7 @@ def test_a_tracker_cannot_be_iterated(local: FsspecResultTracker) -> None:
     with pytest.raises(TypeError, match="not iterable"):
         list(local)
     with pytest.raises(TypeError, match="not a container"):
-        "run" in local  # noqa: B015
+        "run" in local  # noqa: B015 (it raises)
 
 
 #: Any text that a part of a key may be on a Linux file system.

@@ -233,7 +233,7 @@ def states_of(recording: Recording, pods: Sequence[Pod]) -> list[Exchange]:
 
 
 def _items(exchange: Exchange) -> Sequence[Any]:
-    return exchange.answer.get("items", ())  # type: ignore[no-any-return]  # of JSON
+    return exchange.answer.get("items", ())
 
 
 def _templates(requests: Sequence[Exchange]) -> tuple[Exchange, Exchange]:

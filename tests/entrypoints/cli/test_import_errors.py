@@ -11,6 +11,7 @@ from tests.entrypoints.cli.conftest import Call
 
 pytestmark = pytest.mark.versions
 
+# The lines of messages are as long as they are.
 # ruff: noqa: E501
 FILE = """
 import functools

@@ -37,7 +37,7 @@ def loops(go: bool = True):
 
 
 @dsl.container_component
-def items(found: dsl.OutputPath(list)):  # type: ignore[valid-type] (KFP's own form)
+def items(found: dsl.OutputPath(list)):
     return dsl.ContainerSpec(image="app:1", command=["python3", "-c", "pass"], args=[found])
 
 

@@ -41,7 +41,7 @@ def server() -> Iterator[Scripted]:
 
 
 def connect(server: Scripted, patience: Patience = QUICK, **settings: object) -> Connection:
-    return Connection(Settings(host=server.url, **settings), patience)  # type: ignore[arg-type] (of any field)
+    return Connection(Settings(host=server.url, **settings), patience)
 
 
 def in_turn(*replies: Reply | None) -> Callable[[Request], Reply | None]:

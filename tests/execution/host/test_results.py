@@ -149,7 +149,7 @@ class Silent(MemoryFileSystem):
         self.released.wait(60)
         raise RuntimeError("over")
 
-    cat_file = _open  # type: ignore[assignment] (whatever its arguments are)
+    cat_file = _open
 
 
 @pytest.fixture

@@ -38,5 +38,5 @@ def test_kfp_gets_six_fields() -> None:
 )
 def test_wrong_timings(words: dict[str, float], facts: list[str]) -> None:
     with pytest.raises(ArgumentError) as error:
-        Timing(**words)  # type: ignore[arg-type]
+        Timing(**words)
     assert re.search(says(*facts), str(error.value))

@@ -33,7 +33,7 @@ from torchx_kfp.local import (
 
 
 @dsl.pipeline(name="train")
-def parameters(s: str, n: int = 3, lr: float = 0.1, on: bool = True, li: List[int] = [1], st: Dict[str, int] = {}):  # noqa: B006
+def parameters(s: str, n: int = 3, lr: float = 0.1, on: bool = True, li: List[int] = [1], st: Dict[str, int] = {}):  # noqa: B006 (KFP takes the text of defaults)
     write(x=s)
 
 

@@ -15,7 +15,7 @@ from torchx_kfp.local import State
 @dsl.container_component
 def metric(out: dsl.Output[dsl.Metrics], executor: str = ""):
     metadata = json.dumps({"<script>": "<img src=x>"})
-    report = '{"artifacts": {"out": {"artifacts": [{"name": "out", "metadata": %s}]}}}' % metadata  # noqa: UP031
+    report = '{"artifacts": {"out": {"artifacts": [{"name": "out", "metadata": %s}]}}}' % metadata  # noqa: UP031 (JSON has braces)
     script = """p=${1#*'"outputFile":"'}; printf %s "$0" >"${p%%'"'*}" """
     return dsl.ContainerSpec(image="x", command=["sh", "-c", script], args=[report, "{{$}}"])
 

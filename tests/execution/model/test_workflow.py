@@ -91,7 +91,7 @@ def test_loops_branches_and_nested_pipelines() -> None:
             inner(tracker_base=tracker_base)
         with dsl.ParallelFor(items):
             task_from_app(make_app("unknown"), tracker_base=tracker_base)
-        with dsl.If(flag == True):  # noqa: E712
+        with dsl.If(flag == True):  # noqa: E712 (a channel)
             inner(tracker_base=tracker_base)
 
     size = measure(compile_pipeline(pipeline))

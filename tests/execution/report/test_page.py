@@ -238,7 +238,7 @@ def theirs(limit: float, item: str, stage: str):
 
 
 @dsl.pipeline(name="named")
-def named(tracker_base: str, width: int = 3, threshold: float = 0.5, rates: list = [0.1, 0.5]):  # noqa: B006
+def named(tracker_base: str, width: int = 3, threshold: float = 0.5, rates: list = [0.1, 0.5]):  # noqa: B006 (KFP takes the text of defaults)
     with dsl.ParallelFor([{"lr": 0.1}, {"lr": 0.2}]) as trial:
         fields = task_from_app(training("fields", f"{trial.lr}", f"{width}"), tracker_base=tracker_base)
         task_from_app(training("again", "0.5", f"{width}"), tracker_base=tracker_base, reads=fields)

@@ -26,7 +26,7 @@ HANDLE = "local_cwd://torchx/trial-1"
 def runner_of(component: Any, base: object = "memory://base", scheduler: str = "local_cwd", **options: Any) -> Any:
     from torchx_kfp.hpo.ax import TorchXRunner
 
-    return TorchXRunner(component, tracker_base=base, scheduler=scheduler, **options)  # type: ignore[arg-type]
+    return TorchXRunner(component, tracker_base=base, scheduler=scheduler, **options)
 
 
 def stored(base: object, handle: str = HANDLE) -> dict[str, str]:
@@ -106,7 +106,7 @@ def test_a_runner_is_stored_with_its_arguments(tmp_path: Path, monkeypatch: pyte
         "constants": {"scale": 2.0},
     }
     assert loaded(runner) == runner
-    without_name: Callable[..., Any] = lambda x: components.quadratic(x)  # noqa: E731
+    without_name: Callable[..., Any] = lambda x: components.quadratic(x)  # noqa: E731 (the name is the message's)
     for runner in (runner_of(without_name), runner_of(components.quadratic, constants={"scale": object()})):
         with pytest.raises(TrialError, match=says("configure_runner(TorchXRunner(component")):
             loaded(runner).run_trial(0, {"x": 1})
