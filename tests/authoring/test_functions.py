@@ -255,19 +255,6 @@ def test_the_error_has_the_call_that_works(function: Callable[..., specs.AppDef]
     assert made
 
 
-def test_booth_runs(tmp_path: Path) -> None:
-    booth = component_from_function(utils.booth)
-
-    def pipeline(x1: float, base: str) -> None:
-        booth(x1=x1, x2=3.0, trial_idx=4, tracker_base=base)
-
-    done = local.run(
-        dsl.pipeline(pipeline), {"x1": 2.0, "base": str(tmp_path / "t")}, output_dir=tmp_path / "runs", watch=Watch()
-    )
-    done.raise_for_failure()
-    assert json.loads((tmp_path / "t" / "4").read_text()) == {"booth_eval": 5.0}
-
-
 # What is rejected
 
 OPTIONS = {"adam": "fast", "sgd": "slow"}

@@ -351,9 +351,6 @@ ENDS: Mapping[str, End] = {
         {"0": 3, "1": 3},
         engine="jobset",
     ),
-    "a restart that succeeds": End(
-        [shell("train", 2, "mkdir x$TORCHX_REPLICA_ID || exit 0; exit 7", max_retries=2)], engine="jobset"
-    ),
     "single replicas are started again, as often as their role says": End(
         [
             shell(

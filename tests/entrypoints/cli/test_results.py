@@ -115,21 +115,6 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     assert "does not exist. Create it, or name another one. The tracker does not create buckets.\n" in done.stderr
 
 
-def test_a_store_that_does_not_answer(call: Call) -> None:
-    pytest.importorskip("s3fs")
-    done = call(
-        "results",
-        "--tracker-base",
-        "s3://bucket/x",
-        AWS_ENDPOINT_URL="http://127.0.0.1:9",
-        AWS_ACCESS_KEY_ID="test",
-        AWS_SECRET_ACCESS_KEY="test",
-        AWS_DEFAULT_REGION="us-east-1",
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: Cannot list s3://bucket/x (EndpointConnectionError: ")
-
-
 def test_thousands_of_runs(call: Call, project: Path) -> None:
     for number in range(3000):
         folder = project / f"many/run-{number:04}/train"
