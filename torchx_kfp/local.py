@@ -13,7 +13,7 @@ from torchx_kfp.common.extras import require
 
 require("pipelines", __name__)
 
-from torchx_kfp.execution.local.executors.docker import remove_containers
+from torchx_kfp.execution.local.executors.engine import remove_containers
 from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.preflight import check_supported
 from torchx_kfp.execution.local.replay import ReplayResult, replay

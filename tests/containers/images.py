@@ -45,7 +45,8 @@ def busybox_root() -> bytes:
 def host_root() -> bytes:
     """Return the root file system of ``HOST_IMAGE``, as a tar file."""
     root = _Root()
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"):
+    root.folder("sbin")  # where engines mount their init
+    for name in ("bin", "lib", "lib32", "lib64", "libx32", "usr"):
         path = Path("/", name)
         if path.is_symlink():
             root.link(name, os.readlink(path))
@@ -69,7 +70,7 @@ def host_mounts() -> dict[str, str]:
     """Return the read-only mounts that containers of ``HOST_IMAGE`` need: paths in the container, by paths here."""
     mounts = {
         f"/{name}": f"{HOST_ROOT}/{name}"
-        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr")
+        for name in ("bin", "lib", "lib32", "lib64", "libx32", "usr")
         if Path("/", name).is_dir() and not Path("/", name).is_symlink()
     }
     wanted = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]]
@@ -90,6 +91,9 @@ class _Root:
         # The engine mounts something on these folders.
         for name, mode in {"dev": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755, "tmp": 0o1777}.items():
             self._add(name, tarfile.DIRTYPE, mode)
+
+    def folder(self, name: str) -> None:
+        self._add(name, tarfile.DIRTYPE, 0o755)
 
     def file(self, name: str, content: bytes, mode: int = 0o644) -> None:
         self._add(name, tarfile.REGTYPE, mode, content)

@@ -5,6 +5,7 @@
 import gc
 import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -127,6 +128,58 @@ def test_images_have_their_own_entrypoint_command_environment_and_user(execute, 
     assert stage.outputs == {"out": "1234"}
     folder = Path(stage.artifacts["data"].path)
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (1234, 0o777)
+
+
+VALUES = {
+    "TEXT": "a\nb=c ${x} \\r\r",
+    "EMPTY": "",
+    "PATH": "/bin",
+    "HOME": "/x y",
+    "DOCKER_HOST": "tcp://nowhere:1",
+    "GODEBUG": "x=1",
+}
+
+
+def test_variables_and_mounts_arrive_as_they_are_and_values_are_no_words(execute, monkeypatch, tmp_path):
+    """Nobody sees the value of a secret in the list of processes, and none changes what the engine's program does."""
+    real = shutil.which("docker")
+    (tmp_path / "bin").mkdir()
+    shim = tmp_path / "bin" / "docker"
+    shim.write_text(f'#!/bin/sh\nprintf \'%s\\n\' "$@" >>{tmp_path}/words\nexec {real} "$@"\n')
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    folder = tmp_path / 'a,"b'
+    folder.mkdir()
+    (folder / "file").write_text("mounted\n")
+
+    @dsl.pipeline
+    def pipeline():
+        names = " ".join(f'"${name}"' for name in VALUES)
+        task = shell(script=f"printf '%s|' {names} \"$TOKEN\"; cat '{folder}/file'")
+        for name, value in VALUES.items():
+            task.set_env_variable(name, value)
+        kubernetes.use_secret_as_env(task, "any", {"key": "TOKEN"})
+
+    result = execute(pipeline, mounts=[str(folder)], secrets={"any": {"key": "of-a-secret"}})
+    result.raise_for_failure()
+    log = result["shell"].log_file.read_bytes().decode()  # no line break is translated
+    assert log == "|".join([*VALUES.values(), "of-a-secret", "mounted\n"])
+    words = (tmp_path / "words").read_text()
+    assert "--env=TOKEN\n" in words
+    assert "of-a-secret" not in words
+
+
+def test_an_image_whose_name_looks_like_an_option(execute):
+    @dsl.container_component
+    def privileged():
+        return dsl.ContainerSpec(image="--privileged", command=["sh"], args=["-c", "id"])
+
+    @dsl.pipeline
+    def pipeline():
+        privileged()
+
+    reason = execute(pipeline)["privileged"].reason
+    assert reason.startswith("could not be started: the image '--privileged' is not here and cannot be pulled: ")
 
 
 def test_stages_in_containers_and_processes_hand_on_outputs_artifacts_and_results(execute, engine, tmp_path):

@@ -16,7 +16,6 @@ MODULES = {
     "pipelines": (
         "celpy",
         "click",
-        "docker",
         "jinja2",
         "kfp",
         "markdown_it",

@@ -72,8 +72,8 @@ def many(tracker_base: str = "/tmp/results") -> None:
         ("show --output-dir other la", ["latest"]),
     ],
 )
-def test_a_shell_completes(words: str, expected: list[str], call: Call, inside: Call, project: Path) -> None:
-    assert inside("run", "pipelines.py:two", "-p", 'names=["a", "b"]', "--tracker-base", "b", "-q").returncode == 0
+def test_a_shell_completes(words: str, expected: list[str], call: Call, project: Path) -> None:
+    assert call("run", "pipelines.py:two", "-p", 'names=["a", "b"]', "--tracker-base", "b", "-q").returncode == 0
     asked = {"COMP_WORDS": f"torchx-kfp {words}", "COMP_CWORD": str(len(words.split()))}
     done = call(**asked, _TORCHX_KFP_COMPLETE="bash_complete")
     found = [line.partition(",")[2] for line in done.stdout.splitlines() if line]
@@ -81,8 +81,8 @@ def test_a_shell_completes(words: str, expected: list[str], call: Call, inside: 
 
 
 def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call, inside: Call, project: Path) -> None:
-    needed = inside("run", "pipelines.py:two", "--quiet")
-    assert (needed.returncode, "needs a tracker base" in needed.stderr) == (2, True)
+    needed = call("run", "pipelines.py:two", "--quiet")
+    assert (needed.returncode, "needs a tracker base" in needed.stderr) == (2, True), needed.stderr
     done = call("run", "pipelines.py:two", "--quiet", TORCHX_KFP_TRACKER_BASE="set")
     assert done.returncode == 0, done.stderr
     assert "The tracker base is set (TORCHX_KFP_TRACKER_BASE)." in done.stderr

@@ -30,7 +30,22 @@ OTHERS = {
         *("--default-pip", "--disable-pip-version-check", "--extra-index-url", "--find-links", "--index-url"),
         *("--no-input", "--progress-bar", "--trusted-host"),
     },
-    "execution/local/executors/docker.py": {"--user"},
+    "execution/local/executors/attached.py": {"--attach", "--interactive", "--tty"},
+    "execution/local/executors/container.py": {
+        *(
+            "--attach",
+            "--cap-drop",
+            "--cpus",
+            "--entrypoint",
+            "--gpus",
+            "--init",
+            "--label",
+            "--log-driver",
+            "--memory",
+        ),
+        *("--memory-swap", "--pull", "--quiet", "--security-opt", "--shm-size", "--signal", "--user"),
+    },
+    "execution/local/executors/engine.py": {"--all", "--filter", "--force", "--format", "--quiet", "--volumes"},
     "execution/pipeline/python_components.py": {"--component", "--function", "--no-deps", "--no-warn-script-location"},
 }
 

@@ -96,7 +96,7 @@ def test_no_container_engine_is_not_needed(doctor: Doctor, monkeypatch: pytest.M
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     found = doctor()["container engine"]
     assert found.level == "warning"
-    assert re.search(says("None answers", "DOCKER_HOST", "torchx-kfp run --docker"), found.said)
+    assert re.search(says("Neither Docker nor Podman answers", "DOCKER_HOST", "torchx-kfp run --docker"), found.said)
 
 
 def test_settings_say_where_they_come_from_and_hide_secrets(

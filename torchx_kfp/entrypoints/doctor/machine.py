@@ -111,19 +111,14 @@ def _conflicts(versions: Mapping[str, str], needs: Mapping[str, list[str]], of: 
 
 def check_engine() -> Iterator[Verdict]:
     """Yield a verdict about the container engine of this machine, which few commands need."""
-    from torchx_kfp.execution.local.executors.docker import connect
-
-    def version() -> str:
-        with contextlib.closing(connect()) as client:
-            return str(client.version().get("Version"))
+    from torchx_kfp.execution.local.executors.engine import find_engine
 
     try:
-        yield ok("container engine", f"{within(_ENGINE_SECONDS, version)} answers.")
+        engine = within(_ENGINE_SECONDS, find_engine)
+        yield ok("container engine", f"{engine.version} of {engine.program} answers.")
     except Exception as error:
-        found = "None answers that speaks Docker's API." if isinstance(error, ContainerEngineError) else said(error)
-        way_out = (
-            "Start Docker or Podman's service, or set DOCKER_HOST: torchx-kfp run --docker needs it, nothing else."
-        )
+        found = "Neither Docker nor Podman answers." if isinstance(error, ContainerEngineError) else said(error)
+        way_out = "Start Docker, set DOCKER_HOST, or install Podman: torchx-kfp run --docker needs it, nothing else."
         yield warning("container engine", found, way_out)
 
 

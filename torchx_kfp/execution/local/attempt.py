@@ -23,7 +23,7 @@ from torchx_kfp.execution.local.cache import cache_key
 from torchx_kfp.execution.local.code_files import CodeFiles, TooManyFiles
 from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
 from torchx_kfp.execution.local.endpoints import own_endpoints
-from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
+from torchx_kfp.execution.local.executors.container import ContainerExecutor
 from torchx_kfp.execution.local.executors.executor import (
     MADE,
     NO_CONTAINERS,
@@ -66,7 +66,7 @@ class RunContext:
     given: GivenKeys = field(default_factory=GivenKeys)
     #: The stages that run in containers, and what runs them.
     containers: Containers = NO_CONTAINERS
-    docker: DockerExecutor | None = None
+    docker: ContainerExecutor | None = None
 
     def executor(self, plan: AttemptPlan) -> Executor:
         """Return what starts an attempt."""

@@ -19,8 +19,8 @@ from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.execution.local.cache import Cache, Memory
 from torchx_kfp.execution.local.dag_scheduler import Interrupted, Scheduler
-from torchx_kfp.execution.local.executors.docker import connect, remove_all
-from torchx_kfp.execution.local.executors.docker_stage import DockerExecutor
+from torchx_kfp.execution.local.executors.container import ContainerExecutor
+from torchx_kfp.execution.local.executors.engine import find_engine
 from torchx_kfp.execution.local.executors.executor import Containers, choose_containers, verify_private
 from torchx_kfp.execution.local.executors.mounts import named_places
 from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
@@ -187,11 +187,11 @@ def start(
             return _execute(prepared, found, context, journal, watch)
 
 
-def _end_left(folder: Path, docker: DockerExecutor | None) -> None:
+def _end_left(folder: Path, docker: ContainerExecutor | None) -> None:
     """End what a killed runner has left of the run in this folder."""
     kill_marked(run_mark(folder))
     if docker is not None:
-        remove_all(docker.client, folder.name, run_mark(folder))
+        docker.engine.remove_all(folder.name, run_mark(folder))
 
 
 def _named_variables(names: Collection[str]) -> dict[str, str]:
@@ -207,13 +207,13 @@ def _verify_given(pipeline: Pipeline, arguments: Mapping[str, Any], given: Given
 
 
 def make_context(
-    folder: Path, options: RunOptions, given: GivenKeys, containers: Containers, docker: DockerExecutor | None
+    folder: Path, options: RunOptions, given: GivenKeys, containers: Containers, docker: ContainerExecutor | None
 ) -> RunContext:
     """Return the facts that all stages of the run in this folder share."""
     run_id, mark = folder.name, run_mark(folder)
     if docker is not None:
         docker.mark = mark
-        if docker.remaps_users:
+        if docker.engine.remaps_users:
             folder.chmod(0o711)
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", PROJECT)}
@@ -233,7 +233,7 @@ def make_context(
         },
         options=options,
         given=given,
-        containers=dataclasses.replace(containers, has_gpus=docker is not None and docker.has_gpus),
+        containers=dataclasses.replace(containers, has_gpus=docker is not None and docker.engine.has_gpus),
         docker=docker,
     )
 
@@ -304,12 +304,12 @@ def _is_log_of(log: Path | None, output_dir: Path, run: str) -> bool:
 
 
 @contextlib.contextmanager
-def connected(containers: Containers, run_id: str) -> Iterator[DockerExecutor | None]:
+def connected(containers: Containers, run_id: str) -> Iterator[ContainerExecutor | None]:
     """Connect to the engine if the run has containers, and remove them at the end."""
     if not containers.names:
         yield None
         return
-    with contextlib.closing(DockerExecutor(connect(), run_id)) as docker:
+    with contextlib.closing(ContainerExecutor(find_engine(), run_id)) as docker:
         yield docker
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
-import termios
 import threading
-import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.execution.local.executors.docker_stage import ContainerStage, DockerExecutor
+from torchx_kfp.execution.local.executors.container import ContainerExecutor, ContainerStage
 from torchx_kfp.execution.local.executors.executor import describe_end
 from torchx_kfp.execution.local.executors.process import (
     RUN_MARK,
@@ -74,101 +70,30 @@ class AttachedProcess:
 
 
 class AttachedContainer(ContainerStage):
-    """A container whose input and output are those of this process."""
+    """A container whose input and output are those of this process, also its terminal."""
 
-    def __init__(self, executor: DockerExecutor, attempt: AttemptPlan, words: Sequence[str]) -> None:
+    def __init__(self, executor: ContainerExecutor, attempt: AttemptPlan, words: Sequence[str]) -> None:
         super().__init__(executor, attempt)
-        self._words = words
-        self._is_terminal = _is_terminal(sys.stdin) and _is_terminal(sys.stdout)
+        self._replayed = words
 
     def say(self, line: str) -> None:
         """Write a line to stderr."""
         print(line, file=sys.stderr, flush=True)
 
-    def _start(self, has_init: bool) -> str:
-        attempt, program = self._attempt, self._words
-        identifier: str = self._client.create_container(
-            attempt.image,
-            entrypoint=list(program[:1]),
-            command=list(program[1:]) or None,
-            environment=dict(attempt.environ),
-            user=self._plan.user,
-            labels=self._executor.labels(attempt.stage),
-            tty=self._is_terminal,
-            stdin_open=True,
-            host_config=self._host_config(has_init),
-        )["Id"]
-        try:
-            streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            self._socket = self._client.attach_socket(identifier, params=streams)
-            self._client.start(identifier)
-        except BaseException:
-            self._remove(identifier)
-            raise
-        self._container = identifier
-        return identifier
+    def _words(self) -> Sequence[str]:
+        return self._replayed
 
-    def _follow(self, identifier: str) -> int:
-        """Copy between the container and this process's streams until the container ends; return its exit code."""
-        from docker.utils.socket import frames_iter
+    def _options(self) -> list[str]:
+        has_terminal = _is_terminal(sys.stdin) and _is_terminal(sys.stdout)
+        return [*super()._options(), "--interactive", *(["--tty"] if has_terminal else [])]
 
-        stopped, wake = os.pipe()
-        writer = threading.Thread(target=self._copy_input, args=(stopped,), daemon=True)
-        with ending_signals(lambda number: self._end(signal.Signals(number).name)), self._raw_terminal(identifier):
-            writer.start()
-            try:
-                for stream, data in frames_iter(self._socket, tty=self._is_terminal):
-                    _write(2 if stream == 2 else 1, data)
-                code = int(self._client.wait(identifier, timeout=None)["StatusCode"])
-            finally:
-                os.write(wake, b"x")
-                writer.join()
-                for descriptor in (stopped, wake):
-                    os.close(descriptor)
-                self._container = None
-                self._socket.close()
-                self._remove(identifier)
-        return code
+    def _begin(self) -> subprocess.Popen[bytes]:
+        sys.stdout.flush()
+        return subprocess.Popen([self._engine.program, "start", "--attach", "--interactive", self._container])
 
-    def _copy_input(self, stopped: int) -> None:
-        connection = getattr(self._socket, "_sock", self._socket)
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no input
-            source = sys.stdin.fileno()
-            while True:
-                ready, _, _ = select.select([source, stopped], [], [])
-                if stopped in ready:
-                    return
-                data = os.read(source, 1 << 16)
-                if not data:
-                    break
-                connection.sendall(data)
-            connection.shutdown(1)  # no more input
-
-    @contextlib.contextmanager
-    def _raw_terminal(self, identifier: str) -> Iterator[None]:
-        """Leave keys such as Ctrl-C to the container's terminal, which gets the size of this one."""
-        if not self._is_terminal:
-            yield
-            return
-        before = termios.tcgetattr(sys.stdin)
-        resized = signal.getsignal(signal.SIGWINCH)
-        is_main = threading.current_thread() is threading.main_thread()
-
-        def resize(*_: Any) -> None:
-            size = os.get_terminal_size(sys.stdout.fileno())
-            with contextlib.suppress(Exception):  # the container may have ended
-                self._client.resize(identifier, size.lines, size.columns)
-
-        resize()
-        try:
-            tty.setraw(sys.stdin)
-            if is_main:
-                signal.signal(signal.SIGWINCH, resize)
-            yield
-        finally:
-            if is_main:
-                signal.signal(signal.SIGWINCH, resized)
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+    def _end_of(self, process: subprocess.Popen[bytes]) -> int:
+        with ending_signals(lambda number: self._stop(signal.Signals(number))):
+            return super()._end_of(process)
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -183,9 +108,3 @@ def _closed_pipe() -> int:
     read_end, write_end = os.pipe()
     os.close(write_end)
     return read_end
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

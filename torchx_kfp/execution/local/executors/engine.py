@@ -1,0 +1,187 @@
+"""The container engine: the command line of Docker or of Podman, and what it says about itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.errors import ContainerEngineError
+
+#: The label of all containers with the id of their run.
+RUN_LABEL = "torchx-kfp.run"
+#: The label with the mark of its folder: a copy of the folder has the same id.
+MARK_LABEL = "torchx-kfp.folder"
+# The first one that answers is used.
+_PROGRAMS = ("docker", "podman")
+# Seconds to wait for one answer of the engine, which is slow while many containers start.
+_TIMEOUT = 120
+# How the engines begin the sentence that says why.
+_BEGINNINGS = ("Error response from daemon: ", "Error: ", "docker: ")
+# Without it, Podman's containers could have GPUs as well.
+_NVIDIA_DEVICE = "/dev/nvidiactl"
+
+
+class EngineError(Exception):
+    """The engine has refused something. The message is its own."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A program that starts containers.
+
+    Attributes:
+        program: its path.
+        version: the version of the engine.
+        cpus: the CPUs that it has; it rejects a container that asks for more. 0 if it does not say.
+        remaps_users: whether a container's root is a different user on this machine, who needs access to the mounts.
+        is_rootless: whether a container's root is this user.
+        has_gpus: whether it can give NVIDIA GPUs to containers.
+    """
+
+    program: str
+    version: str
+    cpus: int
+    remaps_users: bool
+    is_rootless: bool
+    has_gpus: bool
+
+    def start(self, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start the program with these words; ``finish`` returns what it prints.
+
+        Raises:
+            OSError: it cannot be started with these words; ValueError if one has a NUL character.
+        """
+        return _start(self.program, *words, environ=environ)
+
+    def ask(self, *words: str, environ: Mapping[str, str] | None = None) -> str:
+        """Run the program with these words, and return what it prints.
+
+        Raises:
+            EngineError: it failed, or does not answer.
+            OSError: see ``start``.
+        """
+        return finish(self.start(*words, environ=environ), _TIMEOUT)
+
+    def describe(self, kind: str, name: str) -> dict[str, Any] | None:
+        """Return what the engine knows of an image or a container; None if there is none of this name."""
+        try:
+            found = json.loads(self.ask(kind, "inspect", "--", name))
+        except EngineError:
+            return None
+        return dict(found[0])
+
+    def remove_all(self, run_id: str, mark: str) -> int:
+        """Remove every container of a run, and return their number; with an empty mark, of any folder."""
+        labels = [f"{RUN_LABEL}={run_id}", *([f"{MARK_LABEL}={mark}"] if mark else [])]
+        found = self.ask("ps", "--all", "--quiet", *(f"--filter=label={label}" for label in labels)).split()
+        for container in found:
+            self.remove(container)
+        return len(found)
+
+    def remove(self, container: str) -> None:
+        """Remove a container, unless that is happening already."""
+        with contextlib.suppress(EngineError, OSError):
+            self.ask("rm", "--force", "--volumes", container)
+
+
+def _start(program: str, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C in a terminal is for this process.
+    return subprocess.Popen(
+        [program, *words],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[bytes], timeout: float | None = None) -> str:
+    """Wait for a program of the engine, and return what it prints.
+
+    Raises:
+        EngineError: it failed, or has not ended after these seconds.
+    """
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise EngineError(f"it has not answered for {timeout:.0f} s") from None
+    if process.returncode:
+        raise EngineError(_reason(errors.decode("utf-8", "replace")))
+    return output.decode("utf-8", "replace")
+
+
+def _reason(said: str) -> str:
+    """Return the engine's own sentence of what it printed."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    found = next((line for line in lines if line.startswith(_BEGINNINGS)), lines[-1] if lines else "it failed")
+    for beginning in _BEGINNINGS:
+        found = found.removeprefix(beginning)
+    return found.rstrip(".")
+
+
+def find_engine() -> Engine:
+    """Return the engine of the first program that has one. Docker's address is that of DOCKER_HOST or its context.
+
+    Raises:
+        ContainerEngineError: none answers; the message says why.
+    """
+    tried = []
+    for name in _PROGRAMS:
+        program = shutil.which(name)
+        if program is None:
+            tried.append(f"- {name}: there is no such program")
+            continue
+        try:
+            info = json.loads(finish(_start(program, "info", "--format", "{{json .}}"), _TIMEOUT))
+            return _engine(program, info)
+        except (EngineError, OSError, ValueError) as error:
+            tried.append(f"- {name}: {error}")
+    raise ContainerEngineError(
+        "Stages in containers need Docker or Podman, and neither answers. Tried:\n"
+        + "\n".join(tried)
+        + "\nStart Docker, name its address with DOCKER_HOST, or install Podman, which needs no service."
+    )
+
+
+def _engine(program: str, info: Mapping[str, Any]) -> Engine:
+    if errors := info.get("ServerErrors"):
+        raise EngineError(_reason("\n".join(map(str, errors))))
+    has_device = os.path.exists(_NVIDIA_DEVICE)
+    if host := info.get("host"):  # Podman, also under Docker's name
+        version = str((info.get("version") or {}).get("Version"))
+        is_rootless = bool((host.get("security") or {}).get("rootless"))
+        return Engine(program, version, int(host.get("cpus") or 0), False, is_rootless, has_device)
+    security = str(info.get("SecurityOptions"))
+    return Engine(
+        program,
+        str(info.get("ServerVersion")),
+        int(info.get("NCPU") or 0),
+        "name=userns" in security,
+        "rootless" in security,
+        "nvidia" in (info.get("Runtimes") or {}) or has_device,
+    )
+
+
+def remove_containers(run_id: str, mark: str = "") -> int:
+    """Remove the containers of this run that a killed runner left, and return their number.
+
+    Args:
+        run_id: the run's id.
+        mark: the mark of its folder; empty for any folder.
+
+    Raises:
+        ContainerEngineError: no engine answers.
+    """
+    try:
+        return find_engine().remove_all(run_id, mark)
+    except EngineError as error:
+        raise ContainerEngineError(f"The container engine says: {error}.") from None
