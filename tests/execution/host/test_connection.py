@@ -324,12 +324,6 @@ def test_a_host_without_an_address() -> None:
         Connection(Settings(host="http://kfp.invalid"), QUICK).get(RUNS)
 
 
-def test_a_host_that_is_silent(server: Scripted) -> None:
-    server.script = lambda request: time.sleep(1)
-    with pytest.raises(HostUnreachableError, match=says(server.url, "accepted", "within")):
-        connect(server, Patience(read=0.05, retries=0)).get(RUNS)
-
-
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
