@@ -556,7 +556,7 @@ def test_names_of_options_are_the_functions_own() -> None:
     assert set(inputs_of(component)) == {"results", "tracker_base", "stage"}
 
 
-def test_partials() -> None:
+def test_arguments_of_a_partial_are_defaults() -> None:
     component = component_from_function(functools.partial(train, image="i:1"))
     assert inputs_of(component)["image"] == ("String", "i:1")
 

@@ -37,7 +37,7 @@ def test_the_stage_has_what_torchx_reads(tmp_path: Path, trackers: dict[str, str
     assert environ["A"] == "$$"
 
 
-def test_channels(tmp_path: Path) -> None:
+def test_a_trackers_config_may_have_channels(tmp_path: Path) -> None:
     def pipeline(host: str, port: int, tracker_base: str = BASE) -> None:
         app = make_app(entrypoint="env", args=["-0"])
         task_from_app(app, tracker_base=tracker_base, trackers={"a": f"http://{host}:{port}/x", "b": host, "c": port})
@@ -57,7 +57,7 @@ def test_a_stage_without_trackers_has_the_same_command() -> None:
     assert "TORCHX_TRACKER_MLFLOW" not in plain
 
 
-def test_components(tmp_path: Path) -> None:
+def test_components_of_each_form_name_their_trackers(tmp_path: Path) -> None:
     trackers = {"mlflow": "http://mlflow:5000"}
     train = component_from_app(make_app(), tracked=True, trackers=trackers)
     echo = component_from_function(utils.echo, num_replicas=1, tracked=True, trackers=trackers)

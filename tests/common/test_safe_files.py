@@ -45,7 +45,7 @@ def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_kinds(tmp_path: Path) -> None:
+def test_what_is_no_file_or_folder_is_named_by_its_kind(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nowhere")
     kinds = {str(path): special_kind(path.lstat().st_mode) for path in (*tmp_path.iterdir(), Path("/dev/null"))}

@@ -80,7 +80,7 @@ def test_text_for_sentences(made: str, text: str) -> None:
         (1234.9 * 86400, "1,234d"),
     ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_a_duration_is_shown_in_one_or_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -111,7 +111,7 @@ def test_cut_text_is_as_long_as_it_may_be(text: str, limit: int, keep: str) -> N
     assert len(shorten(text, limit, keep=keep)) == min(len(text), limit)
 
 
-def test_suggestions() -> None:
+def test_the_nearest_name_is_suggested() -> None:
     names = ["accuracy", "loss", "digits-20260102-120000", "digits-20260101-120000"]
     assert did_you_mean("acuracy", names) == " Did you mean 'accuracy'?"
     assert did_you_mean("acc", names) == " Did you mean 'accuracy'?", "the beginning of a name"

@@ -53,7 +53,7 @@ def test_one_that_cannot_be_read_is_an_error_of_its_own(trials: FanIn, tmp_path:
     assert read == COUNT - 1
 
 
-def test_pickles(trials: FanIn) -> None:
+def test_a_fan_in_and_its_runs_survive_pickling(trials: FanIn) -> None:
     copy = pickle.loads(pickle.dumps(trials))
     assert type(copy) is FanIn
     assert copy == trials

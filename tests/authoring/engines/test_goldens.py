@@ -13,7 +13,7 @@ def test_there_are_no_other_files() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden(name: str) -> None:
+def test_a_manifest_is_its_golden(name: str) -> None:
     assert normalise(text_of(name)) == golden_file(name).read_text(encoding="utf-8"), (
         "python -m tests.pipelines.regenerate rewrites it: review the difference"
     )

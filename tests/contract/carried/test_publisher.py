@@ -340,7 +340,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 @pytest.mark.lowest
-def test_artifacts(stage: Stage, tmp_path: Path) -> None:
+def test_an_artifact_is_copied_or_named_by_its_type(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "notes[1].md").write_text("# Notes")
     (tmp_path / "matrix.html").write_text("<table>")
     stage.register("model", "s3://models/1", framework="sklearn", classes=[0, 1], loss=float("nan"))

@@ -275,7 +275,7 @@ def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
     ],
     ids=["parameter", "folder", "twice", "dry-run", "tag", "mount", "view"],
 )
-def test_refused(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
+def test_a_run_that_is_refused_stores_no_code(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
     done = call("run", *words)
     assert done.returncode == 2
     assert all(fact in done.stderr for fact in facts), done.stderr

@@ -45,7 +45,7 @@ def listed(program: Program, host: KfpHost, *words: str) -> list[str]:
     return [run["name"] for run in json.loads(done.stdout)]
 
 
-def test_filters(kfp_host: KfpHost, program: Program) -> None:
+def test_filters_choose_runs(kfp_host: KfpHost, program: Program) -> None:
     found = {
         ("--state", "succeeded"): ["Train-C", "train-a"],
         ("--state", "failed", "--state", "canceled"): ["other", "train-b"],

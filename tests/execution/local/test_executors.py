@@ -37,7 +37,7 @@ def test_stages_are_chosen_by_name():
     assert ("inner/shell[1,0]" in some, "shell" in some) == (True, False)
 
 
-def test_mounts(tmp_path, monkeypatch):
+def test_a_mount_has_a_folder_a_place_and_a_mode(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     here = str(tmp_path)

@@ -63,8 +63,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert os.listdir(tmp_path) == ["unknown"]
 
 
-def test_links(tmp_path: Path) -> None:
-    """What is behind a link stays, and does not count."""
+def test_what_is_behind_a_link_stays_and_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     elsewhere, here = make(tmp_path / "elsewhere", "far"), make(tmp_path / "runs", "near")
     (tmp_path / "runs/linked").symlink_to(elsewhere)

@@ -43,7 +43,7 @@ FACTS = Facts(
         ("{{$.unknown}} {{workflow.name}}", "{{$.unknown}} {{workflow.name}}"),
     ],
 )
-def test_text(text, resolved):
+def test_placeholders_in_text_are_resolved(text, resolved):
     assert resolve_text(text, FACTS) == resolved
 
 

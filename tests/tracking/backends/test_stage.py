@@ -137,7 +137,7 @@ def test_run_ids_of_readers(base: str) -> None:
     assert backend.run_ids(parent_run_id="p1/use/1") == []
 
 
-def test_lineage(base: str) -> None:
+def test_a_lineage_has_ancestors_descendants_and_links(base: str) -> None:
     backend = backend_of(base)
     backend.add_artifact("p1/train/1", "model", "s3://models/1")
     backend.add_source("p1/use/1", "p1/train/1", "model")
