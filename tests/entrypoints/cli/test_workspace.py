@@ -234,31 +234,6 @@ def test_a_component_has_its_own_workspace(project: Path, call: Call) -> None:
     assert not (project / "show.yaml").exists()
 
 
-def test_without_a_workspace_nothing_is_needed(project: Path, call: Call) -> None:
-    """An image with nothing but sh starts the application where it is."""
-    (project / "app.py").write_text("print('the code of the image')")
-    (project / "helper.py").touch()
-    done = call("run", "pipe.py:replicas", "--tracker-base", "base")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the code of the image") == 2
-
-
-def test_a_changed_archive_starts_nothing(project: Path, call: Call) -> None:
-    """Whoever can write to the tracker base cannot change the code of a stage unnoticed, also if it may fail."""
-    assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
-    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
-    archive.write_bytes(archive.read_bytes().replace(b"VALUE = 5", b"VALUE = 6"))
-    done = call("run", "pipe.py:risky", "--tracker-base", "base", "-p", f"workspace={archive}")
-    assert done.returncode == 1
-    assert "exit code 125" in done.stderr
-    assert f"risky | torchx-kfp: the workspace {archive} cannot be used: ValueError('it was changed" in done.stderr
-    assert "started in" not in done.stderr
-    # The same folder again: the archive is whole again only if its size tells; the digest still protects the stages.
-    archive.write_bytes(b"short")
-    done = call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code")
-    assert (done.returncode, "stored." in done.stderr) == (0, True), done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
