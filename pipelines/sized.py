@@ -11,14 +11,17 @@ An accelerator's count must have the type str: KFP silently drops counts of othe
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from components.sizing.component import IMAGE, size
+from components.sizing.size import size
 from torchx_kfp import Stages
+
+#: An image that has torchx-kfp, and this repository as its working directory.
+IMAGE = "torchx-kfp-examples:1"
 
 
 @dsl.pipeline(name="sized", description="A stage of the size that another one decides")
 def sized(tracker_base: str, rows: int = 1000, columns: int = 64, image: str = IMAGE, workspace: str = ""):
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
-    decided = stages.task(size(rows, columns, image), results={"memory": str, "cpu": str, "gpus": str, "image": str})
+    decided = stages.python(size, image=image, rows=rows, columns=columns, training=image)
     code = "import sys; print('Training with', *sys.argv[1:])"
     chosen, memory = decided.outputs["image"], decided.outputs["memory"]
     role = Role("fit", image=f"{chosen}", entrypoint="python", args=["-c", code, f"{memory}"])

@@ -36,10 +36,6 @@ COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
             *("--epochs=8", "--budget=100"),
         ],
     ),
-    "sizing.component.size": (
-        ["--rows", "10", "--columns", "2"],
-        ["--rows=10", "--columns=2", "--image=registry.example/image:2"],
-    ),
     "echo.component.echo": (["--message", "hello"], ["echo", "hello"]),
 }
 #: The component that TorchX's dist.ddp makes, whose command is a line of a shell.

@@ -14,7 +14,7 @@ from torchx import specs
 
 from torchx_kfp.authoring.channels import contains_channel, parse
 from torchx_kfp.authoring.component_inputs import PYTHON_TYPES
-from torchx_kfp.authoring.references import Reference
+from torchx_kfp.authoring.references import Channel, Reference
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import call
@@ -28,8 +28,8 @@ def function_app(
     arguments: Mapping[str, object],
     options: Collection[str],
     *,
-    image: str,
-    env: Mapping[str, str] | None,
+    image: str | Channel,
+    env: Mapping[str, str | Channel] | None,
     resource: specs.Resource | None,
     reads: bool,
 ) -> specs.AppDef:

@@ -24,7 +24,7 @@ from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.program import parse_workspace
 from torchx_kfp.authoring.python import function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
-from torchx_kfp.authoring.references import Reference, parameter
+from torchx_kfp.authoring.references import Channel, Reference, parameter
 from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.signatures import shows
 from torchx_kfp.common.text import did_you_mean
@@ -121,8 +121,8 @@ class Stages(SharedOptions):
         function: Callable[..., Any],
         /,
         *,
-        image: str,
-        env: Mapping[str, str] | None = None,
+        image: str | Channel,
+        env: Mapping[str, str | Channel] | None = None,
         resource: specs.Resource | None = None,
         **options_and_arguments: Any,
     ) -> dsl.PipelineTask:
@@ -142,7 +142,7 @@ class Stages(SharedOptions):
 
         Args:
             function: a function at the top level of a module.
-            image: the image, with python and torchx-kfp.
+            image: the image, with python and torchx-kfp; it may be a channel.
             env: the variables of its process. Values may be channels.
             resource: what its pod asks for.
             options_and_arguments: the options of ``task``, and arguments of the function by name: constants, channels,
