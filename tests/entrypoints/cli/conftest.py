@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.cli.ready import PROGRAM, Ready
+from tests.entrypoints.cli.ready import PROGRAM, Ready, Started
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.execution.host.run import DEFAULT_POLICY
 
@@ -119,21 +118,9 @@ def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
 
 
 @pytest.fixture
-def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
+def start(project: Path, ready_program: Ready) -> Callable[..., Started]:
     """The command line as a process that keeps running."""
-
-    def run(*words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [PROGRAM, *words],
-            cwd=project,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # The shell that runs the tests may ignore Ctrl-C for background processes.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-
-    return run
+    return lambda *words: ready_program.start(words, project, os.environ)
 
 
 @pytest.fixture

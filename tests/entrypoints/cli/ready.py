@@ -113,6 +113,10 @@ class Started:
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
 
+    def poll(self) -> int | None:
+        """Return the exit code; None if it has not ended."""
+        return self._process.poll()
+
     def wait(self) -> int:
         """Return the exit code."""
         return self._process.wait()

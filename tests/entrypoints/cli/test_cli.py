@@ -14,6 +14,8 @@ import pytest
 import torchx_kfp
 from tests.documents import documents
 from tests.entrypoints.cli.conftest import PROGRAM, Call
+from tests.entrypoints.cli.ready import Started
+from tests.execution.host.calling import wait_until
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -235,18 +237,15 @@ def test_a_stage_that_fails(call: Call) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_ends_the_run(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_ctrl_c_ends_the_run(start: Callable[..., Started]) -> None:
     with start("run", "pipelines.py:sleeps") as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "asleep" in line:
-                break
+        wait_until(lambda: "asleep" in process.stderr)
         process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-        assert process.wait(timeout=60) == 130
-    assert "was ended by SIGINT" in rest
-    assert rest.endswith("Interrupted.\n")
-    assert "Traceback" not in rest
+        assert process.wait() == 130
+        said = process.stderr
+    assert "was ended by SIGINT" in said
+    assert said.endswith("Interrupted.\n")
+    assert "Traceback" not in said
 
 
 def test_an_imported_pipeline_is_not_the_files_own(call: Call, project: Path) -> None:

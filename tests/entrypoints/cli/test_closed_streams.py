@@ -15,7 +15,8 @@ import pytest
 from kfp import compiler
 
 from tests.entrypoints.cli.conftest import PIPELINE, Call
-from tests.entrypoints.cli.ready import PROGRAM
+from tests.entrypoints.cli.ready import PROGRAM, Started
+from tests.execution.host.calling import wait_until
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: The exit codes of commands, by their words.
@@ -100,15 +101,13 @@ def test_a_run_goes_on_and_says_the_rest_to_those_who_read(project: Path) -> Non
     assert len(FsspecResultTracker(project / "base").keys()) == 3
 
 
-def test_what_never_ends_stops_without_a_reader(project: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_what_never_ends_stops_without_a_reader(project: Path, start: Callable[..., Started]) -> None:
     with start("run", "sleeps.yaml") as process:
-        assert process.stderr is not None
-        while "asleep" not in process.stderr.readline():
-            pass
+        wait_until(lambda: "asleep" in process.stderr)
         assert closed(("logs", "latest", "--follow"), project, {"stdout"}).returncode == 0
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        process.stderr.read()
+        process.wait()
 
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-"])

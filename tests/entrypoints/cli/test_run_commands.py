@@ -17,6 +17,7 @@ from kfp import dsl
 from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.conftest import Call
+from tests.entrypoints.cli.ready import Started
 from tests.execution.local.components import shell
 from tests.execution.report.runs import append_events, write_events
 from tests.transcripts import given
@@ -33,7 +34,7 @@ from torchx_kfp.local import (
     run,
 )
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., Started]
 
 
 @pytest.fixture
@@ -131,13 +132,12 @@ def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
         RunStarted("p", "run-1", folder, resumed=True),
     ]
     with running(project, "run-1", *events), start("logs", "run-1/a", "--follow") as follower:
-        assert follower.stdout is not None
         assert follower.stdout.readline() == "before\n"
         append_events(folder, [StageStarted("a", "a_2", 2, "a", logs[1])])
         assert follower.stdout.readline() == "again\n"
         assert follower.poll() is None
         append_events(folder, [StageFinished(StageResult("a", "a", State.SUCCEEDED))])
-        assert follower.wait(timeout=60) == 0
+        assert follower.wait() == 0
 
 
 WAITING = """\
@@ -156,7 +156,7 @@ def waiting():
 
 
 @pytest.fixture
-def waiting(project: Path, start: Start) -> Iterator[subprocess.Popen[str]]:
+def waiting(project: Path, start: Start) -> Iterator[Started]:
     """A run that has begun. Its second stage waits for a file ``go``, is retried, and then runs for long."""
     (project / "waiting.py").write_text(WAITING)
     with start("run", "waiting.py", "-q") as process:
@@ -167,38 +167,36 @@ def waiting(project: Path, start: Start) -> Iterator[subprocess.Popen[str]]:
             time.sleep(0.05)
         yield process
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.wait()
 
 
 @pytest.mark.timeout(90)
-def test_following_and_canceling(project: Path, start: Start, call: Call, waiting: subprocess.Popen[str]) -> None:
+def test_following_and_canceling(project: Path, start: Start, call: Call, waiting: Started) -> None:
     [name] = [path.name for path in (project / "local_outputs").glob("waiting-*")]
-    everything = start("logs", name, "-f")
-    second = start("logs", f"{name}/shell-2", "--follow")
-    first = start("logs", f"{name}/shell", "--follow")
-    assert everything.stdout is not None
-    assert second.stdout is not None
-    assert everything.stdout.readline() == "shell | before\n"
-    (project / "go").touch()
-    assert first.communicate(timeout=60) == ("before\n", "")
-    assert first.returncode == 0
-    # If the command was ready before the stage started, it has waited, and shows both attempts.
-    assert {*iter(second.stdout.readline, "shell-2_2\n")} <= {"shell-2_1\n"}
-    assert everything.stdout.readline() == "shell-2 | shell-2_1\n"
-    second.send_signal(signal.SIGINT)
-    assert second.communicate(timeout=60)[1] == "Interrupted.\n"
-    assert second.returncode == 130
+    followed = (name, f"{name}/shell-2", f"{name}/shell")
+    with contextlib.ExitStack() as stack:
+        everything, second, first = (stack.enter_context(start("logs", each, "--follow")) for each in followed)
+        assert everything.stdout.readline() == "shell | before\n"
+        (project / "go").touch()
+        assert first.communicate() == ("before\n", "")
+        assert first.returncode == 0
+        # If the command was ready before the stage started, it has waited, and shows both attempts.
+        assert {*iter(second.stdout.readline, "shell-2_2\n")} <= {"shell-2_1\n"}
+        assert everything.stdout.readline() == "shell-2 | shell-2_1\n"
+        second.send_signal(signal.SIGINT)
+        assert second.communicate()[1] == "Interrupted.\n"
+        assert second.returncode == 130
 
-    done = call("cancel", "waiting")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert re.fullmatch(
-        r"Canceling (waiting-\S+): waiting for shell-2, for up to 10 s\.\nThe run \1 is canceled\.\n", done.stderr
-    )
-    assert waiting.wait(timeout=60) == 128 + signal.SIGTERM
-    # The commands with --follow notice it, and have not missed anything.
-    assert everything.stdout.read() == "shell-2 | shell-2_2\n"
-    assert everything.communicate(timeout=60) == ("", "")
-    assert everything.returncode == 0
+        done = call("cancel", "waiting")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert re.fullmatch(
+            r"Canceling (waiting-\S+): waiting for shell-2, for up to 10 s\.\nThe run \1 is canceled\.\n", done.stderr
+        )
+        assert waiting.wait() == 128 + signal.SIGTERM
+        # The commands with --follow notice it, and have not missed anything.
+        assert everything.stdout.read() == "shell-2 | shell-2_2\n"
+        assert everything.communicate() == ("", "")
+        assert everything.returncode == 0
     (found,) = json.loads(call("runs", "--json").stdout)
     assert (found["state"], found["done"], found["failed"]) == ("canceled", 1, 0)
     done = call("cancel", "waiting")
