@@ -67,14 +67,14 @@ def left(client: docker.DockerClient) -> list[object]:
 
 def test_a_container_is_attached(docker_client: docker.DockerClient, folder: Path, ready_program: Ready) -> None:
     words = ("replay", "latest/ask", "--docker")
-    terminal = Terminal(folder, 100, 40, *words, ready=ready_program)
+    terminal = Terminal(ready_program, folder, 100, 40, *words)
     terminal.wait_for("in the image", "number?")
     assert b"\033[31mred" in terminal.written
     terminal.send(b"7\r")
     assert terminal.end() == 7
     assert "n 7 (was 0)" in terminal.shown
     # Ctrl-C reaches the application, which ends by the signal.
-    terminal = Terminal(folder, 100, 40, *words, ready=ready_program)
+    terminal = Terminal(ready_program, folder, 100, 40, *words)
     terminal.wait_for("number?")
     terminal.send(b"\x03")
     assert terminal.end() == 130

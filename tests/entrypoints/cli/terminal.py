@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import pty
 import select
-import signal
-import socket
 import struct
 import termios
 import time
@@ -16,40 +13,26 @@ from pathlib import Path
 
 import pyte
 
-from tests.entrypoints.cli.ready import PROGRAM, Ready
+from tests.entrypoints.cli.ready import Forked, Ready
 
 #: Seconds after which a test gives up.
 PATIENCE = 60
 
 
 class Terminal:
-    """A terminal with the program in it, emulated by pyte. With ``ready``, the program need not import anything."""
+    """A terminal with the program in it, emulated by pyte."""
 
-    def __init__(
-        self, folder: Path, columns: int, lines: int, *words: str, ready: Ready | None = None, **environ: str
-    ) -> None:
+    def __init__(self, ready: Ready, folder: Path, columns: int, lines: int, *words: str, **environ: str) -> None:
         self.screen = pyte.HistoryScreen(columns, lines, history=1000)
         self.written = b""
         self._stream = pyte.ByteStream(self.screen)
         self._stream.feed(b"before\r\n")
         hidden = ("COLUMNS", "LINES", "NO_COLOR", "TERM", "PYTHONIOENCODING")
         variables = {name: value for name, value in os.environ.items() if name not in hidden}
-        self._connection: socket.socket | None = None
-        if ready is not None:
-            self.terminal, theirs = pty.openpty()
-            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-            environ = {**variables, "TERM": "xterm", **environ}
-            self.pid, self._connection = ready.fork(words, folder, environ, [theirs] * 3)
-            os.close(theirs)
-            return
-        self.pid, self.terminal = pty.fork()
-        if self.pid == 0:
-            with contextlib.suppress(BaseException):
-                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                os.chdir(folder)
-                os.execve(PROGRAM, [PROGRAM, *words], {**variables, "TERM": "xterm", **environ})
-            os._exit(127)
+        self.terminal, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.process = Forked(*ready.fork(words, folder, {**variables, "TERM": "xterm", **environ}, [theirs] * 3))
+        os.close(theirs)
 
     @property
     def shown(self) -> str:
@@ -72,10 +55,7 @@ class Terminal:
         while self._read():
             pass
         os.close(self.terminal)
-        if self._connection is not None:
-            with self._connection:
-                return os.waitstatus_to_exitcode(int(self._connection.recv(100)))
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.process.wait()
 
     def _read(self) -> bool:
         if not select.select([self.terminal], [], [], 0.2)[0]:

@@ -353,9 +353,7 @@ def test_without_a_terminal_ctrl_c_reaches_all_processes_of_the_stage(tmp_path: 
 def test_a_replay_is_attached_to_the_terminal(here: Here, ready_program: Ready, tmp_path: Path):
     """Colours, prompts, the debugger and Ctrl-C work, and the exit code is the application's."""
     (tmp_path / "app.py").write_text(DEBUGGED)
-    terminal = Terminal(
-        here.folder, 100, 40, "replay", "latest/first", "--workspace", str(tmp_path), ready=ready_program
-    )
+    terminal = Terminal(ready_program, here.folder, 100, 40, "replay", "latest/first", "--workspace", str(tmp_path))
     terminal.wait_for("red", "name?")
     assert b"\033[31mred" in terminal.written
     terminal.send(b"Ada\n")
@@ -372,7 +370,7 @@ def test_a_replay_is_attached_to_the_terminal(here: Here, ready_program: Ready, 
 
 def test_a_shell_has_everything_set_up(here: Here, ready_program: Ready):
     environ = {"SHELL": "/bin/sh", "PS1": "ready> "}
-    terminal = Terminal(here.folder, 100, 40, "replay", "latest/train[0]", "--shell", ready=ready_program, **environ)
+    terminal = Terminal(ready_program, here.folder, 100, 40, "replay", "latest/train[0]", "--shell", **environ)
     terminal.wait_for("sh $TORCHX_KFP_REPLAY", "ready>")
     terminal.send(b'echo "id=$TORCHX_JOB_ID" "$PWD"; sh "$TORCHX_KFP_REPLAY"; echo code $?\n')
     terminal.wait_for("ran ['a']", "code 7", "id=replay-kinds")

@@ -1,10 +1,8 @@
 """Watching a run: in a terminal, as lines and as JSON, with the program as a user calls it."""
 
-import contextlib
 import fcntl
 import json
 import math
-import os
 import re
 import signal
 import struct
@@ -18,6 +16,7 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.entrypoints.cli.conftest import PROGRAM, Call
+from tests.entrypoints.cli.ready import Ready
 from tests.entrypoints.cli.terminal import PATIENCE, Terminal
 from tests.execution.local.components import python, shell
 from tests.execution.report.runs import write_events
@@ -62,20 +61,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(folder: Path) -> Iterator[Callable[..., Terminal]]:
+def start(folder: Path, ready_program: Ready) -> Iterator[Callable[..., Terminal]]:
     started: list[Terminal] = []
     (folder / "go").unlink(missing_ok=True)
 
     def function(columns: int, lines: int, *words: str, **environ: str) -> Terminal:
-        started.append(Terminal(folder, columns, lines, *words, **environ))
+        started.append(Terminal(ready_program, folder, columns, lines, *words, **environ))
         return started[-1]
 
     yield function
     for terminal in started:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            if os.waitpid(terminal.pid, os.WNOHANG)[0] == 0:
-                os.kill(terminal.pid, signal.SIGKILL)
-                os.waitpid(terminal.pid, 0)
+        if terminal.process.poll() is None:
+            terminal.process.send_signal(signal.SIGKILL)
+            terminal.process.wait()
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(100, 30), (40, 10)])

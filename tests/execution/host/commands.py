@@ -120,11 +120,11 @@ class Program:
         """Start a command in a terminal."""
         hidden = {name: "" for name in os.environ if name.startswith(OF_HOSTS)}
         return Terminal(
+            self.ready,
             self.folder,
             columns,
             40,
             *words,
-            ready=self.ready,
             **{**hidden, "HOME": str(self.folder / "home"), **environ},
         )
 
