@@ -78,13 +78,13 @@ def test_a_link_needs_no_request() -> None:
 
 
 @pytest.mark.versions
-def test_using_a_host_prints_and_warns_nothing(server: Scripted) -> None:
-    """In a process of its own, where nothing is set up for logging or warnings, and requests are repeated."""
-    server.script = in_turn(CLOSE, Reply("", 503), Reply("", 429), Reply({"ok": True}))
+def test_using_a_host_prints_and_warns_nothing(with_tls: Scripted) -> None:
+    """In a new process, without logging; requests are repeated, and the user wants no check of the certificate."""
+    with_tls.script = in_turn(CLOSE, Reply("", 503), Reply("", 429), Reply({"ok": True}))
     program = (
         "from torchx_kfp.execution.host.connection import Connection, Patience\n"
         "from torchx_kfp.execution.host.settings import Settings\n"
-        f"settings = Settings(host={server.url!r}, verify_ssl=False)\n"
+        f"settings = Settings(host={with_tls.url!r}, verify_ssl=False)\n"
         f"assert Connection(settings, Patience(wait=0.01)).get({RUNS!r}) == {{'ok': True}}\n"
         "import logging; assert not logging.getLogger().handlers\n"
     )
