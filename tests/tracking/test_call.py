@@ -116,7 +116,7 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
         (["-m", "functions", "add"], {"trian": "p1/train/e1"}, ["needs 'left'", "trian has recorded loss, rate"]),
         (["-m", "functions", "only"], {"a": "p1/train/e1", "b": "p1/trial/e0"}, ["several stages recorded: a, b"]),
         (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["p1/prepare/e1"]),
-        (["-m", "functions", "bad"], {}, ["'x'", "built-in function print"]),
+        (["-m", "functions", "bad"], {}, ["what bad() returned cannot be recorded", "'x'", "built-in function print"]),
         (["-m", "functions", "fails"], {}, ["RuntimeError: of the function"]),
         (["-m", "broken", "add"], {}, ["No module named 'missing_package'"]),
     ],

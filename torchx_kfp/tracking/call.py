@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
-from torchx_kfp.errors import MissingResultsError, NotInStageError
+from torchx_kfp.errors import MissingResultsError, NotInStageError, ResultRefusedError
 from torchx_kfp.tracking.run import FanIn, Run, current_run
 
 #: What arguments can be.
@@ -211,7 +211,11 @@ def main(words: Sequence[str]) -> None:
         values = arguments(function, words[3:], run)
     except CallError as error:
         sys.exit(f"torchx-kfp: {error}")
-    record(words[2], function(**values), run)
+    returned = function(**values)
+    try:
+        record(words[2], returned, run)
+    except ResultRefusedError as error:
+        sys.exit(f"torchx-kfp: what {words[2]}() returned cannot be recorded. {error}")
 
 
 if __name__ == "__main__":
