@@ -50,11 +50,6 @@ def from_an_output() -> str:
     return read(data=dsl.importer(artifact_uri=uri.output, artifact_class=dsl.Dataset).output).output
 
 
-@dsl.container_component
-def uri_in_a_command(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
-    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'printf %s "$0" > "$1"', data.uri, out])
-
-
 @case(
     missing="a bucket of Google's",
     stages={"write[0]": {"out": "gs://bucket/a"}, "describe[1]": {"Output": "gs://bucket/b [] Dataset"}},

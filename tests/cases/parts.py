@@ -36,11 +36,6 @@ def echo(text: str) -> str:
 
 
 @component
-def coin(side: str = "heads") -> str:
-    return side
-
-
-@component
 def fail(message: str) -> str:
     raise RuntimeError(message)
 

@@ -15,7 +15,6 @@ from typing import Any
 from torchx_kfp.local import RunResult
 
 _RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
-BACKEND: str = _RECORDED["backend"]
 CASES: dict[str, dict[str, Any]] = _RECORDED["cases"]
 
 

@@ -10,7 +10,6 @@ from typing import NoReturn
 import pytest
 
 from tests.kubernetes.control_plane import BUILT, ControlPlane, find_jobset, find_programs, shared
-from tests.kubernetes.faults import FaultyServer
 from tests.kubernetes.kubelet import Kubelet, why_it_cannot_run
 from tests.kubernetes.namespaces import Namespace, new_namespace
 from tests.kubernetes.volcano import Volcano
@@ -76,10 +75,3 @@ def volcano(namespace: Namespace, kubelet: Kubelet) -> Iterator[Volcano]:
         yield controller
     finally:
         controller.end()
-
-
-@pytest.fixture
-def faulty(cluster: ControlPlane) -> Iterator[FaultyServer]:
-    """A server in front of the API server, which makes requests fail."""
-    with FaultyServer(cluster) as server:
-        yield server

@@ -325,8 +325,6 @@ NOTE = "echo $$ >>$TORCHX_REPLICA_ID; "
 WAITS = "exec sleep 300"
 #: Replica 1 fails when both have been started as often.
 FAILS = f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ $(wc -l <0) = $(wc -l <1) ]; do sleep 0.05; done; exit 6"
-#: Replica 1 fails whenever it is started, once the other one has been.
-FAILS_OFTEN = f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ -s 0 ]; do sleep 0.05; done; exit 6"
 AGAIN = "starting all replicas again ({} of {})"
 ONE = "starting it again ({} of 2)"
 NUMBER = "echo of $TORCHX_NUM_REPLICAS"

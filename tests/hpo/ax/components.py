@@ -46,11 +46,3 @@ def quadratic(x: int, scale: float = 1.0, volume: str = "") -> specs.AppDef:
 
 def slow(x: int) -> specs.AppDef:
     return _app(SLOW)
-
-
-def needs_more(x: int, data: str, **others: str) -> specs.AppDef:
-    return _app("", x, data, others)
-
-
-def no_app(x: int) -> str:
-    return "an app"
