@@ -1,6 +1,6 @@
 """Stages in containers, without an engine: what is rejected before one is asked, and how one is looked for."""
 
-import socket
+import os
 
 import pytest
 from kfp import compiler, dsl
@@ -29,6 +29,17 @@ def no_command():
     return dsl.ContainerSpec(image="image")
 
 
+@pytest.fixture(autouse=True)
+def no_engine(tmp_path, monkeypatch):
+    """Programs to which no engine answers."""
+    (tmp_path / "bin").mkdir()
+    for name in ("docker", "podman"):
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\necho Error: no engine for {name}. >&2\nexit 1\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -40,13 +51,12 @@ def no_command():
         "--docker -- outer.yaml",
     ],
 )
-def test_the_option_takes_a_stage_and_leaves_the_file(words, call, tmp_path, monkeypatch):
+def test_the_option_takes_a_stage_and_leaves_the_file(words, call, tmp_path):
     """An engine is asked for before anything is started."""
     compiler.Compiler().compile(outer, str(tmp_path / "outer.yaml"))
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     done = call("run", "--output-dir", "runs", *words.split())
     assert done.returncode == 1
-    assert f"none answers. Tried:\n- unix://{tmp_path}/no.sock: No such file or directory\n" in done.stderr
+    assert "Tried:\n- docker: no engine for docker\n- podman: no engine for podman\n" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -57,21 +67,20 @@ def test_a_word_behind_the_end_of_options_is_not_one(call, tmp_path):
 
 
 @pytest.mark.lowest
-def test_a_socket_that_nobody_listens_at(tmp_path, monkeypatch):
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "dead.sock"))
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/dead.sock")
-    with pytest.raises(ContainerEngineError, match=r"dead\.sock: Connection refused"):
+def test_a_machine_without_the_programs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ContainerEngineError, match=says("docker: there is no such program", "podman: there is no", "install Podman")
+    ):
         run(outer, docker=True, output_dir=tmp_path / "runs")
 
 
-def test_a_stage_in_a_container_needs_no_command(tmp_path, monkeypatch):
+def test_a_stage_in_a_container_needs_no_command():
     @dsl.pipeline
     def pipeline():
         no_command()
         write(x="a")
 
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     for docker in (False, ["write"]):
         with pytest.raises(UnsupportedPipelineError, match=says("--docker", "'pipeline'", "'no-command'", "'image'")):
             run(pipeline, docker=docker)
@@ -95,3 +104,24 @@ def test_a_wrong_option_of_containers_is_refused(options, facts, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ArgumentError, match=says(*facts)):
         run(outer, **{"docker": True, **options})
+
+
+def test_no_variable_of_a_pipeline_changes_the_engines_program(tmp_path):
+    """Podman would take ``HOME_*`` for all variables of this machine that begin like it."""
+    program = tmp_path / "bin" / "docker"
+    answers = (
+        """info) echo '{"NCPU": 1}' ;; image) echo '[{}]' ;; create) printf '%s\\n' "$@" >"${0%/*}/words"; exit 1 ;;"""
+    )
+    program.write_text(f'#!/bin/sh\ncase "$1" in {answers} esac\n')
+    risky = ["HOME_*", "*", "SSH_ASKPASS", "LD_PRELOAD", "DOCKER_HOST", "_CONTAINERS_ROOTLESS_UID", "http_proxy"]
+
+    @dsl.pipeline
+    def pipeline():
+        task = write(x="a")
+        for name in [*risky, "PLAIN"]:
+            task.set_env_variable(name, "v")
+
+    assert run(pipeline, docker=True, output_dir=tmp_path / "runs").state == "failed"
+    words = (program.parent / "words").read_text().splitlines()
+    assert {f"--env={name}=v" for name in risky} | {"--env=PLAIN"} <= set(words)
+    assert not {"--env=HOME_*", "--env=*", "--env=PLAIN=v"} & set(words)

@@ -30,13 +30,16 @@ STAGE_LABEL = "torchx-kfp.stage"
 _MEGABYTE = 10**6
 # Engines do not create containers with less. On KFP, a stage with less memory would not start, either.
 _LEAST_MEMORY = 6 * 1024**2
-# Variables that change what the engine's program does, so that it is given their values as words.
+# Variables that change what the engine's program does, so that it is given their values as words. Those of SSH are for
+# the ssh that Docker starts for an address ssh://, and could name another program of this machine.
 _OF_PROGRAM = re.compile(
     r"DOCKER_(HOST|CONTEXT|CONFIG|TLS\w*|CERT_PATH|API_VERSION|CONTENT_TRUST\w*|DEFAULT_PLATFORM|CUSTOM_HEADERS|CLI\w*)"
-    r"|CONTAINERS?_(HOST|CONNECTION|SSHKEY|CONF\w*|STORAGE\w*|REGISTRIES\w*)|(PODMAN|BUILDAH|XDG|LD)_\w+"
+    r"|CONTAINERS?_(HOST|CONNECTION|SSHKEY|CONF\w*|STORAGE\w*|REGISTRIES\w*)|(PODMAN|BUILDAH|XDG|LD|SSH|_CONTAINERS)_\w+"
     r"|GO(DEBUG|GC|MAXPROCS|TRACEBACK|MEMLIMIT)|SSL_CERT_\w+|STORAGE_\w+|PATH|HOME|TMPDIR|(http|https|no|all)_proxy",
     re.IGNORECASE,
 )
+# Podman takes a name that ends with a star for all variables of this machine that begin like it.
+_NAME = re.compile(r"[\w.-]+")
 # Seconds for which a container that is about to start is asked to end.
 _ENDING = 10.0
 
@@ -229,7 +232,7 @@ class ContainerStage:
         values, environ = self._attempt.environ, dict(os.environ)
         variables = []
         for name, value in values.items():
-            if _OF_PROGRAM.fullmatch(name):
+            if _OF_PROGRAM.fullmatch(name) or not _NAME.fullmatch(name):
                 variables.append(f"--env={name}={value}")
             else:
                 # The value of a secret is no word, which other users of this machine could see.
