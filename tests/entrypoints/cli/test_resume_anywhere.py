@@ -123,17 +123,6 @@ def handed(folder: str):
     data = save(folder=folder).outputs["data"]
     load(tag="again", folder=folder, data=data).after(load(tag="first", folder=folder, data=data))
 '''
-SLEEPS = """
-from kfp import dsl
-
-@dsl.container_component
-def nap():
-    return dsl.ContainerSpec(image="busybox", command=["sleep", "300"])
-
-@dsl.pipeline(name="sleeps")
-def sleeps():
-    nap()
-"""
 #: The stages that run again after `train` has failed.
 AGAIN = ["last", "train"]
 FIRST = ["both", "both", "branch", "name", "prepare", "train", "try", "try"]
@@ -313,17 +302,6 @@ def test_why_an_importer_has_failed(place: Place) -> None:
     assert "importer failed in KFP's launcher: No title specified." in done.stderr
     log = place.call("logs", f"{done.stdout.split()[0]}/importer", "--host", place.host)
     assert "] No title specified\ngoroutine 1" in log.stdout
-
-
-def test_a_run_that_is_not_over(place: Place) -> None:
-    (place.folder / "sleeps_on_host.py").write_text(SLEEPS)
-    started = place.call("submit", "sleeps_on_host.py", "--host", place.host, "--quiet")
-    run_id = started.stdout.split()[0]
-    refused = place.call("submit", "sleeps_on_host.py", "--resume", run_id, "--host", place.host)
-    assert refused.returncode == 2
-    assert f"torchx-kfp watch {run_id}" in refused.stderr
-    assert f"torchx-kfp cancel {run_id}" in refused.stderr
-    assert place.call("cancel", run_id, "--host", place.host).returncode == 0
 
 
 def test_stages_that_kfp_took_from_its_cache(project: Path, inside: Call) -> None:
