@@ -91,6 +91,18 @@ def test_events_cannot_name_other_files(cached_from: str, secret: Path, tmp_path
     assert secret.read_text() == SECRET
 
 
+def test_a_report_reads_no_pipeline_elsewhere(good: Path, tmp_path: Path) -> None:
+    folder, elsewhere = shutil.copytree(good, tmp_path / "mine"), tmp_path / "elsewhere.yaml"
+    pipeline = folder / "pipeline.yaml"
+    invoke("report", str(folder), "-o", str(tmp_path / "whole.html"))
+    elsewhere.write_text(pipeline.read_text())
+    pipeline.unlink()
+    pipeline.symlink_to(elsewhere)
+    invoke("report", str(folder), "-o", str(tmp_path / "page.html"))
+    pages = [(tmp_path / name).read_text() for name in ("whole.html", "page.html")]
+    assert ['id="graph"' in page for page in pages] == [True, False]
+
+
 @pytest.mark.timeout(120)
 def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

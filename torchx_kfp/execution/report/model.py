@@ -19,7 +19,7 @@ from typing import Any
 
 from torchx_kfp.contract.inputs import ADDED, INNER, READS, identifier, is_stage_input
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
-from torchx_kfp.execution.pipeline.load import load_pipeline
+from torchx_kfp.execution.pipeline.load import load_recorded
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk
 from torchx_kfp.execution.runs.events import RunFinished
@@ -158,7 +158,7 @@ def read_model(folder: Path, now: float | None = None) -> RunView:
     Raises:
         ArgumentError: the folder is not that of a run, or the run has no event yet.
     """
-    spec = _spec(lambda: load_pipeline(folder / PIPELINE_FILE))
+    spec = _spec(lambda: load_recorded(folder / PIPELINE_FILE, folder))
     return view(read_run(folder, outline(spec) if spec is not None else None), now)
 
 
