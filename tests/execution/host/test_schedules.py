@@ -92,12 +92,6 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     best = program("results", "--schedule", identity, "--where", "number > 1", "--json", "--sort", "-number")
     assert [key.partition("/")[0] for key in json.loads(best.stdout)] == [runs[3]["run_id"], runs[2]["run_id"]]
 
-    page = program("report", runs[3]["run_id"], "-o", "-").stdout
-    curve = page.partition('id="past"')[2].partition("</section>")[0]
-    assert re.search(says("<strong>number</strong> of count", "min 0", "max 3"), curve)
-    assert [curve.count(f"/#/runs/details/{run['run_id']}") for run in runs] == [1] * 4
-    assert "<strong>word</strong>" not in curve
-
     assert program("schedule", "pause", "hourly").stderr == f"The schedule 'hourly' ({identity}) is paused.\n"
     assert listed(program)["hourly"]["state"] == "paused"
     kfp_host.fire(_TIME + 4 * _HOUR)
@@ -191,7 +185,6 @@ def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program:
     assert all("parameters" not in run.get("runtime_config", {}) for run in runs)
     found = program("results", "--schedule", "named", "--json")
     assert len(json.loads(found.stdout)) == 2, found.stderr
-    assert 'id="past"' in program("report", runs[1]["run_id"], "-o", "-").stdout
 
 
 def test_old_versions_ignore_the_service_account(kfp_host: KfpHost, program: Program) -> None:

@@ -64,22 +64,12 @@ class StageView:
 
 
 @dataclass(frozen=True)
-class PastRun:
-    """A run of the same schedule: its time as its ``name``, its page in KFP's UI, and the results of its stages."""
-
-    name: str
-    link: str
-    results: Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
 class RunView:
     """A run as its record shows it at the time ``now``. Times are in seconds since the epoch.
 
     A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``sessions`` are
     the periods in which a runner worked on the run; each resume begins another one. ``unreadable`` are sentences about
-    damaged parts of the record, ``named`` the tracker bases that the user has named, and ``past`` the runs of its
-    schedule, this one included.
+    damaged parts of the record, and ``named`` the tracker bases that the user has named.
     """
 
     run_id: str
@@ -98,7 +88,6 @@ class RunView:
     spec: Pipeline | None = None
     unreadable: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
-    past: tuple[PastRun, ...] = ()
 
     @cached_property
     def tasks(self) -> Mapping[str, list[StageView]]:

@@ -232,8 +232,6 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
         "timeline": draw_timeline(run),
         "searches": [view_search(run, title, search, links, tracked) for title, search in searches],
         "figures": plots.draw_plots(others),
-        "past": plots.draw_past(run.past),
-        "pages": {past.name: past.link for past in run.past},
         "charts": draw_charts(others, tracked),
         "sections": sections(run, reads, links),
         "tracked": tracked,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchx_kfp.common.text import counted, shorten
 from torchx_kfp.execution.report.formats import as_number, number, text
-from torchx_kfp.execution.report.model import PastRun, StageView, Tracked
+from torchx_kfp.execution.report.model import StageView, Tracked
 from torchx_kfp.tracking.recorder import Curve, Point
 
 #: The position of each tick in pixels, and its label.
@@ -107,8 +107,6 @@ LEFT, TOP, RIGHT, BOTTOM = 58.0, 14.0, 14.0, 40.0
 MOST_SINGLE = 300
 #: How many results and parameters of a task are drawn.
 _MOST_RESULTS, _MOST_PARAMETERS = 8, 5
-#: What is counted on a horizontal axis.
-_COUNTS = ("iteration", "run")
 
 
 @dataclass(frozen=True)
@@ -168,26 +166,6 @@ def draw_plots(stages: Iterable[StageView]) -> list[Figure]:
     return figures
 
 
-def draw_past(runs: Sequence[PastRun]) -> list[Figure]:
-    """Draw the results of stages over the runs of a schedule."""
-    figures = []
-    for stage in dict.fromkeys(stage for run in runs for stage in run.results):
-        names = dict.fromkeys(name for run in runs for name in run.results.get(stage, ()))
-        for name in list(names)[:_MOST_RESULTS]:
-            values = [run.results.get(stage, {}).get(name) for run in runs]
-            numbers = [None if isinstance(value, str) else as_number(value) for value in values]
-            found = [
-                (number, run, value)
-                for number, (run, value) in enumerate(zip(runs, numbers, strict=True), 1)
-                if value is not None
-            ]
-            if len(found) > 1:
-                xs = [float(number) for number, _, _ in found]
-                points = [(run, value) for _, run, value in found]
-                figures.append(Figure(stage, name, [_plot(name, "run", xs, points, len(runs) - len(found))]))
-    return figures
-
-
 def _is_parameter(found: list[tuple[StageView, float]]) -> bool:
     """Return whether the stages recorded the values of one of their parameters, which is the axis of other plots."""
     inputs = [stage.result.inputs for stage, _ in found]
@@ -210,12 +188,10 @@ def _plots(name: str, found: list[tuple[StageView, float]], missing: int) -> lis
     return [*parameters, by_index] if len(parameters) == 1 else [by_index, *parameters]
 
 
-def _plot(
-    result: str, over: str, xs: list[float], found: Sequence[tuple[StageView | PastRun, float]], missing: int
-) -> Plot:
+def _plot(result: str, over: str, xs: list[float], found: Sequence[tuple[StageView, float]], missing: int) -> Plot:
     ys = [value for _, value in found]
     # A logarithmic axis makes no sense for iterations.
-    is_count = over in _COUNTS
+    is_count = over == "iteration"
     x_axis = Axis(xs, LEFT, WIDTH - RIGHT, log=False if is_count else None)
     y_axis = Axis(ys, HEIGHT - BOTTOM, TOP)
     places = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(xs, ys, strict=True)]
@@ -233,7 +209,7 @@ def _plot(
     low, high = min(found, key=lambda item: item[1]), max(found, key=lambda item: item[1])
     note = f"min {low[1]:.4g} ({low[0].name}) · max {high[1]:.4g} ({high[0].name})"
     if missing:
-        note += f" · {counted(missing, over if is_count else 'iteration')} without a finite number"
+        note += f" · {counted(missing, 'iteration')} without a finite number"
     return Plot(result, over, points, dots, line, x_axis.ticks(), y_axis.ticks(), note)
 
 

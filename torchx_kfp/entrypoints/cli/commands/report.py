@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.entrypoints.cli.display.printing import print_bytes, print_message, print_text
+from torchx_kfp.entrypoints.cli.display.printing import print_bytes, print_text
 from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import base_of, connect, find_source, named_bases, say_latest
-from torchx_kfp.entrypoints.cli.scheduling import at, keys_of_runs
-from torchx_kfp.entrypoints.cli.selection import open_recorder, parts
-from torchx_kfp.errors import ArgumentError, TorchxKfpError
+from torchx_kfp.entrypoints.cli.resolver import find_source, named_bases, say_latest
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.vocabulary import State
 
-if TYPE_CHECKING:
-    from torchx_kfp.execution.host.run import HostRun
-    from torchx_kfp.execution.report.model import PastRun
-    from torchx_kfp.execution.runs.source import RunRecord
-
-#: How many runs of a schedule are looked at.
-_MOST_RUNS = 60
 #: The longest part of a file's name that is made of the pipeline's.
 _LONGEST = 150
 
@@ -42,8 +32,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
     """Write RUN as one HTML page that opens offline.
 
     The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
-    loops and over the runs of the schedule that started it, and all parameters, results, artifacts and lineage. You can
-    also write it while the run is in progress.
+    loops, and all parameters, results, artifacts and lineage. You can also write it while the run is in progress.
     """
     from torchx_kfp.execution.pipeline.walk import safe_name
     from torchx_kfp.execution.report import read_model, render, view, write_report
@@ -58,11 +47,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
     else:
         record = source.read()
         source.fetch({name for name, end in record.run.ends.items() if end.state is State.FAILED})
-        past = _past_runs(source, record, flags)
-        read, name = (
-            dataclasses.replace(view(record), past=past),
-            f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html",
-        )
+        read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     bases = {stage.result.tracker_base for stage in read.stages if stage.result.tracker_base}
     read = dataclasses.replace(read, named=named_bases(bases, flags, ran_here=read.folder is not None))
     if output == "-":
@@ -75,28 +60,3 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
         raise ArgumentError(f"{name!r} is a symbolic link. Name another file for the report: -o report.html.")
     write_report(read, path)
     print_text(str(path))
-
-
-def _past_runs(source: HostRun, record: RunRecord, flags: Flags) -> tuple[PastRun, ...]:
-    """Return the newest runs of the schedule that has started a run, the oldest first, if one has."""
-    from torchx_kfp.execution.host.run_filter import RunFilter
-    from torchx_kfp.execution.report.model import PastRun
-
-    schedule = source.answer.get("recurring_run_id")
-    if not isinstance(schedule, str) or not schedule:
-        return ()
-    try:
-        recorder = open_recorder(base_of(record, flags))
-        runs = list(connect(flags).list(RunFilter(schedule_id=schedule), limit=_MOST_RUNS))
-        found = keys_of_runs(recorder, sorted(runs, key=lambda run: run.scheduled))
-        results = recorder.get_many(found)
-    except TorchxKfpError as error:
-        print_message(f"The results of the schedule's other runs are missing: {error}")
-        return ()
-    stages: dict[str, dict[str, dict[str, Any]]] = {}
-    for key, run in found.items():
-        # Of a loop's iterations, none stands for the run.
-        of_run, stage = stages.setdefault(run.run_id, {}), parts(key).get("stage", "")
-        of_run[stage] = {} if stage in of_run else dict(results.get(key, {}))
-    by_id = {run.run_id: run for run in found.values()}
-    return tuple(PastRun(at(by_id[run_id].scheduled), by_id[run_id].link, each) for run_id, each in stages.items())
