@@ -226,7 +226,7 @@ def test_a_long_curve_keeps_its_peaks_and_a_gap_is_a_gap(tmp_path: Path) -> None
     gap = [(0, 1.0), (1, 2.0), (2, math.nan), (3, 2.0), (4, 1.0), (5, math.inf), (6, 1.0)]
     page, [long, short] = curves(tmp_path, {"long": {"loss": [*enumerate(values)]}, "gap": {"loss": gap}})
     [line] = page.of("path.curve", long)
-    assert len(places(line)) <= 460
+    assert len(places(line)) <= 200
     [top] = [x for x, y in places(line) if y < TOP + 15]
     assert abs(top - (LEFT + 1234 / 5000 * (RIGHT - LEFT))) < 20
     note = shown(page.of("p.caption", long)[0])

@@ -216,7 +216,7 @@ def _plot(result: str, over: str, xs: list[float], found: Sequence[tuple[StageVi
 #: How many metrics of a task are drawn, and how many curves of a chart have a color and a name.
 MOST_METRICS, MOST_COLOURS = 12, 8
 #: The most points of a curve, the most points of a chart, and the least to which a curve is thinned.
-_POINTS, _ALL_POINTS, _FEWEST = 460, 8000, 24
+_POINTS, _ALL_POINTS, _FEWEST = 200, 8000, 24
 
 
 @dataclass(frozen=True)
