@@ -52,6 +52,10 @@ class Interrupted(Exception):
         self.number = number
 
 
+class _EvaluationEnded(BaseException):
+    """A signal has ended the evaluation of a condition; celpy turns exceptions of other kinds into values."""
+
+
 class _TimeIsOver(Exception):
     """The time limit of the run is over."""
 
@@ -128,7 +132,7 @@ class Scheduler:
         self._is_interrupted = True
         self._messages.put(number)
         if self._is_evaluating:
-            raise RuntimeError("the run was ended")
+            raise _EvaluationEnded
 
     def _next(self) -> Message | None:
         """Wait for the next message; return None when it is time for a retry, or to check for signals."""
@@ -282,6 +286,8 @@ class Scheduler:
             return is_true(condition, parameters_of(with_defaults(run.component, run.inputs)))
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
+        except _EvaluationEnded:
+            raise ValueError(f"has the condition {condition!r}, whose evaluation was ended with the run") from None
         finally:
             self._is_evaluating = False
 
