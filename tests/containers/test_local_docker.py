@@ -5,6 +5,7 @@
 import gc
 import io
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, OWN_IMAGE, REPOSITORY, host_mounts
+from tests.facts import says
 from tests.pipelines import regenerate
 from tests.watching import Heard
 from torchx_kfp import local, task_from_app
@@ -167,6 +169,15 @@ def test_variables_and_mounts_arrive_as_they_are_and_values_are_no_words(execute
     words = (tmp_path / "words").read_text()
     assert "--env=TOKEN\n" in words
     assert "of-a-secret" not in words
+
+
+def test_a_secret_with_a_name_that_the_program_reads_is_refused(execute):
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.use_secret_as_env(shell(script="echo"), "any", {"key": "DOCKER_HOST"})
+
+    reason = execute(pipeline, secrets={"any": {"key": "of-a-secret"}})["shell"].reason
+    assert re.search(says("itself would read the variable 'DOCKER_HOST'", "Name it differently", "as a file"), reason)
 
 
 def test_an_image_whose_name_looks_like_an_option(execute):

@@ -30,7 +30,7 @@ OTHERS = {
         *("--default-pip", "--disable-pip-version-check", "--extra-index-url", "--find-links", "--index-url"),
         *("--no-input", "--progress-bar", "--trusted-host"),
     },
-    "execution/local/executors/attached.py": {"--attach", "--interactive", "--tty"},
+    "execution/local/executors/attached.py": {"--attach", "--detach-keys", "--interactive", "--tty"},
     "execution/local/executors/container.py": {
         *(
             "--attach",

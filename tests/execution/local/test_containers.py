@@ -123,5 +123,5 @@ def test_no_variable_of_a_pipeline_changes_the_engines_program(tmp_path):
 
     assert run(pipeline, docker=True, output_dir=tmp_path / "runs").state == "failed"
     words = (program.parent / "words").read_text().splitlines()
-    assert {f"--env={name}=v" for name in risky} | {"--env=PLAIN"} <= set(words)
-    assert not {"--env=HOME_*", "--env=*", "--env=PLAIN=v"} & set(words)
+    assert {f"--env={name}=v" for name in risky} | {"--env=PLAIN=v"} <= set(words)
+    assert not {"--env=HOME_*", "--env=*", "--env=PLAIN"} & set(words)

@@ -108,11 +108,10 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         words = set_aside([*command, *args], S3_ENDPOINT)
         command, args = words[: len(command)], words[len(command) :]
     python = parse_command([*command, *args])
-    variables = {
-        **secret_variables(component.platform, context.given.environment(context.environ, in_container=in_container)),
-        **dict(container.env),
-        **given_values(component, context.given, run.dag.inputs),
-    }
+    given = given_values(component, context.given, run.dag.inputs)
+    own = secret_variables(component.platform, context.given.environment(context.environ, in_container=in_container))
+    variables = {**own, **dict(container.env), **given}
+    secrets = {*given, *(own.keys() - dict(container.env).keys())}
     if endpoints:
         variables = {name: value for name, value in variables.items() if not S3_ENDPOINT.fullmatch(name)}
     fields = field_values(component, context.run_id, pod_name, str(uuid.uuid4()))
@@ -139,6 +138,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         command=command,
         args=args,
         variables=variables,
+        secrets=secrets,
         environ=environ,
         copies=copies,
         named=_named(run, context),

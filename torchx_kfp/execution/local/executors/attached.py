@@ -89,7 +89,9 @@ class AttachedContainer(ContainerStage):
 
     def _begin(self) -> subprocess.Popen[bytes]:
         sys.stdout.flush()
-        return subprocess.Popen([self._engine.program, "start", "--attach", "--interactive", self._container])
+        # With the usual keys, Ctrl-P would wait for another one.
+        words = ["start", "--attach", "--interactive", "--detach-keys=ctrl-@,ctrl-^", self._container]
+        return subprocess.Popen([self._engine.program, *words])
 
     def _end_of(self, process: subprocess.Popen[bytes]) -> int:
         with ending_signals(lambda number: self._stop(signal.Signals(number))):

@@ -30,8 +30,8 @@ STAGE_LABEL = "torchx-kfp.stage"
 _MEGABYTE = 10**6
 # Engines do not create containers with less. On KFP, a stage with less memory would not start, either.
 _LEAST_MEMORY = 6 * 1024**2
-# Variables that change what the engine's program does, so that it is given their values as words. Those of SSH are for
-# the ssh that Docker starts for an address ssh://, and could name another program of this machine.
+# Variables that change what the engine's program does, which a secret must not. Those of SSH are for the ssh that
+# Docker starts for an address ssh://, and could name another program of this machine.
 _OF_PROGRAM = re.compile(
     r"DOCKER_(HOST|CONTEXT|CONFIG|TLS\w*|CERT_PATH|API_VERSION|CONTENT_TRUST\w*|DEFAULT_PLATFORM|CUSTOM_HEADERS|CLI\w*)"
     r"|CONTAINERS?_(HOST|CONNECTION|SSHKEY|CONF\w*|STORAGE\w*|REGISTRIES\w*)|(PODMAN|BUILDAH|XDG|LD|SSH|_CONTAINERS)_\w+"
@@ -229,22 +229,23 @@ class ContainerStage:
     def _create(self) -> str:
         """Create the container, and return its id."""
         command = self._words()
-        values, environ = self._attempt.environ, dict(os.environ)
-        variables = []
-        for name, value in values.items():
+        # The value of a secret is no word, which other users of this machine could see; all others are public.
+        values = self._attempt.environ
+        secrets = {name: values[name] for name in self._attempt.secrets if name in values}
+        for name in secrets:
             if _OF_PROGRAM.fullmatch(name) or not _NAME.fullmatch(name):
-                variables.append(f"--env={name}={value}")
-            else:
-                # The value of a secret is no word, which other users of this machine could see.
-                environ[name] = value
-                variables.append(f"--env={name}")
+                raise StartError(
+                    f"could not be started: {self._engine.program} itself would read the variable {name!r}, which the "
+                    "stage gets from a secret. Name it differently, or mount the secret as a file"
+                )
+        variables = [f"--env={name}" if name in secrets else f"--env={name}={value}" for name, value in values.items()]
         words = ["create", *self._options(), *variables]
         words += [f"--entrypoint={command[0]}"] if command else []
         words += ["--", self._attempt.image, *command[1:]]
         if not command:
             words += self._attempt.args
         try:
-            return self._engine.ask(*words, environ=environ).split()[-1]
+            return self._engine.ask(*words, environ={**os.environ, **secrets}).split()[-1]
         except EngineError as error:
             raise StartError(f"could not be started: the container engine says: {error}") from None
         except (OSError, ValueError) as error:

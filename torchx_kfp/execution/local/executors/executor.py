@@ -93,6 +93,8 @@ class AttemptPlan:
     args: Sequence[str]
     #: The variables that the pipeline sets, or the user sets for it.
     variables: Mapping[str, str]
+    #: The names of those that come from secrets and config maps: nobody else is to see their values.
+    secrets: Collection[str]
     #: All variables. A container's include variables of this machine only where the pipeline takes them from a secret
     #: or a config map.
     environ: Mapping[str, str]
