@@ -89,6 +89,9 @@ def test_events_cannot_name_other_files(cached_from: str, secret: Path, tmp_path
     (folder / "report.html").symlink_to(secret)
     assert "is a symbolic link" in invoke("report", str(folder))
     assert secret.read_text() == SECRET
+    (folder / "report.html").unlink()
+    os.mkfifo(folder / "report.html")
+    assert "or a special file" in invoke("report", str(folder))
 
 
 def test_a_report_reads_no_pipeline_elsewhere(good: Path, tmp_path: Path) -> None:
