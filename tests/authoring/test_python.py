@@ -3,6 +3,7 @@
 # No annotations from __future__: KFP reads the annotations of pipelines.
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,8 +159,30 @@ def test_a_declared_result_of_ones_own_replaces_those_of_the_annotation(module: 
 def test_a_stage_that_is_not_tracked_declares_nothing(module: Any) -> None:
     def pipeline(loss: float) -> None:
         assert not Stages().python(module.judge, image="i", loss=loss).outputs
+        assert not Stages(tracker_base="/data").python(module.judge, image="i", loss=loss, tracker_base=None).outputs
 
     compile_pipeline(pipeline)
+
+
+@pytest.mark.parametrize(("arguments", "imported"), [(["-m", "package.flow"], "package.flow"), (["flow.py"], "flow")])
+def test_a_function_of_the_program_itself_has_the_name_with_which_a_stage_imports_it(
+    tmp_path: Path, arguments: list[str], imported: str
+) -> None:
+    flow = """
+from kfp import dsl
+from torchx_kfp import Stages
+
+def fit(rate: float) -> None: ...
+
+@dsl.pipeline
+def pipeline(tracker_base: str):
+    print(Stages(tracker_base=tracker_base).python(fit, image="i", rate=0.1).inputs["stage"])
+"""
+    for file in ("package/flow.py", "flow.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(flow)
+    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"fit|torchx_kfp.tracking.call|{imported}|fit|rate=0.1"
 
 
 def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {}) -> Callable[[], object]:
@@ -191,6 +214,7 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
                 "settings of show() is dict",
                 "not JSON serializable",
             ),
+            (calling("show", lambda _: {"settings": {"a": [{1: 2}]}}), "settings of show() is dict", "{1: 2}", "keys"),
             (calling("untyped", lambda _: {"value": 1}), "value of untyped() has no type", "Annotate it with str"),
             (calling("cached", lambda _: {"cache": True}), "cached() has the parameter 'cache'", "Rename it."),
             (

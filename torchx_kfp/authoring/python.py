@@ -106,7 +106,9 @@ def _module_of(function: Any, name: str) -> str:
             f"{name}() is defined in a notebook or a console, which a stage cannot import. Write it into a file, such "
             f"as train.py, and import it: from train import {name}."
         )
-    return Path(file).stem
+    # ``python -m`` knows the whole name, ``python FILE`` only the file.
+    spec = getattr(found, "__spec__", None)
+    return Path(file).stem if spec is None else str(spec.name)
 
 
 def _text(function: str, name: str, value: object, kind: type | None) -> str:
@@ -122,6 +124,8 @@ def _text(function: str, name: str, value: object, kind: type | None) -> str:
         try:
             text = value if isinstance(value, str) else str(value) if kind is str else json.dumps(value)
             call.parse(text, kind)
+            if kind is not str and not _keys_are_text(value):
+                raise TypeError("keys that are not text would become text")
         except (TypeError, ValueError) as error:
             raise AppDefError(f"{where} is {kind.__name__}, but gets {value!r}: {error}.") from None
         return text
@@ -133,3 +137,10 @@ def _text(function: str, name: str, value: object, kind: type | None) -> str:
             f"{where} is {kind.__name__}, but gets a channel of type {given}: {value}. Change one of them."
         )
     return str(value)
+
+
+def _keys_are_text(value: object) -> bool:
+    """Tell whether JSON keeps the keys of all dicts in the value."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _keys_are_text(each) for key, each in value.items())
+    return not isinstance(value, list | tuple) or all(map(_keys_are_text, value))

@@ -160,7 +160,7 @@ class Stages(SharedOptions):
         reads = own.get("reads") is not None
         app = function_app(function, arguments, known, image=image, env=env, resource=resource, reads=reads)
         declared = returned_results(function)
-        if declared and (self.tracker_base is not None or "tracker_base" in own):
+        if declared and own.get("tracker_base", self.tracker_base) is not None:
             own = {"results": declared, **own}
         # The image has torchx-kfp, so the command need not carry a program of it.
         return self.task(app, **{"inline": False, **own})
