@@ -1,4 +1,4 @@
-"""Makes the pictures of these pages from real runs: ``make pictures``.
+"""Makes the pictures of the pages in ``docs`` from real runs: ``make pictures``.
 
 ``pictures/run.svg`` is a terminal while ``pipelines/digits.py`` runs, ``pictures/report.png`` the run's report in
 Chromium, and ``pictures/search.png`` what the report of the first pipeline in ``guides/search.md`` shows of its search.
@@ -31,11 +31,12 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 REPOSITORY = Path(__file__).parent.parent
-PICTURES = Path(__file__).parent / "pictures"
+DOCS = REPOSITORY / "docs"
+PICTURES = DOCS / "pictures"
 COLUMNS, ROWS = 100, 24
 COMMAND = ["torchx-kfp", "run", "pipelines/digits.py", "--tracker-base", "results", "--parallelism", "2"]
 #: A page with files, and how its search becomes one of more trials.
-SEARCH, ROUNDS, MORE = Path(__file__).parent / "guides" / "search.md", "rounds=2, trials=3", "rounds=4, trials=6"
+SEARCH, ROUNDS, MORE = DOCS / "guides" / "search.md", "rounds=2, trials=3", "rounds=4, trials=6"
 #: Background, foreground, and the eight colors.
 THEME = TerminalTheme(
     (27, 31, 40),
