@@ -2,7 +2,7 @@
 
 The applications in ``components/digits`` do not know MLflow: everything that they record with ``current_run()`` also
 goes to the trackers that the pipeline names. ``tracking_uri`` is MLflow's server; if it is empty, the variable
-``MLFLOW_TRACKING_URI`` names the server. ``docs/guides/mlflow.md`` shows how to run this pipeline.
+``MLFLOW_TRACKING_URI`` names the server. ``docs/guides/recording.md`` shows how to run this pipeline.
 """
 
 from kfp import dsl

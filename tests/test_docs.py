@@ -133,7 +133,7 @@ def test_pages_load_nothing_from_elsewhere(page: Path) -> None:
 
 
 def test_what_the_tutorial_declares_are_outputs_of_kfp(tmp_path: Path, ready_program: Ready) -> None:
-    pages.write_files(pages.REPOSITORY / "docs" / "start" / "conditions.md", tmp_path)
+    pages.write_files(pages.REPOSITORY / "docs" / "start" / "tutorial.md", tmp_path)
     printed = pages.run("torchx-kfp run gate.py --tracker-base results --json --quiet", tmp_path, ready_program)
     assert printed.code == 0, printed.stderr
     deploy, evaluated = finished_stages(printed.stdout)
@@ -197,7 +197,7 @@ def test_the_readme_is_short() -> None:
 
 def test_the_constants_that_torchxs_components_need() -> None:
     """The table names the constants that the error asks for."""
-    page = (pages.REPOSITORY / "docs" / "guides" / "components.md").read_text(encoding="utf-8")
+    page = (pages.REPOSITORY / "docs" / "guides" / "stages.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(utils\.\w+|dist\.ddp)` \| (.*) \|$", page, re.MULTILINE)
     assert [function for function, _ in rows] == ["utils.echo", "utils.sh", "utils.python", "dist.ddp"]
     needed = {"utils.python": {"m": "app"}, "dist.ddp": {"script": "train.py", "j": "1x1"}}

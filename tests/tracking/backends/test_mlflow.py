@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [needs("mlflow", "the group `dev` has MLflow"), pytest.mark.mlflow]
 
 RUN = "run/train/pod-1"
-GUIDE = regenerate.REPOSITORY / "docs" / "guides" / "mlflow.md"
+GUIDE = regenerate.REPOSITORY / "docs" / "guides" / "recording.md"
 
 
 @pytest.fixture
