@@ -92,6 +92,9 @@ def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call,
     [run] = json.loads(inside("runs", "--json").stdout)
     assert f"The tracker base is {project / 'set'} ({run['run']})." in listed.stderr
     assert run["run"] in listed.stdout
+    guarded = call("gc", "--older-than", "30d", TORCHX_KFP_TRACKER_BASE="http://user:word@localhost:1/b")
+    assert "The tracker base is http://...@localhost:1/b (TORCHX_KFP_TRACKER_BASE)." in guarded.stderr
+    assert "word" not in guarded.stderr
 
 
 def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, project: Path) -> None:
