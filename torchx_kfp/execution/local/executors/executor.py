@@ -220,7 +220,7 @@ def describe_end(code: int, last_line: str, *, here: bool) -> str:
     elif here and (script := _NO_SCRIPT.search(last_line)):
         why = f"there is no {script[1]!r}; --directory names another folder to run stages in"
     elif last_line.startswith(_OWN):
-        why = last_line.removeprefix(_OWN)
+        why = last_line.removeprefix(_OWN).removesuffix(".")  # the sentence around it has its own
     return f"{describe_exit(code)}{why and ': '}{why}"
 
 
