@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -279,6 +280,28 @@ def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, 
     assert shown.returncode == 0, shown.stderr
     assert "\x1b" not in shown.stdout
     assert r"\ud800" in shown.stdout
+
+
+def test_a_table_in_a_terminal_without_unicode(project: Path) -> None:
+    """The mark of a cut cell was an escape of six characters, which moved the columns after it."""
+    FsspecResultTracker(project / "base")["run/train/1"] = {"note": "x" * 60, "size": 3}
+    ours, theirs = pty.openpty()  # the fixture's terminals know UTF-8
+    environ = {**os.environ, "COLUMNS": "60", "PYTHONIOENCODING": "ascii", "TERM": "dumb"}
+    words = ("results", "--tracker-base", "base", "run")
+    subprocess.run([PROGRAM, *words], cwd=project, stdout=theirs, env=environ, timeout=120, check=True)
+    _, headings, rule, row = os.read(ours, 10_000).decode("ascii").splitlines()
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
+    assert "xxx~ | " in row
+    assert headings.index("| size") == row.index("|    3")
+    assert len(row) == len(rule) <= 60
+
+
+def test_a_table_in_a_terminal_that_is_narrower_than_a_character(terminal: Callable[..., str], project: Path) -> None:
+    """The command did not end, and took more and more memory."""
+    (project / "base/\u65e5\u672c/train").mkdir(parents=True)
+    (project / "base/\u65e5\u672c/train/1").write_text('{"size": 3}')
+    assert terminal(1, "results", "--tracker-base", "base").split()[-5:] == list("train")
 
 
 def test_output_that_cannot_be_written(call: Call, project: Path) -> None:

@@ -125,7 +125,8 @@ def _fold(text: str, width: int) -> str:
         if lines[-1] and cell_len(lines[-1] + word) > width:
             lines.append("")
         while cell_len(word) > width:
-            piece = chop_cells(word, width)[0]
+            # A terminal of one column has no room for a wide character.
+            piece = chop_cells(word, max(2, width))[0]
             end = max(piece.rfind(character) + 1 for character in "/=") or len(piece)
             lines[-1] += word[:end]
             lines.append("")
@@ -142,19 +143,17 @@ def fits(columns: Sequence[str], rows: Iterable[Sequence[str]], cut: Collection[
 
 def rendered(what: RenderableType) -> str:
     """Render an object with rich for the terminal's width, with styles if the terminal has them."""
-    encoding = sys.stdout.encoding or "utf-8"
-    # Do not write to stdout itself: its errors are handled elsewhere, and lines are stripped.
-    file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", write_through=True)
     styles = has_styles()
     console = Console(
-        file=file,
+        # Nothing is written to it: its encoding decides whether lines are drawn in ASCII.
+        file=io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8"),
         force_terminal=styles,
         color_system="standard" if styles else None,
         width=terminal_width() or _WIDE,
     )
-    console.print(what)
-    text = file.buffer.getvalue().decode(encoding)
-    lines = [line.rstrip() for line in text.splitlines()]
+    with console.capture() as capture:
+        console.print(what)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
     return "\n".join(lines).strip("\n").replace("…", symbol("…", "~"))
 
 
