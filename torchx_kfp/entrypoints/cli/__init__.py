@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ _SECTIONS = {
     },
     "Results": {
         "results": "Show results of stages: filtered, sorted, as JSON or CSV.",
-        "show": "Show all that a stage has recorded, or its lineage.",
+        "show": "Show a run, all that a stage has recorded, or its lineage.",
         "compare": "Show runs side by side.",
         "get": "Copy an artifact, or the code, of a run.",
         "report": "Write a run as an HTML page.",
@@ -72,14 +73,14 @@ _FORMER = {
     "list": "runs",
     "ls": "runs",
     "status": "watch RUN",
-    "describe": "show RUN/STAGE",
+    "describe": "show RUN",
     "log": "logs RUN",
     "stop": "cancel RUN",
     "delete": "gc",
 }
-#: What all commands mean by RUN.
 #: The variable by which a shell asks for completions.
 _COMPLETE = "_TORCHX_KFP_COMPLETE"
+#: What all commands mean by RUN.
 _ABOUT_RUN = """\
 RUN is the id of a run, the beginning or end of it, its name on KFP, the URL of its page there, the path of its folder,
 or "latest". RUN/STAGE is one of its stages, as tables and logs call it, such as latest/train[2]. A run is looked for on
@@ -114,12 +115,15 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
 
 
 def _with_grammar(error: click.UsageError, context: click.Context) -> click.UsageError:
-    """Name RUN/STAGE and --tracker-base to those who write STAGE, or the base, as a further argument."""
-    takes_stage = "RUN[/STAGE" in context.command.get_usage(context)
-    if "unexpected extra argument" not in error.message or not takes_stage:
-        return error
-    way_out = "A stage is named RUN/STAGE, and a tracker base is an option: --tracker-base."
-    return click.UsageError(f"{error.message.rstrip('.')}. {way_out}", context)
+    """Name RUN/STAGE and --tracker-base, where a command has them, to those who write a further argument."""
+    if not re.search(r"unexpected extra arguments? \(.*\)$", error.message):
+        return error  # it is another mistake, or has a way out
+    sentences = [f"{error.message}."]
+    if "RUN[/STAGE" in context.command.get_usage(context):
+        sentences.append("A stage is named RUN/STAGE.")
+    if any("--tracker-base" in item.opts for item in context.command.params):
+        sentences.append("A tracker base is an option: --tracker-base.")
+    return click.UsageError(" ".join(sentences), context)
 
 
 @contextlib.contextmanager

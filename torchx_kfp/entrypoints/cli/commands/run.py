@@ -143,6 +143,7 @@ def run_command(
     from torchx_kfp.entrypoints.cli.display.views import view_of
     from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.local.runner import start
+    from torchx_kfp.execution.pipeline.walk import check_run_name
     from torchx_kfp.execution.runs.state import RunState, outline
 
     folder = OUTPUT_DIR if output_dir is None else output_dir
@@ -158,6 +159,8 @@ def run_command(
         options |= {option: value for option, value in earlier.options.items() if not options[option]}
     prepared = _prepare(target, component, inputs, folder, options, earlier)
     if inputs.dry_run:
+        if name:
+            check_run_name(name)
         show_dry_run(prepared, as_json=as_json)
         return
     pipeline = prepared.pipeline
