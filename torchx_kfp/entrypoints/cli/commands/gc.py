@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import counted, duration, listed, printable, size_text
+from torchx_kfp.common.text import counted, duration, listed, printable, size_text, without_passwords
 from torchx_kfp.entrypoints.cli.display.printing import ask, print_json, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, json_option, refuse_empty
 from torchx_kfp.entrypoints.cli.resolver import Located, usual_base
@@ -148,6 +148,7 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
         one = choose_run(Located(tracker_base, one, ""), recorder)
     before = time.time() if age is None else time.time() - age
     findings = find_old_runs(store, before, only=one)
+    shown_base = without_passwords(repr(tracker_base))
     going = [run for run in findings.old if not run.kept]
     unused = find_unused_code(store, before, {run.run for run in going}) if one is None else []
     if one is None:
@@ -157,13 +158,13 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
         raise ArgumentError(f"{one!r} cannot be removed from {tracker_base!r}: {why}.")
     if not (findings.old or unused) and not as_json:
         younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
-        print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is that old{younger}.")
+        print_message(f"Nothing to remove under {shown_base}: no pipeline run is that old{younger}.")
         return
     for run in findings.old if one is not None else ():
         if run.open_stage:
             print_message(f"{run.run} {run.open_stage}.")
     if findings.old and not findings.marked:
-        print_message(f"{tracker_base!r} has results but no .torchx_kfp. Is it a tracker base?")
+        print_message(f"{shown_base} has results but no .torchx_kfp. Is it a tracker base?")
     how.ask([run.run for run in going], "pipeline run", age)
     gone, codes, rest = set[str](), list[UnusedCode](), "not removed, or only in part: run gc again"
     try:
