@@ -78,11 +78,11 @@ _NONE = "http://localhost"
 POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
-class _TooLargeError(HTTPError):  # type: ignore[misc]
+class _TooLargeError(OSError):
     """The answer has too many bytes."""
 
 
-class _TooSlowError(HTTPError):  # type: ignore[misc]
+class _TooSlowError(OSError):
     """The answer takes too long."""
 
 
@@ -296,7 +296,7 @@ class Connection:
         def receive() -> None:
             try:
                 outcome.put(self._receive(*request))
-            except Exception as error:
+            except Exception as error:  # whatever it is, the caller raises it
                 outcome.put(error)
 
         threading.Thread(target=receive, name="torchx-kfp-request", daemon=True).start()
@@ -430,7 +430,7 @@ def make_client(settings: Settings) -> Any:
     with _silence(sys.stderr if signs_in else io.StringIO()):
         from kfp.client import Client
 
-        class Quick(Client):  # type: ignore[misc]
+        class Quick(Client):  # type: ignore[misc]  # kfp has no types
             def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
                 """Do nothing: the constructor would wait for a host that does not answer, and write a file."""
                 return SimpleNamespace(multi_user=False)
