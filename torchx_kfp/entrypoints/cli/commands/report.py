@@ -55,8 +55,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))
         return
     path = Path(output or name)
-    is_special = path.exists() and not (path.is_file() or path.is_dir())
-    if output is None and (is_special or path.is_symlink()):
+    if output is None and (path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir()))):
         # Somebody else may have made the run's folder. A pipe would keep the command waiting.
         raise ArgumentError(
             f"{name!r} is a symbolic link or a special file. Name another file for the report: -o report.html."
