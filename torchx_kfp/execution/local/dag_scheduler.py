@@ -283,6 +283,8 @@ class Scheduler:
         condition = run.task.condition or ""
         try:
             self._is_evaluating = True
+            if self._is_interrupted:  # by a signal that came just before
+                raise _EvaluationEnded
             return is_true(condition, parameters_of(with_defaults(run.component, run.inputs)))
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
