@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -323,7 +324,24 @@ except KeyboardInterrupt:
 """
 
 
-def test_without_a_terminal_ctrl_c_reaches_all_processes_of_the_stage(tmp_path: Path):
+#: The program, which is slow to notice that a process has begun.
+SLOW = """
+import subprocess, sys, time
+from torchx_kfp.__main__ import main
+from torchx_kfp.execution.local.executors import attached
+
+class Slow(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        time.sleep(1)
+
+attached.subprocess.Popen = Slow
+main()
+"""
+
+
+@pytest.mark.parametrize("program", [[PROGRAM], [sys.executable, "-c", SLOW]], ids=["running", "starting"])
+def test_without_a_terminal_ctrl_c_reaches_all_processes_of_the_stage(tmp_path: Path, program: list[str | Path]):
     @dsl.container_component
     def waits(folder: str):
         code = (
@@ -340,7 +358,7 @@ def test_without_a_terminal_ctrl_c_reaches_all_processes_of_the_stage(tmp_path: 
         == "succeeded"
     )
     (tmp_path / "go").touch()
-    words = [PROGRAM, "replay", "latest/waits"]
+    words = [*program, "replay", "latest/waits"]
     replaying = subprocess.Popen(
         words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -28,22 +28,29 @@ class AttachedProcess:
     """A child process that shares this process's streams and its process group, so that Ctrl-C reaches it directly."""
 
     def __init__(self, words: Sequence[str], attempt: AttemptPlan) -> None:
-        """Start the process.
+        """Prepare the process, which ``wait`` starts."""
+        self._words, self._attempt = words, attempt
+        self._mark = attempt.environ.get(RUN_MARK, "").rpartition(":")[2]
+        self._process: subprocess.Popen[bytes] | None = None
+        #: Signals that came while it was being started.
+        self._early: list[int] = []
+        self.pipe = _closed_pipe()
+
+    def wait(self, output_closed: threading.Event) -> int:
+        """Start the process, wait for its end, end everything that it started, and return its exit code.
 
         Raises:
             StartError: it cannot be started.
         """
-        self._mark = attempt.environ.get(RUN_MARK, "").rpartition(":")[2]
         sys.stdout.flush()
-        try:
-            self._process = subprocess.Popen(words, env=dict(attempt.environ), cwd=attempt.directory)
-        except (OSError, ValueError) as error:
-            raise start_error(words, error) from None
-        self.pipe = _closed_pipe()
-
-    def wait(self, output_closed: threading.Event) -> int:
-        """Wait for the end of the process, end everything that it started, and return its exit code."""
         with ending_signals(self._pass_on):
+            try:
+                environ = dict(self._attempt.environ)
+                self._process = subprocess.Popen(self._words, env=environ, cwd=self._attempt.directory)
+            except (OSError, ValueError) as error:
+                raise start_error(self._words, error) from None
+            for number in self._early:
+                self._pass_on(number)
             code = self._process.wait()
         if self._mark:
             kill_marked(self._mark)
@@ -51,18 +58,22 @@ class AttachedProcess:
 
     def terminate(self, grace: float) -> None:
         """Ask the process to end."""
-        self._process.terminate()
+        if self._process is not None:
+            self._process.terminate()
 
     def kill(self) -> None:
         """Kill the process."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def describe(self, code: int, last_line: str) -> str:
         """Describe how a process with this exit code ended."""
         return describe_end(code, last_line, here=True)
 
     def _pass_on(self, number: int) -> None:
-        if number != signal.SIGINT:
+        if self._process is None:
+            self._early.append(number)
+        elif number != signal.SIGINT:
             self._process.send_signal(number)
         elif not _is_terminal(sys.stdin):
             # A terminal sends Ctrl-C to the whole process group.
