@@ -254,7 +254,32 @@ for _ in range(6):
 LONG = "\n".join(f"k{number}: [a, b, {number}, d]" for number in range(150_000))
 
 
-@pytest.mark.parametrize("phase", ["loading", "condition", "early condition", "many iterations"])
+def test_a_signal_just_before_a_condition_ends_the_run(tmp_path):
+    @dsl.pipeline
+    def pipeline(x: str = "a"):
+        with dsl.If(x == "b"):
+            shell(script="true")
+
+    path = tmp_path / "p.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    text = path.read_text()
+    (old,) = [line for line in text.splitlines() if "condition: " in line]
+    path.write_text(text.replace(old, f"{old.partition(':')[0]}: {json.dumps(f'{FOREVER} == 1')}"))
+    code = f"""
+import os, signal
+from torchx_kfp.local import Watch, run
+
+class Early(Watch):
+    def on_event(self, event):
+        os.kill(os.getpid(), signal.SIGINT)
+
+run({str(path)!r}, output_dir={str(tmp_path / "runs")!r}, watch=Early())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=HANGS)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("phase", ["loading", "condition", "many iterations"])
 def test_a_signal_ends_every_phase(tmp_path, phase):
     """Loading and evaluating used to go on for minutes."""
 
@@ -270,7 +295,7 @@ def test_a_signal_ends_every_phase(tmp_path, phase):
         os.mkfifo(path)
     else:
         compiler.Compiler().compile(pipeline, str(path))
-        condition = f"{FOREVER} == 1" if phase.endswith("condition") else "true"
+        condition = f"{FOREVER} == 1" if phase == "condition" else "true"
         text = path.read_text()
         (old,) = [line for line in text.splitlines() if "condition: " in line]
         path.write_text(text.replace(old, f"{old.partition(':')[0]}: {json.dumps(condition)}"))
@@ -288,7 +313,7 @@ def test_a_signal_ends_every_phase(tmp_path, phase):
         else:
             wait_for(lambda: list(tmp_path.glob("runs/*/events.jsonl")))
             # Most runs have reached the phase by now. An earlier signal also ends them.
-            time.sleep(0 if phase == "early condition" else 1)
+            time.sleep(1)
         runner.send_signal(signal.SIGINT)
         _, stderr = runner.communicate(timeout=HANGS)
     finally:

@@ -52,10 +52,6 @@ class Interrupted(Exception):
         self.number = number
 
 
-class _EvaluationEnded(BaseException):
-    """A signal has ended the evaluation of a condition; celpy turns exceptions of other kinds into values."""
-
-
 class _TimeIsOver(Exception):
     """The time limit of the run is over."""
 
@@ -132,7 +128,7 @@ class Scheduler:
         self._is_interrupted = True
         self._messages.put(number)
         if self._is_evaluating:
-            raise _EvaluationEnded
+            raise RuntimeError("the run was ended")
 
     def _next(self) -> Message | None:
         """Wait for the next message; return None when it is time for a retry, or to check for signals."""
@@ -284,12 +280,10 @@ class Scheduler:
         try:
             self._is_evaluating = True
             if self._is_interrupted:  # by a signal that came just before
-                raise _EvaluationEnded
+                raise ValueError("is not evaluated: the run was ended")
             return is_true(condition, parameters_of(with_defaults(run.component, run.inputs)))
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
-        except _EvaluationEnded:
-            raise ValueError(f"has the condition {condition!r}, whose evaluation was ended with the run") from None
         finally:
             self._is_evaluating = False
 
