@@ -24,15 +24,13 @@ from pathlib import Path
 
 from torchx_kfp.common.credentials import credentials_matcher, matcher
 from torchx_kfp.common.git import run_git
-from torchx_kfp.common.safe_files import read_bytes, special_kind
+from torchx_kfp.common.safe_files import PRIVATE, read_bytes, special_kind
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.errors import WorkspaceError, explain
 
 IGNORE_FILE = ".torchxignore"
-#: The folder of records in a tracker base.
-_RECORDS = ".torchx_kfp"
 #: Names of folders that never travel.
-NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", _RECORDS, ".venv"})
+NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", PRIVATE, ".venv"})
 #: A folder with one of these is an environment.
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 #: Bytes of a workspace above which it needs to be allowed.
@@ -167,7 +165,7 @@ def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], list[Cal
 
 def _outside_of_bases(root: str, names: Iterable[str]) -> Iterator[str]:
     """Yield the names that are in no tracker base below the root: a folder with records of runs."""
-    is_base = functools.cache(lambda folder: os.path.lexists(os.path.join(root, folder, _RECORDS)))
+    is_base = functools.cache(lambda folder: os.path.lexists(os.path.join(root, folder, PRIVATE)))
     for name in names:
         folders = itertools.accumulate(name.split("/")[:-1], "{}/{}".format)
         if not any(map(is_base, folders)):
