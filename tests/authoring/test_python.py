@@ -205,7 +205,7 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
             (calling("judge", lambda _: {"loss": None}), "loss of judge() is None"),
             (calling("judge", lambda it: {"loss": [it]}), "loss of judge()"),
             (calling("judge", lambda _: {"loss": float}), "loss of judge() is <class 'float'>"),
-            (calling("rates", lambda it: {"number": it}), "number of rates() is int", "NUMBER_DOUBLE"),
+            (calling("rates", lambda it: {"number": it}), "number of rates() is int", "a channel for float"),
             (calling("rates", lambda _: {"number": 0.5}), "number of rates() is int", "0.5"),
             (calling("rates", lambda _: {"number": True}), "number of rates() is int", "True"),
             (calling("show", lambda it: {"settings": {"a": it}}), "settings of show()", "channel inside"),

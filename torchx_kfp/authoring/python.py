@@ -19,9 +19,6 @@ from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import call
 
-#: The types of channels that a parameter takes; text takes all.
-_ACCEPTED: dict[type, tuple[type, ...]] = {kind: (kind, int) if kind is float else (kind,) for kind in call.KINDS}
-
 
 def function_app(
     function: Callable[..., Any],
@@ -118,9 +115,10 @@ def _text(function: str, name: str, value: object, kind: type | None) -> str:
         raise AppDefError(
             f"{where} has no type that a stage can pass on. Annotate it with str, int, float, bool, list or dict."
         )
-    if isinstance(value, (list, dict)) and contains_channel(value):
+    has_channel = contains_channel(value)
+    if has_channel and isinstance(value, (list, dict)):
         raise AppDefError(f"{where} is {value!r}, with a pipeline channel inside, which cannot be filled in there.")
-    if isinstance(value, call.KINDS) and not contains_channel(value):
+    if isinstance(value, call.KINDS) and not has_channel:
         try:
             text = value if isinstance(value, str) else str(value) if kind is str else json.dumps(value)
             call.parse(text, kind)
@@ -130,11 +128,11 @@ def _text(function: str, name: str, value: object, kind: type | None) -> str:
             raise AppDefError(f"{where} is {kind.__name__}, but gets {value!r}: {error}.") from None
         return text
     parts = parse(value, where)
-    # What KFP calls text can be any value, such as an item of a list.
-    given = parts[0].type if len(parts) == 1 and isinstance(parts[0], Reference) else "STRING"
-    if kind is not str and given != "STRING" and PYTHON_TYPES[given] not in _ACCEPTED[kind]:
+    given = PYTHON_TYPES[parts[0].type] if len(parts) == 1 and isinstance(parts[0], Reference) else str
+    # What KFP calls text can be any value, such as an item of a list; and text takes all.
+    if str not in (kind, given) and given is not kind and (kind, given) != (float, int):
         raise AppDefError(
-            f"{where} is {kind.__name__}, but gets a channel of type {given}: {value}. Change one of them."
+            f"{where} is {kind.__name__}, but gets a channel for {given.__name__}: {value}. Change one of them."
         )
     return str(value)
 

@@ -121,7 +121,7 @@ def _read(function: str, names: Sequence[str], run: Run | None) -> dict[str, Any
     sources = dict(run.parents) if run and names else {}
     values: dict[str, Any] = {name: _results(sources[name]) for name in names if name in sources}
     left = [name for name in names if name not in values]
-    results = {alias: _results_or_none(source) for alias, source in sources.items()} if left else {}
+    results = {alias: _results_if_any(source) for alias, source in sources.items()} if left else {}
     for name in left:
         having = [alias for alias, found in results.items() if name in _names(found)]
         if len(having) == 1:
@@ -148,7 +148,7 @@ def _results(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
     return [run.results() for run in source] if isinstance(source, FanIn) else source.results()
 
 
-def _results_or_none(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
+def _results_if_any(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
     try:
         return _results(source)
     except MissingResultsError:  # it is read for another reason
