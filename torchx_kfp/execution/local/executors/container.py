@@ -16,7 +16,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.safe_files import UnfitFileError, make_folder
-from torchx_kfp.execution.local.executors.engine import MARK_LABEL, RUN_LABEL, Engine, EngineError, finish
+from torchx_kfp.errors import explain
+from torchx_kfp.execution.local.executors.engine import MARK_LABEL, RUN_LABEL, Engine, EngineError, finish, start
 from torchx_kfp.execution.local.executors.executor import NEEDS, NOT_FOUND, RunningStage, StartError, describe_end
 from torchx_kfp.execution.local.executors.mounts import share
 from torchx_kfp.execution.local.executors.process import start_error
@@ -142,7 +143,7 @@ class Images:
 
     def _fetch(self, image: str, pull: Future[None]) -> None:
         try:
-            process = self._engine.start("pull", "--quiet", "--", image)
+            process = start(self._engine.program, "pull", "--quiet", "--", image)
             with self._lock:
                 self._processes.append(process)
             finish(process)
@@ -187,6 +188,8 @@ class ContainerStage:
             return self._end_of(self._process)
         except UnfitFileError as error:
             raise StartError(f"could not be started: {error}") from None
+        except OSError as error:
+            raise StartError(f"was lost: {self._engine.program} cannot be started: {explain(error)}") from None
         finally:
             os.close(self._write_end)
             if self._container:

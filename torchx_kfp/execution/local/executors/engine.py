@@ -51,14 +51,6 @@ class Engine:
     is_rootless: bool
     has_gpus: bool
 
-    def start(self, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start the program with these words; ``finish`` returns what it prints.
-
-        Raises:
-            OSError: it cannot be started with these words; ValueError if one has a NUL character.
-        """
-        return _start(self.program, *words, environ=environ)
-
     def ask(self, *words: str, environ: Mapping[str, str] | None = None) -> str:
         """Run the program with these words, and return what it prints.
 
@@ -66,7 +58,7 @@ class Engine:
             EngineError: it failed, or does not answer.
             OSError: see ``start``.
         """
-        return finish(self.start(*words, environ=environ), _TIMEOUT)
+        return finish(start(self.program, *words, environ=environ), _TIMEOUT)
 
     def describe(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return what the engine knows of an image or a container; None if there is none of this name."""
@@ -80,17 +72,22 @@ class Engine:
         """Remove every container of a run, and return their number; with an empty mark, of any folder."""
         labels = [f"{RUN_LABEL}={run_id}", *([f"{MARK_LABEL}={mark}"] if mark else [])]
         found = self.ask("ps", "--all", "--quiet", *(f"--filter=label={label}" for label in labels)).split()
-        for container in found:
-            self.remove(container)
+        self.remove(*found)
         return len(found)
 
-    def remove(self, container: str) -> None:
-        """Remove a container, unless that is happening already."""
-        with contextlib.suppress(EngineError, OSError):
-            self.ask("rm", "--force", "--volumes", container)
+    def remove(self, *containers: str) -> None:
+        """Remove containers, unless that is happening already."""
+        if containers:
+            with contextlib.suppress(EngineError, OSError):
+                self.ask("rm", "--force", "--volumes", *containers)
 
 
-def _start(program: str, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start(program: str, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a program of an engine with these words; ``finish`` returns what it prints.
+
+    Raises:
+        OSError: it cannot be started with these words; ValueError if one has a NUL character.
+    """
     # A session of its own: Ctrl-C in a terminal is for this process.
     return subprocess.Popen(
         [program, *words],
@@ -141,7 +138,7 @@ def find_engine() -> Engine:
             tried.append(f"- {name}: there is no such program")
             continue
         try:
-            info = json.loads(finish(_start(program, "info", "--format", "{{json .}}"), _TIMEOUT))
+            info = json.loads(finish(start(program, "info", "--format", "{{json .}}"), _TIMEOUT))
             return _engine(program, info)
         except (EngineError, OSError, ValueError) as error:
             tried.append(f"- {name}: {error}")
