@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.common.text import duration, moment
+from torchx_kfp.common.text import duration, moment, without_passwords
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, show_value
 from torchx_kfp.entrypoints.cli.flags import Flags
@@ -27,8 +27,12 @@ def describe_run(record: RunRecord, flags: Flags, *, as_json: bool) -> None:
         flags: the options of the host.
         as_json: whether to print one JSON object instead.
     """
+    from torchx_kfp.entrypoints.cli.display.summary import print_stages
+    from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.tracking.recorder import describe_code
+
     base, recorded = _recorded(record, flags)
-    resumes = [record.resumes] if record.resumes else list(recorded.resumes if recorded else ())
+    resumes = [record.resumes] if record.resumes else list(recorded.resumes)
     result = record.run.result()
     for sentence in record.corrupt:
         print_message(sentence)
@@ -45,56 +49,47 @@ def describe_run(record: RunRecord, flags: Flags, *, as_json: bool) -> None:
             }
             for stage in result.stages
         ]
-        own = {"tracker_base": base or None, "arguments": record.arguments, "tags": recorded.tags if recorded else {}}
-        code = [asdict(each) for each in recorded.code] if recorded else []
-        print_json({**run_as_json(record), "resumes": resumes, **own, "code": code, "stages": stages})
+        own = {"resumes": resumes, "tracker_base": base or None, "arguments": record.arguments, "tags": recorded.tags}
+        print_json({**run_as_json(record), **own, "code": [asdict(it) for it in recorded.code], "stages": stages})
         return
-    _print(record, base, recorded, resumes)
-
-
-def _recorded(record: RunRecord, flags: Flags) -> tuple[str, Record | None]:
-    """Return the run's tracker base and what is recorded there about the run as a whole, if it has one."""
-    try:
-        base = base_of(record, flags)
-    except ArgumentError:  # it has none, or several
-        return "", None
-    except TrackerError as error:
-        print_message(str(error))
-        return "", None
-    try:
-        return base, open_recorder(base).record(record.run_id)
-    except TrackerError as error:
-        print_message(f"Tags and code are missing: {error}")
-        return base, None
-
-
-def _print(record: RunRecord, base: str, recorded: Record | None, resumes: list[str]) -> None:
-    from torchx_kfp.entrypoints.cli.display.summary import print_stages
-    from torchx_kfp.entrypoints.cli.display.tables import print_table
-    from torchx_kfp.tracking.recorder import describe_code
-
     facts = {
         "name": record.name,
         "pipeline": record.pipeline,
         "state": str(record.state),
         "started": moment(record.created),
         "took": duration(record.duration),
-        "tracker base": base,
+        "tracker base": without_passwords(base),
         "folder": "" if record.folder is None else str(record.folder),
         "page": record.link,
     }
-    rows = [("run", name, value) for name, value in facts.items() if value]
     said = {TRACKER_BASE_PARAMETER} if base else set()
-    if recorded is not None and recorded.code:
+    if recorded.code:
         said.add(WORKSPACE_PARAMETER)
-    rows += [("parameter", name, show_value(value)) for name, value in record.arguments.items() if name not in said]
-    if recorded is not None:
-        rows += [("tag", name, value) for name, value in recorded.tags.items()]
-        rows += [("code", name, value) for code in recorded.code for name, value in describe_code(code).items()]
-    rows += [("resumes", "", run) for run in resumes]
+    rows = [
+        *(("run", name, value) for name, value in facts.items() if value),
+        *(("parameter", name, show_value(value)) for name, value in record.arguments.items() if name not in said),
+        *(("tag", name, value) for name, value in recorded.tags.items()),
+        *(("code", name, value) for code in recorded.code for name, value in describe_code(code).items()),
+        *(("resumes", "", run) for run in resumes),
+    ]
     print_table(("what", "name", "value"), rows, above=f"Run {record.run_id}")
     print_text("")
-    print_stages(record.run.result().stages)
+    print_stages(result.stages)
+
+
+def _recorded(record: RunRecord, flags: Flags) -> tuple[str, Record]:
+    """Return the run's tracker base, if it has one, and what is recorded there about the run as a whole."""
+    from torchx_kfp.tracking.records import Record
+
+    base = ""
+    try:
+        base = base_of(record, flags)
+        return base, open_recorder(base).record(record.run_id)
+    except ArgumentError:  # it has none, or several
+        pass
+    except TrackerError as error:
+        print_message(f"Tags and code are missing: {error}")
+    return base, Record()
 
 
 def done_and_failed(record: RunRecord) -> tuple[int, int]:
