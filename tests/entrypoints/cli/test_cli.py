@@ -83,6 +83,18 @@ def test_a_shell_completes(words: str, expected: list[str], call: Call, project:
     assert [it[: len(word)] for it, word in zip(found, expected, strict=True)] == expected
 
 
+#: A pipeline with a tracker base of its own, which no setting replaces here.
+WITH_DEFAULT = """
+from kfp import dsl
+from torchx.components import utils
+from torchx_kfp import Stages
+
+@dsl.pipeline(name="default")
+def default(tracker_base: str = "own"):
+    Stages(tracker_base=tracker_base).task(utils.echo("hello"))
+"""
+
+
 def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call, inside: Call, project: Path) -> None:
     needed = call("run", "pipelines.py:two", "--quiet")
     assert (needed.returncode, "needs a tracker base" in needed.stderr) == (2, True), needed.stderr
@@ -93,6 +105,10 @@ def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call,
     [run] = json.loads(inside("runs", "--json").stdout)
     assert f"The tracker base is {project / 'set'} ({run['run']})." in listed.stderr
     assert run["run"] in listed.stdout
+    (project / "default.py").write_text(WITH_DEFAULT)
+    for more in ([], ["--docker"]):
+        planned = call("run", "default.py", "--dry-run", *more, TORCHX_KFP_TRACKER_BASE="set")
+        assert (planned.returncode, "The tracker base is" in planned.stderr) == (0, False), planned.stderr
     guarded = call("gc", "--older-than", "30d", TORCHX_KFP_TRACKER_BASE="http://user:word@localhost:1/b")
     assert "The tracker base is http://...@localhost:1/b (TORCHX_KFP_TRACKER_BASE)." in guarded.stderr
     assert "word" not in guarded.stderr

@@ -187,10 +187,11 @@ def _prepare(
     pipeline = inputs.load(target, component, earlier, inputs.tracker_base)
     parameter = pipeline.root.inputs.get(TRACKER_BASE)
     # Containers get only folders that the user, not the pipeline, has named.
-    default = parameter.default if parameter is not None and not options["docker"] else None
 
     def usual() -> str | None:
-        return default if isinstance(default, str) else usual_base()
+        if parameter is None or parameter.default is None:
+            return usual_base()
+        return None if options["docker"] else parameter.default
 
     arguments = inputs.read_arguments(pipeline, earlier, usual, "results, or the URL of a bucket")
     if isinstance(base := arguments.get(TRACKER_BASE), str):
