@@ -1,1 +1,1 @@
-"""Programs that write parts of the repository from others: see ``make goldens``."""
+"""What develops the project: what writes its generated files, measures, mutants, benchmarks, and CI's scripts."""
