@@ -26,7 +26,7 @@ from torchx_kfp.authoring.python import function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
 from torchx_kfp.authoring.references import Channel, Reference, parameter
 from torchx_kfp.authoring.variables import tracker_env
-from torchx_kfp.common.signatures import shows
+from torchx_kfp.common.signatures import with_keywords
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.command import METRICS, UI_METADATA
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
@@ -43,7 +43,7 @@ def _takes(
     kind: Callable[_Options, object],
 ) -> Callable[[Callable[..., _Result]], Callable[Concatenate[Any, specs.AppDef, _Options], _Result]]:
     """List the options of this class in the signature of a method that takes an app and these options."""
-    return shows(inspect.signature(kind).parameters.values())
+    return with_keywords(inspect.signature(kind).parameters.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,7 +22,7 @@ def keywords_of(kind: type) -> list[inspect.Parameter]:
     ]
 
 
-def shows(keywords: Iterable[inspect.Parameter]) -> Callable[[_Function], _Function]:
+def with_keywords(keywords: Iterable[inspect.Parameter]) -> Callable[[_Function], _Function]:
     """Decorate a function whose last parameter is ``**options``: its signature lists these in place of it."""
 
     def decorate(function: _Function) -> _Function:

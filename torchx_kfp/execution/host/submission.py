@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
-from torchx_kfp.common.signatures import keywords_of, shows
+from torchx_kfp.common.signatures import keywords_of, with_keywords
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host as Host
@@ -65,7 +65,7 @@ class HostKeywords(TypedDict, total=False):
     proxy: str | None
 
 
-@shows(keywords_of(HostKeywords))
+@with_keywords(keywords_of(HostKeywords))
 def submit(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
@@ -126,7 +126,7 @@ def submit(
     return start_run(host, prepared, submission, warn=_warn)
 
 
-@shows(keywords_of(HostKeywords))
+@with_keywords(keywords_of(HostKeywords))
 def schedule(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
@@ -249,7 +249,7 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=5)  # where the user has called submit or schedule
 
 
-@shows(keywords_of(HostKeywords))
+@with_keywords(keywords_of(HostKeywords))
 def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
     """Return a run on a KFP host.
 
@@ -266,7 +266,7 @@ def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
     return HostRun(host.connection, host.find(run))
 
 
-@shows(keywords_of(HostKeywords))
+@with_keywords(keywords_of(HostKeywords))
 def connect(**settings: Unpack[HostKeywords]) -> Host:
     """Return a KFP host, whose runs can be listed and found. Nothing is asked yet.
 

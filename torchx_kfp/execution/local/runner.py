@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.common.signatures import keywords_of, shows
+from torchx_kfp.common.signatures import keywords_of, with_keywords
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError
@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates 
     from typing_extensions import Unpack
 
 
-@shows(keywords_of(RunKeywords))
+@with_keywords(keywords_of(RunKeywords))
 def run(
     pipeline: PipelineLike | None = None,
     arguments: Mapping[str, Any] | None = None,

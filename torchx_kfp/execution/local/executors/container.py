@@ -61,7 +61,7 @@ class ContainerExecutor:
 
     def image_id(self, image: str) -> str:
         """Return the id of the image that has this name now: an image that is rebuilt gets another id."""
-        return str((self.engine.describe("image", image) or {}).get("Id", ""))
+        return str((self.engine.inspect("image", image) or {}).get("Id", ""))
 
     def share_folders(self, attempt: AttemptPlan, image_user: str) -> None:
         """Let the container's user and this process's user write to the same folders, unless both are root.
@@ -106,7 +106,7 @@ class Images:
         Raises:
             StartError: the image cannot be provided, or the stage was ended meanwhile.
         """
-        found = self._engine.describe("image", image)
+        found = self._engine.inspect("image", image)
         if policy == "Never" and found is None:
             raise StartError(
                 f"could not be started: the image {image!r} is not here, and its image pull policy is Never. Build or "
@@ -121,7 +121,7 @@ class Images:
                     f"could not be started: the image {image!r} {missing}cannot be pulled: {error}. Build it, or "
                     "correct its name"
                 ) from None
-            found = self._engine.describe("image", image)
+            found = self._engine.inspect("image", image)
         return found or {}
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ class ContainerStage:
         code = process.wait()
         if code == 0:
             return 0
-        state = (self._engine.describe("container", self._container) or {}).get("State") or {}
+        state = (self._engine.inspect("container", self._container) or {}).get("State") or {}
         if not state or state.get("Running"):
             raise StartError("was lost: the container engine does not know it any more, or has not answered")
         self._out_of_memory = bool(state.get("OOMKilled"))

@@ -60,7 +60,7 @@ class Engine:
         """
         return finish(start(self.program, *words, environ=environ), _TIMEOUT)
 
-    def describe(self, kind: str, name: str) -> dict[str, Any] | None:
+    def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return what the engine knows of an image or a container; None if there is none of this name."""
         try:
             found = json.loads(self.ask(kind, "inspect", "--", name))
