@@ -14,11 +14,11 @@ from torchx_kfp.common.text import clean
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local.attempt import AttemptThread, RunContext, key_in_cache, placed, plan_attempt
 from torchx_kfp.execution.local.cache import Memory, input_key
-from torchx_kfp.execution.local.code_files import CodeFiles
 from torchx_kfp.execution.local.dag_run import TaskRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.log_pump import LogPump
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
+from torchx_kfp.execution.pipeline.code_files import CodeFiles
 from torchx_kfp.execution.pipeline.walk import PodNames, is_execution
 from torchx_kfp.execution.runs.events import (
     Listener,

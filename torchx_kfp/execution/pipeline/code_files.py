@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from torchx_kfp.common.safe_files import walk
-from torchx_kfp.execution.local.cache import Stamp, stamp_of
 
+#: A path, its size in bytes (for a folder, the number of its files), and the time of its last change in ns (for a
+#: folder, a digest of its files).
+Stamp: TypeAlias = tuple[str, int, int]
 #: A stage whose command may run more files is not cached.
 MOST_FILES = 2000
 #: Larger files are only searched for the names of other files if they are Python.
@@ -36,6 +40,27 @@ _PASSED_OVER = ("__pycache__", "node_modules", "site-packages")
 
 class TooManyFiles(Exception):
     """A command may run more files than can be checked."""
+
+
+def stamp_of(path: str | os.PathLike[str]) -> Stamp:
+    """Return the stamp of a file, or of all files in a folder.
+
+    Raises:
+        OSError: the file does not exist.
+        ValueError: the text is not a path.
+    """
+    path = Path(path)
+    found = path.stat()
+    if not path.is_dir():
+        return str(path), found.st_size, found.st_mtime_ns
+    digest, count = hashlib.sha256(), 0
+    for place, folders, names in walk(path):
+        folders.sort()
+        for name in sorted(names):
+            file = os.lstat(os.path.join(place, name))
+            digest.update(f"{place}/{name} {file.st_size} {file.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            count += 1
+    return str(path), count, int.from_bytes(digest.digest()[:7], "big")
 
 
 @dataclass
