@@ -1,0 +1,231 @@
+"""The checks of ``torchx-kfp doctor``: this machine, a KFP host and storage. None changes a host.
+
+A check returns what it has found, as a sentence, or raises: ``NotAsked`` if there is nothing to look at, ``Doubt`` if
+most things work nevertheless, and any other error if something needed is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from typing import Any
+
+from torchx_kfp.common.extras import require
+from torchx_kfp.common.text import printable, shorten, shown
+from torchx_kfp.errors import (
+    ArgumentError,
+    ContainerEngineError,
+    HostError,
+    HostNotFoundError,
+    HostSettingsError,
+    HostUnreachableError,
+    TorchxKfpError,
+)
+from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Patience
+from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, without_password
+from torchx_kfp.tracking.recorder import Recorder
+
+#: The versions of Python with which torchx-kfp is tested, and the oldest backend that is supported.
+_OLDEST_PYTHON, _NEWEST_PYTHON, _OLDEST_KFP = (3, 10), (3, 13), (2, 14)
+_PACKAGES = (
+    *("torchx-kfp", "kfp", "kfp-kubernetes", "kfp-server-api", "torchx", "torchx-nightly", "urllib3", "fsspec"),
+    *("s3fs", "gcsfs", "adlfs"),
+)
+#: What KFP's health has one of: that of its API server, or that of its UI, which stands in for it.
+_HEALTH = {"commit_sha", "tag_name", "multi_user", "apiServerReady"}
+_PATIENCE = Patience(connect=5.0, read=20.0, whole=30.0, retries=1, longest_wait=5.0)
+#: No run has this id.
+_NOBODY = "00000000-0000-0000-0000-000000000000"
+#: How many characters of an error's message are shown.
+_LONGEST = 900
+
+
+class NotAsked(Exception):
+    """Nothing was looked at; the message says why."""
+
+
+class Doubt(Exception):
+    """Something is not as it should be, and most things work nevertheless."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check has found; ``level`` is "ok", "warning", "missing" or "skipped"."""
+
+    level: str
+    subject: str
+    found: str
+
+
+@dataclass
+class CheckUp:
+    """What the checks look at: ``flags`` are settings of the command line, the rest is from earlier checks."""
+
+    flags: Mapping[str, Any]
+    settings: Settings = field(default_factory=Settings)
+    health: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def base(self) -> str:
+        """The tracker base, also if the other settings cannot be read."""
+        return str(self.flags.get("tracker_base") or self.settings.tracker_base)
+
+    @cached_property
+    def connection(self) -> Connection:
+        """The connection to the host of the settings."""
+        return Connection(self.settings, _PATIENCE)
+
+
+def check_up(flags: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what each check of ``CHECKS`` finds. A check is skipped if the one that it needs has found nothing."""
+    look = CheckUp(flags)
+    without: set[str] = set()
+    for subject, (needed, check) in CHECKS.items():
+        try:
+            if needed in without:
+                raise NotAsked(f"It needs the {needed}: see above.")
+            level, found = "ok", check(look)
+        except NotAsked as why:
+            level, found = "skipped", str(why)
+        except Doubt as doubt:
+            level, found = "warning", str(doubt)
+        except Exception as error:  # also of a library: other checks go on
+            level = "missing"
+            found = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
+        if level in ("missing", "skipped"):
+            without.add(subject)
+        # Errors of drivers repeat the tracker base, which may have a user and a password.
+        user = look.base.rpartition("@")[0].rpartition("//")[2]
+        found = found.replace(f"{user}@", "...@") if user else found
+        yield Finding(level, subject, shorten(printable(" ".join(found.split())), _LONGEST))
+
+
+def _python(look: CheckUp) -> str:
+    found = f"{platform.python_version()} ({platform.system()}, {sys.executable})."
+    if not _OLDEST_PYTHON <= sys.version_info[:2] <= _NEWEST_PYTHON:
+        oldest, newest = (".".join(map(str, each)) for each in (_OLDEST_PYTHON, _NEWEST_PYTHON))
+        raise Doubt(f"{found} torchx-kfp is tested with {oldest} to {newest}.")
+    return found
+
+
+def _packages(look: CheckUp) -> str:
+    require("pipelines", "torchx-kfp")
+    found = []
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return f"{', '.join(found)}. Whether they fit together: pip check"
+
+
+def _container_engine(look: CheckUp) -> str:
+    from torchx_kfp.execution.local.executors.engine import find_engine
+
+    try:
+        engine = find_engine()
+    except ContainerEngineError:
+        raise Doubt(
+            "Neither Docker nor Podman answers. Start Docker, set DOCKER_HOST, or install Podman: torchx-kfp run "
+            "--docker needs it, nothing else."
+        ) from None
+    return f"{engine.version} of {engine.program} answers."
+
+
+def _settings(look: CheckUp) -> str:
+    look.settings = settings = read_settings(look.flags)
+    given = []
+    for name, source in settings.sources.items():
+        value = "(not shown)" if SETTINGS[name].secret else without_password(str(getattr(settings, name)))
+        given.append(f"{name} {value} from {source}")
+    found = "; ".join(given) or f"None is given, neither as a flag nor in the environment nor in {config_file()}"
+    if settings.warnings:
+        raise Doubt(" ".join([*settings.warnings, f"{found}."]))
+    return f"{found}."
+
+
+def _host(look: CheckUp) -> str:
+    connection = look.connection
+    try:
+        health = connection.get(f"{V2BETA1}/healthz")
+    except HostSettingsError:
+        if not (look.settings.host or look.settings.kube_context):
+            raise NotAsked("None is given: --host URL, TORCHX_KFP_HOST, or host in the settings file.") from None
+        raise
+    if not _HEALTH & health.keys():
+        raise HostUnreachableError(
+            f"{connection.name}{V2BETA1}/healthz is not KFP's: it has {', '.join(map(repr, health)) or 'nothing'}. "
+            "Check the host and its port."
+        )
+    # KFP's UI answers in place of the API server, with other names.
+    if health.get("apiServerReady") is False:
+        raise HostUnreachableError(
+            "KFP's UI answers, but its API server does not. An administrator finds out why: kubectl -n kubeflow get "
+            "pods -l app=ml-pipeline"
+        )
+    look.health = {
+        "tag_name": health.get("apiServerTagName"),
+        "multi_user": health.get("apiServerMultiUser"),
+        **health,
+    }
+    return f"{connection.name} answers."
+
+
+def _version(look: CheckUp) -> str:
+    tag = str(look.health["tag_name"] or "unknown")
+    users = "several users" if look.health["multi_user"] else "one user"
+    version = re.match(r"v?(\d+)\.(\d+)", tag)
+    if version is None:
+        return f"KFP for {users}; this build does not say its version."
+    found = f"KFP {tag.removeprefix('v')}, for {users}."
+    if (int(version[1]), int(version[2])) < _OLDEST_KFP:
+        raise Doubt(f"{found} torchx-kfp is for KFP 2 from 2.14 on, and was tested on 2.17.")
+    return found
+
+
+def _login(look: CheckUp) -> str:
+    namespace = look.connection.namespace
+    if look.health["multi_user"] and not namespace:
+        raise ArgumentError(
+            "The host has several users, and no namespace is given. Give that of your profile: --namespace NAME, "
+            "TORCHX_KFP_NAMESPACE, or namespace in the settings file."
+        )
+    look.connection.get(f"{V2BETA1}/runs", page_size=1, namespace=namespace)
+    return f"Runs can be listed {f'in the namespace {namespace!r}' if namespace else 'without a namespace'}."
+
+
+def _states_of_stages(look: CheckUp) -> str:
+    served = "The host serves the API v1beta1, which has them."
+    try:
+        look.connection.get(f"{V1BETA1}/runs/{_NOBODY}")
+    except HostError as error:
+        if isinstance(error, HostNotFoundError) and "Is this the URL of a KFP host?" not in str(error):
+            return served  # it is the run that KFP has not found
+        lost = "The states of stages, their results and logs cannot be shown, only the state of a run"
+        raise Doubt(f"{lost}, without the API v1beta1: {error}") from None
+    return served
+
+
+def _tracker_base(look: CheckUp) -> str:
+    if not look.base:
+        raise NotAsked("None is given: --tracker-base s3://bucket/results.")
+    Recorder.open(look.base).verify_writable()
+    return f"{shown(without_password(look.base))} was written and read from here; the file is removed."
+
+
+#: Each check by its subject, with the subject of the check that it needs.
+CHECKS: Mapping[str, tuple[str, Callable[[CheckUp], str]]] = {
+    "Python": ("", _python),
+    "packages": ("", _packages),
+    "container engine": ("", _container_engine),
+    "settings": ("", _settings),
+    "host": ("settings", _host),
+    "version": ("host", _version),
+    "login": ("host", _login),
+    "states of stages": ("login", _states_of_stages),
+    "tracker base": ("", _tracker_base),
+}
