@@ -47,20 +47,23 @@ SHOWN = {
     ("--where", "accuracy > 0"): [ORDER[1], ORDER[3], ORDER[5]],
     ("--where", "accuracy > 0.5"): [ORDER[3], ORDER[5]],
     ("--where", "epochs > 2.5"): [ORDER[1], ORDER[2]],
-    ("--where", "epochs * 0.5 > 1"): [ORDER[1], ORDER[2]],
-    ("--where", "-accuracy / 2 + 1 - 0.75 == 0"): [ORDER[1]],
+    ("--where", "epochs >= 3.0"): [ORDER[1], ORDER[2]],
+    ("--where", "epochs<=3"): [ORDER[1], ORDER[3]],
+    ("--where", "epochs != 3"): [ORDER[2], ORDER[3]],
     ("--where", "done == true"): [ORDER[1]],
+    ("--where", "done == False"): [ORDER[3]],
     ("--where", "done == 1"): [],
-    ("--where", "!done"): [ORDER[3]],
-    ("--where", "accuracy == 'diverged' || epochs == 10"): [ORDER[2], ORDER[4]],
-    ("--where", 'results["l2norm/mean"] > 1'): [ORDER[1]],
-    ("--where", "results.epochs >= 3.0"): [ORDER[1], ORDER[2]],
-    ("--where", "has(results.loss)"): ["local_cwd:/torchx/app-1"],
-    ("--where", "has(results.unknown)"): [],
-    ("--where", 'results.exists(name, name == "big")'): [ORDER[5]],
+    ("--where", "done != 1"): [ORDER[1], ORDER[3]],
+    ("--where", "accuracy == diverged"): [ORDER[4]],
+    ("--where", "accuracy != 0.5"): [ORDER[2], ORDER[3], ORDER[4], ORDER[5]],
+    ("--where", "accuracy >= d"): [ORDER[4]],
+    ("--where", "note == 'two words'"): [ORDER[1]],
+    ("--where", 'note == "two words"'): [ORDER[1]],
+    ("--where", "l2norm/mean > 1"): [ORDER[1]],
     ("--where", "big > 1e29"): [ORDER[5]],
-    ("--where", 'run == "a-2" && stage == "train" && execution == "t0"'): [ORDER[3]],
-    ("--where", 'run_id.endsWith("t1") && epochs > 0'): [ORDER[2]],
+    ("--where", "big == 1000000000000000000000000000000"): [ORDER[5]],
+    ("--where", "run == a-2", "--where", "stage == train", "--where", "execution == t0"): [ORDER[3]],
+    ("--where", "run_id == a-2/train/t0"): [ORDER[3]],
     ("--where", "epochs > 2", "--where", "epochs < 5"): [ORDER[1]],
     ("--where", "epochs > 2", "--where", "epochs < 2"): [],
 }
@@ -121,7 +124,15 @@ def test_thousands_of_runs(call: Call, project: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "t").write_text(json.dumps({"accuracy": number / 3000, "epochs": number % 10}))
     shown = call(
-        "results", "--tracker-base", "many", "--where", "accuracy >= 0.5 && epochs < 5", "--sort", "-accuracy"
+        "results",
+        "--tracker-base",
+        "many",
+        "--where",
+        "accuracy >= 0.5",
+        "--where",
+        "epochs < 5",
+        "--sort",
+        "-accuracy",
     ).stdout
     assert len(shown.splitlines()) == 2 + 750
     assert shown.splitlines()[2].split() == ["run-2994/train/t", "0.998", "4"]

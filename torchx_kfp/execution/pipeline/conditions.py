@@ -96,7 +96,7 @@ def new_environment() -> Any:
 
 @functools.cache
 def number_operators() -> dict[str, Callable[..., Any]]:
-    """Return comparisons of celpy's values that behave like cel-go's; ``torchx-kfp results --where`` also uses them."""
+    """Return comparisons of celpy's values that behave like cel-go's."""
     import celpy
     from celpy import celtypes
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,21 +57,22 @@ if TYPE_CHECKING:
 
     #: Results by run id.
     Results = Mapping[str, Mapping[str, Result]]
-    #: Tags by pipeline run.
-    Tags = Mapping[str, Mapping[str, str]]
 
-#: The names in an expression that are not names of results.
+#: The names that a run has besides those of its results, and what precedes the names of its tags.
 _OWN = ("run", "stage", "execution", "run_id")
-#: The name of the map with the tags of a run.
-_TAG = "tag"
-#: The name of the map with all results of a run.
-_RESULTS = "results"
-_MACROS = {"all", "exists", "exists_one", "filter", "map", "reduce", "min"}
-#: Operators of Python or SQL that people may write, and those of the language.
-_HINTS = {"and": "&&", "or": "||", "not": "!", "=": "==", "is": "==", "<>": "!="}
-#: The language's types, by celpy's names for them.
-_KINDS = {"Int": "a whole number", "Double": "a number", "String": "text", "Bool": "true or false"}
-_WORD = re.compile(r"\w+|<>|=|\S")
+_TAG = "tag."
+_OPERATORS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+_EQUALITY = ("==", "!=")
+_COMPARISON = re.compile(
+    r"""\s*(?P<name>[^<>=!]*[^<>=!\s])\s*(?P<operator>[<>]=?|[=!]=)\s*(?P<value>"[^"]*"|'[^']*'|[^\s<>=!"']\S*)\s*"""
+)
 
 
 @click.command("results")
@@ -86,7 +88,11 @@ _WORD = re.compile(r"\w+|<>|=|\S")
     help="Sort by this result; -NAME puts the largest first. Further --sort options break ties.",
 )
 @click.option(
-    "--where", "expressions", metavar="EXPRESSION", multiple=True, help="Show only runs for which this is true."
+    "--where",
+    "comparisons",
+    metavar="COMPARISON",
+    multiple=True,
+    help="Show only runs for which this holds. May be given several times.",
 )
 @click.option(
     "--schedule",
@@ -103,7 +109,7 @@ def results_command(
     run: str | None,
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
-    expressions: tuple[str, ...],
+    comparisons: tuple[str, ...],
     schedule: str | None,
     base: str | None,
     output_dir: str,
@@ -123,10 +129,9 @@ def results_command(
         --where 'accuracy > 0.9' --sort -accuracy
     torchx-kfp results --schedule nightly --stage train
 
-    EXPRESSION is written in the Common Expression Language. Its variables are the names of results, and run, stage,
-    execution and run_id: 'epochs >= 10 && model == "resnet"'. For names that are not identifiers, write
-    'results["l2norm/mean"] > 1.0'. The tags of a run are in tag: 'tag.team == "vision"'. A run that lacks a name or a
-    tag does not match. If --where is given several times, all must be true.
+    COMPARISON is NAME OPERATOR VALUE: 'loss < 0.1', 'model == resnet'. NAME is a result, or run, stage, execution or
+    run_id, or a tag: 'tag.team == vision'. The operators are < <= == != >= >. A run that lacks NAME does not match; for
+    other conditions, use --json, or to_frame() of a tracker.
 
     JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
@@ -146,19 +151,13 @@ def results_command(
         recorder = open_recorder(located.base)
         chosen = _chosen(recorder, located)
         keys = list(chosen.keys)
-        if located.run is None and not (as_json or as_csv or stages or sorts or expressions):
+        if located.run is None and not (as_json or as_csv or stages or sorts or comparisons):
             _list_runs(keys, RunsHere(output_dir, located.base, frozenset(keys)))
             say_if_misplaced(located.base, keys)
             return
     named = located.stages if located else {}
     found: Results = read(recorder, _of_stages(_in_order(keys, named), stages))
-    tags: Tags = {}
-    if any(_TAG in expression for expression in expressions):
-        from torchx_kfp.tracking.store import pipeline_run
-
-        tags = {run: record.tags for run, record in recorder.records(map(pipeline_run, keys), "tags").items()}
-    for expression in expressions if found else ():
-        found = {key: found[key] for key in _matching(expression, found, tags)}
+    found = _matching(found, list(map(_Comparison.parse, comparisons)), recorder)
     for sort in reversed(sorts if found else ()):
         found = _sorted(found, sort)
     if located is not None and not keys:
@@ -308,12 +307,31 @@ def _names(found: Results) -> list[str]:
     return list(dict.fromkeys(name for results in found.values() for name in results))
 
 
+def _matching(found: Results, comparisons: Sequence[_Comparison], recorder: Recorder) -> Results:
+    """Return the results of the runs for which all comparisons hold."""
+    from torchx_kfp.tracking.store import pipeline_run
+
+    values = _values(found)
+    if any(each.name.startswith(_TAG) for each in comparisons):
+        tags = recorder.records(map(pipeline_run, found), "tags")
+        for key, its in values.items():
+            named = {f"{_TAG}{name}": value for name, value in tags[pipeline_run(key)].tags.items()}
+            values[key] = {**named, **its}
+    known = {name for its in values.values() for name in its} - {*_OWN}
+    for each in comparisons if found else ():
+        _check_name("--where", f"{each.name} {each.operator} {each.value}", each.name, known)
+    return {
+        key: results
+        for key, results in found.items()
+        if all(each.name in values[key] and each.holds(values[key][each.name]) for each in comparisons)
+    }
+
+
 def _sorted(found: Results, sort: str) -> Results:
     values, there = _values(found), _names(found)
     descending = sort.startswith("-") and sort not in there
     name = sort[1:] if descending else sort
-    if name not in there and name not in _OWN:
-        raise click.UsageError(f"--sort {sort!r} names {name!r}, {_unknown(name, there)}")
+    _check_name("--sort", sort, name, there)
     groups: tuple[list[str], ...] = ([], [], [], [])
     numbers, nan, texts, missing = groups
     for key, row in values.items():
@@ -386,173 +404,57 @@ def _print_table(found: Results, chosen: Chosen, name: str, stages: Mapping[str,
     print_table((label, "results"), rows, above=above)
 
 
-def _matching(expression: str, found: Results, tags: Tags) -> list[str]:
-    """Return the run ids for which an expression of ``--where`` is true. A run that lacks a name does not match.
+@dataclass(frozen=True)
+class _Comparison:
+    """A comparison of ``--where``: ``loss < 0.1``. The value has quotes, or no spaces."""
 
-    Raises:
-        UsageError: the text is not an expression, names something that no run has, or is not a boolean.
-    """
-    import celpy
-    from celpy.celparser import CELParseError
+    name: str
+    operator: str
+    value: str
 
-    from torchx_kfp.execution.pipeline.conditions import new_environment, number_operators
-    from torchx_kfp.tracking.store import pipeline_run
+    @classmethod
+    def parse(cls, text: str) -> _Comparison:
+        """Return the comparison in a word of the command line.
 
-    environment = new_environment()
-    try:
-        tree = environment.compile(expression)
-    except CELParseError as error:
-        raise _wrong(expression, _syntax_error(expression, error.column)) from None
-    variables, fields = set(_variables(tree)), set(_fields(tree, _RESULTS))
-    has_tags = _TAG in variables and _TAG not in _names(found)
-    tagged = set(_fields(tree, _TAG)) if has_tags else set()
-    names = variables - {_RESULTS, *([_TAG] if has_tags else [])}
-    _check(expression, names, fields, _names(found))
-    of_runs = {key: tags.get(pipeline_run(key), {}) if has_tags else {} for key in found}
-    _check_tags(expression, tagged, {name for its in of_runs.values() for name in its})
-    program = environment.program(tree, functions={**number_operators(), **_arithmetic()})
-    missing = celpy.CELEvalError("missing")
-    matches: list[str] = []
-    failed: list[Exception] = []
-    evaluated = False
-    for key, values in _values(found).items():
-        given = {name: _cel(values[name]) if name in values else missing for name in names}
-        if _RESULTS in variables:
-            given[_RESULTS] = celpy.celtypes.MapType({_cel(name): _cel(value) for name, value in found[key].items()})
-        if has_tags:
-            given[_TAG] = celpy.celtypes.MapType({_cel(name): _cel(value) for name, value in of_runs[key].items()})
-        try:
-            holds = program.evaluate(given)
-        except (celpy.CELEvalError, ArithmeticError, TypeError, ValueError) as error:
-            if names.issubset(values) and fields.issubset(found[key]) and tagged.issubset(of_runs[key]):
-                failed.append(error)
-            continue
-        if not isinstance(holds, celpy.celtypes.BoolType):
-            raise _wrong(expression, f"is not true or false but {holds!s}; compare it, such as {expression} > 0")
-        evaluated = True
-        if holds:
-            matches.append(key)
-    if failed:
-        reason = _reason(failed[0])
-        if not evaluated:
-            raise _wrong(expression, f"cannot be evaluated: {reason}")
-        print_message(f"--where {expression!r} cannot be evaluated for {counted(len(failed), 'run')}: {reason}.")
-    return matches
+        Raises:
+            UsageError: it is something else.
+        """
+        found = _COMPARISON.fullmatch(text)
+        if not found:
+            raise click.UsageError(
+                f"--where {text!r} is not NAME OPERATOR VALUE, such as 'loss < 0.1' or 'note == \"two words\"'. The "
+                f"operators are {' '.join(_OPERATORS)}; several --where must all hold. For anything else, use --json."
+            )
+        value = found["value"]
+        return cls(found["name"], found["operator"], value[1:-1] if value[0] in "\"'" else value)
+
+    def holds(self, value: Any) -> bool:
+        """Tell whether the comparison is true of a value. Values of different types differ, and have no order."""
+        other: Any = _number(self.value)
+        if isinstance(value, bool):
+            other = {"true": True, "false": False}.get(self.value.lower())
+        elif isinstance(value, str) and (other is None or self.operator in _EQUALITY):
+            other = self.value
+        if isinstance(value, bool | str) != isinstance(other, bool | str) or other is None:
+            return self.operator == "!="
+        return bool(_OPERATORS[self.operator](value, other))
 
 
-def _check(expression: str, names: set[str], fields: set[str], there: Collection[str]) -> None:
-    """Reject names that no run has: most of them are typos."""
-    for name in (*sorted(names - {*there, *_OWN}), *sorted(fields - {*there})):
-        composed = next((other for other in there if re.match(rf"{re.escape(name)}\W", other)), None)
-        hint = f' Write results["{composed}"].' if composed and name in names else ""
-        raise _wrong(expression, f"names {name!r}, {_unknown(name, there)}{hint}")
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None
 
 
-def _check_tags(expression: str, names: set[str], there: Collection[str]) -> None:
-    """Reject tags that no run has."""
-    for name in sorted(names - {*there}):
-        known = f"Their tags: {listed(sorted(there), 20)}." if there else "They have none: torchx-kfp tag sets some."
-        raise _wrong(expression, f"names the tag {name!r}, which no run here has.{did_you_mean(name, there)} {known}")
-
-
-def _unknown(name: str, there: Collection[str]) -> str:
-    """Return the end of a message about a result that no run has."""
+def _check_name(option: str, text: str, name: str, there: Collection[str]) -> None:
+    """Raise UsageError for a name that no run has: most of them are typos."""
+    if name in there or name in _OWN:
+        return
     recorded = f"The recorded results are: {listed(sorted(there), 20)}." if there else "No results are recorded."
-    return f"which no run here has recorded.{did_you_mean(name, there)} {recorded}"
-
-
-def _variables(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the variables of an expression that its macros do not bind."""
-    if not hasattr(tree, "children"):
-        return
-    if tree.data == "ident":
-        name = str(tree.children[0])
-        if name not in bound:
-            yield name
-        return
-    children = tree.children
-    if tree.data == "member_dot_arg" and str(children[1]) in _MACROS and len(children) > 2:
-        yield from _variables(children[0], bound)
-        variables = frozenset(map(str, _variables(children[2].children[0])))
-        for child in children[2].children:
-            yield from _variables(child, bound | variables)
-        return
-    for child in children:
-        yield from _variables(child, bound)
-
-
-def _fields(tree: Any, of: str) -> Iterator[str]:
-    """Yield the names that constants select from the map, except those in ``has()``, which may be missing."""
-    if not hasattr(tree, "children"):
-        return
-    if tree.data == "ident_arg" and str(tree.children[0]) == "has":
-        return
-    if tree.data in ("member_index", "member_dot") and _tokens(tree.children[0]) == [of]:
-        text, *others = _tokens(tree.children[1])
-        if not others and tree.data == "member_dot":
-            yield text
-        elif not others and re.fullmatch(r"""(["'])(?:(?!\1)[^\\])*\1""", text):
-            yield text[1:-1]
-    for child in tree.children:
-        yield from _fields(child, of)
-
-
-def _tokens(tree: Any) -> list[str]:
-    return [str(tree)] if not hasattr(tree, "children") else list(map(str, tree.scan_values(lambda token: True)))
-
-
-def _cel(value: Any) -> Any:
-    import celpy
-
-    try:
-        return celpy.json_to_cel(value)
-    except ValueError:  # an int of more than 64 bits
-        return celpy.celtypes.DoubleType(value)
-
-
-def _arithmetic() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return the language's arithmetic for mixed types of numbers: users do not see the types of results."""
-    from celpy import celtypes
-
-    numbers = (celtypes.IntType, celtypes.DoubleType)
-
-    def mixed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def apply(a: Any, b: Any) -> Any:
-            if isinstance(a, numbers) and isinstance(b, numbers) and type(a) is not type(b):
-                a, b = celtypes.DoubleType(a), celtypes.DoubleType(b)
-            value = function(a, b)
-            return celtypes.DoubleType(value) if type(value) is float else value  # celpy itself loses the type
-
-        return apply
-
-    return {
-        "_+_": mixed(operator.add),
-        "_-_": mixed(operator.sub),
-        "_*_": mixed(operator.mul),
-        "_/_": mixed(operator.truediv),
-    }
-
-
-def _syntax_error(expression: str, column: int | None) -> str:
-    rest = expression[(column or 1) - 1 :]
-    if not rest.strip():
-        return "is empty; write, for example, 'accuracy > 0.9'"
-    word = _WORD.match(rest.lstrip())
-    if word and word[0].lower() in _HINTS:
-        return f"is not an expression: at column {column}, write {_HINTS[word[0].lower()]} for {word[0]}"
-    return f"is not a valid expression: syntax error at column {column}, at or after {rest[:20]!r}"
-
-
-def _reason(error: Exception) -> str:
-    args = error.args
-    said = str(args[0]) if args else str(error)
-    overload = re.search(r"applied to '\((.*)\)'", said)
-    if overload:
-        kinds = re.findall(r"celtypes\.(\w+)Type", overload[1])
-        return f"no operation for {' and '.join(_KINDS.get(kind, kind.lower()) for kind in kinds)}"
-    function = re.match(r"undeclared reference to '(\w+)'", said)
-    return f"there is no function {function[1]!r}" if function else said.partition("\n")[0]
-
-
-def _wrong(expression: str, text: str) -> click.UsageError:
-    return click.UsageError(f"--where {expression!r} {text.removesuffix('.')}.")
+    if name.startswith(_TAG):
+        tags = [other.removeprefix(_TAG) for other in there if other.startswith(_TAG)]
+        recorded = f"Their tags: {listed(sorted(tags), 20)}." if tags else "There are no tags yet."
+    raise click.UsageError(
+        f"{option} {text!r} names {name!r}, which no run here has recorded.{did_you_mean(name, there)} {recorded}"
+    )

@@ -21,7 +21,7 @@ def tag_command(run: str, words: tuple[str, ...], base: str | None, output_dir: 
     """Give RUN tags, or print those that it has.
 
     Tags are kept with the run's records under its tracker base, so everybody who reads them there sees them:
-    `results --where 'tag.team == "a"'`, `runs --tag team=a`, `compare`, `show`, and the report. A tag that the run has
+    `results --where 'tag.team == a'`, `runs --tag team=a`, `compare`, `show`, and the report. A tag that the run has
     gets the new value; without a value (NAME=), it is removed.
 
     \b
