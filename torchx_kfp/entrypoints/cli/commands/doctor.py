@@ -25,8 +25,9 @@ def doctor_command(ctx: click.Context, tracker_base: str | None, as_json: bool, 
     torchx-kfp doctor
     torchx-kfp doctor --host https://kfp.example.com --tracker-base s3://bucket/results
 
-    Nothing is started on the host: what only pods can prove, a small pipeline shows (torchx-kfp init DIR writes one),
-    submitted with --watch. The exit code is 1 if something needed is missing. Values of secrets are not shown.
+    Nothing is started on the host: what only pods can prove, a small pipeline shows if it is submitted with --watch
+    (torchx-kfp init DIR writes one). The exit code is 1 if something needed is missing. Values of secrets are not
+    shown.
     """
     from torchx_kfp.entrypoints.doctor import check_up
 
