@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.searches import ACT, LAYERS, LR, tell
 from torchx_kfp.execution.report import plots
-from torchx_kfp.execution.report.graph import Box, edges, place
+from torchx_kfp.execution.report.graph import Box, lay_out
 from torchx_kfp.execution.report.trials import draw_trials, number_trials
 from torchx_kfp.tracking.searches import parse_search
 
@@ -24,7 +23,7 @@ def boxes(draw: st.DrawFn, depth: int = 0) -> list[Box]:
     for number in range(count):
         after = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
         inner = draw(boxes(depth + 1)) if depth < 2 and draw(st.integers(0, 4)) == 0 else []
-        made.append(Box(f"t{number}", 100.0, 40.0, [f"t{index}" for index in sorted(after)], inner))
+        made.append(Box(f"t{number}", [f"t{index}" for index in sorted(after)], inner, "loop" if inner else "task"))
     return draw(st.permutations(made))
 
 
@@ -37,7 +36,7 @@ def overlap(one: Box, other: Box) -> bool:
     )
 
 
-def check_places(root: Box, down: bool) -> None:
+def check_places(root: Box) -> None:
     for group in (root, *root.all_inside()):
         for number, box in enumerate(group.inner):
             assert not any(overlap(box, other) for other in group.inner[number + 1 :])
@@ -45,29 +44,24 @@ def check_places(root: Box, down: bool) -> None:
             assert box.x + box.width <= group.x + group.width + 1e-6
             assert group.y <= box.y
             assert box.y + box.height <= group.y + group.height + 1e-6
-    for source, bends, target in edges(root):
-        passed = [source, *bends, target]
-        for one, other in pairwise(passed):
-            end, start = (one.y + one.height, other.y) if down else (one.x + one.width, other.x)
-            assert end < start
+    for source, target in root.edges():
+        assert source.y + source.height < target.y
 
 
-@given(boxes(), st.booleans())
+@given(boxes())
 @settings(max_examples=80)
-def test_no_boxes_overlap_and_edges_lead_forward(inner: list[Box], down: bool) -> None:
-    root = Box("", 0.0, 0.0, inner=inner)
-    place(root, down)
-    check_places(root, down)
+def test_no_boxes_overlap_and_edges_lead_down(inner: list[Box]) -> None:
+    root = Box("", inner=inner)
+    lay_out(root)
+    check_places(root)
 
 
-@pytest.mark.parametrize("down", [True, False])
-def test_layers_of_very_many_boxes_are_wrapped(down: bool) -> None:
-    inner = [Box(f"t{number}", 100.0, 40.0) for number in range(500)]
-    inner += [Box("last", 100.0, 40.0, [box.key for box in inner])]
-    root = Box("", 0.0, 0.0, inner=inner)
-    place(root, down)
-    check_places(root, down)
-    assert (root.width if down else root.height) < 1250
+def test_layers_of_very_many_boxes_are_wrapped() -> None:
+    inner = [Box(f"t{number}") for number in range(500)]
+    root = Box("", inner=[*inner, Box("last", [box.key for box in inner])])
+    lay_out(root)
+    check_places(root)
+    assert root.width < 1250
 
 
 def inside(places: Iterable[tuple[float, float]], left: float, top: float, right: float, bottom: float) -> bool:

@@ -21,20 +21,13 @@
     }
   };
 
+  // Highlight a box's lines, which are hard to tell apart in a large graph.
   const graph = document.querySelector(".graph");
-  const fit = document.getElementById("fit");
   if (graph) {
-    const panel = graph.parentElement;
-    const overflows = () => panel.scrollWidth > panel.clientWidth + 1 || panel.scrollHeight > panel.clientHeight + 1;
-    const offer = () => { if (!graph.classList.contains("fit")) fit.hidden = !overflows(); };
-    fit.addEventListener("click", () => { fit.textContent = graph.classList.toggle("fit") ? "Full size" : "Fit"; offer(); });
-    addEventListener("resize", offer);
-    offer();
-    // Highlight a box's lines, which are hard to tell apart in a large graph.
-    const nodes = all(".node", graph);
+    const lines = all("[data-from]", graph);
     light(graph, (event) => {
-      const number = nodes.indexOf(event.target.closest(".node"));
-      return number < 0 ? [] : all(`[data-from="${number}"],[data-to="${number}"]`, graph);
+      const path = event.target.closest(".node")?.dataset.path;
+      return path ? lines.filter(({ dataset }) => dataset.from === path || dataset.to === path) : [];
     });
   }
   // Highlight a trial in all drawings of its search, and in the table.
