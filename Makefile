@@ -71,8 +71,8 @@ test-newest: $(VENV)-newest/.ready ## run the tests that depend on versions with
 test-package: $(VENV)/.ready ## check the distributions as an index would, and install the wheel with each extra in an empty environment
 	@VENV=$(VENV) dev/ci/package
 
-test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see docs/reference/tested.md)
-	@$(if $(and $(HOST),$(TRACKER_BASE),$(IMAGE)),,echo 'make test-kfp needs HOST=URL TRACKER_BASE=URL IMAGE=NAME: see docs/reference/tested.md' >&2; exit 2)
+test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see tests/conformance/README.md)
+	@$(if $(and $(HOST),$(TRACKER_BASE),$(IMAGE)),,echo 'make test-kfp needs HOST=URL TRACKER_BASE=URL IMAGE=NAME: see tests/conformance/README.md' >&2; exit 2)
 	$(foreach each,HOST TRACKER_BASE IMAGE SHELL_IMAGE SECRET ENDPOINT ENGINES KEEP,TORCHX_KFP_SUITE_$(each)='$($(each))') \
 	    $(bin)/python -m pytest tests/conformance -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
 

@@ -109,7 +109,9 @@ def test_json_is_json(page: Path) -> None:
 
 
 #: Pages of the repository beside the documentation.
-OF_REPOSITORY = [pages.REPOSITORY / f"{each}.md" for each in ("CHANGELOG", "CONTRIBUTING", "SECURITY")]
+OF_REPOSITORY = [
+    pages.REPOSITORY / f"{each}.md" for each in ("CHANGELOG", "CONTRIBUTING", "SECURITY", "tests/conformance/README")
+]
 
 
 @pytest.mark.parametrize("page", [*pages.PAGES, *OF_REPOSITORY], ids=name)
