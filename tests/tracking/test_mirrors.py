@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.facts import says
 from tests.tracking.stages import environ
 from tests.tracking.trackers import RECORDER, calls, install, run_application
-from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking import FsspecResultTracker, current_run
+from torchx_kfp.tracking import FsspecResultTracker
 
 RUN = "run/train/1"
 PARENTS = {"prepare": "run/prepare/1", "trials": ("run/t/1", "run/t/2"), "again": "run/prepare/1", "none": ()}
@@ -104,20 +102,22 @@ except ValueError:
     print("refused")
 """
     assert run_application(code, stage(tmp_path, "recorder"), packages).stdout == "refused\n"
-    assert not (tmp_path / "calls").exists()
+    assert calls(tmp_path / "calls") == [["create", str(tmp_path / "calls")]]
 
 
-def test_torchx_is_loaded_where_something_is_recorded_for_mirror_trackers(tmp_path: Path, packages: Path) -> None:
+def test_the_first_process_loads_its_mirrors_at_once(tmp_path: Path, packages: Path) -> None:
     code = """
 import sys
 from torchx_kfp.tracking import current_run
 run = current_run()
-print("torchx" in sys.modules, "recorder" in sys.modules, end=" ")
-run.put(a=1)
 print("torchx" in sys.modules, "recorder" in sys.modules)
+run.add_metadata(a=1)
 """
-    assert run_application(code, stage(tmp_path, "recorder"), packages).stdout == "False False True True\n"
-    assert run_application(code, stage(tmp_path), packages).stdout == "False False False False\n"
+    assert run_application(code, stage(tmp_path), packages).stdout == "False False\n"
+    other = stage(tmp_path, "recorder") | {"TORCHX_REPLICA_ID": "1"}
+    assert run_application(code, other, packages).stdout == "False False\n"
+    assert not (tmp_path / "calls").exists()
+    assert run_application(code, stage(tmp_path, "recorder"), packages).stdout == "True True\n"
 
 
 @pytest.mark.versions
@@ -159,7 +159,7 @@ def test_a_tracker_that_fails_is_a_warning_once_for_each_kind_of_error(tmp_path:
     code = """
 import time
 from torchx_kfp.tracking import current_run
-current_run().put(first=1)  # loads the trackers
+current_run().put(first=1)
 for error in "aaba":
     started = time.monotonic()
     current_run().put(error=error)
@@ -198,54 +198,30 @@ run.put(late=1)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "why"),
     [
-        ("create = None", "TrackerError: TorchX does not find a factory named 'broken:create'"),
-        ("def create(config): raise ConnectionError(config)", "ConnectionError: somewhere"),
-        ("import no_such_module", "TrackerError: TorchX does not find a factory"),
+        ("broken:create", "create = None", "TorchX finds no entry point 'torchx.tracker' and no 'module:function'"),
+        ("broken:create", "def create(config): raise ConnectionError(config)", "ConnectionError: somewhere"),
+        ("broken:create", "import no_such_module", "TorchX finds no"),
+        ("broken", "import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("wandb", "", "TorchX finds no"),
+        ("no_such_module:create", "", "TorchX finds no"),
+        (":create", "", ""),
+        ("torchx", "", "'module' object is not callable"),
+        ("mlflow", "import sys; sys.modules['mlflow'] = None", 'pip install "torchx-kfp[mlflow]"'),
+        ("recorder", "import sys; sys.modules['torchx'] = None", "No module named"),
     ],
 )
-def test_a_factory_that_fails(tmp_path: Path, packages: Path, text: str, message: str) -> None:
+def test_a_tracker_that_cannot_be_loaded_is_an_error_at_once(
+    tmp_path: Path, packages: Path, name: str, text: str, why: str
+) -> None:
     install(packages, "broken", text)
-    code = "from torchx_kfp.tracking import current_run; current_run().put(a=1)"
-    done = run_application(code, stage(tmp_path, "broken:create", config="somewhere"), packages)
-    assert message in done.stderr
-    assert FsspecResultTracker(tmp_path / "base")[RUN] == {"a": 1}
-
-
-def test_a_tracker_that_is_not_there_is_an_error_at_once(tmp_path: Path, packages: Path) -> None:
     code = "from torchx_kfp.tracking import current_run; current_run()"
-    done = run_application(code, stage(tmp_path, "recorder", "wandb"), packages, check=False)
+    if "sys.modules" in text:  # as if it were not installed
+        code = f"{text}; {code}"
+    done = run_application(code, stage(tmp_path, name, config="somewhere"), packages, check=False)
     assert done.returncode == 1
-    assert (
-        "TrackerError: The stage has the further tracker 'wandb', but there is no such entry point 'torchx.tracker' "
-        "here, nor a function of the form 'module:function' in a module that is installed. Entry points are: "
-    ) in done.stderr
-    assert "'mlflow', 'recorder', 'torchx_kfp'. Install the package that has it in the image, or leave" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["no_such_module:create", ":create", "torchx", "no such:x"])
-def test_names_that_torchx_could_not_load(name: str, tmp_path: Path) -> None:
-    with pytest.raises(TrackerError, match=says("'torchx.tracker'", "trackers=", "'module:function'", "'fsspec'")):
-        current_run(stage(tmp_path, name))
-
-
-@pytest.mark.parametrize(
-    ("missing", "name", "message"),
-    [
-        ("torchx", "mlflow", "but TorchX is not installed here. Install torchx in the image, or leave the tracker out"),
-        ("mlflow", "mlflow", 'needs the module \'mlflow\', but it is not installed here. Install it in the image: pip '
-         'install "torchx-kfp[mlflow]"'),
-        ("recorder", "recorder", "Install it in the image: the package that has 'recorder'."),
-    ],
-)  # fmt: skip
-def test_what_a_tracker_needs(tmp_path: Path, packages: Path, missing: str, name: str, message: str) -> None:
-    code = f"""
-import sys
-sys.modules[{missing!r}] = None  # as if it were not installed
-from torchx_kfp.tracking import current_run
-current_run()
-"""
-    done = run_application(code, stage(tmp_path, name), packages, check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
+    *_, message = done.stderr.splitlines()
+    assert message.startswith(f"torchx_kfp.errors.TrackerError: The stage's tracker {name!r} cannot be loaded here (")
+    assert why in message
+    assert message.endswith("which includes TorchX, or leave the tracker out (trackers= of the stage).")

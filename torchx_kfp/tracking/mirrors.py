@@ -1,12 +1,13 @@
 """Copy the records of a run to mirrors: further trackers of ``torchx.tracker``, such as MLflow's.
 
-The authoritative records are those under the tracker base. If a mirror fails, the stage continues: a warning is logged.
-A tracker that cannot be loaded is an error before the training starts. TorchX is loaded on first use, and only if there
-are mirrors.
+The authoritative records are those under the tracker base. The first process of a stage loads its mirrors when it
+starts, so that one that cannot be loaded is an error before the work. If a mirror fails later, the stage continues: a
+warning is logged. TorchX is loaded only if there are mirrors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -15,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.common.extras import install_line, is_installed
 from torchx_kfp.contract.protocol import StageContext
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.artifacts import absolute
@@ -23,10 +23,6 @@ from torchx_kfp.tracking.artifacts import absolute
 if TYPE_CHECKING:
     from torchx_kfp.tracking.curves import Point
 
-_GROUP = "torchx.tracker"
-#: For modules of this project that are trackers: the module that they need besides TorchX, and the extra that installs
-#: it.
-_NEEDED = {"torchx_kfp.tracking.backends.mlflow": ("mlflow", "mlflow")}
 #: After a failure, a tracker is not called for this many times as long as the failure took. So a server that is gone
 #: takes a tenth of the time, however often a stage records.
 _PAUSE = 9
@@ -37,25 +33,27 @@ _log = logging.getLogger("torchx_kfp")
 
 
 class MirrorTracker:
-    """A tracker that gets copies of what this process records. It is created on first use.
+    """A tracker that gets copies of what this process records.
 
     Args:
         name: the name of an entry point ``torchx.tracker``, or ``module:function``.
         config: the configuration that TorchX passes to the tracker's factory.
         run_id: the run that records.
         sources: the runs that it reads.
+
+    Raises:
+        TrackerError: the tracker cannot be loaded here.
     """
 
     def __init__(self, name: str, config: str | None, run_id: str, sources: tuple[str, ...]) -> None:
         self._name = name
-        self._config = config
         self._run_id = run_id
-        self._sources = sources
-        self._made: Any = None
+        self._sources = list(sources)
         self._seen: set[str] = set()
         self._paused_until = 0.0
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        os.register_at_fork(after_in_child=self._renew_lock)  # another thread may hold it
+        self._tracker = _load(name, config)
 
     def add_metadata(self, metadata: Mapping[str, object]) -> None:
         """Copy results by name."""
@@ -88,34 +86,23 @@ class MirrorTracker:
         tracker.add_metadata(self._run_id, **named)
 
     def _call(self, call: Callable[[Any], None]) -> None:
-        if self._pid != os.getpid():  # another thread may have held it when this process was forked
-            self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
             started = time.monotonic()
             if started < self._paused_until:
                 return
             try:
-                if self._made is None:
-                    self._made = self._make()
-                    started = time.monotonic()  # do not count the time for loading, which takes long
-                call(self._made)
+                for source in tuple(self._sources):
+                    with contextlib.suppress(NotImplementedError):  # such as TorchX's own tracker for MLflow
+                        self._tracker.add_source(self._run_id, source)
+                    self._sources.remove(source)
+                call(self._tracker)
             except Exception as error:  # whatever a tracker raises, the results are stored already
                 ended = time.monotonic()
                 self._paused_until = ended + _PAUSE * (ended - started)
                 self._warn(error)
 
-    def _make(self) -> Any:
-        from torchx.tracker.api import build_trackers
-
-        made = list(build_trackers({self._name: self._config}))
-        if not made:
-            raise TrackerError(f"TorchX does not find a factory named {self._name!r}")
-        for source in self._sources:
-            try:
-                made[0].add_source(self._run_id, source)
-            except NotImplementedError:  # such as TorchX's own tracker for MLflow
-                break
-        return made[0]
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def _warn(self, error: Exception) -> None:
         kind = type(error).__qualname__
@@ -137,49 +124,25 @@ def mirror_trackers(context: StageContext) -> tuple[MirrorTracker, ...]:
     Raises:
         TrackerError: a tracker cannot be loaded here.
     """
-    if not context.trackers:
-        return ()
-    for name in context.trackers:
-        check_tracker(name)
     sources = [ids if isinstance(ids, tuple) else (ids,) for ids in context.parents.values()]
     unique = tuple(dict.fromkeys(run_id for ids in sources for run_id in ids if run_id))
-    return tuple(_tracker(name, config, context.run_id, unique) for name, config in context.trackers.items())
+    return tuple(_mirror(name, config, context.run_id, unique) for name, config in context.trackers.items())
 
 
-_tracker = lru_cache(maxsize=None)(MirrorTracker)
+_mirror = lru_cache(maxsize=None)(MirrorTracker)
 
 
-def check_tracker(name: str) -> None:
-    """Reject a tracker that cannot be loaded, without loading it, which may take seconds.
+def _load(name: str, config: str | None) -> Any:
+    try:
+        from torchx.tracker.api import build_trackers
 
-    Raises:
-        TrackerError: TorchX, the tracker, or a package that it needs is missing.
-    """
-    from importlib.metadata import entry_points  # slow to load, and most stages do not need it
-
-    if not is_installed("torchx"):
+        found = list(build_trackers({name: config}))
+        why = "" if found else "TorchX finds no entry point 'torchx.tracker' and no 'module:function' of this name"
+    except Exception as error:  # whatever a factory raises
+        why = f"{type(error).__name__}: {error}"
+    if why:
         raise TrackerError(
-            f"The stage has the further tracker {name!r}, but TorchX is not installed here. Install torchx in the "
-            "image, or leave the tracker out (trackers= of the stage)."
+            f"The stage's tracker {name!r} cannot be loaded here ({why}). Install in the image what it needs, which "
+            "includes TorchX, or leave the tracker out (trackers= of the stage)."
         )
-    found = [point for point in entry_points(group=_GROUP) if point.name == name]
-    if (
-        not found
-        and (":" not in name or not is_installed(name.partition(":")[0]))
-        and not is_installed("torchx_plugins")
-    ):
-        known = ", ".join(sorted({repr(point.name) for point in entry_points(group=_GROUP)})) or "none"
-        raise TrackerError(
-            f"The stage has the further tracker {name!r}, but there is no such entry point {_GROUP!r} here, nor a "
-            f"function of the form 'module:function' in a module that is installed. Entry points are: {known}. Install "
-            "the package that has it in the image, or leave the tracker out (trackers= of the stage)."
-        )
-    for point in found:
-        module = point.value.partition(":")[0].strip()
-        needed, extra = _NEEDED.get(module, (module, ""))
-        if not is_installed(needed):
-            install = install_line(extra) if extra else f"the package that has {module!r}"
-            raise TrackerError(
-                f"The stage has the further tracker {name!r}, which needs the module {needed.partition('.')[0]!r}, but "
-                f"it is not installed here. Install it in the image: {install}."
-            )
+    return found[0]

@@ -401,6 +401,7 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     except KeyRefusedError as error:
         raise ProtocolError(f"{protocol.JOB_ID} is not a run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
-    mirrors = mirror_trackers(context)
+    is_main = rank(environ) == 0
+    mirrors = mirror_trackers(context) if is_main else ()
     record_start_once(tracker.store, context, environ)
-    return Run(context.run_id, tracker, context.parents, mirrors=mirrors, is_main_process=rank(environ) == 0)
+    return Run(context.run_id, tracker, context.parents, mirrors=mirrors, is_main_process=is_main)
