@@ -57,15 +57,10 @@ def parse_engine(engine: object) -> Engine | None:
     )
 
 
-def engines_with(option: str) -> list[str]:
-    """Return the names of the classes of engines that have this option."""
-    return [kind.__name__ for kind in ENGINES.values() if option in {field.name for field in dataclasses.fields(kind)}]
-
-
-def option_hint(option: str, value: str = "...") -> str:
+def option_hint(option: str) -> str:
     """Return a sentence, with a space before it, that says where an option of engines belongs; else nothing."""
-    kinds = engines_with(option)
-    return f" {option} is an option of the engine: engine=engines.{kinds[0]}({option}={value})." if kinds else ""
+    kinds = [kind for kind in ENGINES.values() if option in {field.name for field in dataclasses.fields(kind)}]
+    return f" {option} is an option of the engine: engine=engines.{kinds[0].__name__}({option}=...)." if kinds else ""
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
