@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.authoring.kfp_engines import kubelet
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import Application, Outputs, Word, decode, launcher_words, publish_other
+from torchx_kfp.contract.command import Outputs, decode, encode, launcher_words
 from torchx_kfp.contract.inputs import (
     RUN_ID,
     encode_aliases,
@@ -51,13 +51,13 @@ SPECIFICATION = LauncherSpec(
 PROGRAMS = ["none", "retries", "launcher"]
 
 
-def encoded(draw: Any, name: str, text: str, values: list[str], *, lifts: bool) -> Word:
-    """Return the word ``name`` + ``text`` in one of the forms that it may have."""
+def encoded(draw: Any, name: str, text: str, values: list[str], *, lifts: bool) -> tuple[str, str]:
+    """Return the word ``name`` + ``text`` in one of the forms that it may have, and the letter of that in a mask."""
     if lifts and text and draw(st.booleans()) and not name.startswith(("PATH", "PYTHON", "LD")):
         values.append(encode_value(text))
-        return Word(name, "v")
+        return name, "v"
     text = name + text
-    return Word(escape(text), "b") if find_rewritten(text) else Word(text)
+    return (escape(text), "b") if find_rewritten(text) else (text, "s")
 
 
 @st.composite
@@ -83,14 +83,8 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
     if workspace is not None and program != "launcher":
         start = (*workspace_words(parameter_placeholder("workspace")), *start)
     outputs = Outputs(OUTPUTS.results, draw(st.sampled_from([{}, OUTPUTS.artifacts])), may_fail)
-    made = Application(
-        [Word("env"), *own] if own else [],
-        words,
-        start,
-        None if ui_metadata is None else escape(ui_metadata),
-        outputs if form == "published" else None,
-        "program",
-    )
+    publisher = outputs.words("program") if form == "published" else ()
+    whole = [*([("env", "s"), *own] if own else []), *((word, "s") for word in (*publisher, *start)), *words]
     inputs: dict[str, Any] = {"base": "s3://bucket/$(a)", "workspace": workspace or ""}
     parents = []
     for at, run_ids in enumerate(found.values()):
@@ -102,8 +96,17 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
             parents.append(f'"{placeholder}"' if isinstance(run_ids, str) else placeholder)
     inputs["stage"] = join_values("train", encode_aliases(found), values)
     name, base = component_digest("inputs"), "{{$.inputs.parameters['base']}}"
-    command = made.untracked(name) if form == "untracked" else made.tracked(name, base, parents)
     tracked = form != "untracked"
+    command = encode(
+        name,
+        [word for word, _ in whole],
+        "".join(letter for _, letter in whole).rstrip("s"),
+        tracker_base=base if tracked else "",
+        has_outputs=form == "published",
+        values=parameter_placeholder("stage"),
+        parents=parents,
+        ui_metadata=None if ui_metadata is None else escape(ui_metadata),
+    )
     expected = {
         "is_own": any(word.startswith("torchx-kfp-1-") for word in command),
         "stage": "train" if tracked else "",
@@ -172,7 +175,8 @@ def test_the_kubelet_of_the_package_and_that_of_the_tests_agree(word: str) -> No
 
 
 def test_a_stage_that_publishes_the_records_of_another() -> None:
-    command = publish_other(component_digest(""), "s3://bucket", "run/train/1", OUTPUTS, "program")
+    words = OUTPUTS.words("program")
+    command = encode(component_digest(""), words, tracker_base="s3://bucket", run_id="run/train/1")
     facts = decode(command)
     assert (facts.is_own, facts.stage, facts.tracker_base, facts.outputs) == (True, "", "s3://bucket", OUTPUTS)
     assert (facts.application, facts.variables) == ((), {})
@@ -180,15 +184,15 @@ def test_a_stage_that_publishes_the_records_of_another() -> None:
 
 def test_a_command_that_was_cut_is_a_foreign_one() -> None:
     """A host, or a pipeline of somebody else, may have one."""
-    made = Application((), [Word("$(A)", "b")])
-    for command in (made.tracked("0123abcd", "base", ['"reads"']), made.untracked("0123abcd")):
+    tracked = encode("0123abcd", ["$(A)"], "b", tracker_base="base", values="stage", parents=['"reads"'])
+    for command in (tracked, encode("0123abcd", ["$(A)"], "b")):
         for length in range(len(command)):
             assert decode(command[:length]).words == command[:length]
     assert not decode(command[:4]).is_own
 
 
 def test_a_later_version_is_a_foreign_command() -> None:
-    made = Application((), [Word("$(A)", "b")]).untracked("0123abcd")
+    made = encode("0123abcd", ["$(A)"], "b")
     assert decode(made).is_own
     command = tuple(word.replace("torchx-kfp-1-", "torchx-kfp-2-") for word in made)
     assert not decode(command).is_own

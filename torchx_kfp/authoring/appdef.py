@@ -11,8 +11,8 @@ import os
 import posixpath
 import sys
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torchx import specs
 
@@ -69,12 +69,26 @@ _ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLE
 
 
 @dataclass(frozen=True)
-class Resources:
-    """The resources of a stage as Kubernetes writes them: None for no limit; a type of device, and its count."""
+class PodSettings:
+    """What a stage's own pod is like, in the words of Kubernetes.
+
+    Attributes:
+        cpu: its request and limit; None for none.
+        memory: likewise.
+        accelerator: a type of device, and its count.
+        node_selector: the labels of its node.
+        volumes: pairs of a claim and the path at which it is mounted.
+        labels: its labels.
+        task_config: for a launcher, the settings of the task that its own pod has as well; otherwise None.
+    """
 
     cpu: str | None = None
     memory: str | None = None
     accelerator: tuple[str, int] | None = None
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[tuple[str, str]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    task_config: Sequence[str] | None = None
 
 
 def single_role(app: specs.AppDef) -> specs.Role:
@@ -184,8 +198,8 @@ def check_name(name: object, where: str) -> None:
     check_word(name, where)
 
 
-def parse_resources(role: specs.Role) -> Resources:
-    """Return the role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
+def single_pod(role: specs.Role) -> PodSettings:
+    """Return the settings of the pod of a stage without an engine; 0 and -1 ask for nothing, as in TorchX."""
     resource, where = role.resource, f"role {role.name!r}"
     if 0 < resource.memMB < LAUNCHER_MB:
         warn_caller(
@@ -199,7 +213,14 @@ def parse_resources(role: specs.Role) -> Resources:
             f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}), but a KFP task "
             "can have only one. Ask for one of them, or give an engine, such as engine='job', whose pods can have more."
         )
-    return Resources(**parse_amounts(resource, where), accelerator=next(iter(counts.items()), None))
+    amounts = parse_amounts(resource, where)
+    return PodSettings(
+        cpu=amounts.get("cpu"),
+        memory=amounts.get("memory"),
+        accelerator=next(iter(counts.items()), None),
+        node_selector=parse_node_selector(role),
+        volumes=_parse_volumes(role),
+    )
 
 
 def parse_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
@@ -229,7 +250,7 @@ def parse_node_selector(role: specs.Role) -> dict[str, str]:
     return selector
 
 
-def parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
+def _parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
     """Read the role's persistent volume claims and the paths at which they are mounted."""
     volumes = []
     for mount in role.mounts:

@@ -99,7 +99,7 @@ def _container_component(plan: StagePlan, name: str | None = None) -> Any:
         _parameter(output, dsl.Output[kind] if issubclass(kind, dsl.Artifact) else dsl.OutputPath(kind))
         for output, kind in plan.outputs.items()
     ]
-    kept = plan.program.task_config if hasattr(dsl, "TaskConfig") else None  # kfp 2.14 has none
+    kept = plan.pod.task_config if hasattr(dsl, "TaskConfig") else None  # kfp 2.14 has none
     config = [] if kept is None else [_parameter(TASK_CONFIG, dsl.TaskConfig)]
     # KFP parses a docstring in four styles, which takes longer than all else here: one without sections is set below.
     has_sections = "\n" in plan.description
@@ -178,18 +178,17 @@ def _function(
 
 def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
     """Set the task's resources, retries and settings for Kubernetes, and return the task."""
-    remember_stage(task, TaskStage(plan.alias, tracker_base))
+    remember_stage(task, TaskStage(plan.name, tracker_base))
     if task.state.name == "FINAL":
         # This was called outside a pipeline, with kfp.local: the task has already run, and nothing below applies.
         return task
-    task._outputs = StageOutputs(task._outputs, plan.alias)
-    resources = plan.program.resources
-    cpu, memory, accelerator = resources.cpu or None, resources.memory or None, resources.accelerator
-    if cpu or memory or accelerator:
+    task._outputs = StageOutputs(task._outputs, plan.name)
+    pod = plan.pod
+    if pod.cpu or pod.memory or pod.accelerator:
         # KFP's setters do the same, but look up the whole stack in source files, and in 2.14 refuse most counts.
-        kind, count = accelerator or (None, None)
+        kind, count = pod.accelerator or (None, None)
         amount = None if count is None else str(count)
-        task.container_spec.resources = structures.ResourceSpec(cpu, cpu, memory, memory, kind, amount)
+        task.container_spec.resources = structures.ResourceSpec(pod.cpu, pod.cpu, pod.memory, pod.memory, kind, amount)
     if not plan.cache:
         task.set_caching_options(False)
     _configure_pod(task, plan)
@@ -199,14 +198,14 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
 def _configure_pod(task: dsl.PipelineTask, plan: StagePlan) -> None:
     # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions
     # convert the whole configuration at each call, which took a fifth of the time to compile 300 stages.
-    config: dict[str, Any] = {"podMetadata": {"labels": dict(plan.labels)}} if plan.labels else {}
-    if paths := plan.program.field_paths:
+    config: dict[str, Any] = {"podMetadata": {"labels": dict(plan.pod.labels)}} if plan.pod.labels else {}
+    if paths := plan.field_paths:
         config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in paths.items()]
     if config:
         task.platform_config["kubernetes"] = config
-    for label, value in plan.program.node_selector.items():
+    for label, value in plan.pod.node_selector.items():
         kubernetes.add_node_selector(task, label, value)
-    for claim, path in plan.program.volumes:
+    for claim, path in plan.pod.volumes:
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=path)
     for secret, variables in plan.secrets.items():
         kubernetes.use_secret_as_env(task, secret_name=secret, secret_key_to_env=dict(variables))

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.authoring.appdef import check_app, check_name
+from torchx_kfp.authoring.appdef import PodSettings, check_app, check_name, single_pod
+from torchx_kfp.authoring.application import Application, env_words, pod_labels, single_application
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.component_inputs import Input, Inputs, describe
 from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import parse_outputs, parse_ui_metadata
-from torchx_kfp.authoring.program import Program, env_words, pod_labels, pod_program, publisher_program
 from torchx_kfp.authoring.reads import is_list, parse_reads, parse_tracker_base
-from torchx_kfp.authoring.references import Reference
-from torchx_kfp.authoring.replicas import launcher_program
+from torchx_kfp.authoring.references import Reference, Text
+from torchx_kfp.authoring.replicas import launcher
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables
 from torchx_kfp.authoring.words import encode
-from torchx_kfp.contract.command import UI_METADATA, Application, publish_other
+from torchx_kfp.contract import command
+from torchx_kfp.contract.command import UI_METADATA, Outputs
 from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, encode_aliases, join_values
-from torchx_kfp.contract.scripts import component_digest
+from torchx_kfp.contract.scripts import OF_LAUNCHER, OF_MAY_FAIL, OF_PUBLISHER, component_digest
 from torchx_kfp.errors import AppDefError, ReadsError
 
 
@@ -31,23 +32,22 @@ from torchx_kfp.errors import AppDefError, ReadsError
 class StagePlan:
     """The facts about a stage from which its KFP component and task are made.
 
-    ``alias`` is the stage's name as it was given, ``stage`` its part of run ids, and ``component`` its name in KFP.
-    ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``secrets`` maps secrets to
-    their keys and variables. ``image`` and ``command`` are text for KFP; ``program`` has the settings of the pod.
+    ``name`` is the stage's name as it was given, ``component`` its name in KFP. ``image`` and ``command`` are text for
+    KFP. ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` are
+    variables that name fields of the pod, and ``secrets`` maps secrets to their keys and variables.
     """
 
-    alias: str
-    stage: str
+    name: str
     component: str
     description: str
     image: str
     command: tuple[str, ...]
     inputs: Mapping[str, Input]
     outputs: Mapping[str, type]
-    program: Program
-    cache: bool
+    pod: PodSettings
+    field_paths: Mapping[str, str]
     secrets: Secrets
-    labels: Mapping[str, str] = field(default_factory=dict)
+    cache: bool
 
 
 def plan_stage(
@@ -67,124 +67,138 @@ def plan_stage(
     """
     options = options or StageOptions()
     check_app(app)
-    alias = app.name if options.name is None else options.name
-    check_name(alias, "The stage's name")
-    tracked = options.tracker_base is not None
-    if options.trackers and not tracked:
+    if options.trackers and options.tracker_base is None:
         raise AppDefError(
             f"trackers names {', '.join(map(repr, options.trackers))} for a stage that is not tracked. Give it a "
             "tracker base: Stages(tracker_base=...).task(app), task_from_app(app, tracker_base=...), or "
             "component_from_app(app, tracked=True)."
         )
-    base, sources = parse_tracker_base(options.tracker_base), parse_reads(options.reads)
-    engine = parse_engine(options.engine)
-    program = launcher_program(app, options, engine, alias) if engine else pod_program(app, options)
-    main = app.roles[0]
-    where = f"role {main.name!r}"
-
-    outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
-    # The name of a launcher's input is kept free whatever kfp compiles the pipeline, so that all name others the same.
-    taken = [RUN_ID, *([] if program.task_config is None else [TASK_CONFIG])]
-    published = None
-    if options.publishing:
-        # The program that publishes results also records the exit code of a stage that may fail.
-        types, published = parse_outputs(
-            options.results, options.artifacts, [*taken, *(reference.name for reference in parameters or {})]
-        )
-        if options.may_fail:
-            published = replace(published, may_fail=program.failures)
-        outputs |= types
-    ui_metadata = parse_ui_metadata(options.ui_metadata)
-    if ui_metadata is not None:
-        outputs[UI_METADATA] = dsl.Artifact
-
-    inputs = Inputs(parameters or {}, [*taken, *outputs])
-    parents, base_text = inputs.render_reads(sources), inputs.render(base)
-    starter = tuple(map(inputs.render, program.starter))
-    variables = env_words(program, where, first=not tracked)
-    shared = program.env.keys() - main.env.keys() if tracked else None
-    words = encode([*variables, *program.words], len(variables), inputs, shared)
-    image = inputs.render_image(program.image)
-    application = Application(
-        words[: len(variables)],
-        words[len(variables) :],
-        starter,
-        ui_metadata,
-        published,
-        publisher_program(inline=options.inline),
-    )
-    if tracked:
-        values = [word.value for word in words if word.kind == "v"]
-        stage = inputs.add_text(STAGE, join_values(stage_name(alias), encode_aliases(sources), values))
-        command = application.tracked(_digest(inputs, outputs), base_text, parents, stage)
+    name = _stage_name(options, app.name)
+    main, engine = app.roles[0], parse_engine(options.engine)
+    if engine:
+        application, pod = launcher(app, options, engine, name)
     else:
-        command = application.untracked(_digest(inputs, outputs))
-    return StagePlan(
-        alias=alias,
-        stage=stage_name(alias),
-        component=component_name(alias),
-        description=description or f"TorchX application {app.name}, role {main.name}",
-        image=image,
-        command=command,
-        inputs=inputs.planned,
-        outputs=outputs,
-        program=program,
-        cache=options.cache,
-        secrets=options.secrets or {},
-        labels=pod_labels(app, main, alone=True) if options.labels else {},
-    )
-
-
-def _digest(inputs: Inputs, outputs: Mapping[str, type]) -> str:
-    return component_digest(describe(inputs.planned, outputs))
+        application, pod = single_application(app, options), single_pod(main)
+    if options.labels:
+        pod = replace(pod, labels=pod_labels(app, main, alone=True))
+    variables = env_words(application, f"role {main.name!r}", first=options.tracker_base is None)
+    description = description or f"TorchX application {app.name}, role {main.name}"
+    return _plan(options, name, description, application, variables, pod, parameters or {})
 
 
 def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
-    """Plan a stage that publishes the records of another stage.
+    """Plan a stage that publishes the records of another stage, and runs no application.
 
     Args:
         options: the options of the stage, which reads the other stage.
         name: the stage's name, unless the options have one.
         image: an image with python3 and fsspec.
     """
-    base, sources = parse_tracker_base(options.tracker_base), parse_reads(options.reads)
-    (source,) = sources.values()
+    (source,) = parse_reads(options.reads).values()
     if is_list(source):
         raise ReadsError("publish_results publishes one stage and got several. Publish each inside its loop.")
-    if not base:
+    if not parse_tracker_base(options.tracker_base):
         raise ReadsError(
             "publish_results needs the tracker base of a stage that is not a task of task_from_app: "
             "publish_results(run_id, ..., tracker_base=...)."
         )
-    alias = name if options.name is None else options.name
-    check_name(alias, "The stage's name")
     check_variables(options.secrets or {}, (), PROTOCOL_VARIABLES, "the publisher")
     if image == "":
         raise AppDefError(
             "publish_results has no image. Name one with python3 and fsspec, such as components/publisher."
         )
-    parts = parse_checked(image, "image")
-    types, published = parse_outputs(options.results or {}, options.artifacts)
-    outputs = {RUN_ID: str, **types}
-    inputs = Inputs({}, outputs)
-    (run_id,) = inputs.render_reads(sources)
-    base_text, image_text = inputs.render(base), inputs.render_image(parts)
+    application = Application(image=parse_checked(image, "image"))
+    description = "Results of another stage as outputs of KFP"
+    return _plan(options, _stage_name(options, name), description, application, (), PodSettings(), {})
+
+
+def _stage_name(options: StageOptions, default: str) -> str:
+    name = default if options.name is None else options.name
+    check_name(name, "The stage's name")
+    return name
+
+
+def _plan(
+    options: StageOptions,
+    name: str,
+    description: str,
+    application: Application,
+    variables: Sequence[Text],
+    pod: PodSettings,
+    parameters: Mapping[Reference, object],
+) -> StagePlan:
+    """Plan a stage in three steps, each of which needs all of the one before.
+
+    1. The outputs get their names. Inputs get those that are left.
+    2. Each text is rendered. That adds the inputs to which it refers.
+    3. The command is made, whose digest and values depend on all inputs and outputs.
+    """
+    tracked = options.tracker_base is not None
+    outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
+    # The name of a launcher's input is kept free whatever kfp compiles the pipeline, so that all name others the same.
+    taken = [RUN_ID, *([] if pod.task_config is None else [TASK_CONFIG])]
+    published = None
+    if options.publishing:
+        # The program that publishes results also records the exit code of a stage that may fail.
+        names = [*taken, *(reference.name for reference in parameters)]
+        types, published = parse_outputs(options.results, options.artifacts, names)
+        if options.may_fail:
+            published = replace(published, may_fail=application.failures)
+        outputs |= types
+    ui_metadata = parse_ui_metadata(options.ui_metadata)
+    if ui_metadata is not None:
+        outputs[UI_METADATA] = dsl.Artifact
+
+    inputs = Inputs(parameters, [*taken, *outputs])
+    sources = parse_reads(options.reads)
+    parents = inputs.render_reads(sources)
+    base = inputs.render(parse_tracker_base(options.tracker_base))
+    starter = [*_publisher(published, options), *map(inputs.render, application.starter)]
+    words, mask, moved = encode(variables, starter, application.words, inputs, move=tracked)
+    image = inputs.render_image(application.image)
+
+    # A publisher takes the run id that it reads for its own.
+    run_id = "" if application.words else parents.pop()[1:-1]
+    values = ""
+    if tracked and not run_id:
+        values = inputs.add_text(STAGE, join_values(stage_name(name), encode_aliases(sources), moved))
     return StagePlan(
-        alias=alias,
-        stage=stage_name(alias),
-        component=component_name(alias),
-        description="Results of another stage as outputs of KFP",
-        image=image_text,
-        command=publish_other(
-            _digest(inputs, outputs),
-            base_text,
-            run_id[1:-1],
-            published,
-            publisher_program(inline=options.inline),
+        name=name,
+        component=component_name(name),
+        description=description,
+        image=image,
+        command=command.encode(
+            component_digest(describe(inputs.planned, outputs)),
+            words,
+            mask,
+            needs_python=_needs_python(application, pod, published),
+            tracker_base=base,
+            run_id=run_id,
+            has_outputs=published is not None,
+            values=values,
+            parents=parents,
+            ui_metadata=ui_metadata,
         ),
         inputs=inputs.planned,
         outputs=outputs,
-        program=Program(),
-        cache=options.cache,
+        pod=pod,
+        field_paths=application.field_paths,
         secrets=options.secrets or {},
+        cache=options.cache,
     )
+
+
+def _publisher(published: Outputs | None, options: StageOptions) -> tuple[str, ...]:
+    """Return the words of the program that publishes these outputs."""
+    return published.words(command.carried_program("publisher", inline=options.inline)) if published else ()
+
+
+def _needs_python(application: Application, pod: PodSettings, published: Outputs | None) -> str:
+    """Return the message for an image without python3; empty if the stage does not need it."""
+    if "PATH" in application.env:
+        return ""  # the script does not know where the application's programs are
+    if pod.task_config is not None:
+        return OF_LAUNCHER
+    if published is None:
+        return ""
+    return OF_PUBLISHER if published.may_fail is None else OF_MAY_FAIL

@@ -11,26 +11,27 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torchx import specs
 
-from torchx_kfp.authoring.appdef import FIELDS, check_app, check_role, parse_retries, shown_value, whole_number
+from torchx_kfp.authoring.appdef import (
+    FIELDS,
+    PodSettings,
+    check_app,
+    check_role,
+    parse_retries,
+    shown_value,
+    whole_number,
+)
+from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, pod_labels, role_application
 from torchx_kfp.authoring.channels import check_text, contains_channel, may_be_a_whole_number, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.pods import pod_template
-from torchx_kfp.authoring.program import (
-    LAUNCHER_FAILED,
-    Program,
-    pod_labels,
-    role_program,
-    unpacking,
-)
 from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant
 from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.carried.programs import LAUNCHER
-from torchx_kfp.contract.command import installed_program, launcher_words
+from torchx_kfp.contract.command import carried_program, launcher_words
 from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
 from torchx_kfp.errors import AppDefError, ChannelError
@@ -79,25 +80,25 @@ class _Words:
         return placed
 
 
-def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, alias: str) -> Program:
-    """Return the program that starts the replicas of a stage with an engine; ``alias`` is the stage's name."""
+def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: str) -> tuple[Application, PodSettings]:
+    """Return the application that starts the replicas of the stage with an engine, and the settings of its pod."""
     _check_roles(app)
     roles = dict(zip(role_names(app.roles), app.roles, strict=True))
     main = app.roles[0]
     counts = _parse_replicas(options.replicas, app.roles)
-    programs = [role_program(app, role, options, replicas=True) for role in app.roles]
+    applications = [role_application(app, role, options, replicas=True) for role in app.roles]
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
-    inherited = {name: parts for name, parts in programs[0].env.items() if REPLICA not in parts}
+    inherited = {name: parts for name, parts in applications[0].env.items() if REPLICA not in parts}
     words = _Words()
-    prefixes: dict[Text, list[list[int | None]]] = {}
+    starters: dict[tuple[Text, ...], list[list[int | None]]] = {}
     described, pods = [], []
     for position, (name, role) in enumerate(roles.items()):
-        program = programs[position]
-        if program.workspace not in prefixes:
-            unpack = unpacking(program.workspace)
-            prefixes[program.workspace] = [words.place(parts, "the workspace") for parts in unpack]
-        own, prefix = inherited if position == 0 else {}, prefixes[program.workspace]
-        one = _describe_role(role, name, program, words, own, counts.get(role.name), prefix)
+        application = applications[position]
+        starter = tuple(application.starter)
+        if starter not in starters:
+            starters[starter] = [words.place(parts, "the workspace") for parts in starter]
+        own = inherited if position == 0 else {}
+        one = _describe_role(role, name, application, words, own, counts.get(role.name), starters[starter])
         described.append(one)
         pods.append(
             pod_template(
@@ -106,14 +107,14 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
                 name,
                 position,
                 image=marker(f"{position}.image") if one.image else role.image,
-                env=_variables(options, program),
+                env=_variables(options, application),
                 labels=pod_labels(app, role) if options.labels else {},
             )
         )
     shared, volumes = tracker_env(options.trackers), _publisher_volumes(main, options)
-    stage = component_name(alias)[:_LONGEST_STAGE].rstrip("-")
+    short = component_name(stage)[:_LONGEST_STAGE].rstrip("-")
     specification = LauncherSpec(
-        stage=stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
+        stage=short if short[0].isalpha() else f"s{short}"[:_LONGEST_STAGE].rstrip("-"),
         engine=engine.NAME,
         needs=engine.NEEDS,
         protocol=[*protocol.VARIABLES, *(name for name in shared if name not in protocol.VARIABLES)],
@@ -124,12 +125,11 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
         failure=LAUNCHER_FAILED if options.may_fail else None,
         **engine.workload(roles, pods),
     )
-    launcher = LAUNCHER if options.inline else installed_program("torchx_kfp.contract.carried", "launcher")
-    starter = launcher_words(launcher, specification)
-    for word in starter:
+    program = launcher_words(carried_program("launcher", inline=options.inline), specification)
+    for word in program:
         check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
     image = engine.launcher_image
-    return Program(
+    application = Application(
         words=words.words,
         env={**shared, **inherited},
         field_paths={
@@ -137,13 +137,13 @@ def launcher_program(app: specs.AppDef, options: StageOptions, engine: Engine, a
             protocol.SERVICE_ACCOUNT: "spec.serviceAccountName",
             protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL,
         },
-        image=parse_checked(image, "launcher_image") if image else programs[0].image,
-        starter=[(word,) for word in starter],
+        image=parse_checked(image, "launcher_image") if image else applications[0].image,
+        starter=[(word,) for word in program],
         failures=(LAUNCHER_FAILED,),
-        volumes=volumes,
-        # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
-        task_config=("ENV", *(["KUBERNETES_VOLUMES"] if options.publishing else [])),
     )
+    # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
+    task_config = ("ENV", *(["KUBERNETES_VOLUMES"] if options.publishing else []))
+    return application, PodSettings(volumes=volumes, task_config=task_config)
 
 
 def _publisher_volumes(main: specs.Role, options: StageOptions) -> tuple[tuple[str, str], ...]:
@@ -239,7 +239,7 @@ def role_names(roles: Sequence[specs.Role]) -> list[str]:
     return names
 
 
-def _variables(options: StageOptions, program: Program) -> list[Mapping[str, object]]:
+def _variables(options: StageOptions, application: Application) -> list[Mapping[str, object]]:
     """Return the variables of a role's container that Kubernetes fills in: from secrets, and fields of the pod."""
     secrets = [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
@@ -248,7 +248,7 @@ def _variables(options: StageOptions, program: Program) -> list[Mapping[str, obj
     ]
     fields = [
         {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for variable, path in program.field_paths.items()
+        for variable, path in application.field_paths.items()
     ]
     return [*secrets, *fields]
 
@@ -256,7 +256,7 @@ def _variables(options: StageOptions, program: Program) -> list[Mapping[str, obj
 def _describe_role(
     role: specs.Role,
     name: str,
-    program: Program,
+    application: Application,
     words: _Words,
     inherited: Collection[str],
     count: Text | None,
@@ -270,7 +270,7 @@ def _describe_role(
     where = f"role {role.name!r}"
     env = [
         (variable, None if variable in inherited else words.place(parts, f"env[{variable!r}] of {where}"))
-        for variable, parts in program.env.items()
+        for variable, parts in application.env.items()
     ]
     return RoleSpec(
         name=name,
@@ -279,8 +279,8 @@ def _describe_role(
         env=env,
         ports=sorted({int(port) for port in (role.port_map or {}).values()}),
         restarts=restarts_alone(role) or None,
-        command=[*prefix, *(words.place(parts, f"an argument of {where}") for parts in program.words)],
+        command=[*prefix, *(words.place(parts, f"an argument of {where}") for parts in application.words)],
         count=None if count is None else words.place(count, f"replicas of {where}")[0],
         least=None if count is None else _fewest(role),
-        image=None if is_constant(program.image) else words.place(program.image, f"image of {where}"),
+        image=None if is_constant(application.image) else words.place(application.image, f"image of {where}"),
     )

@@ -33,7 +33,6 @@ escapes. They do not contain ``$(``, ``$$`` or ``{{``, which the kubelet and Arg
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -41,16 +40,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from re import Pattern
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.carried import programs
 from torchx_kfp.contract.inputs import (
     RUN_ID,
     SEPARATOR,
-    STAGE,
     artifact_placeholder,
     output_placeholder,
-    parameter_placeholder,
     plain_json,
     unescape,
 )
@@ -60,9 +58,6 @@ from torchx_kfp.contract.scripts import (
     HAS_MASK,
     HAS_PARENTS,
     MAKES_RUN_ID,
-    OF_LAUNCHER,
-    OF_MAY_FAIL,
-    OF_PUBLISHER,
     SHOWS,
     assigned,
     assignment,
@@ -84,17 +79,6 @@ EXECUTOR_INPUT = "{{$}}"
 ASIDE = "TORCHX_KFP_NOT_"
 #: A program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
 _INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from {} import {name};{name}.main(*sys.argv[1:])"
-
-
-class Word(NamedTuple):
-    """A word of the application's command line, as text for KFP.
-
-    ``kind`` is ``b`` if the text is escaped, ``v`` if ``value`` follows, which moves into the input ``stage``, encoded.
-    """
-
-    text: str
-    kind: Literal["s", "b", "v"] = "s"
-    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,86 +104,62 @@ class Outputs:
         return ("python3", "-c", program, plain_json(spec), EXECUTOR_INPUT, *paths)
 
 
-@dataclass(frozen=True)
-class Application:
-    """The application: the words of ``env`` that set its variables, programs that start it, and its command line.
+def encode(
+    digest: str,
+    words: Sequence[str],
+    mask: str = "",
+    *,
+    needs_python: str = "",
+    tracker_base: str = "",
+    run_id: str = "",
+    has_outputs: bool = False,
+    values: str = "",
+    parents: Sequence[str] = (),
+    ui_metadata: str | None = None,
+) -> tuple[str, ...]:
+    """Return the command of a stage: a script, if something must be done before, and the words.
 
-    The text ``publisher`` is the program that publishes the outputs.
+    Args:
+        digest: that of the component.
+        words: ``env`` and variables, programs that start the application, and its command line, as text for KFP.
+        mask: MASK, which has a letter for each word; empty if no word has to be decoded.
+        needs_python: the message for an image without python3; empty if the stage does not need it.
+        tracker_base: the tracker base, with placeholders; empty if the stage is not tracked.
+        run_id: the run whose records the stage publishes, if it is that of another stage.
+        has_outputs: whether a stage publishes its own records.
+        values: the placeholder of the input with VALUES.
+        parents: the run ids that the stage reads, as JSON.
+        ui_metadata: the escaped JSON text of KFP v1's UI metadata.
     """
-
-    variables: Sequence[Word]
-    words: Sequence[Word]
-    program: Sequence[str] = ()
-    ui_metadata: str | None = None
-    outputs: Outputs | None = None
-    publisher: str = ""
-
-    def untracked(self, digest: str) -> tuple[str, ...]:
-        """Return the application's words, after a script if something must be done before."""
-        parts = self._parts
-        return (*script_words(parts, digest, self._needs_python), *self._words) if parts else self._words
-
-    def tracked(
-        self, digest: str, tracker_base: str, parents: Sequence[str], values: str = parameter_placeholder(STAGE)
-    ) -> tuple[str, ...]:
-        """Return the command of a tracked stage.
-
-        Args:
-            digest: that of the component.
-            tracker_base: the tracker base, with placeholders.
-            parents: the run ids that the stage reads, as JSON.
-            values: the placeholder of the input with VALUES, which has another name if the user has a ``stage``.
-        """
-        parts = (FINDS_RUN if self.outputs else "") + MAKES_RUN_ID + (HAS_PARENTS if parents else "") + self._parts
-        return (
-            *("env", assignment(tracker_base), *script_words(parts, digest, self._needs_python)),
-            *((artifact_placeholder(METRICS),) if self.outputs else ()),
-            *(output_placeholder(RUN_ID), values),
-            *((*map(" {}".format, parents), "") if parents else ()),
-            *self._words,
-        )
-
-    @property
-    def _parts(self) -> str:
-        return (SHOWS if self.ui_metadata is not None else "") + (HAS_MASK if self._mask else "")
-
-    @property
-    def _needs_python(self) -> str:
-        if any(word.text.startswith("PATH=") for word in self.variables):
-            return ""  # the script does not know where the application's programs are
-        if self.program[:1] == ("python3",):
-            return OF_LAUNCHER
-        if self.outputs is None:
-            return ""
-        return OF_PUBLISHER if self.outputs.may_fail is None else OF_MAY_FAIL
-
-    @property
-    def _programs(self) -> tuple[str, ...]:
-        return (*(self.outputs.words(self.publisher) if self.outputs else ()), *self.program)
-
-    @functools.cached_property
-    def _mask(self) -> str:
-        kinds = ("".join(word.kind for word in words) for words in (self.variables, self.words))
-        return ("s" * len(self._programs)).join(kinds).rstrip("s")
-
-    @property
-    def _words(self) -> tuple[str, ...]:
-        return (
-            *(() if self.ui_metadata is None else (artifact_placeholder(UI_METADATA), self.ui_metadata)),
-            *((self._mask,) if self._mask else ()),
-            *(word.text for word in self.variables),
-            *self._programs,
-            *(word.text for word in self.words),
-        )
+    parts = ""
+    before: list[str] = ["env", assignment(tracker_base)] if tracker_base else []
+    given: list[str] = []
+    if run_id:
+        before.append(f"{protocol.JOB_ID}={run_id}")
+        parts += COPIES_RUN_ID
+        given.append(output_placeholder(RUN_ID))
+    elif tracker_base:
+        if has_outputs:
+            parts += FINDS_RUN
+            given.append(artifact_placeholder(METRICS))
+        parts += MAKES_RUN_ID
+        given += [output_placeholder(RUN_ID), values]
+        if parents:
+            parts += HAS_PARENTS
+            given += [*map(" {}".format, parents), ""]
+    if ui_metadata is not None:
+        parts += SHOWS
+        given += [artifact_placeholder(UI_METADATA), ui_metadata]
+    if mask:
+        parts += HAS_MASK
+        given.append(mask)
+    return (*before, *(script_words(parts, digest, needs_python) if parts else ()), *given, *words)
 
 
-def publish_other(digest: str, tracker_base: str, run_id: str, outputs: Outputs, publisher: str) -> tuple[str, ...]:
-    """Return the command of a stage that publishes the records of another stage's run."""
-    return (
-        *("env", assignment(tracker_base), f"{protocol.JOB_ID}={run_id}"),
-        *(*script_words(COPIES_RUN_ID, digest, OF_PUBLISHER), output_placeholder(RUN_ID)),
-        *outputs.words(publisher),
-    )
+def carried_program(name: str, *, inline: bool) -> str:
+    """Return a program of ``contract.carried``: its text, or one that needs torchx-kfp in the image."""
+    texts = {"publisher": programs.PUBLISHER, "launcher": programs.LAUNCHER}
+    return texts[name] if inline else installed_program("torchx_kfp.contract.carried", name)
 
 
 def installed_program(package: str, name: str) -> str:

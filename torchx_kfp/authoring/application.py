@@ -1,4 +1,4 @@
-"""The program of a stage: the entrypoint, arguments and variables of a role, with macros applied.
+"""The application of a role: its entrypoint, arguments, variables and image, with macros applied.
 
 TorchX substitutes macros with ``string.Template``, which also turns ``$$`` into ``$``. Here, only macros are replaced,
 so that all other text reaches the application as it is in the AppDef. There are two exceptions: ``$${${rank0_env}``,
@@ -17,16 +17,7 @@ from kfp.dsl import pipeline_channel
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
-from torchx_kfp.authoring.appdef import (
-    Resources,
-    parse_node_selector,
-    parse_resources,
-    parse_retries,
-    parse_volumes,
-    parse_workspace_folders,
-    shown_value,
-    single_role,
-)
+from torchx_kfp.authoring.appdef import parse_retries, parse_workspace_folders, shown_value, single_role
 from torchx_kfp.authoring.channels import check_text, ir_type, parse, parse_checked
 from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
@@ -34,8 +25,6 @@ from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant, join_constants
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, check_variables, secret_variables, tracker_env
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.carried.programs import PUBLISHER
-from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.folders import folders_placeholder
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten, output_placeholder
 from torchx_kfp.contract.protocol import workspace_digest
@@ -51,60 +40,48 @@ LAUNCHER_FAILED = 125
 
 
 @dataclass(frozen=True)
-class Program:
-    """What a pod runs, and what the pod is like: that of a stage, or in an engine's object, that of a role.
+class Application:
+    """What a pod runs: the application of a role, or the launcher of a stage with an engine.
 
     Attributes:
-        words: the entrypoint and its arguments.
+        words: the entrypoint and its arguments; for a launcher, the words of the roles' applications.
         env: its variables.
         field_paths: variables that name fields of the pod.
         image: its image.
-        workspace: where the code is with which it starts; empty if that is in the image.
-        starter: the words of programs that start it. A launcher's words are only its arguments.
+        starter: the words of programs that start it.
         failures: the exit codes with which a starter ends that could not start it.
-        resources: the pod's resources.
-        node_selector: the labels of the pod's node.
-        volumes: pairs of a claim and the path at which it is mounted.
-        task_config: for a launcher, the settings of the task that its own pod has as well; otherwise None.
     """
 
     words: Sequence[Text] = ()
     env: Mapping[str, Text] = field(default_factory=dict)
     field_paths: Mapping[str, str] = field(default_factory=dict)
     image: Text = ()
-    workspace: Text = ()
     starter: Sequence[Text] = ()
     failures: tuple[int, ...] = ()
-    resources: Resources = field(default_factory=Resources)
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    volumes: Sequence[tuple[str, str]] = ()
-    task_config: Sequence[str] | None = None
 
 
-def pod_program(app: specs.AppDef, options: StageOptions) -> Program:
-    """Return the program of a stage without an engine: that of its one role, with its retries and trackers."""
+def single_application(app: specs.AppDef, options: StageOptions) -> Application:
+    """Return the application of a stage without an engine: that of its one role, with its retries and trackers."""
     if options.replicas is not None:
         raise AppDefError("replicas is given, but no engine. Give one, such as engine='job': it runs the replicas.")
     role = single_role(app)
-    program = role_program(app, role, options)
+    application = role_application(app, role, options)
     tracked = options.tracker_base is not None
     # The script of a stage with outputs finds the run without a variable.
     needs_run = {protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL} if tracked and not options.publishing else {}
     retrying = retry_words(parse_retries(role), output_placeholder(RUN_ID) if tracked else None)
     return replace(
-        program,
-        env={**tracker_env(options.trackers), **program.env},
-        field_paths={**program.field_paths, **needs_run},
-        starter=[*unpacking(program.workspace), *((word,) for word in retrying)],
-        failures=(LAUNCHER_FAILED,) if program.workspace else (),
-        resources=parse_resources(role),
-        node_selector=parse_node_selector(role),
-        volumes=parse_volumes(role),
+        application,
+        env={**tracker_env(options.trackers), **application.env},
+        field_paths={**application.field_paths, **needs_run},
+        starter=[*application.starter, *((word,) for word in retrying)],
     )
 
 
-def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, replicas: bool = False) -> Program:
-    """Return the program of a role without what starts it, and without the settings of its pod.
+def role_application(
+    app: specs.AppDef, role: specs.Role, options: StageOptions, *, replicas: bool = False
+) -> Application:
+    """Return the application of a role, which starts in its workspace if it has one.
 
     Args:
         app: the AppDef, whose name is ``${app_id}``.
@@ -182,14 +159,15 @@ def role_program(app: specs.AppDef, role: specs.Role, options: StageOptions, *, 
     reserved = (*PROTOCOL_VARIABLES, *of_trackers) if tracked else ()
     check_variables(secrets, {*env, *field_paths}, reserved, where)
     image = parse_checked(role.image, f"image of {where}")
-    return Program((entrypoint, *args), env, field_paths, image, role_workspace(role, options))
+    starter = _unpacking(role_workspace(role, options))
+    return Application((entrypoint, *args), env, field_paths, image, starter, (LAUNCHER_FAILED,) if starter else ())
 
 
 def _check(parts: Text, place: str) -> Text:
     return parts if REPLICA in parts else check_text(parts, place)
 
 
-def unpacking(workspace: Text) -> list[Text]:
+def _unpacking(workspace: Text) -> list[Text]:
     """Return the words that start a program in a workspace; none if there is no workspace."""
     return [*((word,) for word in workspace_words("")[:-1]), workspace] if workspace else []
 
@@ -228,11 +206,6 @@ def role_workspace(role: specs.Role, options: StageOptions) -> Text:
     return (folders_placeholder(folders),)
 
 
-def publisher_program(*, inline: bool) -> str:
-    """Return the program that publishes outputs: its text, or one that needs torchx-kfp in the image."""
-    return PUBLISHER if inline else installed_program("torchx_kfp.contract.carried", "publisher")
-
-
 def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> dict[str, str]:
     """Return the labels that TorchX's Kubernetes scheduler sets; Kubernetes recommends some of them.
 
@@ -246,16 +219,16 @@ def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> d
     return {key: label_value(str(value)) for key, value in labels.items() if alone or not key.endswith(numbers)}
 
 
-def env_words(program: Program, where: str, *, first: bool) -> tuple[Text, ...]:
-    """Return the words of ``env`` that set the program's variables; none if it does not need them.
+def env_words(application: Application, where: str, *, first: bool) -> tuple[Text, ...]:
+    """Return the words of ``env`` that set the application's variables; none if it does not need them.
 
     ``first`` tells whether these words begin the command: older backends do not fill placeholders into the first one.
     """
     assignments = [
         check_text(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}")
-        for name, parts in program.env.items()
+        for name, parts in application.env.items()
     ]
-    entrypoint = () if program.starter else program.words[0]
+    entrypoint = () if application.starter else application.words[0]
     if not assignments and not (first and entrypoint and not is_constant(entrypoint)):
         return ()
     if any(isinstance(part, str) and "=" in part for part in entrypoint):
