@@ -20,7 +20,7 @@ from tests.fake_kfp.logs import NO_TITLE
 from torchx_kfp import local
 from torchx_kfp.contract.protocol import POD_UID
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.execution.local import attempt, dag_scheduler, runner, stage_queue
+from torchx_kfp.execution.local import attempt, dag_scheduler, runner
 from torchx_kfp.execution.local.dag_run import DagRun, TaskRun
 from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.pipeline.spec import Component, Importer
@@ -106,7 +106,7 @@ class Recording(dag_scheduler.Scheduler):
         if importer.type.title:
             super()._import(run, importer)
         else:
-            self._stages.fail(run, ValueError(NO_TITLE))
+            self._fail(run, ValueError(NO_TITLE))
 
     def _open(self, dag: DagRun) -> None:
         self.journal.on_fact("opened", dag=dag_name(dag, self.names))
@@ -155,7 +155,7 @@ def main() -> None:
     if not request["store"]:
         # In a cluster, an address that a stage names counts.
         attempt.own_endpoints = lambda *_, **__: {}
-    stage_queue.PodNames = Pods
+    dag_scheduler.PodNames = Pods
     options = {"output_dir": request["folder"], **given, **request["options"]}
     try:
         if folder.exists():

@@ -7,7 +7,8 @@ import pytest
 
 from tests.execution.local.test_venvs import environments, make_wheel
 from tests.facts import says
-from torchx_kfp.execution.local.packages import InstallError, are_satisfied, provide_environment
+from torchx_kfp.execution.local.executors.executor import AttemptError
+from torchx_kfp.execution.local.packages import are_satisfied, provide_environment
 
 
 @pytest.mark.parametrize(
@@ -65,9 +66,9 @@ def test_a_stage_that_waits_for_another_can_be_ended(cache):
     def install(command, environ):
         # Meanwhile, another stage needs the same packages, and is ended.
         checks = iter([False, False, True])
-        with pytest.raises(InstallError, match="was not started: the run was ended"):
+        with pytest.raises(AttemptError, match="was not started: the run was ended"):
             provide_environment([words], {}, lambda *_: 0, lambda: next(checks))
         return 1
 
-    with pytest.raises(InstallError, match=says("(no-such-package)", "pip", "exit code 1")):
+    with pytest.raises(AttemptError, match=says("(no-such-package)", "pip", "exit code 1")):
         provide_environment([words], {}, install, lambda: False)

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from tests.facts import says
-from torchx_kfp.execution.local.transfer import UnavailableError, copy_here
+from torchx_kfp.execution.local.executors.executor import AttemptError
+from torchx_kfp.execution.local.transfer import copy_here
 
 
 def test_an_artifact_of_kfps_own_store_is_copied_from_s3(s3_base, tmp_path, monkeypatch):
@@ -21,7 +22,7 @@ def test_an_artifact_of_kfps_own_store_is_copied_from_s3(s3_base, tmp_path, monk
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     facts = (f"{url}/no", "'AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY' and 'AWS_ENDPOINT_URL'")
-    with pytest.raises(UnavailableError, match=says(*facts)):
+    with pytest.raises(AttemptError, match=says(*facts)):
         copy_here(f"{url}/no", f"{folder}/other", folder, folder, ())
 
 
@@ -57,7 +58,7 @@ def test_files_come_from_object_stores_and_from_where_the_user_says(tmp_path):
             ("http://169.254.169.254/latest", "--copy-from http://169.254.169.254/latest"),
             ("hdfs://namenode:8020/x", "--copy-from hdfs://namenode:8020/x"),
         ):
-            with pytest.raises(UnavailableError, match=says(url, way_out)):
+            with pytest.raises(AttemptError, match=says(url, way_out)):
                 copy_here(
                     url, f"{folder}/copy", folder, folder, [f"{data}/other", f"{site}/mod", "https://example.com"]
                 )
@@ -70,5 +71,5 @@ def test_files_come_from_object_stores_and_from_where_the_user_says(tmp_path):
         assert asked
         server.shutdown()
     # A container may have left the link in a folder that is mounted.
-    with pytest.raises(UnavailableError, match=says("link is a symbolic link")):
+    with pytest.raises(AttemptError, match=says("link is a symbolic link")):
         copy_here(f"{data}/link", f"{folder}/copy", folder, folder, [str(data)])

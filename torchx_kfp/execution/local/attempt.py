@@ -26,20 +26,19 @@ from torchx_kfp.execution.local.executors.container import ContainerExecutor
 from torchx_kfp.execution.local.executors.executor import (
     MADE,
     NO_CONTAINERS,
+    AttemptError,
     AttemptPlan,
     Containers,
     Executor,
     RunningStage,
-    StartError,
 )
 from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_mark, start_process
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, given_values, secret_variables
-from torchx_kfp.execution.local.kubernetes import field_values, time_limit
+from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.local.log_pump import Log, LogPump
-from torchx_kfp.execution.local.packages import InstallError, activate, local_state, provide_environment
+from torchx_kfp.execution.local.packages import activate, local_state, provide_environment
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.transfer import (
-    UnavailableError,
     copy_here,
     read_outputs,
     read_run_id,
@@ -68,19 +67,19 @@ class RunContext:
     containers: Containers = NO_CONTAINERS
     docker: ContainerExecutor | None = None
 
-    def executor(self, plan: AttemptPlan) -> Executor:
-        """Return what starts an attempt."""
+    def start(self, plan: AttemptPlan) -> RunningStage:
+        """Start an attempt."""
         if plan.container is None:
-            return start_process
+            return start_process(plan)
         assert self.docker is not None
-        return self.docker.start
+        return self.docker.start(plan)
 
 
 def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPlan:
-    """Plan an attempt at a stage, without writing to the disk; ``placed`` adds its container, if it needs one.
+    """Plan an attempt at a stage. Nothing is written but folders for the results that a container records.
 
     Raises:
-        ValueError: an input cannot be passed to the stage.
+        ValueError: an input cannot be passed to the stage, or it needs something that a container cannot be given.
     """
     component, container = run.component, run.component.container
     assert container is not None
@@ -125,7 +124,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         if any(map(workspace_digest, [*command, *args])):
             shared = _without_project(shared, context.options)
         environ = {**shared, **pod, **marks, WORKSPACES: str(folder)}
-    return AttemptPlan(
+    plan = AttemptPlan(
         stage=run.name,
         task=run.task.name,
         pod_name=pod_name,
@@ -144,6 +143,10 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         named=_named(run, context),
         python=python,
     )
+    if not in_container:
+        return plan
+    files = given_files(component, context.given, run.dag.inputs)
+    return dataclasses.replace(plan, container=context.containers.place(plan, files))
 
 
 def _named(run: TaskRun, context: RunContext) -> list[str]:
@@ -162,18 +165,6 @@ def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[st
     return {**environ, "PYTHONPATH": left}
 
 
-def placed(plan: AttemptPlan, run: TaskRun, context: RunContext) -> AttemptPlan:
-    """Return the plan with its container, if it needs one; folders for the results that it records are created.
-
-    Raises:
-        ValueError: the stage needs something that a container cannot be given.
-    """
-    if plan.stage not in context.containers:
-        return plan
-    files = given_files(plan.component, context.given, run.dag.inputs)
-    return dataclasses.replace(plan, container=context.containers.place(plan, files))
-
-
 def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext, code: CodeFiles) -> str:
     """Return the key of the stage in the cache; empty if the stage must not be taken from the cache.
 
@@ -183,7 +174,7 @@ def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext, code: Cod
     if not run.task.caches or run.task.runs_always or _uses_workspace(plan):
         return ""
     surroundings: list[Any]
-    if plan.stage in context.containers:
+    if plan.container is not None:
         mounts = sorted(map(str, context.containers.mounts))
         files = given_files(plan.component, context.given, run.dag.inputs)
         assert context.docker is not None
@@ -210,30 +201,30 @@ def _uses_workspace(plan: AttemptPlan) -> bool:
 _OUTPUT_PATIENCE = 2.0
 
 
-class AttemptThread(threading.Thread):
-    """An attempt that runs in its own thread and can be ended from outside."""
+class Attempt(threading.Thread):
+    """An attempt at a stage, in a thread. It can be ended from outside.
+
+    ``run`` goes through all steps: the folder and the inputs, the packages, the process, and what it has left.
+    """
 
     def __init__(
         self,
         plan: AttemptPlan,
-        executor: Executor,
+        start: Executor,
         pump: LogPump,
-        on_message: Callable[[AttemptThread, StageResult | ReplicaCount], None],
-        grace: float = 0.0,
+        on_message: Callable[[StageResult | ReplicaCount], object],
     ) -> None:
         """Prepare the attempt.
 
         Args:
             plan: its plan.
-            executor: what starts it.
+            start: starts it.
             pump: reads its output.
             on_message: is called from its threads with its result, and with each number of running replicas.
-            grace: the seconds from the end of its time limit until it is killed.
         """
         super().__init__(name=plan.pod_name, daemon=True)
         self.plan = plan
-        self._grace = grace
-        self._executor = executor
+        self._start = start
         self._pump = pump
         self._on_message = on_message
         self._lock = threading.Lock()
@@ -257,62 +248,49 @@ class AttemptThread(threading.Thread):
 
     def run(self) -> None:
         """Run the attempt to its end, and report its result."""
-        try:
-            result = self._recorded(self._execute())
-        except OSError as error:
-            result = self.plan.result(reason=f"could not be run: {explain(error)}")
-        except Exception as error:  # an exception would end the thread, and the run would wait forever
-            result = self.plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
-        self._on_message(self, result)
-
-    def _on_lines(self, lines: Sequence[str]) -> None:
-        for count in filter(None, map(ReplicaCount.parse, lines)):
-            self._on_message(self, count)
-
-    def _recorded(self, result: StageResult) -> StageResult:
-        """Return the result with the results that the stage recorded, even if it failed."""
         plan = self.plan
-        run_id, base = read_run_id(plan), plan.tracker_base
-        if run_id is None or base is None:
-            return result
-        result = dataclasses.replace(result, run_id=run_id)
-        with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
-            # The runner may be in another directory than the stage.
-            recorder = Recorder.open(base, plan.directory)
-            result = dataclasses.replace(result, results=recorder.get(run_id))
-            if not result.exit_code:
-                artifacts = recorder.record(run_id, "artifacts").artifacts
-                result = dataclasses.replace(result, files=registered_files(plan, artifacts))
-        return result
+        try:
+            self._make_folders()
+            self._copy_inputs()
+            with self._secret_files():
+                result = self._execute(dataclasses.replace(plan, environ=self._environ()), self._start)
+            result = self._with_records(result if result.reason else self._with_outputs(result))
+        except AttemptError as error:
+            result = self._with_records(plan.result(error.exit_code, str(error)))
+        except OSError as error:
+            result = plan.result(reason=f"could not be run: {explain(error)}")
+        except Exception as error:  # an exception would end the thread, and the run would wait forever
+            result = plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
+        self._on_message(result)
 
-    def _execute(self) -> StageResult:
+    def _make_folders(self) -> None:
         plan, facts = self.plan, self.plan.facts
-        source = plan.python.source if plan.python is not None and plan.container is None else None
-        files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
         # A runner that was killed before it recorded this attempt may have left its folder.
         try:
             remove_tree(plan.folder)
         except OSError:  # an output that stays would be taken for one of this attempt
             shutil.rmtree(plan.folder, ignore_errors=True)
-        for path in (str(plan.log_file), *files, *([] if source is None else [str(plan.source_file)])):
+        files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
+        for path in (str(plan.log_file), *files):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        try:
-            self._copy_inputs()
-            if source is not None:
-                plan.source_file.write_text(source, encoding="utf-8", newline="")
-            with self._secret_files():
-                code, failure = self._run_to_end(self._executor, dataclasses.replace(plan, environ=self._environ()))
-        except (StartError, InstallError) as error:
-            return plan.result(error.exit_code, str(error))
-        except UnavailableError as error:
-            return plan.result(None, str(error))
-        if failure:
-            return plan.result(code, failure)
-        try:
-            outputs, artifacts = read_outputs(plan)
-            return plan.result(code, outputs=outputs, artifacts=artifacts)
-        except ValueError as error:
-            return plan.result(code, str(error))
+        if plan.container is None and plan.python is not None and plan.python.source is not None:
+            os.makedirs(plan.source_file.parent)
+            plan.source_file.write_text(plan.python.source, encoding="utf-8", newline="")
+
+    def _copy_inputs(self) -> None:
+        for url, path in self.plan.copies.items():
+            if self._is_ending:
+                return
+            own = str(self.plan.folder)
+            root = own if path.startswith(os.path.join(own, "")) else self.plan.facts.workspace
+            try:
+                copy_here(url, path, root, str(self.plan.folder / "inputs"), self.plan.named)
+            except AttemptError as error:
+                if self.plan.python is None:
+                    raise
+                # A Python component may need only the URI; if it opens the file, it fails by itself.
+                with self.plan.log_file.open("a", encoding="utf-8") as log:
+                    log.write(f"This stage {error}\n")
 
     @contextlib.contextmanager
     def _secret_files(self) -> Iterator[None]:
@@ -328,69 +306,64 @@ class AttemptThread(threading.Thread):
             for folder in files:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _copy_inputs(self) -> None:
-        for url, path in self.plan.copies.items():
-            if self._is_ending:
-                return
-            own = str(self.plan.folder)
-            root = own if path.startswith(os.path.join(own, "")) else self.plan.facts.workspace
-            try:
-                copy_here(url, path, root, str(self.plan.folder / "inputs"), self.plan.named)
-            except UnavailableError as error:
-                if self.plan.python is None:
-                    raise
-                # A Python component may need only the URI; if it opens the file, it fails by itself.
-                with self.plan.log_file.open("a", encoding="utf-8") as log:
-                    log.write(f"This stage {error}\n")
-
     def _environ(self) -> Mapping[str, str]:
         """Install the packages that the stage asks for, and return its environment variables."""
-        environ, python = self.plan.environ, self.plan.python
-        if python is None or self.plan.container is not None:
-            return environ
-        folder = provide_environment(python.installs, environ, self._run_command, lambda: self._is_ending)
-        return environ if folder is None else activate(folder, environ)
+        plan = self.plan
+        if plan.python is None or plan.container is not None:
+            return plan.environ
 
-    def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Run another command for the stage, as a process that writes into the stage's log."""
-        plan = dataclasses.replace(self.plan, command=command, args=(), python=None, environ=environ)
-        return self._run_to_end(start_process, plan)[0]
+        def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
+            own = dataclasses.replace(plan, command=command, args=(), python=None, environ=environ)
+            return self._execute(own, start_process).exit_code or 0
 
-    def _keep_limit(
-        self, running: RunningStage, seconds: float, ended: threading.Event, is_over: threading.Event
-    ) -> None:
-        """Ask the stage to end if it has not ended after some seconds, and kill it after the grace period."""
-        if not ended.wait(min(seconds, threading.TIMEOUT_MAX)):
-            is_over.set()
-            running.terminate(self._grace)
-            if not ended.wait(self._grace):
-                running.kill()
+        folder = provide_environment(plan.python.installs, plan.environ, run_command, lambda: self._is_ending)
+        return plan.environ if folder is None else activate(folder, plan.environ)
 
-    def _run_to_end(self, executor: Executor, plan: AttemptPlan) -> tuple[int, str]:
-        """Run a plan to its end, and return the exit code and, if it failed, the reason."""
+    def _execute(self, plan: AttemptPlan, start: Executor) -> StageResult:
+        """Run the plan's command to its end, with its output in the log, and return its exit code and the reason."""
         with self._lock:
             if self._is_ending:
-                raise StartError("was not started: the run was ended")
-            self._running = running = executor(plan)
-        on_lines = self._on_lines if plan.component.facts.replica_roles else None
-        log = Log(running.pipe, plan.log_file, plan.stage, on_lines)
+                raise AttemptError("was not started: the run was ended")
+            self._running = running = start(plan)
+        log = Log(
+            running.pipe, plan.log_file, plan.stage, self._on_lines if plan.component.facts.replica_roles else None
+        )
         self._pump.add(log)
-        seconds = time_limit(plan.component.platform)
-        ended, is_over = threading.Event(), threading.Event()
-        if seconds is not None:
-            limit = threading.Thread(target=self._keep_limit, args=(running, seconds, ended, is_over), daemon=True)
-            limit.start()
         try:
             code = running.wait(log.closed)
         finally:
-            ended.set()
             if not log.closed.wait(_OUTPUT_PATIENCE):
                 # A process that has left the session and cleared its environment may hold the pipe open.
                 self._pump.drop(log)
                 log.closed.wait()
-        if is_over.is_set():
-            return code, f"was ended: its time limit of {seconds:g} s is over"
         if code == 0:
-            return code, ""
+            return plan.result(code)
         reason = running.describe(code, "".join(last_lines(plan.log_file, 1)))
-        return code, f"{reason} ({log.problem})" if log.problem else reason
+        return plan.result(code, f"{reason} ({log.problem})" if log.problem else reason)
+
+    def _on_lines(self, lines: Sequence[str]) -> None:
+        for count in filter(None, map(ReplicaCount.parse, lines)):
+            self._on_message(count)
+
+    def _with_outputs(self, result: StageResult) -> StageResult:
+        try:
+            outputs, artifacts = read_outputs(self.plan)
+        except ValueError as error:
+            return self.plan.result(result.exit_code, str(error))
+        return dataclasses.replace(result, outputs=outputs, artifacts=artifacts)
+
+    def _with_records(self, result: StageResult) -> StageResult:
+        """Return the result with the results that the stage recorded, even if it failed."""
+        plan = self.plan
+        run_id, base = read_run_id(plan), plan.tracker_base
+        if run_id is None or base is None:
+            return result
+        result = dataclasses.replace(result, run_id=run_id)
+        with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
+            # The runner may be in another directory than the stage.
+            recorder = Recorder.open(base, plan.directory)
+            result = dataclasses.replace(result, results=recorder.get(run_id))
+            if not result.exit_code:
+                artifacts = recorder.record(run_id, "artifacts").artifacts
+                result = dataclasses.replace(result, files=registered_files(plan, artifacts))
+        return result

@@ -1,8 +1,8 @@
 """Stages that need not run again: those of the run that is resumed, and those of other earlier runs.
 
-Keys are equal for two stages that would produce the same outputs, as far as this can be determined. ``input_key``
-covers a stage's inputs: in a loop that is resumed, a stage that has succeeded with the same inputs is kept.
-``cache_key`` is for KFP's cache between runs. KFP's backend considers the image, the command and the values of the
+In a run that is resumed, a stage of a loop that has succeeded is kept if the digest of its inputs is the same. In the
+cache between runs, a stage has a key, which is equal for two stages that would produce the same outputs, as far as this
+can be determined. KFP's backend considers the image, the command and the values of the
 inputs, but not the environment; the code is in the image. Here, the environment counts as well, and so does the code
 that a process finds on this machine (see ``pipeline.code_files``).
 
@@ -41,8 +41,8 @@ from torchx_kfp.tracking.recorder import Recorder
 _VERSION = 2
 
 
-def input_key(inputs: Mapping[str, Any]) -> str:
-    """Return a key of the values of all inputs, including artifacts, as hexadecimal digits."""
+def input_digest(inputs: Mapping[str, Any]) -> str:
+    """Return a digest of the values of all inputs, including artifacts, as hexadecimal digits."""
     return _digest({name: _input(value) for name, value in inputs.items()})
 
 
@@ -189,7 +189,7 @@ def locked(folder: Path, operation: int) -> Iterator[None]:
 
 
 class Memory:
-    """Finished stages by their keys (see ``input_key`` and ``cache_key``).
+    """Finished stages of earlier runs.
 
     Args:
         run_id: the id of the run that asks.
@@ -224,19 +224,26 @@ class Memory:
         """Return how executions of the stage ended in the run that is resumed; the name may lack indices."""
         return self._executions.get((without_indices(name), indices_of(name)), [])
 
-    def kept(self, name: str, key: str) -> StageResult | None:
+    def kept(self, name: str, input_digest: str) -> StageResult | None:
         """Return how the stage of this name ended in the run that is resumed, if its inputs were the same."""
         found = self._reusable.get(name)
-        return found if found is not None and found.key == key else None
+        return found if found is not None and found.key == input_digest else None
 
-    def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
+    def cached(self, name: str, task: str, input_digest: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
         found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
         # Two equal stages of one run both run, whichever ends first.
         if found is None or found.cached_from == self._run_id or not self._has_records(found):
             return None
         return dataclasses.replace(
-            found, name=name, task=task, key=key, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time()
+            found,
+            name=name,
+            task=task,
+            key=input_digest,
+            state=State.CACHED,
+            duration=0.0,
+            attempts=0,
+            started_at=time.time(),
         )
 
     def keep(self, cache_key: str, result: StageResult) -> None:

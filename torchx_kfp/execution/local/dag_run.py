@@ -5,17 +5,14 @@ The root, a nested pipeline, a branch of ``dsl.If`` and an iteration of a loop a
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
 from torchx_kfp.common.text import listed, shown
-from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.conditions import select_field
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_constant, resolve_text, resolve_value
@@ -34,7 +31,6 @@ from torchx_kfp.execution.pipeline.spec import (
 from torchx_kfp.execution.pipeline.values import convert
 from torchx_kfp.execution.pipeline.walk import StageNames
 from torchx_kfp.execution.runs.reasons import MOST_NAMED
-from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
 
@@ -61,15 +57,12 @@ class TaskRun:
         #: such outputs.
         self.missing: Mapping[str, str] = {}
         self.loop: LoopProgress | None = None
-        #: For a stage, the number of all attempts in this run, the plan of the last one, and its replicas.
-        self.attempts = 0
-        self.plan: AttemptPlan | None = None
-        self.replicas: int | None = None
-        #: The start of the first attempt, on the monotonic clock and on the wall clock.
+        #: For a stage, when its first attempt started, on the monotonic clock and on the wall clock, and its replicas.
         self.started = 0.0
         self.started_at: float | None = None
-        #: The key of the stage's inputs, and its key in the cache.
-        self.key = ""
+        self.replicas: int | None = None
+        #: A digest of the values of the stage's inputs, and its key in the cache.
+        self.input_digest = ""
         self.cache_key = ""
 
     @property
@@ -77,17 +70,6 @@ class TaskRun:
         """The task's retry policy, if it allows another attempt."""
         retry = self.task.retry
         return retry if retry is not None and self.tries <= retry.count else None
-
-    def completed(self, result: StageResult) -> StageResult:
-        """Return the result of the last attempt as that of the stage."""
-        return dataclasses.replace(
-            result,
-            duration=time.monotonic() - self.started,
-            attempts=self.attempts,
-            started_at=self.started_at,
-            key=self.key,
-            replicas=self.replicas,
-        )
 
     def constants(self, run_id: str) -> dict[str, str]:
         """Return the placeholders whose values differ by task;"""

@@ -1,22 +1,28 @@
-"""Run the DAGs of a pipeline: a task starts as soon as the tasks before it have ended.
+"""Run the tasks of a pipeline: a task begins as soon as the tasks before it have ended; a stage then waits for room.
 
-One thread, the caller's, decides everything; processes and signals send it messages through a queue.
+One thread, the caller's, decides everything: the threads of attempts, and signals, only say what has happened. A stage
+ends in ``_end``: with the result of its last attempt (``_take``), with an earlier result (``_recall``), or because it
+cannot be started (``_fail``); those that do not run end in ``_pass_over``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import queue
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.text import listed
-from torchx_kfp.execution.local.attempt import RunContext
-from torchx_kfp.execution.local.cache import Memory
+from torchx_kfp.common.text import clean, listed
+from torchx_kfp.contract.specification import ReplicaCount
+from torchx_kfp.execution.local.attempt import Attempt, RunContext, key_in_cache, plan_attempt
+from torchx_kfp.execution.local.cache import Memory, input_digest
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
     LoopProgress,
@@ -28,20 +34,41 @@ from torchx_kfp.execution.local.dag_run import (
     task_inputs,
     with_defaults,
 )
+from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.kubernetes import time_limit, volume_outputs
 from torchx_kfp.execution.local.log_pump import LogPump
-from torchx_kfp.execution.local.stage_queue import Message, StageQueue
-from torchx_kfp.execution.pipeline.artifacts import Artifact, parameters_of
+from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact, parameters_of
+from torchx_kfp.execution.pipeline.code_files import CodeFiles
 from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.execution.pipeline.spec import Component, Importer, Pipeline, is_volume_task
-from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, indices_of, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import (
+    PodNames,
+    ScopedTask,
+    StageNames,
+    indices_of,
+    is_execution,
+    walk,
+    without_indices,
+)
 from torchx_kfp.execution.runs import reasons
-from torchx_kfp.execution.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding
+from torchx_kfp.execution.runs.events import (
+    Listener,
+    LoopStarted,
+    PipelineRetried,
+    RunEnding,
+    StageFinished,
+    StageReplicas,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+)
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
+#: Seconds that an attempt has to end after its processes were killed.
+_LEAVE = 5.0
 
 
 class Interrupted(Exception):
@@ -52,8 +79,33 @@ class Interrupted(Exception):
         self.number = number
 
 
-class _TimeIsOver(Exception):
-    """The time limit of the run is over."""
+@dataclass
+class _Running:
+    """An attempt that runs. If it was asked to end, ``ending`` is the state and the reason of its stage."""
+
+    run: TaskRun
+    attempt: Attempt
+    ending: tuple[State, str] | None = None
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Why nothing more begins: a failure, or the end of the run, which spares nothing.
+
+    Attributes:
+        ended: the reason of the stages that are running.
+        not_run: the reason of those that have not begun.
+        why: why those are canceled that wait for another attempt, as a clause.
+        spares_some: whether exit tasks, and tasks that ignore failures, still run.
+    """
+
+    ended: str
+    not_run: str
+    why: str
+    spares_some: bool = False
+
+    def ends(self, run: TaskRun) -> bool:
+        return not (self.spares_some and _runs_always(run))
 
 
 class Scheduler:
@@ -71,29 +123,37 @@ class Scheduler:
         self._context = context
         self._options = options = context.options
         self._time_limit = options.timeout if options.timeout is not None else time_limit(pipeline.platform)
+        self._pump = pump
         self._listener = listener
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        #: Whether nothing more should begin; slow operations check it.
-        self._is_interrupted = False
-        #: Whether a condition is being evaluated, which a signal must end.
+        self._memory = memory
+        self._code = CodeFiles(Path(options.directory))
+        self._pod_names = PodNames()
+        #: What attempts say, each with its pod's name. None only wakes the scheduler.
+        self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
+        #: Signals that came; and whether a condition is being evaluated, which a signal must end.
+        self._signals: deque[int] = deque()
         self._is_evaluating = False
-        #: The number of items in all loops so far.
-        self._items = 0
-        self._ready: deque[TaskRun] = deque()
-        self._over: deque[DagRun] = deque()
-        #: DAGs that are running, and nested pipelines that wait for another attempt.
-        self._dags: dict[DagRun, None] = {}
-        self._retrying: dict[TaskRun, None] = {}
-        #: Why the run failed, if no stage did.
-        self.reason = ""
-        #: The stage whose failure ends the run, and why nothing more begins.
-        self._failure: TaskRun | None = None
-        self._stopping = ""
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
-        self._stages = StageQueue(
-            context, pump, listener, memory, self._messages, later=self._later, ended=self._finish
-        )
+        #: The number of items in all loops so far.
+        self._items = 0
+        #: Tasks that may begin, and DAGs whose tasks have all ended.
+        self._ready: deque[TaskRun] = deque()
+        self._over: deque[DagRun] = deque()
+        #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
+        self._waiting: deque[TaskRun] = deque()
+        self._retrying: dict[TaskRun, None] = {}
+        self._running: dict[str, _Running] = {}
+        #: By stage: the number of attempts, how it ended, and how it ended before if it is going to run again.
+        self._attempts = Counter[str]()
+        self._results: dict[str, StageResult] = {}
+        self._before: dict[str, StageResult] = {}
+        #: The stage whose failure ends the run; why nothing more begins; and the signal that ends the run.
+        self._failure: TaskRun | None = None
+        self._stopped: _Stop | None = None
+        self._signal: int | None = None
+        #: Why the run failed, if no stage did.
+        self.reason = ""
 
     def run(self, arguments: Mapping[str, Any]) -> DagRun:
         """Run all tasks to their ends, and return the root.
@@ -102,108 +162,133 @@ class Scheduler:
             Interrupted: ``interrupt`` was called. The run has no processes left.
         """
         root = DagRun(self._pipeline, self._pipeline.root, arguments, StageNames())
-        self._open(root)
         if self._time_limit is not None:
             self._later(self._time_limit, self._expire)
         try:
-            while True:
+            self._open(root)
+            self._advance()
+            while root.remaining:
+                if not self._start_next():
+                    self._wait()
                 self._advance()
-                while not self._is_interrupted and self._stages.start_next():
-                    self._advance()
-                if root.remaining == 0:
-                    return root
-                self._handle(self._next())
-        except Interrupted:
-            raise
-        except _TimeIsOver:
-            root.failed = True
-            return root
         except BaseException:
             # A listener raised the exception; it must not get more events.
-            self._stages.kill()
+            self._kill()
             raise
+        if self._signal is not None:
+            raise Interrupted(self._signal)
+        root.failed |= bool(self.reason)
+        return root
 
     def interrupt(self, number: int) -> None:
         """End the run. A signal handler may call this; a second call kills the processes at once."""
-        self._is_interrupted = True
-        self._messages.put(number)
+        self._signals.append(number)
+        self._messages.put(None)
         if self._is_evaluating:
             raise RuntimeError("the run was ended")
 
-    def _next(self) -> Message | None:
-        """Wait for the next message; return None when it is time for a retry, or to check for signals."""
-        timeout = min(_LOOK_UP, max(0.0, self._timers[0][0] - time.monotonic())) if self._timers else _LOOK_UP
+    def _wait(self) -> None:
+        """Wait for the next message, a timer, or a signal."""
+        until_timer = self._timers[0][0] - time.monotonic() if self._timers else _LOOK_UP
         try:
-            return self._messages.get(timeout=timeout)
+            message = self._messages.get(timeout=min(_LOOK_UP, max(0.0, until_timer)))
         except queue.Empty:
-            return None
-
-    def _handle(self, message: Message | None) -> None:
-        if isinstance(message, int):
-            self._end(signal.Signals(message).name, reasons.ended_with_the_run())
-            raise Interrupted(message)
+            message = None
         if message is not None:
-            self._stages.take(*message)
+            self._take(*message)
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
 
-    def _expire(self) -> None:
-        self.reason = f"the time limit of {self._time_limit:g} s is over"
-        self._end(f"T{self.reason[1:]}", reasons.ended_with_the_run(self.reason))
-        raise _TimeIsOver
-
-    def _end(self, reason: str, ended: str) -> None:
-        """End all stages, and report those that have not begun; ``ended`` is the reason for those that have."""
-        why = reasons.RUN_WAS_ENDED
-        self._listener(RunEnding(reason, self._options.grace))
-        self._stages.cancel(ended, reasons.not_run(why), why)
-        for dag in self._dags:
-            for run in dag.runs.values():
-                if run.state is None:
-                    self._drop(run, why)
-
-    def _drop(self, run: TaskRun, why: str) -> None:
-        """Report that the stages of a task will not run any more, except those in DAGs that have begun."""
-        missing = [*self._stages_of(run)] if run in self._retrying or (not run.tries and run.loop is None) else []
-        if run.loop is not None:
-            for index in range(run.loop.started, len(run.loop.items)):
-                missing += self._stages_in(run.component, run.dag.names.inside_iteration(index))
-        for stage in missing:
-            self._stages.drop(stage.name, stage.task.name, reasons.not_run(why), why)
-
-    def _fail_fast(self, failed: TaskRun) -> None:
-        """End all stages after a failure, except those that run even after failures, such as exit tasks."""
-        self._stopping = reasons.ends_the_run(failed.name)
-        self._listener(RunEnding(f"{failed.name} failed", self._options.grace))
-        why = f"{failed.name} failed"
-        for run, state in self._stages.cancel(f"was ended: {why}", reasons.not_run(self._stopping), why, _runs_always):
-            self._finish(run, state, {})
-        for run in list(self._retrying):
-            self._drop(run, why)
-            self._finish(run, State.FAILED, {})
-        self._retrying.clear()
-
-    def _open(self, dag: DagRun) -> None:
-        self._dags[dag] = None
-        self._ready.extend(run for run in dag.runs.values() if run.waiting == 0)
-        if not dag.runs:
-            self._over.append(dag)
+    def _later(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), action))
 
     def _advance(self) -> None:
-        while self._ready or self._over or (self._failure and not self._stopping):
-            if self._failure and not self._stopping:
+        """Do everything that is due."""
+        while True:
+            if self._signals:
+                self._end_run(self._signals.popleft())
+            elif self._failure and not self._stopped:
                 self._fail_fast(self._failure)
             elif self._over:
                 self._close(self._over.popleft())
-            else:
+            elif self._ready:
                 self._begin(self._ready.popleft())
+            else:
+                return
+
+    def _end_run(self, number: int) -> None:
+        for running in self._running.values():
+            if running.ending:
+                running.attempt.kill()
+        if self._signal is None:
+            self._signal = number
+            self._stop(signal.Signals(number).name, reasons.ended_with_the_run())
+
+    def _expire(self) -> None:
+        if self._signal is not None:
+            return
+        self.reason = f"the time limit of {self._time_limit:g} s is over"
+        self._stop(f"T{self.reason[1:]}", reasons.ended_with_the_run(self.reason))
+
+    def _stop(self, reason: str, ended: str) -> None:
+        why = reasons.RUN_WAS_ENDED
+        self._end_stages(reason, _Stop(ended, reasons.not_run(why), why))
+
+    def _fail_fast(self, failed: TaskRun) -> None:
+        why = f"{failed.name} failed"
+        not_run = reasons.not_run(reasons.ends_the_run(failed.name))
+        self._end_stages(why, _Stop(f"was ended: {why}", not_run, why, spares_some=True))
+
+    def _end_stages(self, reason: str, stop: _Stop) -> None:
+        """End all stages that are not spared. From now on, ``_begin`` passes over the others."""
+        self._stopped = stop
+        self._listener(RunEnding(reason, self._options.grace))
+        for pod_name, running in self._running.items():
+            if stop.ends(running.run):
+                self._end_attempt(pod_name, State.CANCELED, stop.ended)
+        for run in [*self._retrying, *self._waiting]:
+            if stop.ends(run):
+                self._retrying.pop(run, None)
+                self._pass_over(run, State.NOT_RUN, stop.not_run)
+        self._waiting = deque(run for run in self._waiting if not stop.ends(run))
+
+    def _end_attempt(self, pod_name: str, state: State, reason: str) -> None:
+        """Ask an attempt to end, kill it after the grace period, and give it up if it does not end even then.
+
+        It may be busy without a process, such as with a copy from a server that does not answer.
+        """
+        running = self._running.get(pod_name)
+        if running is None:
+            return
+        if not running.ending:
+            running.attempt.terminate(self._options.grace)
+            self._later(self._options.grace, running.attempt.kill)
+            lost = running.attempt.plan.result()
+            self._later(self._options.grace + _LEAVE, lambda: self._take(pod_name, lost))
+        running.ending = state, reason
+
+    def _kill(self) -> None:
+        """Kill the processes of all attempts, and wait for their ends."""
+        attempts = [running.attempt for running in self._running.values()]
+        for attempt in attempts:
+            attempt.kill()
+        deadline = time.monotonic() + _LEAVE
+        for attempt in attempts:
+            attempt.join(max(0.0, deadline - time.monotonic()))
+
+    def _open(self, dag: DagRun) -> None:
+        self._ready.extend(run for run in dag.runs.values() if run.waiting == 0)
+        if not dag.runs:
+            self._over.append(dag)
 
     def _begin(self, run: TaskRun) -> None:
         """Begin a task whose upstream tasks have all ended."""
         dag = run.dag
         before = [dag.runs[name] for name in run.task.depends_on]
-        upstream = [reasons.TaskOutcome(self._name_of(other), other.state) for other in before]
-        stopped = reasons.not_run(self._stopping) if self._stopping and not _runs_always(run) else ""
+        stop = self._stop_of(run)
+        is_over = stop is not None and not stop.spares_some
+        upstream = [reasons.TaskOutcome(self._name_of(other), other.state, is_over) for other in before]
+        stopped = stop.not_run if stop else ""
         state, reason = reasons.after_upstream(dag.component.as_dag(), run.task, upstream, stopped)
         if state is not State.QUEUED:
             self._pass_over(run, state, reason)
@@ -216,7 +301,10 @@ class Scheduler:
             items = loop_items(run) if run.task.loop else []
             self._count(items)
         except Exception as error:
-            self._stages.fail(run, error)
+            if self._signals:  # one has ended the evaluation, and will end the task
+                self._ready.append(run)
+            else:
+                self._fail(run, error)
             return
         if run.task.loop is not None:
             run.loop = LoopProgress(items, run.task.loop.parallelism)
@@ -231,7 +319,7 @@ class Scheduler:
         elif is_volume_task(run.component):
             self._made(run, outputs=volume_outputs(run.component, run.inputs, self._context.run_id))
         else:
-            self._stages.add(run)
+            self._queue(run)
 
     def _enter(self, run: TaskRun) -> None:
         """Begin a nested pipeline or a branch."""
@@ -246,7 +334,7 @@ class Scheduler:
             names = run.component.artifact_outputs
             artifacts = {name: import_artifact(name, importer, run.inputs, workspace) for name in names}
         except ValueError as error:
-            self._stages.fail(run, error)
+            self._fail(run, error)
             return
         self._made(run, artifacts=artifacts)
 
@@ -263,8 +351,7 @@ class Scheduler:
             inputs=parameters_of(run.inputs),
             started_at=time.time(),
         )
-        self._stages.report(result)
-        self._finish(run, State.SUCCEEDED, {**result.outputs, **result.artifacts})
+        self._end(run, result)
 
     def _count(self, items: Sequence[Any]) -> None:
         self._items += len(items)
@@ -279,7 +366,7 @@ class Scheduler:
         condition = run.task.condition or ""
         try:
             self._is_evaluating = True
-            if self._is_interrupted:  # by a signal that came just before
+            if self._signals:  # by a signal that came just before
                 raise ValueError("is not evaluated: the run was ended")
             return is_true(condition, parameters_of(with_defaults(run.component, run.inputs)))
         except ValueError as error:
@@ -291,7 +378,7 @@ class Scheduler:
         progress, loop = run.loop, run.task.loop
         assert progress is not None
         assert loop is not None
-        while progress.may_start and not self._is_interrupted:
+        while progress.may_start:
             index = progress.started
             progress.started += 1
             inputs = {**with_defaults(run.component, run.inputs), loop.item_input: progress.items[index]}
@@ -307,7 +394,6 @@ class Scheduler:
 
     def _close(self, dag: DagRun) -> None:
         """Finish a DAG whose tasks have all ended."""
-        del self._dags[dag]
         run = dag.owner
         if run is None:
             return
@@ -317,9 +403,10 @@ class Scheduler:
             run.failed += dag.failures()
             run.loop.outputs[dag.index] = dag.outputs()
             self._continue_loop(run)
-        elif dag.failed and not self._stopping and (retry := run.retry_left) is not None:
+        elif dag.failed and not self._stopped and (retry := run.retry_left) is not None:
             delay = retry.delay(run.tries)
-            self._stages.expect_again(run.name)
+            inside = {name: end for name, end in self._results.items() if name.startswith(f"{run.name}/")}
+            self._before |= {name: end for name, end in inside.items() if end.state is State.FAILED}
             self._listener(PipelineRetried(run.name, run.tries, reasons.failed_in(dag.failures()), delay))
             self._retrying[run] = None
             self._later(delay, lambda: self._try_again(run))
@@ -332,10 +419,131 @@ class Scheduler:
     def _try_again(self, run: TaskRun) -> None:
         if run in self._retrying:
             del self._retrying[run]
-            self._enter(run)
+            if run.component.dag is None:
+                self._waiting.append(run)
+            else:
+                self._enter(run)
 
-    def _later(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), action))
+    def _queue(self, run: TaskRun) -> None:
+        """Let a stage whose inputs are known wait for room, unless the run that is resumed has its result."""
+        if run.name in self._results:
+            self._before[run.name] = self._results[run.name]
+        self._listener(StageWaiting(run.name, run.task.name))
+        if self._memory.executions(run.name):
+            plan = self._plan(run)
+            if plan is None or self._recall(run):
+                return
+        self._waiting.append(run)
+
+    def _start_next(self) -> bool:
+        """Start the next stage, or find that it need not run. Return False if there is none, or no room for it."""
+        if not self._waiting or len(self._running) >= self._options.parallelism:
+            return False
+        run = self._waiting.popleft()
+        plan = self._plan(run)
+        if plan is not None and (run.tries or not self._recall(run)):
+            self._start(run, plan)
+        return True
+
+    def _plan(self, run: TaskRun) -> AttemptPlan | None:
+        """Return the plan of the stage's next attempt; None if there cannot be one, and the stage has failed."""
+        try:
+            plan = plan_attempt(run, self._context, self._pod_names.make(run.name, self._attempts[run.name] + 1))
+            run.input_digest = input_digest(plan.inputs)
+            run.cache_key = key_in_cache(plan, run, self._context, self._code) if self._memory.has_cache else ""
+        except Exception as error:
+            self._fail(run, error)
+            return None
+        return plan
+
+    def _recall(self, run: TaskRun) -> bool:
+        """Tell whether the stage need not run, and if so, end it with its earlier result."""
+        kept = self._memory.kept(run.name, run.input_digest)
+        with self._memory.taking():
+            known = kept or self._memory.cached(run.name, run.task.name, run.input_digest, run.cache_key)
+            if known is not None:
+                self._end(run, known, kept=kept is not None)
+        return known is not None
+
+    def _start(self, run: TaskRun, plan: AttemptPlan) -> None:
+        self._attempts[run.name] += 1
+        run.tries, run.replicas = run.tries + 1, None
+        if run.started_at is None:
+            run.started, run.started_at = time.monotonic(), time.time()
+        pod_name = plan.pod_name
+        attempt = Attempt(
+            plan, self._context.start, self._pump, lambda message: self._messages.put((pod_name, message))
+        )
+        # Record this before the start: if the runner is killed now, the attempt's folder is known.
+        self._listener(
+            StageStarted(
+                name=run.name,
+                pod_name=pod_name,
+                attempt=self._attempts[run.name],
+                task=run.task.name,
+                log_file=plan.log_file,
+                inputs=parameters_of(plan.inputs),
+                artifacts={name: value for name, value in plan.inputs.items() if is_artifact(value)},
+            )
+        )
+        self._running[pod_name] = _Running(run, attempt)
+        if seconds := time_limit(plan.component.platform):
+            reason = f"was ended: its time limit of {seconds:g} s is over"
+            self._later(seconds, lambda: self._end_attempt(pod_name, State.FAILED, reason))
+        attempt.start()
+
+    def _take(self, pod_name: str, message: StageResult | ReplicaCount) -> None:
+        """Process what an attempt says: its number of running replicas, or its result, which ends or retries it."""
+        running = self._running.get(pod_name)
+        if running is None:  # it was given up
+            return
+        run = running.run
+        if isinstance(message, ReplicaCount):
+            run.replicas = message.total
+            self._listener(StageReplicas(run.name, message.running, message.total))
+            return
+        del self._running[pod_name]
+        if running.ending:
+            state, reason = running.ending
+            ended = running.attempt.plan.result() if state is State.CANCELED else message
+            message = dataclasses.replace(ended, state=state, reason=reason, outputs={}, artifacts={})
+        result = dataclasses.replace(
+            message,
+            duration=time.monotonic() - run.started,
+            attempts=self._attempts[run.name],
+            started_at=run.started_at,
+            key=run.input_digest,
+            replicas=run.replicas,
+        )
+        if result.reason and (retry := run.retry_left) is not None and not self._stop_of(run):
+            delay = retry.delay(run.tries)
+            self._before[run.name] = result
+            self._listener(StageRetried(run.name, result.attempts, clean(result.reason), delay))
+            self._retrying[run] = None
+            self._later(delay, lambda: self._try_again(run))
+            return
+        self._end(run, result)
+        self._memory.keep(run.cache_key, self._results[run.name])
+
+    def _fail(self, run: TaskRun, error: Exception) -> None:
+        """End a task that cannot begin. The error must not end other tasks."""
+        reason = str(error)
+        if not isinstance(error, ValueError):
+            reason = f"could not be prepared: {type(error).__name__}: {error}"
+        self._end(run, StageResult(run.name, run.task.name, State.FAILED, reason=reason))
+
+    def _end(self, run: TaskRun, result: StageResult, *, kept: bool = False) -> None:
+        """End a stage."""
+        run.reason = result.reason
+        self._report(result, kept=kept)
+        self._finish(run, result.state, {**result.outputs, **result.artifacts})
+
+    def _report(self, result: StageResult, *, kept: bool = False) -> None:
+        """Record how a stage has ended, or that it does not run."""
+        result = dataclasses.replace(result, reason=clean(result.reason))
+        self._results[result.name] = result
+        self._before.pop(result.name, None)
+        self._listener(StageFinished(result, kept=kept))
 
     def _finish(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
         """Record that a task has ended; tasks that wait for it may begin."""
@@ -355,15 +563,27 @@ class Scheduler:
             self._over.append(dag)
 
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
-        """Record that a task and all stages inside it do not run."""
-        run.reason = reason
-        ends = self._failure if state is State.NOT_RUN and self._stopping and not _runs_always(run) else None
+        """End a task that does not run, with all stages inside it. What the run that is resumed has of them stays."""
+        stop = self._stop_of(run) if state is State.NOT_RUN else None
+        canceled = False
         for stage in self._stages_of(run):
-            if ends is not None:
-                self._stages.drop(stage.name, stage.task.name, reason, f"{ends.name} failed")
-            else:
-                self._stages.pass_over(stage.name, stage.task.name, state, reason)
-        self._finish(run, state, {})
+            waiting = [end for name, end in self._before.items() if stop and is_execution(name, stage.name)]
+            for end in waiting:
+                why = reasons.canceled_while_waiting(stop.why if stop else "", end.reason)
+                nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
+                self._report(dataclasses.replace(end, state=State.CANCELED, reason=why, **nothing))
+            canceled |= bool(waiting)
+            for end in self._memory.executions(stage.name) if state is State.NOT_RUN else ():
+                if end.name not in self._results:
+                    self._report(end, kept=True)
+            if not waiting and stage.name not in self._results:
+                self._report(StageResult(stage.name, stage.task.name, state, reason=reason))
+        run.reason = reason
+        self._finish(run, State.CANCELED if canceled else state, {})
+
+    def _stop_of(self, run: TaskRun) -> _Stop | None:
+        """Return why the task does not begin any more; None if it does."""
+        return self._stopped if self._stopped and self._stopped.ends(run) else None
 
     def _stages_of(self, run: TaskRun) -> Iterable[TaskRun | ScopedTask]:
         """Return the stages of a task: the task itself, or the stages inside it."""

@@ -38,6 +38,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 
 from torchx_kfp.common.safe_files import walk
+from torchx_kfp.execution.local.executors.executor import AttemptError
 
 #: pip's options that only say where packages come from; each takes a value.
 SOURCE_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--trusted-host", "--find-links", "-f")
@@ -51,14 +52,6 @@ RunCommand: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], int]
 _POLL = 0.1
 _PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
 _LAYER = "_torchx_kfp_layer.pth"
-
-
-class InstallError(Exception):
-    """Packages could not be installed. ``exit_code`` is pip's, or None if pip did not run."""
-
-    def __init__(self, reason: str, exit_code: int | None = None) -> None:
-        super().__init__(reason)
-        self.exit_code = exit_code
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -79,7 +72,7 @@ def provide_environment(
         stopped: tells whether the stage was ended meanwhile.
 
     Raises:
-        InstallError: pip failed, or the environment cannot be created.
+        AttemptError: pip failed, or the environment cannot be created.
     """
     wanted = [words for words in installs if not are_satisfied(words)]
     if not wanted:
@@ -102,7 +95,7 @@ def provide_environment(
                 return ready.resolve()
             return _make(home, wanted, environ, run)
     except OSError as error:
-        raise InstallError(
+        raise AttemptError(
             f"could not be given an environment for its packages in {home}: {error}. Set XDG_CACHE_HOME to a folder "
             "that can be written"
         ) from None
@@ -149,7 +142,7 @@ def _verify(code: int, program: str, words: Sequence[str]) -> None:
         # The URL of an index may contain a password.
         pairs = zip(("", *words), words, strict=False)
         names = " ".join(word for before, word in pairs if not {word, before} & set(SOURCE_OPTIONS))
-        raise InstallError(f"could not be given its packages ({names}): {program} ended with {how}", code)
+        raise AttemptError(f"could not be given its packages ({names}): {program} ended with {how}", code)
 
 
 def _installed_folders() -> list[str]:
@@ -175,7 +168,7 @@ def _locked(home: Path, stopped: Callable[[], bool]) -> Iterator[None]:
     with (home / "lock").open("a") as lock:
         while True:
             if stopped():
-                raise InstallError("was not started: the run was ended")
+                raise AttemptError("was not started: the run was ended")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

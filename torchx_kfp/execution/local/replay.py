@@ -18,8 +18,9 @@ from typing import Any
 
 from torchx_kfp.common.text import duration, shown
 from torchx_kfp.contract.protocol import EXIT_CODE
+from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
-from torchx_kfp.execution.local.attempt import AttemptThread, RunContext
+from torchx_kfp.execution.local.attempt import Attempt, RunContext
 from torchx_kfp.execution.local.executors.attached import AttachedContainer, AttachedProcess
 from torchx_kfp.execution.local.executors.executor import AttemptPlan, Containers, RunningStage, verify_private
 from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
@@ -311,11 +312,7 @@ def _name_original(plan: ReplayPlan) -> None:
 def _run(plan: ReplayPlan, context: RunContext) -> ReplayResult:
     invocation, attempt, docker = plan.invocation, plan.attempt, context.docker
     record = invocation.record
-    results: list[StageResult] = []
-
-    def take(_: AttemptThread, message: Any) -> None:
-        if isinstance(message, StageResult):
-            results.append(message)
+    messages: list[StageResult | ReplicaCount] = []
 
     def attached(attempt: AttemptPlan) -> RunningStage:
         words = plan.prepare(attempt)
@@ -339,9 +336,10 @@ def _run(plan: ReplayPlan, context: RunContext) -> ReplayResult:
         journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
         with LogPump(watch) as pump, awaitable_processes():
             # It runs in this thread, which gets the signals.
-            AttemptThread(attempt, attached, pump, take).run()
+            Attempt(attempt, attached, pump, messages.append).run()
         seconds = time.monotonic() - started
-        result = dataclasses.replace(results[0], duration=seconds, attempts=1, started_at=began)
+        (ended,) = (message for message in messages if isinstance(message, StageResult))
+        result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)
         journal.write(StageFinished(result))
         journal.write(RunFinished(context.run_id, result.state, seconds))
     return ReplayResult(context.run_id, invocation.name, result, invocation.result, context.folder, plan.differs)

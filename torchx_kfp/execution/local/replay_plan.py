@@ -23,11 +23,10 @@ from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.scripts import assignment, workspace_in, workspace_words
 from torchx_kfp.contract.specification import REPLICA, ReplicaRole
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.local.attempt import RunContext, placed, plan_attempt
+from torchx_kfp.execution.local.attempt import RunContext, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.replay_differences import COMMAND_FILE, Change, differences
-from torchx_kfp.execution.pipeline.pod_settings import TIME_LIMIT
 from torchx_kfp.execution.pipeline.walk import PodNames, StageNames
 from torchx_kfp.execution.runs.invocation import Invocation
 
@@ -77,7 +76,7 @@ class ReplayPlan:
 
 
 def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> ReplayPlan:
-    """Plan a replay, without writing to the disk, except for folders for the results of a container.
+    """Plan a replay. Nothing is written but folders for the results that a container records.
 
     Raises:
         ArgumentError: the stage cannot be replayed like this.
@@ -116,18 +115,16 @@ def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> 
 
 def _attempt(invocation: Invocation, context: RunContext, change: Change) -> tuple[AttemptPlan, DecodedCommand]:
     place, component = invocation.place, invocation.component
-    names = StageNames()
-    run = DagRun(invocation.pipeline, place.scope, invocation.scope, names).runs[place.task.name]
-    # A debugger takes longer than a time limit allows.
-    platform = {key: value for key, value in component.platform.items() if key != TIME_LIMIT}
-    run.component, run.name = dataclasses.replace(component, platform=platform), invocation.stage
-    run.inputs = dict(invocation.inputs)
+    run = DagRun(invocation.pipeline, place.scope, invocation.scope, StageNames()).runs[place.task.name]
+    run.component, run.name, run.inputs = component, invocation.stage, dict(invocation.inputs)
+    if change.tracker_base and component.container is not None:
+        command, args = (
+            tuple(assignment(change.tracker_base) if word.startswith(assignment("")) else word for word in words)
+            for words in (component.container.command, component.container.args)
+        )
+        container = dataclasses.replace(component.container, command=command, args=args)
+        run.component = dataclasses.replace(component, container=container)
     attempt = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
-    if change.tracker_base:
-        base = assignment(change.tracker_base)
-        here = [[base if word.startswith(assignment("")) else word for word in words] for words in _both(attempt)]
-        attempt = dataclasses.replace(attempt, command=here[0], args=here[1])
-    attempt = placed(attempt, run, context)
     facts = decode(attempt.words)
     if change.has_shell or (facts.stage and facts.tracker_base):
         # What it records takes the place of KFP's outputs, which nobody reads.
@@ -135,10 +132,6 @@ def _attempt(invocation: Invocation, context: RunContext, change: Change) -> tup
         left = dataclasses.replace(run.component, outputs=kept, artifact_outputs={})
         attempt = dataclasses.replace(attempt, component=left)
     return attempt, facts
-
-
-def _both(attempt: AttemptPlan) -> tuple[Sequence[str], Sequence[str]]:
-    return attempt.command, attempt.args
 
 
 def _command_file(attempt: AttemptPlan) -> str:

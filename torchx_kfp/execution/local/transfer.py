@@ -14,11 +14,12 @@ import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchx_kfp.common import safe_files
 from torchx_kfp.common.text import joined
 from torchx_kfp.errors import explain
+from torchx_kfp.execution.local.executors.executor import AttemptError, AttemptPlan
 from torchx_kfp.execution.pipeline.artifacts import (
     Artifact,
     ArtifactList,
@@ -30,14 +31,6 @@ from torchx_kfp.execution.pipeline.artifacts import (
 )
 from torchx_kfp.execution.pipeline.values import convert, from_output
 from torchx_kfp.tracking.recorder import Artifact as Registered
-
-if TYPE_CHECKING:
-    from torchx_kfp.execution.local.executors.executor import AttemptPlan
-
-
-class UnavailableError(Exception):
-    """A file on other storage cannot be copied."""
-
 
 _WEB = re.compile("https?://")
 _PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
@@ -90,7 +83,7 @@ def copy_here(url: str, path: str, root: str, folder: str, named: Collection[str
         named: see ``verify_source``.
 
     Raises:
-        UnavailableError: it cannot be copied, or must not be.
+        AttemptError: it cannot be copied, or must not be.
     """
     place = verify_source(url, named)
     name = f".{secrets.token_hex(8)}"
@@ -110,7 +103,7 @@ def copy_here(url: str, path: str, root: str, folder: str, named: Collection[str
                 Path(temporary).unlink(missing_ok=True)
     except Exception as error:  # each file system has its own errors
         text = f"{type(error).__name__}: {error}"
-        raise UnavailableError(
+        raise AttemptError(
             f"takes the file of an artifact that cannot be copied here from {url}: {text}{_not_set(url)}"
         ) from None
 
@@ -127,7 +120,7 @@ def verify_source(url: str, named: Collection[str]) -> str | None:
         named: the paths and URLs that the user has named; what is below them may be copied as well.
 
     Raises:
-        UnavailableError: it must not be copied; the message says how to name it.
+        AttemptError: it must not be copied; the message says how to name it.
     """
     is_chained, path = "::" in url, url.removeprefix("file://")
     is_path = "://" not in path
@@ -141,7 +134,7 @@ def verify_source(url: str, named: Collection[str]) -> str | None:
         why = f"it is on this machine, and you have not named it. If you trust it: --mount {path}:ro"
     else:
         why = f"it is not in an object store, and you have not named it. If you trust it: --copy-from {url}"
-    raise UnavailableError(f"takes the file of an artifact that is not copied here from {url}: {why}")
+    raise AttemptError(f"takes the file of an artifact that is not copied here from {url}: {why}")
 
 
 def _not_set(url: str) -> str:

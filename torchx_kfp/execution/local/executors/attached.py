@@ -40,7 +40,7 @@ class AttachedProcess:
         """Start the process, wait for its end, end everything that it started, and return its exit code.
 
         Raises:
-            StartError: it cannot be started.
+            AttemptError: it cannot be started.
         """
         sys.stdout.flush()
         with ending_signals(self._pass_on):

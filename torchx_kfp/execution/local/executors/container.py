@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torchx_kfp.common.safe_files import UnfitFileError, make_folder
 from torchx_kfp.errors import explain
 from torchx_kfp.execution.local.executors.engine import MARK_LABEL, RUN_LABEL, Engine, EngineError, finish, start
-from torchx_kfp.execution.local.executors.executor import NEEDS, NOT_FOUND, RunningStage, StartError, describe_end
+from torchx_kfp.execution.local.executors.executor import NEEDS, NOT_FOUND, AttemptError, RunningStage, describe_end
 from torchx_kfp.execution.local.executors.mounts import share
 from torchx_kfp.execution.local.executors.process import start_error
 from torchx_kfp.execution.runs.result import describe_exit
@@ -104,11 +104,11 @@ class Images:
         """Return the engine's description of the image, which is pulled if it is missing, while the stage waits.
 
         Raises:
-            StartError: the image cannot be provided, or the stage was ended meanwhile.
+            AttemptError: the image cannot be provided, or the stage was ended meanwhile.
         """
         found = self._engine.inspect("image", image)
         if policy == "Never" and found is None:
-            raise StartError(
+            raise AttemptError(
                 f"could not be started: the image {image!r} is not here, and its image pull policy is Never. Build or "
                 "pull it"
             )
@@ -117,7 +117,7 @@ class Images:
             try:
                 self._pull(stage, image)
             except EngineError as error:
-                raise StartError(
+                raise AttemptError(
                     f"could not be started: the image {image!r} {missing}cannot be pulled: {error}. Build it, or "
                     "correct its name"
                 ) from None
@@ -175,7 +175,7 @@ class ContainerStage:
         """Run the container to its end, remove it, and return its exit code, negative for a signal.
 
         Raises:
-            StartError: it could not be started, or the engine lost it.
+            AttemptError: it could not be started, or the engine lost it.
         """
         try:
             image = self._executor.images.provide(self, self._attempt.image, self._plan.pull)
@@ -187,9 +187,9 @@ class ContainerStage:
                 self._process = self._begin()
             return self._end_of(self._process)
         except UnfitFileError as error:
-            raise StartError(f"could not be started: {error}") from None
+            raise AttemptError(f"could not be started: {error}") from None
         except OSError as error:
-            raise StartError(f"was lost: {self._engine.program} cannot be started: {explain(error)}") from None
+            raise AttemptError(f"was lost: {self._engine.program} cannot be started: {explain(error)}") from None
         finally:
             os.close(self._write_end)
             if self._container:
@@ -221,7 +221,7 @@ class ContainerStage:
             os.write(self._write_end, f"{line}\n".encode())
 
     def wait_for(self, future: Future[None]) -> None:
-        """Wait until the future is done, and raise its exception; raise StartError if the stage is ended first."""
+        """Wait until the future is done, and raise its exception; raise AttemptError if the stage is ended first."""
         future.add_done_callback(lambda _: self._wake.set())
         self._wake.wait()
         if self._stopped:
@@ -237,7 +237,7 @@ class ContainerStage:
         secrets = {name: values[name] for name in self._attempt.secrets if name in values}
         for name in secrets:
             if _OF_PROGRAM.fullmatch(name) or not _NAME.fullmatch(name):
-                raise StartError(
+                raise AttemptError(
                     f"could not be started: {self._engine.program} itself would read the variable {name!r}, which the "
                     "stage gets from a secret. Name it differently, or mount the secret as a file"
                 )
@@ -250,7 +250,7 @@ class ContainerStage:
         try:
             return self._engine.ask(*words, environ={**os.environ, **secrets}).split()[-1]
         except EngineError as error:
-            raise StartError(f"could not be started: the container engine says: {error}") from None
+            raise AttemptError(f"could not be started: the container engine says: {error}") from None
         except (OSError, ValueError) as error:
             raise start_error([self._engine.program, *words], error) from None
 
@@ -275,20 +275,20 @@ class ContainerStage:
             return 0
         state = (self._engine.inspect("container", self._container) or {}).get("State") or {}
         if not state or state.get("Running"):
-            raise StartError("was lost: the container engine does not know it any more, or has not answered")
+            raise AttemptError("was lost: the container engine does not know it any more, or has not answered")
         self._out_of_memory = bool(state.get("OOMKilled"))
         why = str(state.get("Error") or "")
         if why and str(state.get("StartedAt", "")).startswith("0001"):
             raise self._not_started(why)
         return _signal_or_code(int(state.get("ExitCode", code)))
 
-    def _not_started(self, why: str) -> StartError:
+    def _not_started(self, why: str) -> AttemptError:
         # A shell's exit code for a command that cannot be started.
         code = 126 if "permission denied" in why else None
         if "not found" in why or "no such file" in why:
             code = NOT_FOUND
         more = f"; {NEEDS}" if code == NOT_FOUND else ""
-        return StartError(f"could not be started in the image {self._attempt.image!r}: {why}{more}", code)
+        return AttemptError(f"could not be started in the image {self._attempt.image!r}: {why}{more}", code)
 
     def _options(self) -> list[str]:
         plan, limits = self._plan, self._plan.limits
@@ -345,8 +345,8 @@ def _csv(fields: Sequence[str]) -> str:
     return out.getvalue()
 
 
-def _ended() -> StartError:
-    return StartError("was not started: the run was ended")
+def _ended() -> AttemptError:
+    return AttemptError("was not started: the run was ended")
 
 
 def _signal_or_code(code: int) -> int:

@@ -168,8 +168,11 @@ class AttemptPlan:
         return inputs
 
 
-class StartError(Exception):
-    """An attempt could not be started, or was lost; ``exit_code`` is the one that a shell would report, if any."""
+class AttemptError(Exception):
+    """An attempt has failed, but not by its own program: it could not be started, given its files, or was lost.
+
+    ``exit_code`` is the one that a shell would report, or that of pip, if any.
+    """
 
     def __init__(self, reason: str, exit_code: int | None = None) -> None:
         super().__init__(reason)
@@ -188,7 +191,7 @@ class RunningStage(Protocol):
             output_closed: an event that is set when the output has been read to its end.
 
         Raises:
-            StartError: it could not be started after all, or was lost.
+            AttemptError: it could not be started after all, or was lost.
         """
 
     def terminate(self, grace: float) -> None:
@@ -225,7 +228,7 @@ def describe_end(code: int, last_line: str, *, here: bool) -> str:
 
 
 #: Starts an attempt and returns at once: slow work belongs in ``RunningStage.wait``. It is called in many threads, and
-#: raises StartError if the attempt cannot be started.
+#: raises AttemptError if the attempt cannot be started.
 Executor = Callable[[AttemptPlan], RunningStage]
 
 

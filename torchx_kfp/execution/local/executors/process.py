@@ -27,9 +27,9 @@ from torchx_kfp.contract.command import decode
 from torchx_kfp.execution.local.executors.executor import (
     INSTALL,
     NOT_FOUND,
+    AttemptError,
     AttemptPlan,
     RunningStage,
-    StartError,
     describe_end,
 )
 
@@ -181,7 +181,7 @@ def start_process(attempt: AttemptPlan) -> RunningStage:
     """Start an attempt as a process of this machine.
 
     Raises:
-        StartError: there is no such command, or it cannot be started with these words.
+        AttemptError: there is no such command, or it cannot be started with these words.
     """
     try:
         return StageProcess(attempt.process_command, attempt.environ, attempt.directory)
@@ -189,33 +189,33 @@ def start_process(attempt: AttemptPlan) -> RunningStage:
         raise start_error(attempt.process_command, error) from None
 
 
-def start_error(command: Sequence[str], error: Exception) -> StartError:
+def start_error(command: Sequence[str], error: Exception) -> AttemptError:
     """Return what an error at the start of a command means for the attempt."""
     word = command[0]
     if isinstance(error, UnicodeEncodeError):
-        return StartError(
+        return AttemptError(
             "could not be started: its command or environment contains a character that UTF-8 cannot encode "
             f"({error.object[error.start]!r}, a surrogate)"
         )
     if isinstance(error, ValueError):
-        return StartError("could not be started: a word of its command contains a NUL character")
+        return AttemptError("could not be started: a word of its command contains a NUL character")
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT and os.sep not in word:
-        return StartError(f"could not be started: there is no command {word!r} on this machine. {INSTALL}", NOT_FOUND)
+        return AttemptError(f"could not be started: there is no command {word!r} on this machine. {INSTALL}", NOT_FOUND)
     if number == errno.ENOENT:
-        return StartError(
+        return AttemptError(
             f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing",
             NOT_FOUND,
         )
     if number in (errno.EACCES, errno.ENOEXEC):
-        return StartError(f"could not be started: {word!r} is not a program that can be run here", 126)
+        return AttemptError(f"could not be started: {word!r} is not a program that can be run here", 126)
     if number == errno.E2BIG:
         longest = max(len(os.fsencode(word)) for word in command)
-        return StartError(
+        return AttemptError(
             f"could not be started: its command is too long (its longest argument has {longest} bytes; the system "
             "accepts 128 KiB in one argument)"
         )
-    return StartError(f"could not be started: {error}")
+    return AttemptError(f"could not be started: {error}")
 
 
 #: A variable that every process of a run has, so that processes that have left their stage's session can be found: the
