@@ -43,7 +43,8 @@ def commands() -> Iterator[str]:
                 yield " ".join(text.split())
         options = [item for item in command.params if isinstance(item, click.Option)]
         records = [record for item in options if (record := item.get_help_record(context))]
-        yield table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in records])
+        if records:
+            yield table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in records])
 
     def below(group: click.Group, context: click.Context) -> Iterator[str]:
         for name in group.list_commands(context):

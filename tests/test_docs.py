@@ -157,7 +157,7 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     code = re.sub(r'"\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
     page = (pages.REPOSITORY / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`.+`) \|", page.partition("| the message says |")[2], re.MULTILINE)
-    assert len(cells) >= 10
+    assert len(cells) >= 4
     for message in re.findall(r"`([^`]{5,})`", " ".join(cells)):
         assert max(re.split(r"\.\.\.|\d+|'[^']*'|[()]", message), key=len).strip() in code, message
 
