@@ -188,6 +188,9 @@ def test_an_optimizer_of_the_image(search: Callable[..., Pipeline]) -> None:
     assert again == drawn, "the seed decides"
 
 
+GOOD = {"lr": 0.1, "layers": 1, "act": "relu"}
+
+
 def ask_carelessly(definition: Any, told: Any, state: Any, number: int) -> Any:
     """An optimizer that changes what it was given, and its state, and asks for what it was told."""
     for trial in told:
@@ -219,63 +222,26 @@ def test_the_program_in_a_process_of_its_own_asks_for_the_same(search: Callable[
     assert run.metadata() == expected
 
 
-def answer(definition: Any, told: Any, state: Any, number: int) -> Any:
-    """An optimizer that returns what the search's seed says."""
-    return ANSWERS[definition["seed"]]
-
-
-GOOD = {"lr": 0.1, "layers": 1, "act": "relu"}
-#: What an optimizer returns, and what is said about it; None if it is right.
-ANSWERS: list[Any] = [([change], None) for change in ({**GOOD, "lr": 1}, {**GOOD, "lr": 1 + 1e-15})]
-WRONG: list[tuple[Any, list[str]]] = [
-    (([{"lr": 0.1}], None), ["asks for {'lr': 0.1}", "lr, layers, act"]),
-    (([{**GOOD, "lr": 7.0}], None), ["lr=7.0", "lr is a number from 0.0001 to 1.0"]),
-    (([GOOD, {**GOOD, "lr": math.nan}], None), ["lr=nan", "from 0.0001 to 1.0"]),
-    (([{**GOOD, "lr": "0.1"}], None), ["lr='0.1'", "a number"]),
-    (([{**GOOD, "layers": 4}], None), ["layers=4", "a whole number from 1 to 3"]),
-    (([{**GOOD, "layers": 2.0}], None), ["layers=2.0", "a whole number"]),
-    (([{**GOOD, "layers": True}], None), ["layers=True", "a whole number"]),
-    (([{**GOOD, "act": "tanh"}], None), ["act='tanh'", "one of ['relu', 'gelu']"]),
-    (([GOOD], {1, 2}), ["state", "JSON", "set"]),
-    ([GOOD], ["returns [{'lr'", "return trials, state"]),
-    ((GOOD, None), ["returns ({'lr'", "return trials, state"]),
-]
-
-
-def test_numbers_that_rounding_carries_beyond_a_bound(search: Callable[..., Pipeline]) -> None:
-    for seed in (0, 1):
-        it = search(optimizer="tests.hpo.test_ask:answer", image="i", seed=seed)
-        assert it.ask(f"ask-{seed}").metadata()["trials"] == [{**GOOD, "lr": 1}]
-
-
-@pytest.mark.parametrize(("returned", "facts"), WRONG)
-def test_an_optimizer_that_asks_for_something_else(
-    returned: Any, facts: list[str], search: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{__name__}.ANSWERS", [returned])
-    with pytest.raises(SystemExit, match=says("torchx-kfp: tests.hpo.test_ask:answer ", *facts)):
-        search(optimizer="tests.hpo.test_ask:answer", image="i", seed=0).ask("ask-1")
+def ask_for_one(definition: Any, told: Any, state: Any, number: int) -> Any:
+    """An optimizer that forgets parameters."""
+    return [{"lr": 0.1}], None
 
 
 @pytest.mark.parametrize(
     ("optimizer", "facts"),
     [
-        ("tests.hpo.test_ask:anser", ["no function 'anser'", "Did you mean 'answer'?"]),
-        ("tests.hpo.test_ask:WRONG", ["no function 'WRONG'"]),
-        ("tests.hpo.test_aks:answer", ["no module 'tests.hpo.test_aks'", "'tests.hpo.test_ask'?", "PYTHONPATH"]),
-        ("jsno:answer", ["no module 'jsno'", "Did you mean 'json'?", "PYTHONPATH"]),
-        ("json.tool.x:answer", ["no module 'json.tool.x'"]),
-        ("imports_nothing:answer", ["'imports_nothing:answer' cannot be imported", "No module named 'nothing_at_all'"]),
-        ("imports_less:answer", ["'imports_less:answer' cannot be imported", "cannot import name 'loud'"]),
+        (f"{__name__}:ask_for_one", ["ask_for_one asks for {'lr': 0.1}", "lr, layers, act"]),
+        (f"{__name__}:anser", ["optimizer=", "no attribute 'anser'", "PYTHONPATH"]),
+        ("jsno:answer", ["optimizer=", "No module named 'jsno'", "PYTHONPATH"]),
+        ("imports_nothing:answer", ["optimizer=", "No module named 'nothing_at_all'"]),
     ],
 )
-def test_an_optimizer_that_does_not_exist(
+def test_an_optimizer_that_does_not_fit(
     optimizer: str, facts: list[str], search: Callable[..., Pipeline], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "imports_nothing.py").write_text("import nothing_at_all")
-    (tmp_path / "imports_less.py").write_text("from json import loud")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(SystemExit, match=says("torchx-kfp: optimizer=", *facts)):
+    with pytest.raises(SystemExit, match=says("torchx-kfp: ", *facts)):
         search(optimizer=optimizer, image="i").ask("ask-1")
 
 

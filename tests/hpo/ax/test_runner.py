@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,29 +58,6 @@ def test_a_component_gets_parameters_constants_and_what_it_takes_of_the_trial(tm
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("tests.hpo.ax.components:quadratic", None),
-        (f"{components.__file__}:quadratic", None),
-        ("utils.echo", ["echo()", "'x'"]),
-        ("tests.hpo.ax.components:quadratik", ["quadratik"]),
-        ("tests.hpo.ax.nothing:quadratic", ["tests.hpo.ax.nothing"]),
-        ("utils.ecko", ["utils.ecko"]),
-        ("", ["configure_runner(TorchXRunner(component"]),
-    ],
-)
-@pytest.mark.usefixtures("torchx_of_its_own")
-def test_a_component_is_found_by_name(name: str, said: list[str] | None, tmp_path: Path) -> None:
-    runner = runner_of(name, tmp_path)
-    if said is None:
-        assert runner.run_trial(3, {"x": 1})["torchx_app_handle"].startswith("local_cwd://torchx/trial-")
-        return
-    with pytest.raises(Exception, match=says(*said)) as caught:
-        runner.run_trial(3, {"x": 1})
-    assert isinstance(caught.value, TrialError) == (name == "")
-
-
 @pytest.mark.usefixtures("torchx_of_its_own")
 def test_a_component_that_does_not_fit_says_so(tmp_path: Path) -> None:
     for parameters, constants in (({"y": 1}, {}), ({"x": 1}, {"scal": 2}), ({"x": 1}, {"x": 2}), ({}, {})):
@@ -89,28 +65,18 @@ def test_a_component_that_does_not_fit_says_so(tmp_path: Path) -> None:
             runner_of(components.quadratic, tmp_path, constants=constants).run_trial(3, parameters)
 
 
-def test_a_runner_is_stored_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_runner_knows_its_trials_and_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchx_kfp.hpo.ax import TorchXRunner
 
-    def loaded(runner: TorchXRunner) -> Any:
-        return TorchXRunner(**TorchXRunner.deserialize_init_args(TorchXRunner.serialize_init_args(runner)))
-
     monkeypatch.chdir(tmp_path)
-    runner = runner_of(components.quadratic, "base", cfg={"log_dir": "logs"}, constants={"scale": 2.0})
-    assert TorchXRunner.serialize_init_args(runner) == {
-        "component": "tests.hpo.ax.components:quadratic",
-        # Another process may have another folder.
-        "tracker_base": str(tmp_path / "base"),
-        "scheduler": "local_cwd",
-        "cfg": {"log_dir": "logs"},
-        "constants": {"scale": 2.0},
-    }
-    assert loaded(runner) == runner
-    without_name: Callable[..., Any] = lambda x: components.quadratic(x)  # noqa: E731 (the name is the message's)
-    for runner in (runner_of(without_name), runner_of(components.quadratic, constants={"scale": object()})):
-        with pytest.raises(TrialError, match=says("configure_runner(TorchXRunner(component")):
-            loaded(runner).run_trial(0, {"x": 1})
-        assert runner.clone()._component is runner._component
+    runner = runner_of(components.quadratic, "base", cfg={"log_dir": object()}, constants={"scale": object()})
+    stored = TorchXRunner.serialize_init_args(runner)
+    # Another process may have another folder.
+    assert stored == {"tracker_base": str(tmp_path / "base"), "scheduler": "local_cwd"}
+    loaded = TorchXRunner(**TorchXRunner.deserialize_init_args(stored))
+    with pytest.raises(TrialError, match=says("configure_runner(TorchXRunner(component")):
+        loaded.run_trial(0, {"x": 1})
+    assert runner.clone()._component is runner._component
 
 
 @pytest.mark.parametrize(

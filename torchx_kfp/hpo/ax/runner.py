@@ -7,7 +7,6 @@ import contextlib
 import copy
 import functools
 import gc
-import importlib
 import inspect
 import json
 import logging
@@ -16,17 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ax.api.protocols.runner import IRunner
-from ax.core.experiment import Experiment
-from ax.core.metric import Metric
 from ax.core.trial_status import TrialStatus
 from ax.storage.json_store import encoders, registry
 from ax.storage.runner_registry import CORE_RUNNER_REGISTRY
 from torchx import specs
 from torchx.runner import Runner, get_runner
-from torchx.specs import AppState, finder
+from torchx.specs import AppState
 from urllib3.exceptions import HTTPError
 
-from torchx_kfp.common.text import did_you_mean, joined, printable
+from torchx_kfp.common.text import printable
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import HostUnreachableError, TrialError
 from torchx_kfp.tracking.artifacts import absolute
@@ -47,13 +44,14 @@ _ENDED = {
 class TorchXRunner(IRunner):  # type: ignore[misc]
     """Runs each trial as a TorchX app.
 
-    The component is called with the trial's parameters and the constants. If it has parameters called ``trial_idx``,
-    ``tracker_base`` or ``experiment_name``, it gets these as well. The app finds the tracker base in its environment,
-    so ``current_run().put(loss=...)`` records a result of the trial.
+    The component is called with the trial's parameters and the constants, and with ``trial_idx`` and ``tracker_base``
+    if it has such parameters. The app finds the tracker base in its environment, so that
+    ``current_run().put(loss=...)`` records a result of the trial.
+
+    Ax stores neither the component nor its arguments: a loaded runner reads its trials, but starts none.
 
     Args:
-        component: a function that returns an AppDef; or its name: ``module:function``, ``train.py:trainer``,
-            ``dist.ddp``.
+        component: a function that returns an AppDef.
         tracker_base: an fsspec URL or a local directory that all apps reach.
         scheduler: one of TorchX's schedulers: ``local_cwd``, ``kubernetes``, ``kfp``.
         cfg: the scheduler's options, as of ``torchx run -cfg``.
@@ -62,7 +60,7 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
 
     def __init__(
         self,
-        component: Component | str,
+        component: Component | None = None,
         *,
         tracker_base: str | os.PathLike[str],
         scheduler: str,
@@ -75,32 +73,22 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         self._scheduler = scheduler
         self._cfg = dict(cfg or {})
         self._constants = dict(constants or {})
-        self._experiment_name: str | None = None
-
-    def run(self, trial: Any) -> dict[str, Any]:
-        """Start a trial of an experiment, whose name the component may take.
-
-        Raises:
-            TrialError: a name in the objective has no metric. Ax would complete its trials without an outcome.
-        """
-        config, known = trial.experiment.optimization_config, _fetched(trial.experiment)
-        if without := sorted((config.metric_names if config else set()) - set(known)):
-            metrics = ", ".join(f"TorchXMetric({name!r})" for name in without)
-            raise TrialError(
-                f"No metric is configured for {joined(without)}, which the objective or a constraint names, so the "
-                f"trials would have no outcome.{did_you_mean(without[0], known)} Correct "
-                f"client.configure_optimization(...), or call client.configure_metrics([{metrics}])."
-            )
-        self._experiment_name = trial.experiment.name if trial.experiment.has_name else None
-        return super().run(trial)  # type: ignore[no-any-return]
 
     def run_trial(self, trial_index: int, parameterization: Mapping[str, Any]) -> dict[str, Any]:
-        """Start the app of a trial, and return the metadata by which the trial is found again."""
-        component, base = find_component(self._component), self._tracker_base
-        own = {"trial_idx": trial_index, "tracker_base": base, "experiment_name": self._experiment_name}
-        taken = inspect.signature(component).parameters
-        own = {name: value for name, value in own.items() if name in taken and value is not None}
-        app, cfg = component(**own, **self._constants, **parameterization), self._cfg
+        """Start the app of a trial, and return the metadata by which the trial is found again.
+
+        Raises:
+            TrialError: Ax has loaded this runner.
+        """
+        component, base, cfg = self._component, self._tracker_base, self._cfg
+        if component is None:
+            raise TrialError(
+                "Ax has loaded this experiment without the component of its trials, so they can be read but no new one "
+                "started. Give the client the runner again: client.configure_runner(TorchXRunner(component, ...))."
+            )
+        own = {"trial_idx": trial_index, "tracker_base": base}
+        own = {name: value for name, value in own.items() if name in inspect.signature(component).parameters}
+        app = component(**own, **self._constants, **parameterization)
         if self._scheduler == "kfp":  # it sets the variables of a stage; a cached run has no results under its id
             cfg = {**cfg, "cache": False, "tracker_base": base}
         else:
@@ -146,19 +134,11 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
 
     @classmethod
     def serialize_init_args(cls, obj: Any) -> dict[str, Any]:
-        """Return the arguments in the form in which Ax stores them.
-
-        What has no such form is left out; then the loaded runner reads its trials, but starts no new ones.
-        """
-        stored = {"component": _name_of(obj._component), "cfg": obj._cfg, "constants": obj._constants}
-        try:
-            json.dumps(stored)
-        except TypeError:
-            stored = {"component": ""}
-        return {**stored, "tracker_base": obj._tracker_base, "scheduler": obj._scheduler}
+        """Return the arguments that Ax stores."""
+        return {"tracker_base": obj._tracker_base, "scheduler": obj._scheduler}
 
     def clone(self) -> TorchXRunner:
-        """Return a copy, with the component that this one has even if it has no name."""
+        """Return a copy with the component, which Ax's own way would not have."""
         return copy.copy(self)
 
 
@@ -174,49 +154,6 @@ def _close_runner() -> None:
     torchx_runner().close()
     torchx_runner.cache_clear()
     gc.collect()
-
-
-def find_component(component: Component | str) -> Component:
-    """Return a component, which may be given by name.
-
-    Args:
-        component: a function; or ``module:function``, or what ``torchx run`` takes: ``train.py:trainer``, ``dist.ddp``.
-
-    Raises:
-        TrialError: the name is empty. The errors of a name that is not found are Python's and TorchX's.
-    """
-    if not isinstance(component, str):
-        return component
-    if not component:
-        raise TrialError(
-            "The experiment was saved with a component that cannot be found by name, or constants that JSON cannot "
-            "represent, so its trials can be read but no new one started. Give the client the runner again: "
-            "client.configure_runner(TorchXRunner(component, ...))."
-        )
-    module, _, path = component.partition(":")
-    if not path or module.endswith(".py"):
-        return finder.get_component(component).fn  # type: ignore[no-any-return]
-    found: Any = importlib.import_module(module)
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found  # type: ignore[no-any-return]
-
-
-def _name_of(component: Component | str) -> str:
-    """Return the name by which ``find_component`` finds the component; empty if there is none."""
-    if isinstance(component, str):
-        return component
-    name = f"{getattr(component, '__module__', '')}:{getattr(component, '__qualname__', '')}"
-    try:
-        return name if find_component(name) is component else ""
-    except (AttributeError, ImportError, ValueError, finder.ComponentNotFoundException):
-        return ""
-
-
-def _fetched(experiment: Experiment) -> list[str]:
-    """Return the names of the metrics that Ax fetches itself. Others are plain names for outcomes attached by hand."""
-    own = Metric.fetch_trial_data
-    return [name for name, metric in experiment.metrics.items() if type(metric).fetch_trial_data is not own]
 
 
 # Otherwise, users would have to pass registries to each client that saves or loads.
