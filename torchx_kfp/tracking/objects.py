@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import re
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -84,8 +85,7 @@ class FsspecStore(Store):
         self._asynchronous = all(getattr(layer, "async_impl", False) for layer in _layers(filesystem))
         super().__init__(base, _REQUESTS if self._asynchronous else 1)
         self._patience = patience
-        self._opened = filesystem
-        self._pid = os.getpid()
+        self._opened = filesystem, (os.getpid(), 0 if self._asynchronous else threading.get_ident())
         self._root = path.rstrip("/")
         found = [layer.protocol for layer in _layers(filesystem)]
         protocols = {name for its in found for name in ([its] if isinstance(its, str) else its)}
@@ -98,9 +98,13 @@ class FsspecStore(Store):
 
     @property
     def _fs(self) -> Any:
-        if self._pid != os.getpid():  # clients of object stores do not survive a fork
-            self._opened, self._pid = open_filesystem(self.base, self._patience)[0], os.getpid()
-        return self._opened
+        """The file system for this process, and for this thread if its calls are not asynchronous."""
+        owner = os.getpid(), 0 if self._asynchronous else threading.get_ident()
+        opened, of = self._opened
+        if of != owner:
+            opened = open_filesystem(self.base, self._patience)[0]
+            self._opened = opened, owner
+        return opened
 
     def location(self, key: str) -> str:
         return str(self._fs.unstrip_protocol(f"{self._root}/{key}"))
@@ -208,12 +212,6 @@ class FsspecStore(Store):
         except Exception:  # servers like S3 may not know this request, or not this form of it
             return list(files)
         return [names[error["Key"]] for error in answer.get("Errors", ())]
-
-    def for_this_thread(self) -> FsspecStore:
-        """Return the store for a thread other than the one that opened it: its client may work only in that one."""
-        if self._asynchronous:
-            return self
-        return FsspecStore(self.base, *open_filesystem(self.base, self._patience), self._patience)
 
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
         path = self._path(prefix) if prefix else self._root

@@ -4,18 +4,18 @@ Each process of a run has one entry. For each name, it keeps up to ``MAX_POINTS`
 every second one, every fourth one, and so on. The number of values, the last one, the smallest and the largest are
 exact.
 
-Logging appends to a queue, without a request for each step. A thread takes from the queue and replaces the entry of the
-process: after two seconds, then every five, and later less often, down to once a minute. A process that is killed
-loses the metrics since the last write. A process that ends, or is asked to end with SIGTERM, writes the rest first.
+Logging makes no request for each step. A thread replaces the entry of the process: after two
+seconds, then every five, and later less often, down to once a minute. A process that is killed loses the metrics since
+the last write. A process that ends, or is asked to end with SIGTERM, writes the rest first.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import numbers
 import os
-import queue
 import signal
 import threading
 import time
@@ -41,17 +41,10 @@ _STEP_BITS = 63
 #: Seconds before the first write, and the least and the most between two writes. Within these bounds, the pause is a
 #: fraction of the time since the start, or a multiple of the time that a write takes.
 _FIRST, _LEAST, _MOST, _PART, _TIMES = 2.0, 5.0, 60.0, 1 / 20, 20
-#: How many values may wait before the thread is woken, and before a process that logs faster must wait for the thread.
-_MANY, _TOO_MANY = 10_000, 200_000
-#: Seconds for which a process that ends waits for the last write. A store that fails is tried for a minute.
-_LAST = 120.0
-#: Seconds by which SIGTERM is delayed. Engines kill some seconds after it.
-_SIGTERM = 5.0
-
-
-def points_for_each(names: int) -> int:
-    """Return the number of points that a process may keep for each of this number of names."""
-    return min(MAX_POINTS, _ALL_POINTS // max(1, names))
+#: How many values may wait for the thread before the process that logs them adds them to the curves itself.
+_MANY = 100_000
+#: Seconds for which a process that ends waits while another thread writes. Engines kill some seconds after SIGTERM.
+_LAST, _SIGTERM = 120.0, 5.0
 
 
 def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[int, dict[str, float]]:
@@ -68,17 +61,14 @@ def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[in
         )
     checked: dict[str, float] = {}
     for name, value in check_results(run_id, metrics).items():
-        if isinstance(value, str):
-            raise ResultRefusedError(
-                f"The metric {shown(name)} at the step {found} of the run {run_id!r} is text: {shown(value)}. Metrics "
-                "are numbers; put(...) and add_metadata(...) take text."
-            )
         try:
+            if isinstance(value, str):
+                raise OverflowError
             checked[name] = float(value)
         except OverflowError:
             raise ResultRefusedError(
-                f"The metric {shown(name)} at the step {found} of the run {run_id!r} is too large for a float: "
-                f"{shown(value)}."
+                f"The metric {shown(name)} at the step {found} of the run {run_id!r} is {shown(value)}. Metrics are "
+                "numbers that a float can have; put(...) and add_metadata(...) take text."
             ) from None
     return found, checked
 
@@ -88,7 +78,10 @@ Forward = Callable[[Mapping[str, Sequence[Point]]], None]
 
 
 class StepLog:
-    """The metrics that one process logs for one run. Only its thread touches the curves: no lock can be left held."""
+    """The metrics that one process logs for one run.
+
+    Logging takes no lock, because a signal handler may write while it interrupts ``log``.
+    """
 
     def __init__(self, store: Store, run_id: str, mirrors: Sequence[Forward]) -> None:
         self._store = store
@@ -97,93 +90,70 @@ class StepLog:
         self._name = new_entry_name()
         self._names: set[str] = set()
         self._waiting: deque[tuple[int, float, dict[str, float]]] = deque()
-        # It is a SimpleQueue because a signal handler may interrupt the code that holds the lock of an Event.
-        self._asked: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
         self._curves: dict[str, GrowingCurve] = {}
         self._new: dict[str, GrowingCurve] = {}  # for mirrors, which get each value once
         self._unsaved = False
         self._warned: set[str] = set()
-        self._thread = threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread. If Python does not start threads any more, as at its end, ``flush`` works without it."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            _logger.debug("Steps are written without a thread: %s", error)
+        self._lock = threading.RLock()  # of the curves, and for one write at a time
+        with contextlib.suppress(RuntimeError):  # Python does not start threads any more, as at its end
+            threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True).start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log metrics of a step; see ``Run.log``."""
         checked = check_step(self._run_id, step, metrics)
-        if not self._names.issuperset(checked[1]):
-            names = self._names | checked[1].keys()
-            if len(names) > MAX_NAMES:
+        if new := [name for name in checked[1] if name not in self._names]:
+            if len(self._names) + len(new) > MAX_NAMES:
                 raise ResultRefusedError(
                     f"The run {self._run_id!r} logs under more than {MAX_NAMES} names; the next one is "
-                    f"{shown(next(name for name in checked[1] if name not in self._names))}. Leave numbers that count "
-                    'steps out of names: run.log(7, loss=0.3), not run.log(7, {"loss/7": 0.3}).'
+                    f"{shown(new[0])}. Leave numbers that count steps out of names: run.log(7, loss=0.3), not "
+                    'run.log(7, {"loss/7": 0.3}).'
                 )
-            self._names = names
+            self._names.update(new)
         self._waiting.append((checked[0], time.time(), checked[1]))
-        waiting = len(self._waiting)
-        if waiting >= _TOO_MANY:
-            self.flush()
-        elif waiting % _MANY == 0:
-            self._asked.put(None)
+        if len(self._waiting) >= _MANY:
+            self._take()
 
     def flush(self, timeout: float = _LAST) -> bool:
-        """Write everything that was logged, and return whether that succeeded in time."""
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            done = threading.Event()
-            self._asked.put(done)
-            done.wait(timeout)
-        else:
+        """Write everything that was logged, after the write of another thread, and return whether it is stored."""
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        try:
             self._take()
-            self._write()
-        return not (self._unsaved or self._waiting)
-
-    def _work(self) -> None:
-        # The clients of some stores work in one thread only.
-        self._store = self._store.for_this_thread()
-        start = time.monotonic()
-        due = start + _FIRST
-        while True:
-            try:
-                done = self._asked.get(timeout=max(0.0, due - time.monotonic()))
-                asked = done is not None
-            except queue.Empty:
-                done, asked = None, True
-            self._take()
-            if asked:
-                began = time.monotonic()
-                self._write()
-                now = time.monotonic()
-                due = now + max(min(_MOST, max(_LEAST, (now - start) * _PART)), (now - began) * _TIMES)
-            if done is not None:
-                done.set()
+            if self._unsaved:
+                try:
+                    curves = {name: it.curve() for name, it in self._curves.items()}
+                    add_entry(self._store, self._run_id, {"steps": encode_curves(curves)}, self._name)
+                    self._unsaved = False
+                except Exception as error:  # the training goes on, and the next write includes everything
+                    self._warn(error)
+            new, self._new = self._new, {}
+            for forward in self._mirrors if new else ():
+                forward({name: it.curve().points for name, it in new.items()})
+            return not self._unsaved
+        finally:
+            self._lock.release()
 
     def _take(self) -> None:
-        while self._waiting:
-            step, when, metrics = self._waiting.popleft()
-            self._unsaved = True
-            for name, value in metrics.items():
-                point = Point(step, value, when)
-                self._curves.setdefault(name, GrowingCurve()).add(point, points_for_each(len(self._curves)))
-                if self._mirrors:
-                    self._new.setdefault(name, GrowingCurve()).add(point, MAX_POINTS)
+        with self._lock:
+            while self._waiting:
+                step, when, metrics = self._waiting.popleft()
+                self._unsaved = True
+                for name, value in metrics.items():
+                    point = Point(step, value, when)
+                    limit = min(MAX_POINTS, _ALL_POINTS // max(1, len(self._curves)))
+                    self._curves.setdefault(name, GrowingCurve()).add(point, limit)
+                    if self._mirrors:
+                        self._new.setdefault(name, GrowingCurve()).add(point, MAX_POINTS)
 
-    def _write(self) -> None:
-        new, self._new = self._new, {}
-        if self._unsaved:
-            try:
-                curves = {name: it.curve() for name, it in self._curves.items()}
-                add_entry(self._store, self._run_id, {"steps": encode_curves(curves)}, self._name)
-                self._unsaved = False
-            except Exception as error:  # the training goes on, and the next write includes everything
-                self._warn(error)
-        if new:
-            for forward in self._mirrors:
-                forward({name: it.curve().points for name, it in new.items()})
+    def _work(self) -> None:
+        start = time.monotonic()
+        pause = _FIRST
+        while True:
+            time.sleep(pause)
+            began = time.monotonic()
+            self.flush()
+            now = time.monotonic()
+            pause = max(min(_MOST, max(_LEAST, (now - start) * _PART)), (now - began) * _TIMES)
 
     def _warn(self, error: Exception) -> None:
         kind = type(error).__qualname__
@@ -206,10 +176,8 @@ def step_log(store: Store, run_id: str, mirrors: Sequence[Forward]) -> StepLog:
     """Return the step log of this process for a run."""
     key = (os.getpid(), store.base, run_id)
     if key not in _logs:
-        made = StepLog(store, run_id, mirrors)
-        if _logs.setdefault(key, made) is made:
-            made.start()
-            _flush_at_sigterm()
+        _logs.setdefault(key, StepLog(store, run_id, mirrors))
+        _flush_at_sigterm()
     return _logs[key]
 
 
@@ -221,9 +189,8 @@ def flush(store: Store, run_id: str) -> None:
 
 
 def _flush_all(timeout: float = _LAST) -> None:
-    deadline = time.monotonic() + timeout
     for (pid, base, run_id), log in list(_logs.items()):
-        if pid == os.getpid() and not log.flush(max(0.0, deadline - time.monotonic())):
+        if pid == os.getpid() and not log.flush(timeout):
             _logger.warning("The last metrics of the run %r are not stored under the tracker base %r.", run_id, base)
 
 

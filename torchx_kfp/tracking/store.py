@@ -263,7 +263,3 @@ class Store(abc.ABC):
             yield from pool.map(function, items)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-    def for_this_thread(self) -> Store:
-        """Return the store for a thread other than the one that opened it."""
-        return self
