@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
 import subprocess
-import warnings
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,6 @@ from dev.reference import generate
 from tests import pages
 from tests.entrypoints.cli.ready import Ready
 from tests.events import finished_stages
-from torchx_kfp import component_from_function
-from torchx_kfp.errors import AppDefError
 
 
 def with_blocks(*languages: str) -> list[Path]:
@@ -195,21 +191,3 @@ def test_the_reference_is_that_of_the_code(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((pages.REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
-
-
-def test_the_constants_that_torchxs_components_need() -> None:
-    """The table names the constants that the error asks for."""
-    page = (pages.REPOSITORY / "docs" / "guides" / "stages.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(utils\.\w+|dist\.ddp)` \| (.*) \|$", page, re.MULTILINE)
-    assert [function for function, _ in rows] == ["utils.echo", "utils.sh", "utils.python", "dist.ddp"]
-    needed = {"utils.python": {"m": "app"}, "dist.ddp": {"script": "train.py", "j": "1x1"}}
-    for row, constants in rows:
-        module, function = row.split(".")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with pytest.raises(AppDefError) as error:
-                component_from_function(
-                    getattr(importlib.import_module(f"torchx.components.{module}"), function), **needed.get(row, {})
-                )
-        asked = set(re.findall(r"^- '(\w+)': ", str(error.value), re.MULTILINE))
-        assert asked - set(re.findall(r"`(\w+)", constants)) <= {"metadata"}, row
