@@ -35,7 +35,7 @@ from torchx_kfp.execution.local.executors.executor import (
 from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_mark, start_process
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, given_values, secret_variables
 from torchx_kfp.execution.local.kubernetes import field_values
-from torchx_kfp.execution.local.log_pump import Log, LogPump
+from torchx_kfp.execution.local.output import Log, StageLines
 from torchx_kfp.execution.local.packages import activate, local_state, provide_environment
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.transfer import (
@@ -197,10 +197,6 @@ def _uses_workspace(plan: AttemptPlan) -> bool:
     return any(path in text for path in (WORKSPACE, facts.workspace) for text in texts)
 
 
-# Seconds to wait for more output after its last known writer has ended.
-_OUTPUT_PATIENCE = 2.0
-
-
 class Attempt(threading.Thread):
     """An attempt at a stage, in a thread. It can be ended from outside.
 
@@ -211,7 +207,7 @@ class Attempt(threading.Thread):
         self,
         plan: AttemptPlan,
         start: Executor,
-        pump: LogPump,
+        lines: StageLines,
         on_message: Callable[[StageResult | ReplicaCount], object],
     ) -> None:
         """Prepare the attempt.
@@ -219,13 +215,13 @@ class Attempt(threading.Thread):
         Args:
             plan: its plan.
             start: starts it.
-            pump: reads its output.
+            lines: shows its output.
             on_message: is called from its threads with its result, and with each number of running replicas.
         """
         super().__init__(name=plan.pod_name, daemon=True)
         self.plan = plan
         self._start = start
-        self._pump = pump
+        self._lines = lines
         self._on_message = on_message
         self._lock = threading.Lock()
         self._running: RunningStage | None = None
@@ -325,25 +321,20 @@ class Attempt(threading.Thread):
             if self._is_ending:
                 raise AttemptError("was not started: the run was ended")
             self._running = running = start(plan)
-        log = Log(
-            running.pipe, plan.log_file, plan.stage, self._on_lines if plan.component.facts.replica_roles else None
-        )
-        self._pump.add(log)
+        log = Log(running.pipe, plan.log_file, self._show)
         try:
             code = running.wait(log.closed)
         finally:
-            if not log.closed.wait(_OUTPUT_PATIENCE):
-                # A process that has left the session and cleared its environment may hold the pipe open.
-                self._pump.drop(log)
-                log.closed.wait()
+            log.close()
         if code == 0:
             return plan.result(code)
         reason = running.describe(code, "".join(last_lines(plan.log_file, 1)))
         return plan.result(code, f"{reason} ({log.problem})" if log.problem else reason)
 
-    def _on_lines(self, lines: Sequence[str]) -> None:
-        for count in filter(None, map(ReplicaCount.parse, lines)):
+    def _show(self, lines: Sequence[str], unfinished: str) -> None:
+        for count in filter(None, map(ReplicaCount.parse, lines if self.plan.component.facts.replica_roles else ())):
             self._on_message(count)
+        self._lines.show(self.plan.stage, lines, unfinished)
 
     def _with_outputs(self, result: StageResult) -> StageResult:
         try:

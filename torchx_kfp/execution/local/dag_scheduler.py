@@ -36,7 +36,7 @@ from torchx_kfp.execution.local.dag_run import (
 )
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.kubernetes import time_limit, volume_outputs
-from torchx_kfp.execution.local.log_pump import LogPump
+from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.code_files import CodeFiles
 from torchx_kfp.execution.pipeline.conditions import is_true
@@ -115,7 +115,7 @@ class Scheduler:
         self,
         pipeline: Pipeline,
         context: RunContext,
-        pump: LogPump,
+        lines: StageLines,
         listener: Listener,
         memory: Memory,
     ) -> None:
@@ -123,7 +123,7 @@ class Scheduler:
         self._context = context
         self._options = options = context.options
         self._time_limit = options.timeout if options.timeout is not None else time_limit(pipeline.platform)
-        self._pump = pump
+        self._lines = lines
         self._listener = listener
         self._memory = memory
         self._code = CodeFiles(Path(options.directory))
@@ -472,7 +472,7 @@ class Scheduler:
             run.started, run.started_at = time.monotonic(), time.time()
         pod_name = plan.pod_name
         attempt = Attempt(
-            plan, self._context.start, self._pump, lambda message: self._messages.put((pod_name, message))
+            plan, self._context.start, self._lines, lambda message: self._messages.put((pod_name, message))
         )
         # Record this before the start: if the runner is killed now, the attempt's folder is known.
         self._listener(

@@ -26,7 +26,7 @@ from torchx_kfp.execution.local.executors.executor import AttemptPlan, Container
 from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
-from torchx_kfp.execution.local.log_pump import LogPump
+from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.local.replay_differences import Change
 from torchx_kfp.execution.local.replay_plan import ReplayPlan, plan_replay
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
@@ -334,9 +334,9 @@ def _run(plan: ReplayPlan, context: RunContext) -> ReplayResult:
         )
         journal.write(start)
         journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
-        with LogPump(watch) as pump, awaitable_processes():
+        with awaitable_processes():
             # It runs in this thread, which gets the signals.
-            Attempt(attempt, attached, pump, messages.append).run()
+            Attempt(attempt, attached, StageLines(watch), messages.append).run()
         seconds = time.monotonic() - started
         (ended,) = (message for message in messages if isinstance(message, StageResult))
         result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)

@@ -26,7 +26,7 @@ from torchx_kfp.execution.local.executors.mounts import named_places
 from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
-from torchx_kfp.execution.local.log_pump import LogPump
+from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.local.preflight import check_bases, check_supported, find_not_applied
 from torchx_kfp.execution.local.run_options import PROJECT, RunKeywords, RunOptions
 from torchx_kfp.execution.model.checks import of_arguments
@@ -266,32 +266,32 @@ def _execute(
     memory = Memory(run_id, reusable, cache, context.options.directory)
     not_applied = find_not_applied(pipeline, arguments, context.given, context.containers)
     started = time.monotonic()
-    with LogPump(watch) as pump:
-        scheduler = Scheduler(pipeline, context, pump, listener, memory)
-        with awaitable_processes(), ending_signals(scheduler.interrupt):
-            try:
-                listener(
-                    RunStarted(
-                        pipeline=pipeline.name,
-                        run_id=run_id,
-                        folder=folder,
-                        not_applied=not_applied,
-                        arguments=arguments,
-                        differs=tuple(map(str, findings)),
-                    )
+    lines = StageLines(watch)
+    scheduler = Scheduler(pipeline, context, lines, listener, memory)
+    with awaitable_processes(), ending_signals(scheduler.interrupt):
+        try:
+            listener(
+                RunStarted(
+                    pipeline=pipeline.name,
+                    run_id=run_id,
+                    folder=folder,
+                    not_applied=not_applied,
+                    arguments=arguments,
+                    differs=tuple(map(str, findings)),
                 )
-                for kept in before.ends if before else ():
-                    listener(StageFinished(with_log(kept), kept=True))
-                root = scheduler.run(arguments)
-            except Interrupted as interrupted:
-                name = signal.Signals(interrupted.number).name
-                listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started, reason=name))
-                raise_for_signal(interrupted.number)
-            finally:
-                # The end of a stage ends the processes that it started; this finds any that were started later.
-                kill_marked(run_mark(folder))
-    if pump.error is not None:
-        raise pump.error
+            )
+            for kept in before.ends if before else ():
+                listener(StageFinished(with_log(kept), kept=True))
+            root = scheduler.run(arguments)
+        except Interrupted as interrupted:
+            name = signal.Signals(interrupted.number).name
+            listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started, reason=name))
+            raise_for_signal(interrupted.number)
+        finally:
+            # The end of a stage ends the processes that it started; this finds any that were started later.
+            kill_marked(run_mark(folder))
+    if lines.error is not None:
+        raise lines.error
     outputs = {**(before.outputs if before else {}), **root.outputs()}
     artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
     end, seconds = State.FAILED if root.failed else State.SUCCEEDED, time.monotonic() - started

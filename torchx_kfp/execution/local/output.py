@@ -1,0 +1,115 @@
+"""The output of stages, which is copied byte for byte to log files, and line by line to a watch."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from torchx_kfp.common.text import clean_line
+from torchx_kfp.errors import explain
+from torchx_kfp.execution.runs.watch import Watch
+
+#: Longer lines are shown in pieces of this many bytes.
+_LINE_LIMIT = 1 << 16
+_READ_SIZE = 1 << 16
+#: The number of bytes of an unfinished line that a watch gets.
+_UNFINISHED = 1 << 10
+#: Seconds to wait for more output after its last known writer has ended, and after which a reader looks whether it has.
+_PATIENCE = 2.0
+_LOOK_UP = 1.0
+
+
+class StageLines:
+    """Gives a watch the lines of stages, in one thread at a time.
+
+    If the watch raises an exception, ``error`` is set to it, the watch is not called again, and the stages continue.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self.error: Exception | None = None
+
+    def show(self, stage: str, lines: Sequence[str], unfinished: str) -> None:
+        """Show the lines that a stage has completed, and the one that it has not."""
+        with self._lock:
+            if self.error is not None:
+                return
+            try:
+                if lines:
+                    self._watch.on_lines(stage, lines)
+                self._watch.on_unfinished(stage, unfinished)
+            except Exception as error:
+                self.error = error
+
+
+class Log:
+    """Reads the output of a process from a pipe into a file, to its end, in a thread."""
+
+    def __init__(self, pipe: int, path: Path, show: Callable[[Sequence[str], str], None]) -> None:
+        """Begin to read; ``show`` gets the lines that are complete, and the one that is not."""
+        self._pipe = pipe
+        self._show = show
+        self._file: BinaryIO | None = path.open("ab", buffering=0)
+        self._rest = b""
+        self._is_dropped = False
+        #: Set when the pipe has been read to its end.
+        self.closed = threading.Event()
+        #: Why the log does not have all of the output, as a clause.
+        self.problem = ""
+        threading.Thread(target=self._read, name=f"log of {path.parent.name}", daemon=True).start()
+
+    def close(self) -> None:
+        """Wait until everything is read, or for a while if another process holds the pipe open.
+
+        That is one which has left the session and cleared its environment.
+        """
+        if not self.closed.wait(_PATIENCE):
+            self._is_dropped = True
+            self.closed.wait()
+
+    def _read(self) -> None:
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        try:
+            while not self._is_dropped:
+                if poll.poll(_LOOK_UP * 1000):
+                    data = os.read(self._pipe, _READ_SIZE)
+                    if not data:
+                        break
+                    lines = self._write(data)
+                    self._show(lines, clean_line(self._rest[-_UNFINISHED:]))
+            self._show([clean_line(self._rest)] if self._rest else [], "")
+        finally:
+            os.close(self._pipe)
+            if self._file is not None:
+                self._file.close()
+            self.closed.set()
+
+    def _write(self, data: bytes) -> list[str]:
+        """Write the data to the log, and return the lines that it completes, safe for a terminal."""
+        said: list[str] = []
+        if self._file is not None:
+            try:
+                # A disk that is almost full may accept only a part of the data.
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError as error:
+                # A full disk must not end the run; the process continues without a log.
+                self.problem = f"the log ends early: {explain(error)}"
+                said = [f"torchx-kfp: the log ends here: {explain(error)}: {self._file.name}"]
+                self._file.close()
+                self._file = None
+        *lines, last = (self._rest + data).split(b"\n")
+        *early, self._rest = _pieces(last)
+        return said + [clean_line(piece) for piece in (*(piece for line in lines for piece in _pieces(line)), *early)]
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    """Split a line into pieces of at most ``_LINE_LIMIT`` bytes."""
+    return [line[start : start + _LINE_LIMIT] for start in range(0, len(line), _LINE_LIMIT)] or [b""]
