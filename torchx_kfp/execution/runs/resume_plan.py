@@ -238,10 +238,10 @@ class _Planner:
         here, there = sorted(names - self._names), sorted(self._names - names)
         what = f"only this pipeline has {listed(here, _NAMED)}" if here else ""
         other = f"only the run has {listed(there, _NAMED)}" if there else ""
+        of = f": it ran {self._earlier.pipeline.name!r}, and this is" if is_renamed else " of the same name,"
         raise ArgumentError(
-            f"The run {self._earlier.run_id} is one of another pipeline: it ran {self._earlier.pipeline.name!r}, and "
-            f"this is {self._pipeline.name!r}. Their stages do not match: "
-            f"{'; '.join(filter(None, [what, other])) or 'they have none'}. Give a run of this pipeline."
+            f"The run {self._earlier.run_id} is one of another pipeline{of} {self._pipeline.name!r}. Their stages do "
+            f"not match: {'; '.join(filter(None, [what, other])) or 'they have none'}. Give a run of this pipeline."
         )
 
     def start_from(self, stages: Collection[str]) -> None:
@@ -367,8 +367,8 @@ class _Planner:
         kept = [unit for unit in self._units.values() if unit.path not in self._runs and not unit.is_import]
         if not [unit for unit in self._units.values() if unit.path in self._runs and not unit.is_exit]:
             raise ArgumentError(
-                f"There is nothing left to do in the run {self._earlier.run_id}: all stages have succeeded. Name a "
-                "stage from which to start anew: --from STAGE (from_stages)."
+                f"There is nothing left to do in the run {self._earlier.run_id}: all stages have succeeded. To run "
+                "some of them again: run --resume RUN --from STAGE (in Python, from_stages)."
             )
         ends = [end for unit in kept for place in unit.stages for end in self._executions.get(place.name, ())]
         notes = self._verify_bases(ends)
