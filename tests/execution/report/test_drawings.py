@@ -109,8 +109,12 @@ def plots(folder: Path, count: int, result: Values, inputs: Values) -> tuple[Pag
     """Return the page of a run with a loop, and the figures of its results."""
     play(folder, [f"t[{number}]" for number in range(count)], result=result, inputs=inputs)
     page = Page.of_run(folder)
-    [section] = page.of("#plots")
+    [section] = page.of("#figures")
     return page, page.of("figure", section)
+
+
+def dots(page: Page, plot: Element) -> list[tuple[float, float]]:
+    return [place for it in page.of("path.dot", plot) for place in places(it)]
 
 
 def ticks(page: Page, plot: Element, anchor: str = "middle") -> list[tuple[float, str]]:
@@ -130,14 +134,14 @@ def test_points_are_inside_of_a_plot_whatever_the_numbers_are(tmp_path: Path) ->
         inputs=lambda n: {"x": loops[numbered[n][0]][numbered[n][1]][0]},
     )
     page = Page.of_run(tmp_path)
-    figures = page.of("figure", page.of("#plots")[0])
+    figures = page.of("figure", page.of("#figures")[0])
     assert len(figures) > 50
     for figure in figures:
         [loop] = re.findall(r"of t(\d+)", shown(page.of("figcaption", figure)[0]))
         for plot in page.of("div.plot", figure):
-            circles = [tuple(numbers(it, "cx", "cy")) for it in page.of("circle", plot)]
-            assert len(circles) == sum(math.isfinite(y) for _, y in loops[int(loop)])
-            assert all(is_inside(*circle) for circle in circles)
+            drawn = dots(page, plot)
+            assert len(drawn) == sum(math.isfinite(y) for _, y in loops[int(loop)])
+            assert all(is_inside(*place) for place in drawn)
             for anchor in ("middle", "end"):
                 found = ticks(page, plot, anchor)
                 assert len(found) <= 12
@@ -152,7 +156,8 @@ def test_results_are_drawn_over_what_the_loop_sweeps(tmp_path: Path) -> None:
         lambda n: {"loss": [1.0, math.nan, 0.5][n], "kind": "abc"[n]},
         lambda n: {"rate": rates[n], "seed": 3, "data": f"x{rates[n]}"},
     )
-    assert [shown(it) for it in page.of("option", figure)] == ["rate", "iteration"]
+    assert [shown(it) for it in page.of("text.over", figure)] == ["rate", "iteration"]
+    assert shown(page.of("summary", figure)[0]) == "over iteration"
     over_rate = page.of("div.plot", figure)[0]
     assert [shown(it).partition(" ")[0].rstrip(":") for it in page.of("title", over_rate)] == ["t[0]", "t[2]"]
     # On a logarithmic axis, all decades have the same length.
@@ -199,7 +204,7 @@ def curves(folder: Path, stages: dict[str, Metrics]) -> tuple[Page, list[Element
                 run.log(step, {metric: value})
         run.flush()
     page = Page.of_run(folder / "runs/r")
-    return page, page.of("figure", page.of("#curves")[0])
+    return page, page.of("figure", page.of("#figures")[0])
 
 
 def test_curves_are_inside_of_a_chart_whatever_the_numbers_are(tmp_path: Path) -> None:
@@ -244,5 +249,5 @@ def test_iterations_share_a_chart_and_there_are_not_too_many(tmp_path: Path) -> 
     many = {f"t[{number}]": {f"m{name:02}": [(0, 1.0), (1, 2.0)] for name in range(20)} for number in range(9)}
     page, charts = curves(tmp_path / "many", many)
     assert len(charts) == 12
-    assert shown(page.of("p.caption", charts[-1])[-1]) == "8 more metrics of t not drawn."
+    assert shown(page.of("p.caption", charts[-1])[-1]).endswith(" · 9 curves · 8 more metrics of t not drawn")
     assert {it.get("class") for it in page.of("path.curve", charts[0])} == {"curve one"}

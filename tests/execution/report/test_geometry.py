@@ -1,19 +1,17 @@
-"""Where boxes of a graph and trials of a search are drawn, for any graph and any search."""
+"""Where boxes of a graph and points of a figure are drawn, for any graph and any numbers."""
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.searches import ACT, LAYERS, LR, tell
-from torchx_kfp.execution.report import plots
+from torchx_kfp.execution.report.figures import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_front, draw_results
 from torchx_kfp.execution.report.graph import Box, lay_out
-from torchx_kfp.execution.report.trials import draw_trials, number_trials
-from torchx_kfp.tracking.searches import parse_search
+from torchx_kfp.execution.report.model import Hyperlink, Row
+from torchx_kfp.local import State
 
 
 @st.composite
@@ -64,63 +62,68 @@ def test_layers_of_very_many_boxes_are_wrapped() -> None:
     assert root.width < 1250
 
 
-def inside(places: Iterable[tuple[float, float]], left: float, top: float, right: float, bottom: float) -> bool:
-    return all(left <= x <= right and top <= y <= bottom for x, y in places)
-
-
 ANYTHING = st.one_of(st.floats(), st.integers(), st.booleans(), st.none(), st.text(max_size=3), st.just([1]))
-SCALARS = ANYTHING.filter(lambda value: type(value) in (int, float, bool, str))
-VALUES = st.dictionaries(st.sampled_from("abcd"), SCALARS | st.floats(min_value=1e-4, max_value=1.0))
+SCALARS = ANYTHING | st.floats(min_value=1e-4, max_value=1.0)
+VALUES = st.dictionaries(st.sampled_from("abcd"), SCALARS)
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(), st.floats(), VALUES, st.booleans()),
-        min_size=1,
-        max_size=20,
-    ),
-    st.sampled_from([{"y": "minimize"}, {"y": "maximize", "z": "minimize"}]),
-    st.sampled_from([LR, {**LR, "bounds": [3, 4]}, {"type": "choice", "values": []}, {"bounds": [0, 1e308]}]),
-)
+def row(number: int, inputs: Mapping[str, Any], results: Mapping[str, Any], *, is_best: bool = False) -> Row:
+    link = Hyperlink("", f"#s{number}")
+    return Row(f"row {number}", number, "", link, State.SUCCEEDED, inputs, results, is_best=is_best)
+
+
+def places(path: str) -> list[tuple[float, float]]:
+    """Return the points of a path, of which each command is absolute."""
+    x = y = 0.0
+    found = []
+    for command, numbers in re.findall(r"([MLHV])([-\d. ]+)", path):
+        given = [float(number) for number in numbers.split()]
+        x, y = (given[0] if command != "V" else x), (given[-1] if command != "H" else y)
+        found.append((x, y))
+    return found
+
+
+@given(st.lists(st.tuples(SCALARS, SCALARS, VALUES, st.booleans()), min_size=1, max_size=20))
 @settings(max_examples=150)
-def test_trials_are_inside_of_their_drawings_whatever_they_are(
-    trials: list[tuple[float, float, dict[str, Any], bool]], objectives: dict[str, str], odd: dict[str, Any]
-) -> None:
-    parameters = {"a": LR, "b": LAYERS, "c": ACT, "d": odd}
-    told = [(values, None if failed else {"y": y, "z": z}) for y, z, values, failed in trials]
-    search = parse_search(tell("s", told, parameters=parameters, objectives=objectives))
-    assert search is not None
-    shown = number_trials(search, [""] * len(told))
-    left, right = plots.LEFT, plots.WIDTH - plots.RIGHT
-    told_well = [(y, z) for y, z, _, failed in trials if not failed]
-    finite = [math.isfinite(y) and (len(objectives) == 1 or math.isfinite(z)) for y, z in told_well]
-    for figure in draw_trials(search, shown):
-        for plot in figure:
-            points = [(mark.x, mark.y) for mark in plot.points]
-            assert inside(points, left, plots.TOP, right, plots.HEIGHT - plots.BOTTOM)
-            assert (plot.over != "trial") or len(points) == len(trials)
-            assert (plot.over != "y") or len(points) == sum(finite)
-            assert all(math.isfinite(where) for ticks in (plot.x_ticks, plot.y_ticks) for where, _ in ticks)
+def test_rows_are_inside_of_their_figures_whatever_they_are(given: list[tuple[Any, Any, dict[str, Any], bool]]) -> None:
+    rows = [row(number, inputs, {"y": y, "z": z}, is_best=best) for number, (y, z, inputs, best) in enumerate(given)]
+    measured = [[type(it) in (int, float) and math.isfinite(it) for it in (y, z)] for y, z, *_ in given]
+    drawn = [*draw_results(rows, "yz", "trial", {"y": min}), *draw_front(rows, {"y": 1, "z": -1})]
+    for figure in (each for first in drawn for each in (first, *first.others)):
+        found = [place for stroke in figure.strokes for place in places(stroke.path)]
+        assert all(LEFT <= x <= WIDTH - RIGHT and TOP <= y <= HEIGHT - BOTTOM for x, y in found)
+        dots = [stroke for stroke in figure.strokes if stroke.kind.startswith("dot")]
+        if (figure.what, figure.over) == ("y", "trial"):
+            assert len(dots) == sum(y for y, _ in measured)
+        if (figure.what, figure.over) == ("z", "y"):
+            assert len(dots) == sum(y and z for y, z in measured)
+        assert all(math.isfinite(where) for ticks in (figure.x_ticks, figure.y_ticks) for where, _ in ticks)
 
 
 def test_the_best_so_far_and_the_front() -> None:
     losses = [0.5, 0.75, None, 0.25, 0.375]
-    trials = [({"a": 0.1}, None if it is None else {"y": it, "z": 1 / it}) for it in losses]
-    one = parse_search(tell("s", trials, parameters={"a": LR}, objectives={"y": "minimize"}, each=2, rounds=3))
-    assert one is not None
-    (figure,) = draw_trials(one, number_trials(one, [""] * 5))
-    plot = figure[0]
-    assert [mark.kind for mark in plot.points] == ["", "", "", "best", "failed"]
-    xs = {mark.shown.number: mark.x for mark in plot.points}
-    heights = {mark.shown.number: mark.y for mark in plot.points}
-    assert re.findall(r"[HV][\d.]+", plot.line) == [
-        *(f"H{xs[2]}", f"V{heights[1]}", f"H{xs[4]}", f"V{heights[4]}", f"H{xs[5]}", f"V{heights[4]}", f"H{xs[5]}")
+    results = [{} if it is None else {"y": it, "z": 1 / it} for it in losses]
+    rows = [row(number, {}, it, is_best=number == 4) for number, it in enumerate(results, 1)]
+    [figure] = draw_results(rows, ["y"], "trial", {"y": min})
+    line, *dots = figure.strokes
+    assert [dot.kind for dot in dots] == ["dot", "dot", "dot", "dot best"], "the best one is on top"
+    at = {dot.href: places(dot.path)[0] for dot in dots}
+    corners = [at["#s1"], (at["#s2"][0], at["#s1"][1]), at["#s4"], (at["#s5"][0], at["#s4"][1])]
+    assert [place for place in places(line.path) if place in corners] == [
+        *corners[:2],
+        corners[1],
+        *corners[2:],
+        corners[3],
     ]
-    assert plot.note == "best 0.25 in trial 4 · 1 trial without a value"
-    assert plot.borders == [pytest.approx((xs[2] + xs[3]) / 2, abs=0.1), pytest.approx((xs[4] + xs[5]) / 2, abs=0.1)]
-    two = parse_search(tell("s", trials, parameters={"a": LR}, objectives={"y": "minimize", "z": "minimize"}))
-    assert two is not None
-    front, *others = draw_trials(two, number_trials(two, [""] * 5))
-    assert [(front[0].what, front[0].over), *(it[0].what for it in others)] == [("z", "y"), "y", "z"]
-    assert front[0].line.count("H") == 3
-    assert front[0].note == "4 trials on the Pareto front, of 4"
+    assert figure.note == "min 0.25 (row 4) · max 0.75 (row 2) · 1 trial without a finite number"
+    best = [row(number, {}, it, is_best=True) for number, it in enumerate(results, 1)]
+    [front] = draw_front(best, {"y": 1, "z": 1})
+    assert (front.what, front.over, front.note) == ("z", "y", "4 trials on the Pareto front, of 4")
+    assert front.strokes[0].path.count("H") == 3
+
+
+def test_texts_that_repeat_are_an_axis_and_others_are_not() -> None:
+    rows = [row(n, {"act": "ab"[n % 2], "id": f"x{n}", "data": "d"}, {"y": n}) for n in range(4)]
+    [figure] = draw_results(rows, ["y"], "iteration", {})
+    assert [figure.over, *(it.over for it in figure.others)] == ["act", "iteration"]
+    assert [label for _, label in figure.x_ticks] == ["a", "b"]

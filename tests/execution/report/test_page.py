@@ -272,7 +272,7 @@ def test_inputs_have_the_names_of_the_pipeline(folder: Path) -> None:
 def test_where_the_stages_ran_and_what_their_steps_were(folder: Path) -> None:
     page = Page.of_run(folder)
     assert report(folder).read_text().count(f"<dt>ran on</dt><dd><code>{os.uname().nodename}</code>") == 6
-    captions = [shown(it) for it in page.of("figcaption", page.of("#curves")[0])]
+    captions = [shown(it) for it in page.of("figcaption", page.of("#figures")[0])]
     assert captions == ["train/loss of fields", "train/loss of again", "train/loss of train"]
     second = page.of("td.more", page.stage("train"))[1]
     assert page.pairs("Metrics of steps", second) == {"train/loss": "0.0392157 at 49, min 0.0392157, max 1"}

@@ -1,7 +1,7 @@
 """A run as one page of HTML, which needs nothing but a browser.
 
-``model`` turns the record of a run into plain data. ``graph``, ``timeline``, ``plots`` and ``searches`` turn that into
-drawings (those of ``searches`` are in ``trials``), and ``page`` fills the template.
+``model`` reads the record of a run. ``rows`` and ``searches`` make tables of it, whose figures ``figures`` draws;
+``graph`` and ``timeline`` draw the run as a whole, and ``page`` fills the template.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from graphlib import TopologicalSorter
 from torchx_kfp.common.text import duration, shorten
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Task
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
-from torchx_kfp.execution.report.model import RunView, StageView
+from torchx_kfp.execution.report.model import RunView
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of
+from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 
 #: The size of a task's box.
@@ -187,7 +188,7 @@ def _layers(boxes: list[Box]) -> list[list[Box]]:
     return layers
 
 
-def summary(stages: Iterable[StageView]) -> tuple[State | None, str]:
+def summary(stages: Iterable[StageState]) -> tuple[State | None, str]:
     """Summarize a task's stages: their common state, and a duration or counts in a few words."""
     stages = list(stages)
     if not stages:

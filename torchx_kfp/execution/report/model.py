@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +22,12 @@ from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.load import load_recorded
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk
-from torchx_kfp.execution.runs.events import RunFinished
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import PIPELINE_FILE
-from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import RunRecord, missing, why_not_read
-from torchx_kfp.execution.runs.state import Attempt, Session, StageState, outline
+from torchx_kfp.execution.runs.state import RunState, Session, StageState, outline
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import Artifact, History, Record, Recorder, Search, Start
+from torchx_kfp.tracking.recorder import Artifact, Record, Recorder
 
 _READS = re.compile(rf"{READS}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
@@ -40,152 +38,81 @@ Names = Mapping[str, "str | None"]
 
 
 @dataclass(frozen=True)
-class StageView:
-    """One stage of the run; in a loop, one iteration.
-
-    ``path`` is the name without the indices of loops, which are in ``indices``. ``queued_at`` is the time at which the
-    stage's inputs were known. The inputs of ``result`` have the pipeline's names.
-    """
-
-    name: str
-    path: str
-    indices: tuple[int, ...]
-    state: State
-    result: StageResult
-    attempts: Sequence[Attempt] = ()
-    queued_at: float | None = None
-
-    @classmethod
-    def of(cls, stage: StageState, names: Names) -> StageView:
-        """Return the view of a stage; ``names`` are those of its inputs."""
-        result = stage.result
-        result = dataclasses.replace(result, inputs=_named(result.inputs, names))
-        return cls(stage.name, stage.path, stage.indices, stage.state, result, stage.attempts, stage.queued_at)
-
-
-@dataclass(frozen=True)
 class RunView:
     """A run as its record shows it at the time ``now``. Times are in seconds since the epoch.
 
-    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``sessions`` are
-    the periods in which a runner worked on the run; each resume begins another one. ``unreadable`` are sentences about
-    damaged parts of the record, and ``named`` the tracker bases that the user has named.
+    ``spec`` is None if the pipeline is not known, and ``named`` are the tracker bases that the user has named.
     """
 
-    run_id: str
-    folder: Path | None
-    link: str
-    pipeline: str
-    state: State
+    record: RunRecord
+    spec: Pipeline | None
     now: float
-    sessions: Sequence[Session]
-    duration: float
-    stages: tuple[StageView, ...]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    not_applied: tuple[str, ...] = ()
-    finished: RunFinished | None = None
-    spec: Pipeline | None = None
-    unreadable: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
 
+    @property
+    def run(self) -> RunState:
+        """The run's state."""
+        return self.record.run
+
     @cached_property
-    def tasks(self) -> Mapping[str, list[StageView]]:
+    def stages(self) -> list[StageState]:
+        """All stages, in the pipeline's order; of a loop, those of each iteration."""
+        return self.run.stages
+
+    @cached_property
+    def tasks(self) -> Mapping[str, list[StageState]]:
         """The stages of each task, by the name of its stages without indices."""
-        tasks: dict[str, list[StageView]] = {}
+        tasks: dict[str, list[StageState]] = {}
         for stage in self.stages:
             tasks.setdefault(stage.path, []).append(stage)
         return tasks
 
     @property
-    def started(self) -> float:
-        """The time at which the run was first started."""
-        return self.sessions[0].start
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of the run."""
+        first = self.run.first
+        return (first.arguments if first else {}) or self.record.arguments
+
+    @cached_property
+    def sessions(self) -> list[Session]:
+        """The periods in which a runner worked on the run. That of a run in progress ends now."""
+        *before, last = self.run.sessions
+        end = max(self.now, last.end) if self.run.state is State.RUNNING else last.end
+        return [*before, dataclasses.replace(last, end=end)]
+
+    @cached_property
+    def _names(self) -> Mapping[str, Names]:
+        places = walk(self.spec) if self.spec is not None else ()
+        return {
+            place.name: _names(place.task.inputs, place.component.facts.tracker_base is not None)
+            for place in places
+            if place.is_stage
+        }
+
+    def inputs(self, stage: StageState) -> dict[str, Any]:
+        """Return the inputs of a stage under their names in the pipeline."""
+        return _named(stage.result.inputs, self._names.get(stage.path, {}))
 
 
-@dataclass(frozen=True)
-class StageRead:
-    """A read: the input ``name`` of ``stage`` is the run id of ``source``, which is None if no stage has that id."""
-
-    stage: StageView
-    name: str
-    run_id: str
-    source: StageView | None
-
-
-def find_reads(stages: Iterable[StageView], run_id: str) -> list[StageRead]:
-    """Return all reads between stages of the run, in order.
-
-    An input counts as a run id if its value is the run id of another stage, or has the form of one of this run. The
-    latter belongs to a stage that has been repeated since.
-    """
-    stages = list(stages)
-    known = {stage.result.run_id: stage for stage in reversed(stages) if stage.result.run_id}
-    reads = []
-    for stage in stages:
-        for name, value in stage.result.inputs.items():
-            values = value if isinstance(value, list) else [value]
-            for candidate in dict.fromkeys(text for text in values if isinstance(text, str)):
-                source = known.get(candidate)
-                of_this_run = candidate.startswith(f"{run_id}/") and candidate.count("/") == 2
-                if source is not stage and (source is not None or of_this_run):
-                    reads.append(StageRead(stage, name, candidate, source))
-    return reads
-
-
-def by_task(reads: Iterable[StageRead]) -> Mapping[tuple[str, str], list[StageRead]]:
-    """Group the reads by task, all iterations of a loop together: ``(path, source's path or run id)``."""
-    grouped: dict[tuple[str, str], list[StageRead]] = {}
-    for read in reads:
-        grouped.setdefault((read.stage.path, read.source.path if read.source else read.run_id), []).append(read)
-    return grouped
-
-
-def read_model(folder: Path, now: float | None = None) -> RunView:
+def read_model(folder: Path) -> RunView:
     """Return the run in this folder, as far as it has come.
 
     Raises:
         ArgumentError: the folder is not that of a run, or the run has no event yet.
     """
     spec = _spec(lambda: load_recorded(folder / PIPELINE_FILE, folder))
-    return view(read_run(folder, outline(spec) if spec is not None else None), now)
+    return view(read_run(folder, outline(spec) if spec is not None else None))
 
 
-def view(record: RunRecord, now: float | None = None) -> RunView:
-    """Return the recorded run, as far as it has come. ``now`` is the current time.
+def view(record: RunRecord) -> RunView:
+    """Return the recorded run, as far as it has come.
 
     Raises:
         ArgumentError: the run has no event yet.
     """
-    run, spec = record.run, _spec(record.load)
-    if run.first is None:
+    if record.run.first is None:
         raise ArgumentError(f"The run {record.run_id} has not started yet: nothing has happened in it.")
-    now = time.time() if now is None else now
-    sessions = list(run.sessions)
-    if run.state is State.RUNNING:
-        sessions[-1] = Session(sessions[-1].start, max(now, sessions[-1].end))
-    names = {
-        place.name: _names(place.task.inputs, place.component.facts.tracker_base is not None)
-        for place in (walk(spec) if spec is not None else ())
-        if place.is_stage
-    }
-    return RunView(
-        run_id=run.run_id,
-        folder=record.folder,
-        link=record.link,
-        pipeline=run.first.pipeline,
-        state=run.state,
-        now=now,
-        sessions=tuple(sessions),
-        duration=run.duration(now),
-        stages=tuple(StageView.of(stage, names.get(stage.path, {})) for stage in run.stages),
-        arguments=run.first.arguments or record.arguments,
-        options=record.options,
-        not_applied=run.first.not_applied,
-        finished=run.finished,
-        spec=spec,
-        unreadable=record.corrupt,
-    )
+    return RunView(record, _spec(record.load), time.time())
 
 
 def _spec(load: Callable[[], Pipeline]) -> Pipeline | None:
@@ -243,6 +170,40 @@ def _origin(source: Origin) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
+class Hyperlink:
+    """A link; ``href`` is "" if the target does not exist or a browser cannot open it."""
+
+    label: str
+    href: str
+    #: The media type of the target, and its whole path or URL if the label is shorter.
+    type: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stage, one iteration of a loop, or a trial of a search.
+
+    ``number`` is its place on an axis, ``label`` that in a table, and ``title`` names it elsewhere. ``inputs`` are
+    those that are not run ids of stages, which are in ``lineage``; ``outputs`` are those that do not repeat results.
+    A trial has no ``stage`` if it ran elsewhere.
+    """
+
+    title: str
+    number: float
+    label: str
+    link: Hyperlink
+    state: State
+    inputs: Mapping[str, Any]
+    results: Mapping[str, Any]
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    stage: StageState | None = None
+    note: str = ""
+    is_best: bool = False
+    lineage: Mapping[str, Sequence[Hyperlink]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Tracked:
     """The tracker's records, by tracker base and run id. ``problems`` are sentences about unreadable records."""
 
@@ -251,30 +212,14 @@ class Tracked:
     #: The record of the run as a whole: its code and tags.
     whole: Record = field(default_factory=Record)
 
-    def record(self, stage: StageView) -> Record:
+    def record(self, stage: StageState) -> Record:
         """Return the record of the stage; for a cached stage, of the run that has made its results."""
         return self.records.get(_key(stage), Record())
 
-    def start(self, stage: StageView) -> Start | None:
-        """Return when and where the stage started; for a cached stage, when its results were made."""
-        return self.record(stage).started
-
-    def history(self, stage: StageView) -> History:
-        """Return the curves that the stage has logged."""
-        return self.record(stage).steps
-
-    def metadata(self, stage: StageView) -> Mapping[str, Any]:
-        """Return the metadata that the stage has recorded."""
-        return self.record(stage).metadata
-
-    def artifacts(self, stage: StageView) -> Mapping[str, Artifact]:
+    def artifacts(self, stage: StageState) -> Mapping[str, Artifact]:
         """Return the artifacts that the stage has registered, except for those that it has declared to KFP."""
         found = self.record(stage).artifacts
         return {name: artifact for name, artifact in found.items() if identifier(name) not in stage.result.artifacts}
-
-    def search(self, stage: StageView) -> Search | None:
-        """Return what the stage has stated about the search that it belongs to."""
-        return self.record(stage).search
 
 
 def read_tracked(run: RunView) -> Tracked:
@@ -287,18 +232,18 @@ def read_tracked(run: RunView) -> Tracked:
         if base and run_id:
             run_ids.setdefault(base, []).append(run_id)
     for base, wanted in run_ids.items():
-        if why := why_not_read(base, run.named, ran_here=run.folder is not None):
+        if why := why_not_read(base, run.named, ran_here=run.record.folder is not None):
             problems.append(missing(base, why))
             continue
         try:
-            found = Recorder.open(base).records([run.run_id, *wanted])
+            found = Recorder.open(base).records([run.run.run_id, *wanted])
             records.update({(base, run_id): found[run_id] for run_id in wanted})
             problems += map(str, found.problems)
-            whole = found.get(run.run_id, whole)
+            whole = found.get(run.run.run_id, whole)
         except TrackerError as error:
             problems.append(f"Metrics of steps, searches and metadata could not be read: {error}")
     return Tracked(records, problems, whole)
 
 
-def _key(stage: StageView) -> tuple[str, str]:
+def _key(stage: StageState) -> tuple[str, str]:
     return stage.result.tracker_base or "", stage.result.run_id or ""

@@ -30,21 +30,12 @@
       return path ? lines.filter(({ dataset }) => dataset.from === path || dataset.to === path) : [];
     });
   }
-  // Highlight a trial in all drawings of its search, and in the table.
+  // Highlight a trial in all figures of its search, and in the table.
   for (const search of all(".search")) {
     light(search, (event) => {
-      const trial = event.target.closest("[data-trial]");
-      return trial ? all(`[data-trial="${trial.dataset.trial}"]`, search) : [];
-    });
-  }
-
-  for (const figure of all("figure")) {
-    const select = figure.querySelector("select");
-    if (!select) continue;
-    const plots = all(".plot", figure);
-    select.hidden = false;
-    select.addEventListener("change", () => {
-      plots.forEach((plot, number) => { plot.hidden = number !== select.selectedIndex; });
+      const link = event.target.closest("a") || event.target.closest("tr")?.querySelector("a");
+      const same = link ? all("a", search).filter((it) => it.getAttribute("href") === link.getAttribute("href")) : [];
+      return same.flatMap((it) => [it, it.closest("tr")]).filter(Boolean);
     });
   }
 

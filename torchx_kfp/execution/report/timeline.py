@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torchx_kfp.common.text import duration
 from torchx_kfp.execution.report.graph import summary
-from torchx_kfp.execution.report.model import RunView, StageView
-from torchx_kfp.execution.runs.state import Session
+from torchx_kfp.execution.report.model import RunView
+from torchx_kfp.execution.runs.state import Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: The wanted number of ticks, and the steps between ticks that are easy to read.
@@ -86,7 +86,7 @@ class _Clock:
         return next((it.end for it in self._sessions if it.start <= when <= it.end), when)
 
 
-def _row(path: str, stages: list[StageView], clock: _Clock, now: float) -> TimelineRow:
+def _row(path: str, stages: list[StageState], clock: _Clock, now: float) -> TimelineRow:
     bars: list[Bar] = []
     free: list[tuple[float, int]] = []  # (when it is free, lane)
     lanes = 0
@@ -106,7 +106,7 @@ def _row(path: str, stages: list[StageView], clock: _Clock, now: float) -> Timel
     return TimelineRow(path, state, note, lanes, bars)
 
 
-def _bars(stage: StageView, lane: int, clock: _Clock, alone: bool) -> Iterable[Bar]:
+def _bars(stage: StageState, lane: int, clock: _Clock, alone: bool) -> Iterable[Bar]:
     if alone and stage.queued_at is not None and stage.queued_at < stage.attempts[0].start:
         left, right = clock.percent(stage.queued_at), clock.percent(stage.attempts[0].start)
         if right - left > 0.3:

@@ -49,7 +49,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
         source.fetch({name for name, end in record.run.ends.items() if end.state is State.FAILED})
         read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     bases = {stage.result.tracker_base for stage in read.stages if stage.result.tracker_base}
-    read = dataclasses.replace(read, named=named_bases(bases, flags, ran_here=read.folder is not None))
+    read = dataclasses.replace(read, named=named_bases(bases, flags, ran_here=read.record.folder is not None))
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))

@@ -1,0 +1,231 @@
+"""Links of the page, and artifacts: shown if KFP's UI shows them, and each with its metadata and a link.
+
+The content of artifacts is not trusted. HTML and Markdown are shown in a frame that does not run scripts or make
+requests, and has a different origin than the page.
+"""
+
+from __future__ import annotations
+
+import math
+import mimetypes
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from torchx_kfp.common.text import size_text
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.execution.pipeline.artifacts import LOCATION, Artifact, artifacts_in
+from torchx_kfp.execution.report.figures import Figure, draw_roc
+from torchx_kfp.execution.report.formats import number
+from torchx_kfp.execution.report.model import Hyperlink, RunView
+from torchx_kfp.execution.runs.history import is_run
+from torchx_kfp.execution.runs.state import StageState
+from torchx_kfp.tracking.recorder import Artifact as StoredArtifact
+
+#: The largest artifact, in bytes, that the page shows; larger ones are linked.
+MOST_BYTES = 1_000_000
+#: The largest number of classes for which a confusion matrix is drawn.
+_MOST_CLASSES = 60
+#: The policy of a frame. Its attribute ``sandbox`` also forbids scripts, forms, windows and the page's origin.
+_FRAME = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:\">"
+)
+#: The style of Markdown.
+_STYLE = "<style>body { font: 15px/1.5 sans-serif } td, th { padding: 0 1em 0 0 } pre { background: #eee }</style>"
+
+
+#: What KFP's UI would call stored files that it could show, by their extensions.
+_KINDS = {".md": "Markdown", ".markdown": "Markdown", ".html": "HTML", ".htm": "HTML"}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A confusion matrix: a row for each true class, a column for each predicted one.
+
+    A cell has a text, a title, and its fraction of the row's sum.
+    """
+
+    classes: list[str]
+    rows: list[tuple[str, list[tuple[str, str, float]]]]
+
+
+@dataclass(frozen=True)
+class ArtifactView:
+    """An artifact on the page.
+
+    ``frame`` is the document in a frame, and ``note`` says which content is not shown, and why.
+    """
+
+    name: str
+    kind: str
+    link: Hyperlink
+    metadata: Mapping[str, Any]
+    frame: str = ""
+    matrix: Matrix | None = None
+    roc: Figure | None = None
+    note: str = ""
+
+
+class Links:
+    """Anchors of stages, relative links from the report's folder, and the artifacts to which it links.
+
+    Args:
+        run: the run.
+        place: the report's folder.
+    """
+
+    def __init__(self, run: RunView, place: Path) -> None:
+        self._run, self._place = run, place
+        # Files elsewhere are linked but not shown: people share the page, and must not thereby share a private file
+        # just because a stage has named it as its artifact. A run on a host has no files here.
+        self._runs = run.record.folder.parent.resolve() if run.record.folder is not None else None
+        self._sections = {path: f"t{number}" for number, path in enumerate(run.tasks)}
+        self.anchors = {stage.name: f"s{number}" for number, stage in enumerate(run.stages)}
+
+    def section(self, path: str) -> str:
+        """Return the anchor of a task; empty if it has no stage."""
+        return self._sections.get(path, "")
+
+    def stage(self, stage: StageState) -> Hyperlink:
+        """Return a link to a stage on the page."""
+        return Hyperlink(stage.name, f"#{self.anchors[stage.name]}")
+
+    def home(self) -> Hyperlink:
+        """Return a link to the run's folder, or to its page in KFP's UI."""
+        record = self._run.record
+        if record.folder is None:
+            return Hyperlink(record.link, record.link)
+        return self.file(record.folder, str(record.folder))
+
+    def log(self, stage: StageState) -> Hyperlink | None:
+        """Return a link to a stage's log. That of a run on a host is read into a file which does not last."""
+        path = stage.result.log_file
+        return None if path is None or self._runs is None else self.file(path, path.name)
+
+    def file(self, path: Path, label: str, type: str = "") -> Hyperlink:
+        """Return a link to a local file; it cannot be opened if the file does not exist."""
+        try:
+            href = quote(os.fsencode(os.path.relpath(path.absolute(), self._place))) if path.exists() else ""
+        except OSError:
+            href = ""
+        return Hyperlink(label, href, type or mimetypes.guess_type(path.name)[0] or "", str(path))
+
+    def made(self, made: Mapping[str, Artifact | list[Artifact]]) -> Iterator[ArtifactView]:
+        """Yield the artifacts that a stage has declared to KFP."""
+        for output, value in made.items():
+            those = artifacts_in(value)
+            for place, artifact in enumerate(those):
+                name = output if len(those) == 1 else f"{output}[{place}]"
+                kind = artifact.type.title.removeprefix("system.")
+                metadata = {key: value for key, value in artifact.facts.items() if key != "display_name"}
+                if artifact.location:
+                    metadata.pop(LOCATION, None)
+                type = {"Markdown": "text/markdown", "HTML": "text/html"}.get(kind, "")
+                yield _view(name, kind, self._link(name, artifact, type), metadata, partial(self._text, artifact))
+
+    def stored(self, found: Mapping[str, StoredArtifact]) -> Iterator[ArtifactView]:
+        """Yield the artifacts that a stage has stored under the tracker base.
+
+        Their place is derived from the record and the base, so they cannot be other files of this machine.
+        """
+        for artifact in found.values():
+            if (stored := artifact.stored) is None:
+                continue
+            kind = _KINDS.get(os.path.splitext(stored.name)[1].lower(), "") if stored.count is None else ""
+            link = Hyperlink(artifact.url, "") if "://" in artifact.url else self.file(Path(artifact.url), stored.name)
+            files = {} if stored.count is None else {"files": stored.count}
+            metadata = {"size": size_text(stored.size), **files, **artifact.metadata}
+            yield _view(artifact.name, kind, link, metadata, partial(_stored_text, artifact, stored.size))
+
+    def _link(self, name: str, artifact: Artifact, type: str) -> Hyperlink:
+        """Return a link to the artifact's place. Of URLs, only ``http`` and ``https`` can be opened."""
+        where = artifact.location or (artifact.path if artifact.is_here else artifact.uri)
+        if "://" in where:
+            try:
+                opens = urlsplit(where).scheme in ("http", "https")
+            except ValueError:
+                opens = False
+            return Hyperlink(where, where if opens else "", type)
+        path = Path(where)
+        return (
+            self.file(path, "open" if path.name == name else path.name or where, type) if where else Hyperlink("", "")
+        )
+
+    def _text(self, artifact: Artifact) -> str:
+        if not artifact.is_here:
+            raise _NotShownError("It is not on this machine.")
+        path = Path(artifact.path).resolve()
+        if not path.is_file():
+            raise _NotShownError("It no longer exists.")
+        inside = path.relative_to(self._runs) if self._runs and path.is_relative_to(self._runs) else None
+        # A file next to the runs is of none of them.
+        if self._runs is None or inside is None or not is_run(self._runs / inside.parts[0]):
+            raise _NotShownError("It is outside the folder of runs and therefore not shown.")
+        _verify_size(path.stat().st_size)
+        return path.read_text(encoding="utf-8", errors="replace")
+
+
+class _NotShownError(Exception):
+    """The content of an artifact is not shown; the message says why."""
+
+
+def _verify_size(size: int) -> None:
+    if size > MOST_BYTES:
+        raise _NotShownError(f"It is larger than {MOST_BYTES // 1_000_000} MB and therefore not shown.")
+
+
+def _stored_text(artifact: StoredArtifact, size: int) -> str:
+    _verify_size(size)
+    with artifact.open() as file:
+        return file.read().decode("utf-8", errors="replace")
+
+
+def _view(name: str, kind: str, link: Hyperlink, metadata: Mapping[str, Any], read: Callable[[], str]) -> ArtifactView:
+    """Return the view of an artifact, whose text ``read`` returns."""
+    frame = note = ""
+    if kind in ("Markdown", "HTML"):
+        try:
+            frame = _FRAME + (_as_html(read()) if kind == "Markdown" else read())
+            note = "Scripts, links and content from elsewhere are blocked here."
+        except _NotShownError as why:
+            note = str(why)
+        except (OSError, ValueError, RuntimeError, TrackerError) as error:
+            note = f"It cannot be read: {getattr(error, 'strerror', None) or error}."
+    matrix, roc = read_matrix(metadata.get("confusionMatrix")), draw_roc(metadata.get("confidenceMetrics"))
+    drawn = {"confusionMatrix": matrix, "confidenceMetrics": roc}
+    rest = {key: value for key, value in metadata.items() if drawn.get(key) is None}
+    return ArtifactView(name, kind, link, rest, frame, matrix, roc, note)
+
+
+def _as_html(text: str) -> str:
+    from markdown_it import MarkdownIt
+
+    return _STYLE + str(MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).render(text))
+
+
+def read_matrix(given: Any) -> Matrix | None:
+    """Read KFP's ``confusionMatrix``; return None if the value is not one."""
+    try:
+        classes = [str(it["displayName"]) for it in given["annotationSpecs"]]
+        rows = [[float(value) for value in it["row"]] for it in given["rows"]]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    if not 0 < len(classes) <= _MOST_CLASSES or [len(row) for row in rows] != [len(classes)] * len(classes):
+        return None
+    if not all(math.isfinite(value) and value >= 0 for row in rows for value in row):
+        return None
+    matrix = Matrix(classes, [])
+    for name, row in zip(classes, rows, strict=True):
+        total = max(sum(row), 1e-300)
+        texts = [number(int(value) if value.is_integer() else value) for value in row]
+        titles = [
+            f"{name} taken for {other}: {text} ({value / total:.1%})"
+            for other, text, value in zip(classes, texts, row, strict=True)
+        ]
+        matrix.rows.append((name, list(zip(texts, titles, (value / total for value in row), strict=True))))
+    return matrix
