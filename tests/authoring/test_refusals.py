@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kfp import dsl
+from kfp.compiler.compiler_utils import InvalidTopologyException
 from torchx.components import utils
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, RetryPolicy, Role, VolumeMount
 
@@ -262,7 +263,6 @@ TRACKERS: list[Row] = [
 ]
 
 SPLIT = "channel", "'trainer'", "Split"
-CLOSED = "'text'", "'produce'", "dsl.ParallelFor", "dsl.Collected", "task.outputs", "'trainer'"
 COLLECTED = "dsl.Collected", "'produce'", "'trainer'", "reads=", "'trials'", "Read"
 CHANNELS: list[Row] = [
     (
@@ -276,14 +276,12 @@ CHANNELS: list[Row] = [
     (used(lambda given: f"{given.lr}"[:15]), "'{{channel:'", "'{{channel:task=", "application"),
     (used(lambda given: f"{given.lr}"[5:]), ";}}'", "application"),
     (used(lambda given: f"{given.lr}"[-4:]), ";}}'", "application"),
-    (used(lambda _: f"--a={looped(produce).outputs['text']}"), *CLOSED, "'run_id'"),
-    (used(lambda _: looped(produce).outputs["text"]), *CLOSED),
     (used(lambda _: f"--a={dsl.Collected(looped(produce).outputs['text'])}"), "args[0]", *COLLECTED, "'run_id'"),
     (used(lambda _: dsl.Collected(looped(produce).outputs["text"])), *COLLECTED),
     (used(lambda _: f"{dsl.Collected(looped(produce).outputs['items'])}"), "'produce'", "dsl.Collected"),
     (used(lambda _: f"{after_its_loop([1], str)}"), "loop", "items", "'trainer'", "Use"),
     (used(lambda _: after_its_loop([1], lambda item: item)), "loop", "items", "'trainer'", "Use"),
-    (used(lambda given: after_its_loop(given.named, lambda item: item.a)), "'named-loop-item-subvar-a'", "Use"),
+    (used(lambda given: after_its_loop(given.named, lambda item: item.a)), "named-loop-item-subvar-a", "Use"),
     (inside(item_beside_a_field_called_name), "dsl.ParallelFor", "'name'", "'trainer'"),
     (inside(field_called_name), "'--x=named-loop-item'", "'trainer'", "full_name", "Rename"),
     (used(lambda _: f"{make_artifact().outputs['data']}"), "'make-artifact-data'", "'trainer'", "Pass"),
@@ -296,8 +294,6 @@ CHANNELS: list[Row] = [
     (inside(lambda given: tracked(tracker_base="{" + f"{given.text}")), "tracker_base", "'{{'", "channel", "Split"),
     (inside(lambda given: tracked(trackers={"a": f"$${given.text}"})), "trackers['a']", "'$$'", "channel", "Split"),
     (used(lambda _: f"--name={dsl.PIPELINE_JOB_NAME_PLACEHOLDER}"), "{{$.pipeline_job_name}}", "'trainer'"),
-    (used(in_condition), "dsl.OneOf(task", "condition", "other_task.outputs", "'trainer'"),
-    (used(in_exit_handler), "dsl.ExitHandler", "'trainer'", "'text'", "'produce-2'", "Use"),
     (used(lambda _: MADE_ELSEWHERE[0].outputs["text"]), "'text'", "'produce'", "'trainer'", "Pass"),
     (used(lambda _: f"--model={produce()}"), "reads=task", "outputs", "--model", "PipelineTask", "'trainer'"),
     (used(lambda given: f"{given.lr > 0}"), "dsl.If", "comparison", "'trainer'"),
@@ -344,7 +340,7 @@ CHANNELS: list[Row] = [
     (inside(lambda given: artifact_from_uri(given.n)), "NUMBER_INTEGER", "'n'"),
     (inside(lambda _: artifact_from_uri("")), "''", "URI", "'s3://models/7'"),
     (inside(lambda _: artifact_from_uri(produce())), "uri is <", "PipelineTask"),
-    (reading(lambda _: looped(tracked)), "dsl.ParallelFor", "dsl.Collected(task.outputs", "'run_id'", "reads="),
+    (used(lambda _: produce() and MADE_ELSEWHERE[0].outputs["text"]), "'produce'", "a task of another pipeline"),
 ]
 
 ITSELF = "Pass the task itself: reads=task.", "alias", "reads={'train': ...}", "run id"
@@ -373,10 +369,6 @@ READS: list[Row] = [
     (reading(lambda _: {"": "a/b/c"}), "''", "'train'", "alias"),
     (reading(lambda given: {f"{given.text}": "a/b/c"}), "'{{channel", "alias", "'train'"),
     (reading(lambda given: {"x": [given.items]}), "list", "fan-in", "'x'"),
-    (
-        reading(lambda _: {"x": dsl.Collected(tracked(name="one").outputs["run_id"])}),
-        *("reads['x']", "'one-run_id'", "dsl.Collected", "dsl.ParallelFor"),
-    ),
     *(
         (call, *("Stages(tracker_base=...).task(app, reads=...)", "task_from_app(app, tracker_base=..., reads=...)"))
         for call in (
@@ -532,8 +524,6 @@ ENGINES: list[Row] = [
     (engine("jobsets"), "'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset', 'volcano'", "Job(queue='gpus')"),
     (engine("Job"), "engine is 'Job'", "Did you mean 'job'?"),
     (engine(""), "engine is ''"),
-    (engine("kueue"), "engine is 'kueue'", "Kueue is a queue", "engines.Job(queue='...')"),
-    (engine("trainer"), "engine is 'trainer'", "Kubeflow Trainer", "'jobset'"),
     (engine(True), "engine is True"),
     (engine(5), "engine is 5", "torchx_kfp.engines"),
     (engine(dict), "engine is <class 'dict'>"),
@@ -545,19 +535,14 @@ ENGINES: list[Row] = [
     (replicas(2.5), ONE, "2.5", "whole number"),
     (replicas(float("nan")), ONE, "nan"),
     (replicas({"trainr": 2}), "'trainr'", "Did you mean 'trainer'?", "Its roles: 'trainer'"),
-    (replicas({5: 2}), "the role 5", "Its roles: 'trainer'"),
+    (replicas({5: 2}), "no role 5", "Its roles: 'trainer'"),
     (replicas(2, *TWO), "replicas is 2", "2 roles", "{role: number}", "'Trainer', 'server'"),
     (replicas({"trainer": 2}, *TWO), "'trainer'", "Did you mean 'Trainer'?"),
     (replicas({"Trainer": 1, "server": 3}, *TWO), "replicas of role 'server' is 3", "2"),
     (lambda: component_from_app(make_app(), replicas=2), "replicas", "no engine", "engine='job'"),
     (counted(lambda given: given.n, *TWO), "a pipeline channel", "2 roles"),
-    (lambda: Job(queue="My Queue"), "Job", "queue='My Queue'", "name", "small letters, digits"),
-    (lambda: Job(queue=""), "queue=''"),
-    (lambda: Job(priority_class="High"), "priority_class='High'"),
-    (lambda: Job(service_account="ns/name"), "service_account='ns/name'"),
     (lambda: JobSet(logs="some"), "JobSet", "logs='some'", "'all', 'first', 'none'"),
     (lambda: Job(ttl=899), "ttl=899", "900 or more"),
-    (lambda: Job(annotations={"a": 1}), "'a': 1 in annotations", "Give text", "'1'"),
     *((lambda each=each: Volcano(min_available=each), "Volcano", f"{each!r}", "1 or more") for each in (0, -1)),
     (engine(Volcano(min_available=4)), "Volcano", "min_available=4", "3 replicas"),
     (engine(JobSet(succeeds_with="Trainr"), *TWO), "'Trainr'", "Did you mean 'Trainer'?", "'server'"),
@@ -588,8 +573,6 @@ ENGINES: list[Row] = [
     ),
 ]
 OPTION: dict[str, Callable[[Any], Any]] = {
-    "labels": lambda n: {"a": f"{n}"},
-    "annotations": lambda n: {"a": n},
     "succeeds_with": lambda n: [n],
 }
 ENGINE_CHANNELS: list[Row] = [
@@ -645,10 +628,26 @@ REFUSED: dict[type[Exception], list[Row]] = {
             *("'train'", "'acuracy'", "'metrics'", "results={'accuracy': float}", "'run_id'"),
         ),
     ],
-    AttributeError: [(lambda: engines.Jobset, "authoring.engines", "'Jobset'", "Did you mean 'JobSet'?")],
 }
 
 
 @refused(REFUSED)
 def test_a_refusal_shows_the_value_and_the_way_out(error: Any, call: Callable[[], object], facts: Any) -> None:
     check_refusal(error, call, facts)
+
+
+@pytest.mark.parametrize(
+    ("call", "group"),
+    [
+        (used(lambda _: f"--a={looped(produce).outputs['text']}"), "dsl.ParallelFor"),
+        (used(lambda _: looped(produce).outputs["text"]), "dsl.ParallelFor"),
+        (used(in_condition), "dsl.If"),
+        (used(in_exit_handler), "dsl.ExitHandler"),
+        (reading(lambda _: looped(tracked)), "dsl.ParallelFor"),
+        (reading(lambda _: {"x": dsl.Collected(tracked(name="one").outputs["run_id"])}), "dsl.Collected"),
+    ],
+)
+def test_kfp_itself_refuses_channels_outside_their_group(call: Callable[[], object], group: str) -> None:
+    """There, they have no value, or several."""
+    with pytest.raises(InvalidTopologyException, match=group):
+        call()

@@ -35,7 +35,7 @@ APP = AppDef("train", roles=[Role("train", image="i")])
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
 RESULTS = {"accuracy": float, "model": str}
 STAGES = Stages(secrets=SECRETS, cache=False)
-GPUS = engines.JobSet(queue="gpus", succeeds_with=["train"], labels={"team": "vision"}, logs="first")
+GPUS = engines.JobSet(queue="gpus", succeeds_with=["train"], logs="first")
 component_from_app(APP, engine=GPUS, replicas=2)
 component_from_function(utils.booth, image="i", engine="job")
 booth = component_from_function(utils.booth, image="i", labels=True)

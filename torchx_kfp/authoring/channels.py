@@ -1,4 +1,4 @@
-"""Pipeline channels: finding them in text, and the scope in which each has one value."""
+"""Pipeline channels: finding them in text, and their types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kfp import dsl
 from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
 from kfp.dsl.types import type_utils
 
-from torchx_kfp.authoring.references import PARAMETER, Reference, Text, check_word, parameter
+from torchx_kfp.authoring.references import PARAMETER, PYTHON_TYPES, Reference, Text, check_word, parameter
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import find_rewritten
 from torchx_kfp.errors import AppDefError, ChannelError
@@ -27,57 +27,21 @@ def pipeline_here(where: str) -> pipeline_context.Pipeline:
     return pipeline
 
 
-def check_in_scope(channel: pipeline_channel.PipelineChannel, where: str) -> None:
-    """Reject a channel that has no value, or several values, where it is used."""
-    pipeline = pipeline_here(where)
+def channel_here(channel: pipeline_channel.PipelineChannel, where: str) -> pipeline_channel.PipelineChannel:
+    """Return the channel, or reject one of another pipeline, which KFP would take for one of this.
+
+    KFP itself rejects channels that are used outside the loop or the condition in which they have a value.
+    """
     if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
-        # Do not use getattr: an item takes every attribute that it does not have for a field.
-        item = channel.loop_argument if isinstance(channel, for_loop.LoopArgumentVariable) else channel
-        loops = [group.loop_argument for group in pipeline.groups if isinstance(group, tasks_group.ParallelFor)]
-        if not any((loop.task_name, loop.name) == (item.task_name, item.name) for loop in loops):
-            raise ChannelError(f"{where} uses {channel.full_name!r} outside its loop. Use loop items inside it.")
-        return
-    task = pipeline.tasks.get(channel.task_name)
+        found = _CHANNEL.fullmatch(str(channel))
+        return channel if found is None else _resolve(found, where)
+    task = pipeline_here(where).tasks.get(channel.task_name)
     if not isinstance(channel, pipeline_channel.OneOfMixin) and getattr(channel, "task", task) not in (None, task):
         raise ChannelError(
             f"{where} uses the output {channel.name!r} of {channel.task_name!r}, a task of another pipeline. Pass it "
             "into this one as a parameter."
         )
-    for group in _closed_groups(channel, pipeline):
-        uses = f"{where} uses the output {channel.name!r} of {channel.task_name!r} outside the"
-        if isinstance(group, tasks_group.ParallelFor):
-            raise ChannelError(
-                f"{uses} dsl.ParallelFor loop in which the task runs: there is a value for each item. Read the results "
-                "of all through the tracker, with reads={'trials': dsl.Collected(task.outputs['run_id'])}."
-            )
-        if isinstance(group, tasks_group.ExitHandler):
-            raise ChannelError(
-                f"{uses} dsl.ExitHandler in which the task runs, but KFP does not pass it on. Use it inside."
-            )
-        raise ChannelError(
-            f"{uses} condition under which the task runs: there may be no value. Use it inside, or have a task in both "
-            "branches and pass dsl.OneOf(task.outputs[...], other_task.outputs[...])."
-        )
-
-
-def is_in_loop(channel: pipeline_channel.PipelineChannel) -> bool:
-    """Tell whether the channel's task is in a loop that has ended, so that the channel has several values."""
-    groups = _closed_groups(channel, pipeline_here("dsl.Collected"))
-    return any(isinstance(group, tasks_group.ParallelFor) for group in groups)
-
-
-def _closed_groups(
-    channel: pipeline_channel.PipelineChannel, pipeline: pipeline_context.Pipeline
-) -> list[tasks_group.TasksGroup]:
-    """Return the groups around the channel's task that have ended, innermost first."""
-    task = pipeline.tasks.get(channel.task_name)
-    group = task.parent_task_group if task else None
-    groups = []
-    while group is not None:
-        if group not in pipeline.groups:
-            groups.append(group)
-        group = group.parent_task_group
-    return groups
+    return channel
 
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
@@ -244,15 +208,13 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
             f"{where} contains dsl.Collected of {channel.task_name!r}, a list of values. Read it instead, with "
             "reads={'trials': dsl.Collected(task.outputs['run_id'])}: the tracker has the results of each."
         )
+    channel = channel_here(channel, where)
     kind = ir_type(channel)
-    if kind == "ARTIFACT" or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
+    if kind not in PYTHON_TYPES or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
         raise ChannelError(
-            f"{where} contains the artifact {channel.full_name!r}, but text can only contain parameters. Pass the "
+            f"{where} contains {channel.full_name!r} of type {kind}, but text can only contain parameters. Pass an "
             "artifact's URI as a parameter, or record it as a result and read it through the tracker."
         )
-    if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
-        raise ChannelError(f"{where} contains {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
-    check_in_scope(channel, where)
     _check_field(channel, where)
     for group in pipeline_here(where).groups:
         if isinstance(group, tasks_group.ParallelFor):

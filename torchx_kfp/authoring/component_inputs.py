@@ -12,15 +12,6 @@ from torchx_kfp.authoring.reads import ReadSource, StageName, is_list
 from torchx_kfp.authoring.references import Reference, Text
 from torchx_kfp.contract.inputs import INNER, READS, RUN_ID, SUFFIXES, parameter_placeholder
 
-#: The types of parameters in Python, by their names in the IR.
-PYTHON_TYPES = {
-    "STRING": str,
-    "NUMBER_INTEGER": int,
-    "NUMBER_DOUBLE": float,
-    "BOOLEAN": bool,
-    "LIST": list,
-    "STRUCT": dict,
-}
 #: The default of an input that the caller must pass.
 NO_DEFAULT = object()
 

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class, structures
 
-from torchx_kfp.authoring.component_inputs import NO_DEFAULT, PYTHON_TYPES
+from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.plan import StagePlan
 from torchx_kfp.authoring.reads import TaskStage, TrackerBase, remember_stage
+from torchx_kfp.authoring.references import PYTHON_TYPES
 from torchx_kfp.common.sdk import refuse_operations
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG

@@ -22,10 +22,17 @@ from typing import Any, NoReturn
 
 from torchx import specs
 
-from torchx_kfp.authoring.component_inputs import NO_DEFAULT, PYTHON_TYPES
+from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
-from torchx_kfp.authoring.references import Reference, fill_parameters, parameter, parameter_text, parameters_in
+from torchx_kfp.authoring.references import (
+    PYTHON_TYPES,
+    Reference,
+    fill_parameters,
+    parameter,
+    parameter_text,
+    parameters_in,
+)
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import AppDefError
 

@@ -9,7 +9,7 @@ from typing import Any
 from kfp import dsl
 from kfp.dsl import pipeline_channel, pipeline_context
 
-from torchx_kfp.authoring.channels import check_in_scope, contains_channel, ir_type, parse
+from torchx_kfp.authoring.channels import channel_here, contains_channel, ir_type, parse
 from torchx_kfp.authoring.references import Channel, Reference
 from torchx_kfp.authoring.stages import check_in_pipeline
 from torchx_kfp.errors import ChannelError, OutputsError
@@ -83,7 +83,7 @@ def _parse_uri(uri: object) -> object:
     if isinstance(argument, pipeline_channel.PipelineChannel):
         if ir_type(argument) != "STRING":
             raise ChannelError(f"uri is {argument.full_name!r} of type {ir_type(argument)}. It must be a string.")
-        check_in_scope(argument, "uri")
+        argument = channel_here(argument, "uri")
     elif not isinstance(argument, str) or not argument:
         raise ChannelError(f"uri is {uri!r}. Pass a URI such as 's3://models/7', or a channel that is one.")
     return argument

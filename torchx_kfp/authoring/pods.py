@@ -66,8 +66,7 @@ def pod_template(
         "priorityClassName": engine.priority_class,
     }
     pod["spec"] = {field: value for field, value in spec.items() if value}
-    pod["metadata"]["labels"] = {**labels, **engine.labels, STAGE_LABEL: marker("name"), ROLE_LABEL: name}
-    pod["metadata"]["annotations"] |= engine.annotations
+    pod["metadata"]["labels"] = {**labels, STAGE_LABEL: marker("name"), ROLE_LABEL: name}
     return _overlaid(pod, _overlay(role))
 
 

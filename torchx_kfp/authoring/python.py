@@ -13,8 +13,7 @@ from typing import Any
 from torchx import specs
 
 from torchx_kfp.authoring.channels import contains_channel, parse
-from torchx_kfp.authoring.component_inputs import PYTHON_TYPES
-from torchx_kfp.authoring.references import Channel, Reference
+from torchx_kfp.authoring.references import PYTHON_TYPES, Channel, Reference
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import call

@@ -11,11 +11,10 @@ from kfp import dsl
 from kfp.dsl import pipeline_channel
 
 from torchx_kfp.authoring.channels import (
+    channel_here,
     channel_key,
-    check_in_scope,
     contains_channel,
     ir_type,
-    is_in_loop,
     parse,
     parse_checked,
 )
@@ -179,13 +178,8 @@ def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> Re
             f"{where} is {_show(item)} of type {kind}, which is not a run id. Give a task, "
             "dsl.Collected(task.outputs['run_id']), or a channel for a run id or a list of run ids."
         )
-    if collected and not is_in_loop(item):
-        raise ReadsError(
-            f"{where} collects {_show(item)}, whose task runs once: it is not in a loop that ends before this line. "
-            "Pass the task itself; dsl.Collected is for tasks of a dsl.ParallelFor loop, after that loop."
-        )
     if not collected:
-        check_in_scope(channel, where)
+        channel = channel_here(channel, where)
     return Reference(channel_key(channel), channel, channel.name, "LIST" if collected else kind)
 
 

@@ -16,6 +16,16 @@ from torchx_kfp.errors import AppDefError
 #: Matches an input of the component in text that a component function has made: see ``parameter_text``.
 PARAMETER = re.compile(r"\{\{parameter:input=(?P<input>\w+);kind=(?P<kind>\w+);\}\}", re.ASCII)
 
+#: The types of parameters in Python, by their names in the IR.
+PYTHON_TYPES = {
+    "STRING": str,
+    "NUMBER_INTEGER": int,
+    "NUMBER_DOUBLE": float,
+    "BOOLEAN": bool,
+    "LIST": list,
+    "STRUCT": dict,
+}
+
 
 class Channel(Protocol):
     """A pipeline channel: a task's output, a loop item, ``dsl.Collected`` or ``dsl.OneOf``.

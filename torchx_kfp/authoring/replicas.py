@@ -29,7 +29,7 @@ from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.pods import pod_template
 from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant
 from torchx_kfp.authoring.variables import tracker_env
-from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import carried_program, launcher_words
 from torchx_kfp.contract.inputs import TASK_CONFIG
@@ -191,10 +191,7 @@ def _parse_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, 
         replicas = {roles[0].name: replicas}
     for name in replicas:
         if name not in known:
-            raise AppDefError(
-                f"replicas names the role {shown_value(name)}, which the AppDef does not have."
-                f"{did_you_mean(name, known)} Its roles: {', '.join(map(repr, known))}."
-            )
+            raise AppDefError(describe_unknown("replicas is wrong: the AppDef", "role", name, known))
     return {name: _parse_count(count, known[name]) for name, count in replicas.items()}
 
 

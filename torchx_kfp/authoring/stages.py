@@ -17,7 +17,6 @@ from torchx_kfp.authoring.application import parse_workspace
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.emit import StageComponent
-from torchx_kfp.authoring.engines import option_hint
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.options import SharedOptions, StageOptions
@@ -273,7 +272,7 @@ class Stages(SharedOptions):
         known = [option.name for option in fields(StageOptions)]
         for name in own:
             if name not in known:
-                hint = option_hint(name) or did_you_mean(name, known)
+                hint = did_you_mean(name, known)
                 raise TypeError(f"{method}() got an unexpected keyword argument {name!r}.{hint}")
         shared = {option.name: getattr(self, option.name) for option in fields(SharedOptions)}
         return StageOptions(**{**shared, **own})

@@ -162,8 +162,6 @@ OPTIONS: Mapping[str, Any] = {
     "launcher_image": "python:3.12-slim",
     "logs": "first",
     "ttl": 3600,
-    "labels": {"team": "vision", "example.com/cost": "a.1"},
-    "annotations": {"example.com/note": "any {{text}} $(HOME) $$ é"},
 }
 
 CASES: Mapping[str, Case] = {

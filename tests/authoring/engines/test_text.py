@@ -68,14 +68,13 @@ def test_arguments_and_variables_on_a_cluster(tracked: bool, args: list[str], va
 @example("$$ $(HOME) {{workflow.name}} \x7f {{=1}}", "a\U000e0001b")
 @pytest.mark.usual
 def test_the_specification_arrives_as_it_was_written(text: str, key: str) -> None:
-    """It has text of users in overlays and annotations."""
+    """It has text of users in overlays."""
     made = app(role(metadata={"kubernetes": {"metadata": {"annotations": {f"k{key}": text}}, "spec": {key: text}}}))
-    engine = engines.Job(annotations={"note": text})
+    engine = engines.Job()
     arrived = launched(made, engine).spec
     assert arrived == distributed(made, engine).spec
     template = arrived["object"]["spec"]["template"]
     assert template["metadata"]["annotations"][f"k{key}"] == text
-    assert arrived["object"]["metadata"]["annotations"] == {"note": text}
 
 
 # Names

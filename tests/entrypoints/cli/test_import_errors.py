@@ -59,9 +59,8 @@ CHANNEL = "has a value only when the pipeline runs. Pass it to the application"
 #: Python's and KFP's errors have the lines that led to them.
 RAISED = {
     "task_from_app(app(), tracker_bas=tracker_base)": "'tracker_bas'. Did you mean 'tracker_base'?",
-    'torchx_kfp.Stages().task(app(), queue="gpus")': "queue is an option of the engine: engine=engines.Job(queue=...).",
     'torchx_kfp.Stages(trackr_base="r")': "got an unexpected keyword argument 'trackr_base'",
-    "engines.Jobset()": "has no attribute 'Jobset'. Did you mean 'JobSet'?",
+    "engines.Jobset()": "has no attribute 'Jobset'",
     'own(txt="a")': 'own() got an unexpected keyword argument "txt".',
     'x = own(text="a")\n    x.outputs["ouT"]': "KeyError: 'ouT'",
     'dist.ddp(script="t.py", j=f"1x{n}", image="i")': f"1x{{n}}\nA parameter of the pipeline, or an output of a task, {CHANNEL}",

@@ -13,9 +13,7 @@ An engine is pure data: its options, and a function from roles to manifests.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torchx_kfp.authoring.engines.engine import Engine
 from torchx_kfp.authoring.engines.jobs import Job, JobSet
@@ -27,12 +25,6 @@ __all__ = ["ENGINES", "Engine", "Job", "JobSet", "Volcano", "parse_engine"]
 
 #: The engines by name. A name stands for the engine with its default options.
 ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet, Volcano)}
-
-#: Other names that people may take for an engine.
-_OTHERS = {
-    "kueue": "Kueue is a queue: engine=engines.Job(queue='...').",
-    "trainer": "Kubeflow Trainer brings the controller for 'jobset'.",
-}
 
 
 def parse_engine(engine: object) -> Engine | None:
@@ -47,23 +39,7 @@ def parse_engine(engine: object) -> Engine | None:
         return engine()
     if isinstance(engine, str) and engine in ENGINES:
         return ENGINES[engine]()
-    hint = ""
-    if isinstance(engine, str):
-        other = _OTHERS.get(engine.lower())
-        hint = f" {other}" if other else did_you_mean(engine, ENGINES)
     raise AppDefError(
-        f"engine is {engine!r}.{hint} Give {', '.join(map(repr, ENGINES))}, or one of torchx_kfp.engines with options, "
-        "such as Job(queue='gpus')."
+        f"engine is {engine!r}.{did_you_mean(engine, ENGINES)} Give {', '.join(map(repr, ENGINES))}, or one of "
+        "torchx_kfp.engines with options, such as Job(queue='gpus')."
     )
-
-
-def option_hint(option: str) -> str:
-    """Return a sentence, with a space before it, that says where an option of engines belongs; else nothing."""
-    kinds = [kind for kind in ENGINES.values() if option in {field.name for field in dataclasses.fields(kind)}]
-    return f" {option} is an option of the engine: engine=engines.{kinds[0].__name__}({option}=...)." if kinds else ""
-
-
-if not TYPE_CHECKING:  # type checkers would accept any name
-
-    def __getattr__(name: str) -> object:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.errors import AppDefError, ChannelError
 
 if TYPE_CHECKING:  # `torchx_kfp.engines` is imported without TorchX
@@ -21,8 +20,6 @@ _LOGS = ("all", "first", "none")
 #: The lowest ``ttl``: an object that has vanished before the launcher has seen its success would be made again. The
 #: launcher waits for the API server for 10 minutes.
 SHORTEST_TTL = 900
-_DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
-_NAME_RULE = "small letters, digits, '-' and '.', with a letter or digit at both ends"
 #: The labels by which the launcher finds the pods of its object, and their roles.
 STAGE_LABEL = "torchx-kfp/stage"
 ROLE_LABEL = "torchx-kfp/role"
@@ -41,8 +38,6 @@ class Engine:
         logs: the replicas whose output the stage's log has: ``"all"``, the ``"first"``, or ``"none"``.
         ttl: the seconds for which the object is kept after it has succeeded, at least 900. A failed one is deleted when
             its logs have been read.
-        labels: further labels of the object and its pods.
-        annotations: further annotations of the object and its pods.
     """
 
     NAME: ClassVar[str]
@@ -65,8 +60,6 @@ class Engine:
     launcher_image: str | None = None
     logs: Logs = "all"
     ttl: int = 24 * 60 * 60
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -77,18 +70,10 @@ class Engine:
                     f"{option.name} of {type(self).__name__} is or contains a pipeline channel. It must be known "
                     "when the pipeline is compiled: give a constant."
                 )
-        for name in ("queue", "priority_class", "service_account"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and _DNS_NAME.fullmatch(value)):
-                raise self._error(f"{name}={value!r}, which is not the name of a Kubernetes object: {_NAME_RULE}")
         if self.logs not in _LOGS:
             raise self._error(f"logs={self.logs!r}. Give {', '.join(map(repr, _LOGS))}")
         if self.ttl < SHORTEST_TTL:
             raise self._error(f"ttl={self.ttl!r}. Give seconds, {SHORTEST_TTL} or more")
-        for name in ("labels", "annotations"):
-            for key, value in getattr(self, name).items():
-                if not isinstance(value, str):
-                    raise self._error(f"{key!r}: {value!r} in {name}. Give text, such as {str(value)!r}")
 
     def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
         """Return the part of the launcher's ``LauncherSpec`` that is the engine's: the object, and how to follow it.
@@ -117,10 +102,8 @@ def check_success(engine: Engine, names: str | Sequence[str], roles: Mapping[str
     given = dict.fromkeys([names] if isinstance(names, str) else names)
     for name in given:
         if name not in known:
-            raise AppDefError(
-                f"{type(engine).__name__} has succeeds_with={names!r}, but there is no role {name!r}."
-                f"{did_you_mean(name, known)} The AppDef's roles: {', '.join(map(repr, known))}."
-            )
+            owner = f"{type(engine).__name__} has succeeds_with={names!r}, but the AppDef"
+            raise AppDefError(describe_unknown(owner, "role", name, known))
     return [known[name] for name in given or known]
 
 
@@ -141,12 +124,8 @@ def restarts_together(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
     return next(iter(counts.values()))
 
 
-def metadata(engine: Engine, labels: Mapping[str, str | None] | None = None) -> Manifest:
+def metadata(labels: Mapping[str, str | None] | None = None) -> Manifest:
     """Return the metadata of the engine's object, with those labels that have a value."""
     own = {"app.kubernetes.io/managed-by": "torchx-kfp", STAGE_LABEL: marker("name")}
     given = {key: value for key, value in (labels or {}).items() if value}
-    return {
-        "name": marker("name"),
-        "labels": {**engine.labels, **own, **given},
-        "annotations": dict(engine.annotations),
-    }
+    return {"name": marker("name"), "labels": {**own, **given}, "annotations": {}}

@@ -78,13 +78,13 @@ class Job(Engine):
         job = {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": metadata(self, {QUEUE: self.queue}),
+            "metadata": metadata({QUEUE: self.queue}),
             "spec": {**indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl},
         }
         service = {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(self),
+            "metadata": metadata(),
             "spec": {
                 "clusterIP": "None",
                 "publishNotReadyAddresses": True,
@@ -150,7 +150,7 @@ class JobSet(Engine):
         jobset = {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": metadata(self, {QUEUE: self.queue}),
+            "metadata": metadata({QUEUE: self.queue}),
             "spec": spec,
         }
         return {

@@ -107,7 +107,7 @@ class Volcano(Engine):
         job = {
             "apiVersion": "batch.volcano.sh/v1alpha1",
             "kind": "Job",
-            "metadata": metadata(self),
+            "metadata": metadata(),
             "spec": spec,
         }
         return {
