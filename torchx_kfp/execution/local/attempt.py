@@ -146,7 +146,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     if not in_container:
         return plan
     files = given_files(component, context.given, run.dag.inputs)
-    return dataclasses.replace(plan, container=context.containers.place(plan, files))
+    return dataclasses.replace(plan, container=context.containers.place(plan, files, context.options.named))
 
 
 def _named(run: TaskRun, context: RunContext) -> list[str]:
@@ -155,7 +155,7 @@ def _named(run: TaskRun, context: RunContext) -> list[str]:
     if run.name not in containers:
         return [*context.options.named, os.sep]
     shown = (mount.source for mount in containers.mounts if mount.source == mount.target)
-    return [*context.options.named, *containers.named, *shown]
+    return [*context.options.named, *shown]
 
 
 def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:

@@ -85,7 +85,6 @@ def find_not_applied(
 ) -> tuple[str, ...]:
     """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine."""
     arguments, given = arguments or {}, given or GivenKeys()
-    mounted = [mount.target for mount in containers.mounts]
     with reading(f"The pipeline {pipeline.name!r}"):
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
         if any(own_endpoints(environ, in_container=False)):
@@ -93,15 +92,22 @@ def find_not_applied(
                 kinds.add(described(stage.variables, environ, in_container=stage.place.name in containers))
             kinds.discard("")
         for scoped, inputs in known_scopes(pipeline, arguments):
-            component, in_container = scoped.component, scoped.name in containers
-            kinds.update(missing_variables(component, given, inputs, environ, in_container=in_container))
-            if in_container:
-                kinds.update(kubernetes.not_applied(component, in_container=True, has_gpus=containers.has_gpus))
-                kinds.update(kubernetes.missing_mounts(component, given, inputs, mounted))
-            else:
-                kinds.update(kubernetes.not_applied(component))
-                kinds.update(kubernetes.missing_folders(component, inputs))
+            kinds.update(stage_not_applied(scoped, inputs, given, containers, environ))
         return tuple(sorted(kinds))
+
+
+def stage_not_applied(
+    scoped: ScopedTask, inputs: Mapping[str, Any], given: GivenKeys, containers: Containers, environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield what a stage does not have on this machine; ``inputs`` are those of the scope around it."""
+    component, in_container = scoped.component, scoped.name in containers
+    yield from missing_variables(component, given, inputs, environ, in_container=in_container)
+    yield from kubernetes.not_applied(component, in_container=in_container, has_gpus=containers.has_gpus)
+    if in_container:
+        mounted = [mount.target for mount in containers.mounts]
+        yield from kubernetes.missing_mounts(component, given, inputs, mounted)
+    else:
+        yield from kubernetes.missing_folders(component, inputs)
 
 
 def _task_problems(scoped: ScopedTask, in_container: bool) -> Iterator[str]:

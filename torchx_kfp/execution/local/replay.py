@@ -22,18 +22,17 @@ from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
 from torchx_kfp.execution.local.attempt import Attempt, RunContext
 from torchx_kfp.execution.local.executors.attached import AttachedContainer, AttachedProcess
-from torchx_kfp.execution.local.executors.executor import AttemptPlan, Containers, RunningStage, verify_private
+from torchx_kfp.execution.local.executors.executor import AttemptPlan, RunningStage, choose_containers, verify_private
 from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
-from torchx_kfp.execution.local.replay_differences import Change
-from torchx_kfp.execution.local.replay_plan import ReplayPlan, plan_replay
+from torchx_kfp.execution.local.replay_plan import Overrides, ReplayPlan, plan_replay
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
-from torchx_kfp.execution.local.runner import connected, make_context, make_folder
+from torchx_kfp.execution.local.runner import connected, make_context, record_run
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
-from torchx_kfp.execution.pipeline.walk import make_run_name, without_indices
+from torchx_kfp.execution.pipeline.walk import make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.history import RunReader, find_run
@@ -156,12 +155,12 @@ def replay(
         TrackerError: the tracker base cannot be written.
         ContainerEngineError: there is no container engine.
     """
-    change = Change(os.path.abspath(workspace) if workspace else "", replica, tracker_base, shell, env or {})
+    code = os.path.abspath(workspace) if workspace else ""
     if isinstance(run, (str, os.PathLike)):
         run = RunReader(find_run(output_dir or OUTPUT_DIR, os.fspath(run)))
     return replay_invocation(
         run.invocation(stage),
-        change,
+        Overrides(code, replica, tracker_base, shell, env or {}),
         {"docker": docker, "mounts": mounts, "copy_from": copy_from, "directory": directory},
         output_dir=output_dir,
         secrets=secrets or {},
@@ -173,7 +172,7 @@ def replay(
 
 def replay_invocation(
     invocation: Invocation,
-    change: Change,
+    overrides: Overrides,
     options: RunKeywords,
     *,
     output_dir: str | os.PathLike[str] | None,
@@ -184,27 +183,30 @@ def replay_invocation(
 ) -> ReplayResult:
     """Replay a stage: see ``replay``. ``named_base`` is the tracker base of runs on a host that the user has named."""
     say = say or (lambda sentence: Terminal(sys.stderr).write_lines([sentence]))
-    record, code = invocation.record, change.code
-    if code and not os.path.isdir(code):
-        raise ArgumentError(f"The workspace {code!r} is not a folder.")
-    chosen = _options(record, options, [named_base, change.tracker_base])
-    containers = _containers(invocation, chosen, change)
-    given = GivenKeys(
-        secrets, config_maps, {name: value for name, value in change.environ.items() if value is not None}
-    )
+    record = invocation.record
+    if overrides.code and not os.path.isdir(overrides.code):
+        raise ArgumentError(f"The workspace {overrides.code!r} is not a folder.")
+    chosen = _options(record, options, overrides, named_base)
+    runs = str(record.folder.absolute().parent) if record.folder else ""
+    containers = choose_containers(invocation.pipeline, chosen.docker, chosen.mounts, runs)
+    variables = {name: value for name, value in overrides.environ.items() if value is not None}
+    given = GivenKeys(secrets, config_maps, variables)
     verify_given([(invocation.component, invocation.scope, invocation.stage in containers)], given, os.environ)
     run_id = make_run_name(f"{REPLAY}{invocation.pipeline.name}")
-    folder = Path(output_dir or (record.folder.absolute().parent if record.folder else OUTPUT_DIR))
-    folder = folder.absolute() / REPLAYS / run_id
+    folder = Path(output_dir or runs or OUTPUT_DIR).absolute() / REPLAYS / run_id
     verify_private(containers, str(folder.parent), None)
-    with connected(containers, run_id) as docker:
-        make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+    stored = {"replays": invocation.name}
+    watch = Watch()
+    with (
+        connected(containers, run_id) as docker,
+        record_run(folder, invocation.pipeline, record.arguments, stored, watch) as journal,
+    ):
         context = make_context(folder, chosen, given, containers, docker)
-        plan = _plan(invocation, context, change, named_base)
+        plan = _plan(invocation, context, overrides, named_base)
         for sentence in notice(plan):
             say(sentence)
         _name_original(plan)
-        return _run(plan, context)
+        return _run(plan, context, journal, StageLines(watch))
 
 
 def notice(plan: ReplayPlan) -> list[str]:
@@ -216,37 +218,31 @@ def notice(plan: ReplayPlan) -> list[str]:
     ]
 
 
-def _options(record: RunRecord, keywords: RunKeywords, named: Sequence[str]) -> RunOptions:
+def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides, named_base: str) -> RunOptions:
     """Return the options of a replay: paths that are not given are those of a run on this machine."""
     stored = record.options if record.folder is not None else {}
     directory = keywords.get("directory")
     if directory is None and os.path.isdir(str(stored.get("directory") or "")):
         directory = str(stored["directory"])
-    chosen = RunOptions.of({**keywords, "directory": directory}, named_places(named))
-    paths = {name: stored.get(name) for name in ("python_path", "project")}
-    kept: dict[str, Any] = {name: path for name, path in paths.items() if isinstance(path, str)}
+    named = named_places([named_base, overrides.tracker_base])
+    named += record.bases_among(named_places(record.arguments.values()))
+    chosen = RunOptions.of({**keywords, "directory": directory}, named)
+    kept: dict[str, Any] = {name: stored.get(name) for name in ("python_path", "project")}
+    kept = {name: path for name, path in kept.items() if isinstance(path, str)}
+    if chosen.docker and overrides.code:
+        kept["mounts"] = (*chosen.mounts, Mount(overrides.code, overrides.code, read_only=True))
     return dataclasses.replace(chosen, **kept)
 
 
-def _containers(invocation: Invocation, options: RunOptions, change: Change) -> Containers:
-    record, code = invocation.record, change.code
-    if not options.docker:
-        return Containers()
-    mounts = (*options.mounts, Mount(code, code, read_only=True)) if code else options.mounts
-    named = record.bases_among(named_places(record.arguments.values())) + named_places([change.tracker_base])
-    runs = "" if record.folder is None else str(record.folder.absolute().parent)
-    return Containers(frozenset({without_indices(invocation.stage)}), mounts, frozenset(named), runs)
-
-
-def _plan(invocation: Invocation, context: RunContext, change: Change, named_base: str) -> ReplayPlan:
+def _plan(invocation: Invocation, context: RunContext, overrides: Overrides, named_base: str) -> ReplayPlan:
     try:
-        plan = plan_replay(_with_workspace(invocation, context), context, change)
+        plan = plan_replay(_with_workspace(invocation, context), context, overrides)
     except ValueError as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
     base, ran_here = plan.facts.tracker_base, invocation.record.folder is not None
-    if plan.run_id and base and not change.tracker_base:
+    if plan.run_id and base and not overrides.tracker_base:
         why = why_not_read(base, [named_base], ran_here=ran_here)
         if why:
             raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
@@ -309,37 +305,24 @@ def _name_original(plan: ReplayPlan) -> None:
         Recorder.open(base, plan.attempt.directory).add(plan.run_id, {"metadata": {REPLAY_OF: original}})
 
 
-def _run(plan: ReplayPlan, context: RunContext) -> ReplayResult:
+def _run(plan: ReplayPlan, context: RunContext, journal: Journal, lines: StageLines) -> ReplayResult:
     invocation, attempt, docker = plan.invocation, plan.attempt, context.docker
-    record = invocation.record
     messages: list[StageResult | ReplicaCount] = []
 
     def attached(attempt: AttemptPlan) -> RunningStage:
         words = plan.prepare(attempt)
         return AttachedProcess(words, attempt) if docker is None else AttachedContainer(docker, attempt, words)
 
-    watch = Watch()
-    with Journal.create(
-        context.folder,
-        run_id=context.run_id,
-        pipeline=invocation.pipeline.name,
-        text=invocation.pipeline.text,
-        arguments=record.arguments,
-        options={"replays": invocation.name},
-        warn=watch.on_warning,
-    ) as journal:
-        began, started = time.time(), time.monotonic()
-        start = RunStarted(
-            invocation.pipeline.name, context.run_id, context.folder, plan.differs, dict(record.arguments)
-        )
-        journal.write(start)
-        journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
-        with awaitable_processes():
-            # It runs in this thread, which gets the signals.
-            Attempt(attempt, attached, StageLines(watch), messages.append).run()
-        seconds = time.monotonic() - started
-        (ended,) = (message for message in messages if isinstance(message, StageResult))
-        result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)
-        journal.write(StageFinished(result))
-        journal.write(RunFinished(context.run_id, result.state, seconds))
+    began, started = time.time(), time.monotonic()
+    arguments = dict(invocation.record.arguments)
+    journal.write(RunStarted(invocation.pipeline.name, context.run_id, context.folder, plan.differs, arguments))
+    journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
+    with awaitable_processes():
+        # It runs in this thread, which gets the signals.
+        Attempt(attempt, attached, lines, messages.append).run()
+    seconds = time.monotonic() - started
+    (ended,) = (message for message in messages if isinstance(message, StageResult))
+    result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)
+    journal.write(StageFinished(result))
+    journal.write(RunFinished(context.run_id, result.state, seconds))
     return ReplayResult(context.run_id, invocation.name, result, invocation.result, context.folder, plan.differs)

@@ -12,8 +12,8 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchx_kfp.common.text import listed
@@ -25,13 +25,38 @@ from torchx_kfp.contract.specification import REPLICA, ReplicaRole
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
-from torchx_kfp.execution.local.executors.executor import AttemptPlan
-from torchx_kfp.execution.local.replay_differences import COMMAND_FILE, Change, differences
+from torchx_kfp.execution.local.endpoints import described
+from torchx_kfp.execution.local.executors.executor import AttemptPlan, choose_containers
+from torchx_kfp.execution.local.given_keys import missing_variables
+from torchx_kfp.execution.local.kubernetes import time_limit
+from torchx_kfp.execution.local.preflight import stage_not_applied
+from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import PodNames, StageNames
 from torchx_kfp.execution.runs.invocation import Invocation
 
+#: The variable of a shell that has the file which runs the stage's command.
+COMMAND_FILE = "TORCHX_KFP_REPLAY"
 #: Starts a program in a folder whose code comes first, in place of the workspace of the run.
 _IN_FOLDER = ("sh", "-c", 'cd "$0" && PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" exec "$@"')
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the user wants to be different.
+
+    Attributes:
+        code: the folder whose code runs in place of that of the run; empty for the run's.
+        replica: the replica of a distributed stage that runs alone, as ``role/index``; empty for the whole stage.
+        tracker_base: where it records and reads; empty for the run's place.
+        shell: whether a shell runs in place of the application.
+        environ: variables that the stage has with other values, or does not have (None).
+    """
+
+    code: str = ""
+    replica: str = ""
+    tracker_base: str = ""
+    shell: bool = False
+    environ: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,14 +100,14 @@ class ReplayPlan:
         return _command_file(self.attempt)
 
 
-def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> ReplayPlan:
+def plan_replay(invocation: Invocation, context: RunContext, overrides: Overrides) -> ReplayPlan:
     """Plan a replay. Nothing is written but folders for the results that a container records.
 
     Raises:
         ArgumentError: the stage cannot be replayed like this.
         ValueError: an input cannot be passed to the stage; the message continues a sentence that begins with its name.
     """
-    attempt, facts = _attempt(invocation, context, change)
+    attempt, facts = _attempt(invocation, context, overrides)
     is_tracked = bool(facts.stage and facts.tracker_base)
     environ: dict[str, str] = {}
     run_id = ""
@@ -93,15 +118,15 @@ def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> 
     application = list(facts.application or attempt.words)
     if attempt.python is not None and attempt.container is None:
         application = attempt.process_command
-    if change.replica:
-        environ, application = _alone(facts, change.replica, environ)
-    application, url = _without_workspace(application, change.code)
+    if overrides.replica:
+        environ, application = _alone(facts, overrides.replica, environ)
+    application, url = _without_workspace(application, overrides.code)
     url = url if url is not None else facts.workspace
-    before = [*_IN_FOLDER, change.code] if change.code else workspace_words(url) if url else []
-    program = _shell(attempt) if change.has_shell else application
-    if change.has_shell:
+    before = [*_IN_FOLDER, overrides.code] if overrides.code else workspace_words(url) if url else []
+    program = _shell(attempt) if overrides.shell else application
+    if overrides.shell:
         environ[COMMAND_FILE] = _command_file(attempt)
-    every = {**attempt.environ, **environ, **change.environ}
+    every = {**attempt.environ, **environ, **overrides.environ}
     return ReplayPlan(
         invocation,
         dataclasses.replace(attempt, environ={name: text for name, text in every.items() if text is not None}),
@@ -109,26 +134,26 @@ def plan_replay(invocation: Invocation, context: RunContext, change: Change) -> 
         run_id,
         [*before, *program],
         [*application],
-        tuple(differences(invocation, attempt, context, change)),
+        tuple(_differences(invocation, attempt, facts, context, overrides)),
     )
 
 
-def _attempt(invocation: Invocation, context: RunContext, change: Change) -> tuple[AttemptPlan, DecodedCommand]:
+def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, DecodedCommand]:
     place, component = invocation.place, invocation.component
     run = DagRun(invocation.pipeline, place.scope, invocation.scope, StageNames()).runs[place.task.name]
     run.component, run.name, run.inputs = component, invocation.stage, dict(invocation.inputs)
-    if change.tracker_base and component.container is not None:
+    if overrides.tracker_base and component.container is not None:
         command, args = (
-            tuple(assignment(change.tracker_base) if word.startswith(assignment("")) else word for word in words)
+            tuple(assignment(overrides.tracker_base) if word.startswith(assignment("")) else word for word in words)
             for words in (component.container.command, component.container.args)
         )
         container = dataclasses.replace(component.container, command=command, args=args)
         run.component = dataclasses.replace(component, container=container)
     attempt = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
     facts = decode(attempt.words)
-    if change.has_shell or (facts.stage and facts.tracker_base):
+    if overrides.shell or (facts.stage and facts.tracker_base):
         # What it records takes the place of KFP's outputs, which nobody reads.
-        kept = {name: kind for name, kind in component.outputs.items() if name == RUN_ID and not change.has_shell}
+        kept = {name: kind for name, kind in component.outputs.items() if name == RUN_ID and not overrides.shell}
         left = dataclasses.replace(run.component, outputs=kept, artifact_outputs={})
         attempt = dataclasses.replace(attempt, component=left)
     return attempt, facts
@@ -181,3 +206,55 @@ def _count(role: ReplicaRole) -> int:
     with contextlib.suppress(ValueError):
         return int(float(role.count))
     return role.most
+
+
+def _differences(
+    invocation: Invocation, attempt: AttemptPlan, facts: DecodedCommand, context: RunContext, overrides: Overrides
+) -> Iterator[str]:
+    """Describe what is not as it was, one thing a sentence."""
+    component, containers = invocation.component, context.containers
+    in_container, was_process = attempt.container is not None, _was_process(invocation)
+    if in_container and was_process:
+        yield f"It runs in the image {attempt.image}, not as a process of this machine"
+    if not in_container and not was_process:
+        yield f"It runs as a process of this machine, not in the image {attempt.image} (--docker)"
+    brings_code = (attempt.python is not None and attempt.python.source is not None) or any(
+        map(protocol.workspace_digest, facts.words)
+    )
+    if overrides.code:
+        place = facts.workspace or ("the run's directory" if was_process else "its image")
+        yield f"The code is that of {overrides.code}, not that of {place}"
+    elif not (brings_code or in_container or was_process):
+        yield f"The code is that of {attempt.directory}, not that in the image (--workspace, --directory)"
+    # A process of this machine did not have then what it does not have now, except for variables.
+    lacks = missing_variables(component, context.given, invocation.scope, os.environ, in_container=in_container)
+    if in_container or not was_process:
+        scoped = dataclasses.replace(invocation.place, component=component)
+        lacks = stage_not_applied(scoped, invocation.scope, context.given, containers, os.environ)
+    set_there = [*(component.container.env if component.container else ()), *facts.variables.items()]
+    ignored = [*lacks, described(set_there, os.environ, in_container=in_container)]
+    if time_limit(component.platform):
+        ignored.append("its time limit")
+    original = invocation.place.component.container
+    texts = [*(original.words if original else ()), *map(str, invocation.place.task.inputs.values())]
+    if invocation.record.folder is None and any(WORKSPACE in text for text in texts):
+        ignored.append("KFP's workspace, which only the pods of the run had")
+    if any(ignored):
+        yield f"Not applied on this machine: {', '.join(filter(None, ignored))}"
+    if invocation.service_account:
+        yield f"It has your own rights, not those of the service account {invocation.service_account}"
+    if facts.retries or invocation.place.task.retry is not None:
+        yield "It is tried only once"
+    if overrides.shell:
+        yield f"A shell runs in place of the application, which sh ${COMMAND_FILE} runs"
+
+
+def _was_process(invocation: Invocation) -> bool:
+    """Tell whether the stage ran as a process of this machine."""
+    record = invocation.record
+    if record.folder is None:
+        return False
+    try:
+        return invocation.place.name not in choose_containers(invocation.pipeline, record.options.get("docker", False))
+    except (ArgumentError, TypeError):  # the folder is damaged, or somebody else's
+        return False

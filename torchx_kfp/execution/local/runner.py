@@ -155,7 +155,7 @@ def start(
     """Run a prepared pipeline on this machine: see ``run``. ``say`` gets sentences about code that is stored."""
     loaded, values = prepared.pipeline, prepared.values
     chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.named])
-    containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
+    containers = choose_containers(loaded, chosen.docker, chosen.mounts)
     found = check_supported(loaded, containers)
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env))
     _verify_given(loaded, values, given, containers)
@@ -169,22 +169,36 @@ def start(
         prepared.upload(say)
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
-        make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
-        with Journal.create(
-            folder,
-            run_id=run_id,
-            pipeline=loaded.name,
-            text=loaded.text,
-            arguments=values,
-            options={**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})},
-            resumes=before.resumes if (before := continuation_of(loaded.description)) else "",
-            warn=watch.on_warning,
-        ) as journal:
+        stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}
+        before = continuation_of(loaded.description)
+        with record_run(folder, loaded, values, stored, watch, before.resumes if before else "") as journal:
             if prepared.plan is not None and prepared.plan.folder is not None:
                 _end_left(prepared.plan.folder, docker)
             context = make_context(folder, chosen, given, containers, docker)
             prepared.record(run_id, watch.on_warning)
             return _execute(prepared, found, context, journal, watch)
+
+
+def record_run(
+    folder: Path,
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any],
+    options: Mapping[str, Any],
+    watch: Watch,
+    resumes: str = "",
+) -> Journal:
+    """Make the folder of a run, with its pipeline, arguments and options, and the journal of its events."""
+    make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+    return Journal.create(
+        folder,
+        run_id=folder.name,
+        pipeline=pipeline.name,
+        text=pipeline.text,
+        arguments=arguments,
+        options=options,
+        resumes=resumes,
+        warn=watch.on_warning,
+    )
 
 
 def _end_left(folder: Path, docker: ContainerExecutor | None) -> None:

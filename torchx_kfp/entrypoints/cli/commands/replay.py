@@ -62,7 +62,7 @@ def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> N
     from torchx_kfp.execution.host.settings import read_settings
     from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.local.replay import replay_invocation
-    from torchx_kfp.execution.local.replay_differences import Change
+    from torchx_kfp.execution.local.replay_plan import Overrides
 
     source, stage = find_part(run, output_dir, flags)
     refuse_foreign_latest("replay", run, source, flags)
@@ -71,7 +71,7 @@ def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> N
     is_here = invocation.record.folder is not None
     result = replay_invocation(
         invocation,
-        Change(
+        Overrides(
             os.path.abspath(os.path.expanduser(code)) if code else "",
             options["replica"],
             options["tracker_base"],

@@ -238,8 +238,6 @@ class Containers:
 
     names: frozenset[str] = frozenset()
     mounts: tuple[Mount, ...] = ()
-    #: Paths of this machine, and URLs, that the user has named: a pipeline cannot open any others.
-    named: frozenset[str] = frozenset()
     #: The folder with the runs that have made what stages take; empty for that of the run itself.
     runs: str = ""
     #: Whether the engine can give GPUs to containers.
@@ -248,19 +246,20 @@ class Containers:
     def __contains__(self, stage: str) -> bool:
         return without_indices(stage) in self.names
 
-    def place(self, plan: AttemptPlan, files: Mapping[str, Mapping[str, str]]) -> ContainerPlan:
+    def place(self, plan: AttemptPlan, files: Mapping[str, Mapping[str, str]], named: Collection[str]) -> ContainerPlan:
         """Return the container of an attempt.
 
         Args:
             plan: the attempt, whose folder is inside the run's folder.
             files: secrets and config maps that the stage mounts as files: names and contents, by the folder's path.
+            named: paths of this machine, and URLs, that the user has named: a pipeline cannot open any others.
 
         Raises:
             ValueError: the stage needs something that a container cannot be given.
         """
         container, platform, facts, folder = plan.component.container, plan.component.platform, plan.facts, plan.folder
         assert container is not None
-        bases = tracker_bases(plan.words, facts.parameters, self.named, self.mounts)
+        bases = tracker_bases(plan.words, facts.parameters, named, self.mounts)
         runs = str(folder.parent.parent)
         for base in bases:
             if contains(base, runs):
@@ -275,7 +274,7 @@ class Containers:
         has_workspace = os.path.isdir(workspace)
         mounts = [
             *([Mount(workspace, workspace)] if has_workspace else ()),
-            *artifact_mounts(facts.parameters, self.named, self.mounts, workspace, self.runs or runs),
+            *artifact_mounts(facts.parameters, named, self.mounts, workspace, self.runs or runs),
             *([Mount(inputs, inputs, read_only=True)] if has_inputs else ()),
             *copied_mounts(plan.copies),
             *(Mount(base, base, read_only=True) for base in bases),
@@ -337,7 +336,7 @@ NO_CONTAINERS = Containers()
 
 
 def choose_containers(
-    pipeline: Pipeline, docker: bool | Collection[str], mounts: Iterable[Mount] = (), named: Iterable[str] = ()
+    pipeline: Pipeline, docker: bool | Collection[str], mounts: Iterable[Mount] = (), runs: str = ""
 ) -> Containers:
     """Return the stages that run in containers.
 
@@ -346,14 +345,14 @@ def choose_containers(
         docker: True for all stages, or the names of some: a task's name (``train``) selects it in every nested
             pipeline, a path (``inner/train``) in one of them.
         mounts: folders and files of this machine that their containers see.
-        named: other paths of this machine that the user has named.
+        runs: the folder with the runs that have made what stages take; empty for that of the run itself.
 
     Raises:
         ArgumentError: there is no stage with such a name, nor was one kept from the run that is resumed.
     """
     known = [task.name for task in walk(pipeline) if task.component.container is not None]
     if isinstance(docker, bool):
-        return Containers(frozenset(known if docker else ()), tuple(mounts), frozenset(named))
+        return Containers(frozenset(known if docker else ()), tuple(mounts), runs)
     before = continuation_of(pipeline.description)
     kept = {without_indices(end.name) for end in before.ends} if before else set()
     chosen: set[str] = set()
@@ -365,7 +364,7 @@ def choose_containers(
                 f"{did_you_mean(wanted, known)} Name one without the indices of loops: {listed(known)}."
             )
         chosen.update(found)
-    return Containers(frozenset(chosen), tuple(mounts), frozenset(named))
+    return Containers(frozenset(chosen), tuple(mounts), runs)
 
 
 def _is_meant(stage: str, wanted: str) -> bool:
