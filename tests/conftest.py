@@ -19,8 +19,8 @@ import pytest
 from fsspec.asyn import sync
 
 from tests.durations import Recorder, Units, in_order, unit
-from tests.entrypoints.cli.ready import Ready, ready
 from tests.oldest import VERSION, oldest_python
+from tests.programs import Program, imported
 from tests.s3 import S3Server, running
 from tests.serving import serving
 from tests.skipped import summary
@@ -93,10 +93,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def ready_program() -> Iterator[Ready]:
-    """The command line as a user calls it, without the time that imports take."""
-    with ready() as process:
-        yield process
+def fork_server() -> Iterator[str]:
+    """The socket of a process that has imported the command line."""
+    with imported() as path:
+        yield path
+
+
+@pytest.fixture
+def call(fork_server: str, tmp_path: Path) -> Program:
+    """The command line as a user calls it, in the folder of the test."""
+    return Program(fork_server, tmp_path)
 
 
 @pytest.fixture(scope="session")

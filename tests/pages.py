@@ -24,7 +24,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -33,8 +32,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.entrypoints.cli.ready import Ready, ready
 from tests.pages_host import NOTHING, Around, cluster
+from tests.programs import Program, imported
 from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.tracker import open_store
 
@@ -188,24 +187,12 @@ class Printed:
     code: int
 
 
-def run(command: str, folder: Path, program: Ready, around: Around = NOTHING) -> Printed:
-    """Run a line like a shell in the folder does; a line that only calls ``torchx-kfp`` is run by ``program``."""
+def run(command: str, program: Program, around: Around = NOTHING) -> Printed:
+    """Run a line like a shell in the program's folder does."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, **around.environ, "PATH": programs, "TZ": "UTC"}
-    command = around.really(command)
-    if command.startswith("torchx-kfp ") and not re.search(r"[<>|$*;&~]", re.sub("'[^']*'", "", command)):
-        done = program.call(tuple(shlex.split(command)[1:]), folder, environment)
-    else:
-        done = subprocess.run(
-            ["sh", "-c", command],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    texts = (around.shown(text).replace(str(folder), HOME) for text in (done.stdout, done.stderr))
+    variables = {**around.environ, "PATH": programs, "TZ": "UTC", "COLUMNS": "80"}
+    done = replace(program, variables=variables).shell(around.really(command))
+    texts = (around.shown(text).replace(str(program.folder), HOME) for text in (done.stdout, done.stderr))
     return Printed(*texts, done.returncode)
 
 
@@ -258,12 +245,13 @@ def updated(said: str, printed: Printed) -> str:
     return said
 
 
-def run_commands(page: Path, folder: Path, program: Ready) -> Iterator[tuple[Command, Printed]]:
-    """Run the page's commands in a folder with the page's files; yield those that can be run, and their output.
+def run_commands(page: Path, program: Program) -> Iterator[tuple[Command, Printed]]:
+    """Run the page's commands with the page's files; yield those that can be run, and their output.
 
     Raises:
         ValueError: the page has a command that is not known.
     """
+    folder = program.folder
     write_files(page, folder)
     has_host = _HOST in page.read_text(encoding="utf-8")
     with cluster(folder) if has_host else contextlib.nullcontext(NOTHING) as around:
@@ -273,7 +261,7 @@ def run_commands(page: Path, folder: Path, program: Ready) -> Iterator[tuple[Com
                 if name in PROGRAMS:
                     if "torchx-kfp run " in command.line:
                         _wait_for_another_second(folder)
-                    printed = run(command.line, folder, program, around)
+                    printed = run(command.line, program, around)
                     around = with_ids(around, command.output, printed)
                     yield command, Printed(around.shown(printed.stdout), around.shown(printed.stderr), printed.code)
                 elif name not in OTHERS:
@@ -303,8 +291,8 @@ def main() -> None:
     """Rewrite the outputs in pages that differ from those of the commands."""
     for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
         text = page.read_text(encoding="utf-8")
-        with tempfile.TemporaryDirectory() as folder, ready() as imported:
-            outputs = list(run_commands(page, Path(folder), imported))
+        with tempfile.TemporaryDirectory() as folder, imported() as server:
+            outputs = list(run_commands(page, Program(server, Path(folder))))
         consistent = are_consistent(run_ids(outputs)) and all(agrees(it.output, printed) for it, printed in outputs)
         for command, printed in outputs if not consistent else ():
             if agrees(command.output, printed):

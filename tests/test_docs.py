@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dev.reference import generate
 from tests import pages
-from tests.entrypoints.cli.ready import Ready
 from tests.events import finished_stages
+from tests.programs import Program
 
 
 def with_blocks(*languages: str) -> list[Path]:
@@ -25,9 +26,9 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", with_blocks("console"), ids=name)
-def test_commands_print_what_the_page_says(page: Path, tmp_path: Path, ready_program: Ready) -> None:
+def test_commands_print_what_the_page_says(page: Path, tmp_path: Path, call: Program) -> None:
     outputs = []
-    for command, printed in pages.run_commands(page, tmp_path, ready_program):
+    for command, printed in pages.run_commands(page, call):
         assert printed.code == 0 or re.search("failed|Error: ", command.output), f"{command.line}\n{printed.stderr}"
         assert pages.agrees(command.output, printed), f"{command.line}\n{printed.stdout}{printed.stderr}"
         outputs.append((command, printed))
@@ -72,9 +73,9 @@ def programs(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if programs(page)], ids=name)
-def test_programs_run_in_a_stage(page: Path, tmp_path: Path, ready_program: Ready) -> None:
+def test_programs_run_in_a_stage(page: Path, tmp_path: Path, call: Program) -> None:
     pages.write_files(page, tmp_path)
-    done = ready_program.python(["-c", programs(page)], tmp_path, pages.stage_environment(tmp_path / "tracker"))
+    done = replace(call, program=sys.executable)("-c", programs(page), **pages.stage_environment(tmp_path / "tracker"))
     assert done.returncode == 0, done.stderr
 
 
@@ -88,10 +89,10 @@ def test_shell_scripts_run_in_a_stage(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.pipeline(page)], ids=name)
-def test_parts_of_pipelines_compile(page: Path, tmp_path: Path, ready_program: Ready) -> None:
+def test_parts_of_pipelines_compile(page: Path, tmp_path: Path, call: Program) -> None:
     pages.write_files(page, tmp_path)
     (tmp_path / "parts.py").write_text(pages.pipeline(page))
-    printed = pages.run("torchx-kfp compile parts.py -o parts.yaml", tmp_path, ready_program)
+    printed = pages.run("torchx-kfp compile parts.py -o parts.yaml", call)
     assert printed.code == 0, printed.stderr
     if page.stem == "storage":
         assert "runtimeParameter: uri" in (tmp_path / "parts.yaml").read_text()
@@ -130,9 +131,9 @@ def test_pages_load_nothing_from_elsewhere(page: Path) -> None:
             assert not re.search(r"@import|url\((?!#)|href=", file.read_text(encoding="utf-8")), picture
 
 
-def test_what_the_tutorial_declares_are_outputs_of_kfp(tmp_path: Path, ready_program: Ready) -> None:
+def test_what_the_tutorial_declares_are_outputs_of_kfp(tmp_path: Path, call: Program) -> None:
     pages.write_files(pages.REPOSITORY / "docs" / "start" / "tutorial.md", tmp_path)
-    printed = pages.run("torchx-kfp run gate.py --tracker-base results --json --quiet", tmp_path, ready_program)
+    printed = pages.run("torchx-kfp run gate.py --tracker-base results --json --quiet", call)
     assert printed.code == 0, printed.stderr
     deploy, evaluated = finished_stages(printed.stdout)
     outputs = {name: value for name, value in evaluated["outputs"].items() if name != "run_id"}
@@ -158,11 +159,11 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
         assert max(re.split(r"\.\.\.|\d+|'[^']*'|[()]", message), key=len).strip() in code, message
 
 
-def test_options_on_pages_exist(tmp_path: Path, ready_program: Ready) -> None:
+def test_options_on_pages_exist(call: Program) -> None:
     """Also those in sentences, which are not run."""
 
     def help_of(*words: str) -> str:
-        return ready_program.call((*words, "--help"), tmp_path, {**os.environ, "COLUMNS": "100"}).stdout
+        return call(*words, "--help").stdout
 
     commands = re.findall(r"^  ([a-z]+) ", help_of().partition("Write:")[2].partition("RUN is")[0], re.MULTILINE)
     groups = {

@@ -1,6 +1,5 @@
 """Kubernetes secrets as variables of a stage: in the compiled pipeline, and in the application."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ from kfp import components
 from torchx.components import utils
 
 from tests.authoring.apps import compile_pipeline, load, make_app
-from tests.entrypoints.cli.ready import Ready
 from tests.events import finished_stages
+from tests.programs import Program
 from torchx_kfp import (
     component_from_app,
     component_from_function,
@@ -103,16 +102,17 @@ def pipeline(tracker_base: str):
 
 
 @pytest.mark.s3
-def test_the_application_and_the_publisher_have_them(tmp_path: Path, s3_base: str, ready_program: Ready) -> None:
+def test_the_application_and_the_publisher_have_them(
+    tmp_path: Path, s3_base: str, call: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On this machine, they come from the caller's environment; the storage needs them."""
     (tmp_path / "pipeline.py").write_text(PIPELINE)
     words = ("run", "pipeline.py", "--tracker-base", s3_base, "--json")
-    environ = {key: value for key, value in os.environ.items() if key != "SECRET_KEY"}
-    failed = ready_program.call(words, tmp_path, environ)
+    monkeypatch.delenv("SECRET_KEY", raising=False)
+    failed = call(*words)
     assert failed.returncode == 1
     assert "the secret 'keys' (set SECRET_KEY, or give --secret keys=FILE with the key key)" in failed.stderr
-    environ["SECRET_KEY"] = "$$ {{x}} 'quoted'"
-    done = ready_program.call(words, tmp_path, environ)
+    done = call(*words, SECRET_KEY="$$ {{x}} 'quoted'")
     assert done.returncode == 0, done.stderr
     (stage,) = finished_stages(done.stdout)
     assert stage["outputs"]["key"] == FsspecResultTracker(s3_base)[stage["run_id"]]["key"] == "$$ {{x}} 'quoted'"

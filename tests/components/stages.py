@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchx import specs
 
-from tests.entrypoints.cli.ready import Ready
+from tests.programs import Program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def run_app(
     parents: Mapping[str, str | Sequence[str]] | None = None,
     run_id: str | None = None,
     shell: tuple[str, ...] = ("sh",),
-    python: Ready | None = None,
+    python: Program | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the application as a process, which is a stage of the run ``run`` if there is a tracker base.
 
@@ -42,6 +42,6 @@ def run_app(
     (role,) = app.roles
     if python is not None:
         assert role.entrypoint == "python"
-        return python.python(role.args, REPOSITORY, environ)
+        return python(*role.args, **environ)
     program = {"python": (sys.executable,), "sh": shell}[role.entrypoint]
     return subprocess.run([*program, *role.args], cwd=REPOSITORY, env=environ, capture_output=True, text=True)

@@ -16,9 +16,9 @@ import pytest
 
 from components.digits import component as apps
 from tests.components.stages import REPOSITORY, run_app
-from tests.entrypoints.cli.ready import Ready, ready
 from tests.facts import says
 from tests.modules import needs
+from tests.programs import Program, imported
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = [pytest.mark.examples, needs("sklearn", "the digits applications need the extra `examples`")]
@@ -32,18 +32,18 @@ def _load(uri: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[Ready]:
+def python() -> Iterator[Program]:
     """An interpreter that has imported what the applications do."""
     modules = ("joblib", "s3fs", "sklearn.datasets", "sklearn.model_selection", "sklearn.svm", "torchx_kfp.tracking")
-    with ready(modules=modules) as process:
-        yield process
+    with imported(modules=modules) as server:
+        yield Program(server, REPOSITORY, program=sys.executable)
 
 
 Stage = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def stage(python: Ready) -> Stage:
+def stage(python: Program) -> Stage:
     """Run an application as a stage, and return its results."""
 
     def run(app: apps.specs.AppDef, base: str, run_id: str = "", **parents: str | tuple[str, ...]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_the_folder_beside_a_tracker_base(tracker_base: str, folder: str | None)
         folder_beside(tracker_base, "--artifacts")
 
 
-def test_outside_of_a_stage_the_message_says_what_is_missing(python: Ready) -> None:
+def test_outside_of_a_stage_the_message_says_what_is_missing(python: Program) -> None:
     for app in (apps.train(1, 0.1), apps.select()):
         done = run_app(app, python=python)
         assert done.returncode == 1

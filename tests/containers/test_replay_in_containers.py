@@ -3,7 +3,6 @@
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,8 +13,7 @@ from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
 from tests.containers.images import BUSYBOX_IMAGE
-from tests.entrypoints.cli.ready import PROGRAM, Ready
-from tests.entrypoints.cli.terminal import Terminal
+from tests.programs import PROGRAM, Program
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
 
@@ -65,16 +63,16 @@ def left(client: docker.DockerClient) -> list[object]:
     return [each for each in client.containers.list(all=True) if "replay-asks" in each.labels.get("torchx-kfp.run", "")]
 
 
-def test_a_container_is_attached(docker_client: docker.DockerClient, folder: Path, ready_program: Ready) -> None:
+def test_a_container_is_attached(docker_client: docker.DockerClient, folder: Path, call: Program) -> None:
     words = ("replay", "latest/ask", "--docker")
-    terminal = Terminal(ready_program, folder, 100, 40, *words)
+    terminal = call.terminal(100, *words)
     terminal.wait_for("in the image", "number?")
     assert b"\033[31mred" in terminal.written
     terminal.send(b"7\r")
     assert terminal.end() == 7
     assert "n 7 (was 0)" in terminal.shown
     # Ctrl-C reaches the application, which ends by the signal.
-    terminal = Terminal(ready_program, folder, 100, 40, *words)
+    terminal = call.terminal(100, *words)
     terminal.wait_for("number?")
     terminal.send(b"\x03")
     assert terminal.end() == 130
@@ -85,7 +83,7 @@ def test_a_container_is_attached(docker_client: docker.DockerClient, folder: Pat
     assert not left(docker_client)
 
 
-def test_a_folder_of_somebody_else_gives_a_container_no_files(folder: Path, ready_program: Ready) -> None:
+def test_a_folder_of_somebody_else_gives_a_container_no_files(folder: Path, call: Program) -> None:
     """No tracker base that never was one, nor an artifact, unless the user names it."""
     (folder / "private").mkdir()
     (folder / "private" / "key").write_text("SECRET")
@@ -94,7 +92,7 @@ def test_a_folder_of_somebody_else_gives_a_container_no_files(folder: Path, read
     assert made.folder is not None
 
     def replayed(name: str) -> subprocess.CompletedProcess[str]:
-        return ready_program.call(("replay", name, "--docker"), folder, dict(os.environ))
+        return call("replay", name, "--docker")
 
     (asked,) = (folder / "local_outputs").glob("asks-*")
     for file in (asked / "run.json", asked / "events.jsonl"):

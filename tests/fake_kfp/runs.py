@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.entrypoints.cli.ready import Forked, Ready, ready
 from tests.fake_kfp.answers import Record, describe_run, describe_run_v1
 from tests.fake_kfp.argo import Naming, Node, pull_problem
 from tests.fake_kfp.facts import Facts
 from tests.fake_kfp.logs import importer_log, pod_log
 from tests.fake_kfp.tree import make_nodes
+from tests.programs import Program, imported
 from torchx_kfp.execution.pipeline.load import read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.vocabulary import State
@@ -35,11 +35,11 @@ _starting = threading.Lock()
 
 
 @functools.cache
-def _imported() -> Ready:
+def _imported() -> str:
     """Start the process that has imported the program of a run. It ends with this one."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(ready(_CHILD, _MODULES, program=sys.executable))
+    return stack.enter_context(imported(_CHILD, _MODULES, program=sys.executable))
 
 
 @dataclass
@@ -215,12 +215,10 @@ class LocalRun(Run):
 
     def _fork(self) -> None:
         with _starting:
-            imported = _imported()
+            program = Program(_imported(), Path.cwd(), program=sys.executable)
         with self._output.open("wb") as output, open(os.devnull) as nothing:
-            streams = [nothing.fileno(), output.fileno(), output.fileno()]
-            self.process = Forked(
-                *imported.fork((str(self._asked),), Path.cwd(), {**os.environ, **self._environ}, streams)
-            )
+            streams = [nothing, output, output]
+            self.process = program.fork([str(self._asked)], streams, {**os.environ, **self._environ})
         self._asked_to_end = False
 
     def retry(self) -> None:

@@ -1,4 +1,4 @@
-"""The command line in this process, in an empty folder: for tests of what ``gc`` and ``import`` do to a store."""
+"""The command line in this process, whose stores a test of ``gc`` can break."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.cli.conftest import inside
-
-__all__ = ["inside"]
+from tests.entrypoints.cli.conftest import Call, invoke
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    return tmp_path
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command line in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return invoke

@@ -21,16 +21,14 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.entrypoints.cli.ready import Ready, ready
-from tests.execution.host.commands import OF_HOSTS
 from tests.pages_host import NOTHING, Around
+from tests.programs import Program, imported
 from tests.transcripts import given
 
 FOLDER = Path(__file__).parent
@@ -38,7 +36,7 @@ _SECTION = re.compile(r"^## (.+)\n", re.MULTILINE)
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _GIVEN = re.compile(r"<!-- given: (.+) -->")
-_ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
+_WIDTH = re.compile(r"WIDTH=(\d+) (.*)", re.DOTALL)
 _USAGE = re.compile(r"^Usage: .*\n(?:  .*\n)*Try .* for help\.\n\n(?=Error: )", re.MULTILINE)
 #: Text that differs from one run to the next, in the order in which it is replaced.
 _CHANGING = {
@@ -93,8 +91,9 @@ def _commands(block: str) -> Iterator[Command]:
         yield Command(line, output)
 
 
-def play(section: Section, folder: Path, program: Ready) -> Iterator[tuple[Command, str]]:
+def play(section: Section, program: Program) -> Iterator[tuple[Command, str]]:
     """Yield the commands of a section with what they print, in the form of the file."""
+    folder = program.folder
     with contextlib.ExitStack() as stack:
         around = NOTHING
         for name in section.given:
@@ -103,32 +102,18 @@ def play(section: Section, folder: Path, program: Ready) -> Iterator[tuple[Comma
         for name, content in section.files:
             (folder / name).write_text(content, encoding="utf-8")
         for command in section.commands:
-            yield command, _run(command.line.replace("\\\n", ""), folder, program, around)
+            yield command, _run(command.line.replace("\\\n", ""), program, around)
 
 
-def _run(line: str, folder: Path, program: Ready, around: Around) -> str:
+def _run(line: str, program: Program, around: Around) -> str:
+    path, folder = f"{Path(sys.executable).parent}:{os.environ['PATH']}", program.folder
+    program = replace(program, variables={**around.environ, "TZ": "UTC", "PATH": path})
     line = around.really(line)
-    environ = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(OF_HOSTS)},
-        **around.environ,
-        "COLUMNS": "100",
-        "TZ": "UTC",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    words = shlex.split(line)
-    given = {}
-    while words and (assigned := _ASSIGNMENT.fullmatch(words[0])):
-        given[assigned[1]] = assigned[2]
-        del words[0]
-    is_plain = not re.search(r"[<>|;&]|\$\(", re.sub(r"'[^']*'|\"[^\"]*\"", "", line))
-    if words[0] != "torchx-kfp" or not is_plain or any(name.startswith("PYTHON") for name in given):
-        shell = subprocess.run(["sh", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
-        out, err, code = shell.stdout, shell.stderr, shell.returncode
-    elif "WIDTH" in given:
-        environ = {**environ, **given, "NO_COLOR": "1"}
-        (out, code), err = program.in_terminal(tuple(words[1:]), folder, environ, int(given["WIDTH"])), ""
+    if width := _WIDTH.match(line):
+        terminal = program.terminal(int(width[1]), *shlex.split(width[2])[1:], NO_COLOR="1")
+        out, err, code = terminal.read(), "", terminal.process.wait()
     else:
-        done = program.call(tuple(words[1:]), folder, {**environ, **given})
+        done = program.shell(line)
         out, err, code = done.stdout, done.stderr, done.returncode
     out = _compact(out)
     shown = out + ("" if out.endswith("\n") or not out else "\n[no end of line]\n")
@@ -162,13 +147,13 @@ def agrees(expected: str, printed: str) -> bool:
 
 def main() -> None:
     """Rewrite the outputs that differ."""
-    with ready() as program:
+    with imported() as server:
         for file in [Path(name) for name in sys.argv[1:]] or sorted(FOLDER.glob("*.md")):
             head, *parts = re.split(r"^(?=## )", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
             for number, section in enumerate(sections(file)):
                 done = ""
                 with tempfile.TemporaryDirectory() as folder:
-                    for command, printed in play(section, Path(folder), program):
+                    for command, printed in play(section, Program(server, Path(folder))):
                         before, line, after = parts[number].partition(f"$ {command.line}\n")
                         output = command.output if agrees(command.output, printed) else printed
                         done += before + line + output

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.entrypoints.cli.ready import Ready
+from tests.programs import Program
 from tests.transcripts import FOLDER, Section, agrees, play, sections
 
 SECTIONS = [section for file in sorted(FOLDER.glob("*.md")) for section in sections(file)]
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
-def test_commands_print_what_the_transcript_says(section: Section, tmp_path: Path, ready_program: Ready) -> None:
-    for command, printed in play(section, tmp_path, ready_program):
+def test_commands_print_what_the_transcript_says(section: Section, call: Program) -> None:
+    for command, printed in play(section, call):
         if not agrees(command.output, printed):
             assert printed == command.output, f"$ {command.line}"
 

@@ -42,28 +42,28 @@ def runs(base: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]
     return ids
 
 
-def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
+def test_they_are_known(base: str, runs: list[str], call: Call) -> None:
     first, second, third = runs
-    done = inside("results", "--tracker-base", base, second)
+    done = call("results", "--tracker-base", base, second)
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"Cached in {second}: prepare, from {first}.\n"
     assert [line.split() for line in done.stdout.splitlines()[3:]] == [
         ["prepare/prepare_1", "(cached)", "1.0"],
         ["train/train_1", "0.25"],
     ]
-    whole = json.loads(inside("results", "--tracker-base", base, third, "--json").stdout)
+    whole = json.loads(call("results", "--tracker-base", base, third, "--json").stdout)
     assert whole == {f"{first}/prepare/prepare_1": {"x": 1.0}, f"{second}/train/train_1": {"x": 0.25}}
     for name in ("latest", third[-6:], third[:-1]):
-        assert json.loads(inside("results", "--tracker-base", base, name, "--json").stdout) == whole
-    assert json.loads(inside("results", "--tracker-base", base, "latest/tr", "--json").stdout) == {
+        assert json.loads(call("results", "--tracker-base", base, name, "--json").stdout) == whole
+    assert json.loads(call("results", "--tracker-base", base, "latest/tr", "--json").stdout) == {
         f"{second}/train/train_1": {"x": 0.25}
     }
-    listed = [line.split() for line in inside("results", "--tracker-base", base).stdout.splitlines()[2:]]
+    listed = [line.split() for line in call("results", "--tracker-base", base).stdout.splitlines()[2:]]
     # Runs are listed by their names, which contain the second in which they started.
     counts = ((first, "2", "0"), (second, "1", "1"), (third, "0", "2"))
     assert listed == sorted([*count, "prepare", "train"] for count in counts)
 
-    done = inside("compare", "--tracker-base", base, first, third)
+    done = call("compare", "--tracker-base", base, first, third)
     assert done.returncode == 0, done.stderr
     values = [line.split() for line in done.stdout.splitlines() if line.startswith(("prepare", "train"))]
     assert values == [
@@ -74,19 +74,19 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     ]
     assert f"Cached in {third}: train, from {second}.\n" in done.stderr
     # Both were given the same results.
-    same = inside("compare", "--tracker-base", base, second, third, "--changed")
+    same = call("compare", "--tracker-base", base, second, third, "--changed")
     assert (same.returncode, same.stderr.splitlines()[0]) == (0, "The runs do not differ.")
 
-    done = inside("show", "--lineage", "--tracker-base", base, "latest")
+    done = call("show", "--lineage", "--tracker-base", base, "latest")
     assert done.stdout.splitlines()[1].startswith(f"{second}/train/train_1  x=0.25")
     assert f"prepare: {first}/prepare/prepare_1" in done.stdout
-    shown = inside("show", "--tracker-base", base, "latest/train", "--json")
+    shown = call("show", "--tracker-base", base, "latest/train", "--json")
     assert json.loads(shown.stdout)["run_id"] == f"{second}/train/train_1"
     assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
 
 
 def test_a_damaged_line_of_a_run_does_not_hide_its_cached_stages(
-    inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
     first, second = (run(two, {"tracker_base": "base", "lr": lr}, watch=Watch()).run_id for lr in (0.5, 0.25))
@@ -94,8 +94,8 @@ def test_a_damaged_line_of_a_run_does_not_hide_its_cached_stages(
     begun, *others = events.read_text().splitlines(keepends=True)
     events.write_text("".join([begun, "{half a line\n", *others]))
     whole = {f"{first}/prepare/prepare_1": {"x": 1.0}, f"{second}/train/train_1": {"x": 0.25}}
-    assert json.loads(inside("results", second, "--json").stdout) == whole
-    shown = inside("show", f"{second}/prepare", "--json")
+    assert json.loads(call("results", second, "--json").stdout) == whole
+    shown = call("show", f"{second}/prepare", "--json")
     assert json.loads(shown.stdout)["run_id"] == f"{first}/prepare/prepare_1"
 
 
@@ -108,7 +108,7 @@ def looped(tracker_base: str, rates: list):
 
 
 def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
-    inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second iteration of the first run is the first one of the second run, which has its own second one."""
     monkeypatch.chdir(project)
@@ -116,30 +116,30 @@ def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
         run(looped, {"tracker_base": "base", "rates": rates}, watch=Watch(), parallelism=1).run_id
         for rates in ([0.5, 0.25], [0.25, 0.125])
     )
-    assert json.loads(inside("results", "--tracker-base", "base", second, "--json").stdout) == {
+    assert json.loads(call("results", "--tracker-base", "base", second, "--json").stdout) == {
         f"{first}/train/train-1_1": {"x": 0.25},
         f"{second}/train/train-1_1": {"x": 0.125},
     }
-    assert json.loads(inside("results", "--tracker-base", "base", f"{second}/train/train-1_1", "--json").stdout) == {
+    assert json.loads(call("results", "--tracker-base", "base", f"{second}/train/train-1_1", "--json").stdout) == {
         f"{second}/train/train-1_1": {"x": 0.125}
     }
 
 
-def test_from_another_folder_and_of_another_base(inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_another_folder_and_of_another_base(call: Call, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     runs = [run(two, {"tracker_base": "base", "lr": lr}, watch=Watch()).run_id for lr in (0.5, 0.25, 0.25)]
     other = [run(two, {"tracker_base": "other", "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
-    assert inside("results", "--tracker-base", "base", other).returncode == 2
+    assert call("results", "--tracker-base", "base", other).returncode == 2
     os.rename(project / "local_outputs", project / "elsewhere")
-    unknown = inside("results", "--tracker-base", "base", runs[2])
+    unknown = call("results", "--tracker-base", "base", runs[2])
     assert (unknown.returncode, unknown.stdout) == (2, "")
     told, _, there = unknown.stderr.partition(" Runs there: ")
     assert f"Nothing is recorded for '{runs[2]}' under 'base'." in told
     # The most similar one comes first: for runs of the same second, that is random.
     assert sorted(there.strip().rstrip(".").split(", ")) == sorted(runs[:2])
-    assert inside("results", "--tracker-base", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
+    assert call("results", "--tracker-base", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
     # Without the run's folder, the run that was recorded last is the newest.
-    assert f"{runs[1]}/train/train_1" in inside("results", "--tracker-base", "base", "latest", "--json").stdout
+    assert f"{runs[1]}/train/train_1" in call("results", "--tracker-base", "base", "latest", "--json").stdout
 
 
 #: Commands that accept runs of a tracker base and of this machine.
@@ -154,14 +154,14 @@ HERE = [("logs",), ("cancel",), ("report",), ("run", "--resume")]
 
 @pytest.mark.parametrize("words", [*ASK, *HERE], ids=lambda words: words[0])
 @pytest.mark.parametrize("name", ["nope", "one"])
-def test_unknown_and_ambiguous(words: tuple[str, ...], name: str, inside: Call, project: Path) -> None:
+def test_unknown_and_ambiguous(words: tuple[str, ...], name: str, call: Call, project: Path) -> None:
     tracker = FsspecResultTracker(project / "base")
     for run_id in ("one-1", "one-2"):
         tracker[f"{run_id}/train/1"] = {"x": 1}
         folder = project / "local_outputs" / run_id
         folder.mkdir(parents=True)
         (folder / "events.jsonl").touch()
-    done = inside(*words, name)
+    done = call(*words, name)
     assert (done.returncode, done.stdout) == (2, "")
     assert name in done.stderr
     assert "one-1" in done.stderr
@@ -169,11 +169,11 @@ def test_unknown_and_ambiguous(words: tuple[str, ...], name: str, inside: Call, 
 
 
 @pytest.mark.parametrize("command", [("results",), ("show",), ("show", "--lineage")], ids=" ".join)
-def test_the_end_of_a_run_id(command: tuple[str, ...], inside: Call, project: Path) -> None:
+def test_the_end_of_a_run_id(command: tuple[str, ...], call: Call, project: Path) -> None:
     tracker = FsspecResultTracker(project / "base")
     for run_id in ("a-20260101-120000-0a1b2c", "a-20260101-120001-3d4e5f"):
         tracker[f"{run_id}/train/1"] = {"x": 1}
-    done = inside(*command, "--tracker-base", "base", "4e5f", "--json")
+    done = call(*command, "--tracker-base", "base", "4e5f", "--json")
     assert done.returncode == 0, done.stderr
     assert "a-20260101-120001-3d4e5f/train/1" in done.stdout
     assert "0a1b2c" not in done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import yaml
 import torchx_kfp
 from tests.entrypoints.cli.conftest import Call
 from tests.execution.report.runs import play, tracked
+from tests.programs import Program
 
 #: Sequences for the clipboard, a link, a title, the cursor and the screen, other forms of them, writing directions, and
 #: line ends.
@@ -79,12 +79,12 @@ def hostile(project: Path) -> Path:
 
 
 @pytest.mark.parametrize("words", [(), ("--verbose", "--no-cache")], ids=" ".join)
-def test_a_run_in_a_terminal(words: tuple[str, ...], hostile: Path, terminal: Callable[..., str]) -> None:
-    shown = terminal(100, "run", "hostile.yaml", *words)
+def test_a_run_in_a_terminal(words: tuple[str, ...], hostile: Path, call: Program) -> None:
+    shown = call.terminal(100, "run", "hostile.yaml", *words).read()
     assert_clean(shown, screen=not words)
     assert ("failed" in shown, "Traceback" in shown) == (True, False)
     for command in (("logs", "latest"), ("runs",)):
-        assert_clean(terminal(100, *command))
+        assert_clean(call.terminal(100, *command).read())
 
 
 def test_a_run_for_a_pipe_whose_files_keep_the_very_bytes(hostile: Path, call: Call) -> None:
@@ -119,9 +119,9 @@ def test_a_run_for_a_pipe_whose_files_keep_the_very_bytes(hostile: Path, call: C
     ],
     ids=lambda words: " ".join(words).replace(HOSTILE, "").replace(RUN, "run-2"),
 )
-def test_commands(words: tuple[str, ...], hostile: Path, terminal: Callable[..., str], call: Call) -> None:
+def test_commands(words: tuple[str, ...], hostile: Path, call: Program) -> None:
     (hostile / "wrong.py").write_text(f"raise ValueError({HOSTILE!r})\n")
-    shown = terminal(100, *words)
+    shown = call.terminal(100, *words).read()
     assert_clean(shown)
     assert words[0] != "compile" or "ValueError" in shown
     if words[0] in ("results", "compare"):
@@ -142,13 +142,13 @@ UNSAFE = [chr(point) for point in POINTS if chr(point) not in "\n\t\r\x1b"]
 FINE = "é漢字🙂 👩\u200d💻 می\u200cشود a\u00a0b\u3000c\t"
 
 
-def test_each_unsafe_character_of_logs_and_results(project: Path, call: Call, terminal: Callable[..., str]) -> None:
+def test_each_unsafe_character_of_logs_and_results(project: Path, call: Program) -> None:
     play(project / "local_outputs/p-1", ["a"])
     log = project / "local_outputs/p-1/a_1/log.txt"
     log.parent.mkdir()
     log.write_bytes("".join(f"<{it}>\n" for it in [*UNSAFE, FINE]).encode())
     assert call("logs", "p").stdout == "a | <\ufffd>\n" * len(UNSAFE) + f"a | <{FINE}>\n"
-    assert terminal(80, "logs", "p/a") == "<\ufffd>\n" * len(UNSAFE) + f"<{FINE}>\n"
+    assert call.terminal(80, "logs", "p/a").read() == "<\ufffd>\n" * len(UNSAFE) + f"<{FINE}>\n"
     results = {f"r{number}": character for number, character in enumerate([*UNSAFE, "\x1b"])}
     tracked(project / "base", "run/train/1").put(**results)
     shown = call("results", "--tracker-base", "base", "run/", "--json").stdout
@@ -156,13 +156,13 @@ def test_each_unsafe_character_of_logs_and_results(project: Path, call: Call, te
     assert shown.isascii()
 
 
-def test_colours_stay_where_they_may(project: Path, call: Call, terminal: Callable[..., str]) -> None:
+def test_colours_stay_where_they_may(project: Path, call: Program) -> None:
     play(project / "local_outputs/p-1", ["a"])
     log = project / "local_outputs/p-1/a_1/log.txt"
     log.parent.mkdir()
     plain = "\x1b[1;31mred\x1b[0m \x1b[38;5;200mpink\x1b[m"
     log.write_text(f"{plain}\n\x1b[8mhidden\x1b[1;8m\n\x1b[2K\x1b[31;\x1b[?25l\n")
-    shown = terminal(80, "logs", "p/a")
+    shown = call.terminal(80, "logs", "p/a").read()
     assert shown.splitlines() == [plain, "hidden", "\ufffd[2K\ufffd[31;\ufffd[?25l"]
     assert call("logs", "p").stdout.splitlines()[0] == "a | red pink"
 

@@ -7,16 +7,15 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import torchx_kfp
 from tests.documents import documents
-from tests.entrypoints.cli.conftest import PROGRAM, Call
-from tests.entrypoints.cli.ready import Started
+from tests.entrypoints.cli.conftest import Call
 from tests.execution.host.calling import wait_until
+from tests.programs import PROGRAM, Program
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -95,14 +94,14 @@ def default(tracker_base: str = "own"):
 """
 
 
-def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call, inside: Call, project: Path) -> None:
+def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call, project: Path) -> None:
     needed = call("run", "pipelines.py:two", "--quiet")
     assert (needed.returncode, "needs a tracker base" in needed.stderr) == (2, True), needed.stderr
     done = call("run", "pipelines.py:two", "--quiet", TORCHX_KFP_TRACKER_BASE="set")
     assert done.returncode == 0, done.stderr
     assert "The tracker base is set (TORCHX_KFP_TRACKER_BASE)." in done.stderr
-    listed = inside("results")
-    [run] = json.loads(inside("runs", "--json").stdout)
+    listed = call("results")
+    [run] = json.loads(call("runs", "--json").stdout)
     assert f"The tracker base is {project / 'set'} ({run['run']})." in listed.stderr
     assert run["run"] in listed.stdout
     (project / "default.py").write_text(WITH_DEFAULT)
@@ -257,8 +256,8 @@ def test_a_stage_that_fails(call: Call) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_ends_the_run(start: Callable[..., Started]) -> None:
-    with start("run", "pipelines.py:sleeps") as process:
+def test_ctrl_c_ends_the_run(call: Program) -> None:
+    with call.start("run", "pipelines.py:sleeps") as process:
         wait_until(lambda: "asleep" in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
@@ -312,11 +311,11 @@ def test_a_table_in_a_terminal_without_unicode(project: Path) -> None:
     assert len(row) == len(rule) <= 60
 
 
-def test_a_table_in_a_terminal_that_is_narrower_than_a_character(terminal: Callable[..., str], project: Path) -> None:
+def test_a_table_in_a_terminal_that_is_narrower_than_a_character(call: Program, project: Path) -> None:
     """The command did not end, and took more and more memory."""
     (project / "base/\u65e5\u672c/train").mkdir(parents=True)
     (project / "base/\u65e5\u672c/train/1").write_text('{"size": 3}')
-    assert terminal(1, "results", "--tracker-base", "base").split()[-5:] == list("train")
+    assert call.terminal(1, "results", "--tracker-base", "base").read().split()[-5:] == list("train")
 
 
 def test_output_that_cannot_be_written(call: Call, project: Path) -> None:

@@ -8,15 +8,14 @@ import runpy
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from kfp import compiler
 
-from tests.entrypoints.cli.conftest import PIPELINE, Call
-from tests.entrypoints.cli.ready import PROGRAM, Started
+from tests.entrypoints.cli.conftest import PIPELINE, invoke
 from tests.execution.host.calling import wait_until
+from tests.programs import PROGRAM, Program
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: The exit codes of commands, by their words.
@@ -101,8 +100,8 @@ def test_a_run_goes_on_and_says_the_rest_to_those_who_read(project: Path) -> Non
     assert len(FsspecResultTracker(project / "base").keys()) == 3
 
 
-def test_what_never_ends_stops_without_a_reader(project: Path, start: Callable[..., Started]) -> None:
-    with start("run", "sleeps.yaml") as process:
+def test_what_never_ends_stops_without_a_reader(project: Path, call: Program) -> None:
+    with call.start("run", "sleeps.yaml") as process:
         wait_until(lambda: "asleep" in process.stderr)
         assert closed(("logs", "latest", "--follow"), project, {"stdout"}).returncode == 0
         assert process.poll() is None
@@ -130,11 +129,12 @@ def test_messages_that_cannot_be_written_do_not_change_the_exit_code(project: Pa
             assert subprocess.run([PROGRAM, *words], cwd=project, stderr=full, check=False).returncode == code
 
 
-def test_a_pipe_of_the_commands_own_that_breaks_is_a_failure(inside: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_of_the_commands_own_that_breaks_is_a_failure(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the connection to a store: no reader of the output is gone, so the command has not done its work."""
 
     def fail(*_: object, **__: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr(FsspecResultTracker, "keys", fail)
-    assert inside("results", "--tracker-base", "base").returncode == 1
+    monkeypatch.chdir(project)
+    assert invoke("results", "--tracker-base", "base").returncode == 1

@@ -14,18 +14,20 @@ from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.conftest import Call
 from tests.execution.report.runs import tracked
+from tests.programs import Program
 from tests.transcripts.given import compared
 from torchx_kfp import Stages
 from torchx_kfp.local import Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
 
 
-def test_a_terminal_dims_what_is_the_same(terminal: Callable[..., str], project: Path) -> None:
+def test_a_terminal_dims_what_is_the_same(call: Program, project: Path) -> None:
     compared(project / "base")
-    shown = terminal(200, "compare", "--tracker-base", "base", "one", "two").splitlines()
+    shown = call.terminal(200, "compare", "--tracker-base", "base", "one", "two").read().splitlines()
     dim = [re.sub(r"\x1b\[\d*m", "", line).split() for line in shown if line.startswith("\x1b[2m")]
     assert [words[1] for words in dim] == ["note", "rows", "bound", "optimizer", "seed"]
-    assert "\x1b" not in "".join(terminal(200, "compare", "--tracker-base", "base", "one", "two", NO_COLOR="1"))
+    plain = call.terminal(200, "compare", "--tracker-base", "base", "one", "two", NO_COLOR="1").read()
+    assert "\x1b" not in plain
 
 
 #: The values of a metric's steps, and their curve in one line.
@@ -83,25 +85,25 @@ def codes(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return record
 
 
-def test_the_code_of_runs(codes: Callable[..., str], project: Path, inside: Call) -> None:
+def test_the_code_of_runs(codes: Callable[..., str], project: Path, call: Call) -> None:
     same: dict[str, str | bytes] = {"same": "x\n", "script": "#!a\n"}
     one_has = {**same, "app": "one\ntwo\nthree\n", "model": b"\0\1", "gone": "a\n", "link": "->app"}
     two_has = {**same, "app": "one\n2\nthree", "model": b"\0\2", "new": "b\n", "link": "->same", "x": "x\n"}
     none, one, two = codes(), codes(**one_has), codes(**two_has)
-    assert "code:" not in inside("compare", "--tracker-base", "base", none, codes()).stdout
-    assert inside("compare", "--tracker-base", "base", one, none).stdout.endswith(
+    assert "code:" not in call("compare", "--tracker-base", "base", none, codes()).stdout
+    assert call("compare", "--tracker-base", "base", one, none).stdout.endswith(
         f"code: only {one} has code that travelled with it\n"
     )
     words = ["compare", "--tracker-base", "base", one, two]
-    assert inside(*words).stdout.splitlines()[-1] == "code: 6 files differ: app, gone, link, model, new and 1 more"
-    found = json.loads(inside(*words, "--json").stdout)["code"]
+    assert call(*words).stdout.splitlines()[-1] == "code: 6 files differ: app, gone, link, model, new and 1 more"
+    found = json.loads(call(*words, "--json").stdout)["code"]
     files = {"app": "changed", "gone": "removed", "link": "changed", "model": "changed", "new": "added", "x": "added"}
     assert found == {two: {"files": files, "problem": ""}}
     # The same code, and code that was removed.
     again = codes(**one_has)
-    assert "code:" not in inside("compare", "--tracker-base", "base", one, again).stdout
-    assert re.search(rf"code: 6 files.* \({one} and {two}\)", inside(*words, again).stdout)
+    assert "code:" not in call("compare", "--tracker-base", "base", one, again).stdout
+    assert re.search(rf"code: 6 files.* \({one} and {two}\)", call(*words, again).stdout)
     for archive in (project / "base/.torchx_kfp/workspaces").iterdir():
         archive.unlink()
-    gone = inside(*words)
+    gone = call(*words)
     assert (gone.returncode, "not there any more" in gone.stdout) == (0, True), gone

@@ -15,8 +15,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from tests.entrypoints.cli.terminal import PATIENCE
 from tests.execution.runs.test_state import finished
+from tests.terminal import PATIENCE
 from torchx_kfp.entrypoints.cli.display.frame import LINES, OutputTails, frame
 from torchx_kfp.entrypoints.cli.display.views import LiveView, Screen
 from torchx_kfp.execution.runs.state import RunState

@@ -1,12 +1,12 @@
 """``torchx-kfp lineage``: very large lineages. Its trees are in ``tests/transcripts``."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.entrypoints.cli.conftest import Call
+from tests.programs import Program
 from tests.transcripts.given import declare, lineage
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.lineage import add_source
@@ -18,34 +18,25 @@ def base(project: Path) -> Path:
     return project / "base"
 
 
-def test_long_fan_ins_are_cut_in_trees_alone(inside: Call, project: Path) -> None:
+def test_long_fan_ins_are_cut_in_trees_alone(call: Call, project: Path) -> None:
     tracker = FsspecResultTracker(project / "base")
     trials = [f"big/train/{number:04}" for number in range(1000)]
     declare(tracker.store, "big/choose/c", {"trials": trials, "data": ["a-1/prepare/p"]})
     # Runs that are left out do not become separate trees.
     assert (
-        inside("show", "--lineage", "--tracker-base", "base", "big").stdout
-        == inside("show", "--lineage", "--tracker-base", "base", "big/choose").stdout
+        call("show", "--lineage", "--tracker-base", "base", "big").stdout
+        == call("show", "--lineage", "--tracker-base", "base", "big/choose").stdout
     )
-    assert (
-        len(json.loads(inside("show", "--lineage", "--tracker-base", "base", "big", "--json").stdout)["links"]) == 1002
-    )
+    assert len(json.loads(call("show", "--lineage", "--tracker-base", "base", "big", "--json").stdout)["links"]) == 1002
 
 
-def test_fan_ins_of_fan_ins_and_long_chains(inside: Call, terminal: Callable[..., str], project: Path) -> None:
+def test_fan_ins_of_fan_ins_and_long_chains(call: Program, project: Path) -> None:
     store = FsspecResultTracker(project / "base").store
     for level in range(1, 300):
         declare(store, f"deep/s{level}/1", {"before": [f"deep/s{level - 1}/{number}" for number in range(3)]})
         add_source(store, f"deep/s{level}/1", Source(f"deep/s{level - 1}/1"))
-    shown = inside("show", "--lineage", "--tracker-base", "base", "deep/s299/1").stdout.splitlines()
+    shown = call("show", "--lineage", "--tracker-base", "base", "deep/s299/1").stdout.splitlines()
     assert len(shown) < 120
     assert sum("... and more; --json shows all" in line for line in shown) == 1
-    assert (
-        max(
-            map(
-                len,
-                terminal(80, "show", "--lineage", "--tracker-base", "base", "deep/s299/1", NO_COLOR="1").splitlines(),
-            )
-        )
-        <= 80
-    )
+    narrow = call.terminal(80, "show", "--lineage", "--tracker-base", "base", "deep/s299/1", NO_COLOR="1").read()
+    assert max(map(len, narrow.splitlines())) <= 80

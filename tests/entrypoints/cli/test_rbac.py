@@ -24,20 +24,20 @@ def rights(text: str) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("engine", LACKING)
-def test_what_kfps_own_service_account_may(inside: Call, engine: str) -> None:
-    text = inside("rbac", "--engine", engine).stdout
+def test_what_kfps_own_service_account_may(call: Call, engine: str) -> None:
+    text = call("rbac", "--engine", engine).stdout
     stock = rights(STOCK.read_text())
     lacking = {right[:2] for right in rights(text) if not {right, (*right[:2], "*")} & stock}
     assert lacking == {*LACKING[engine]}
     assert text.startswith("# KFP's own service account, pipeline-runner, has all") == (not lacking)
 
 
-def test_help_and_completion_name_the_engines(inside: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = inside("rbac", "--help")
+def test_help_and_completion_name_the_engines(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = call("rbac", "--help")
     for text in (*LACKING, "default-editor", "kubectl apply -f -", "pipeline-runner"):
         assert text in done.stdout
     monkeypatch.setenv("_TORCHX_KFP_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_CWORD", "3")
     for begun, expected in {"": [*LACKING], "jobs": ["jobset"]}.items():
         monkeypatch.setenv("COMP_WORDS", f"torchx-kfp rbac --engine {begun}")
-        assert [line.partition(",")[2] for line in inside().stdout.splitlines()] == expected
+        assert [line.partition(",")[2] for line in call().stdout.splitlines()] == expected

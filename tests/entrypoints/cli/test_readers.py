@@ -274,8 +274,8 @@ def pipeline(tasks: tuple[str, ...]) -> str:
     return yaml.safe_dump(spec)
 
 
-def test_runs(case: Case, inside: Call) -> None:
-    done = inside("runs", "--json")
+def test_runs(case: Case, call: Call) -> None:
+    done = call("runs", "--json")
     [run] = json.loads(done.stdout)
     states = list(case.stages.values())
     assert run["state"] == case.run
@@ -286,8 +286,8 @@ def test_runs(case: Case, inside: Call) -> None:
         assert run["seconds"] == case.seconds
 
 
-def test_report(case: Case, inside: Call) -> None:
-    assert inside("report", "latest").returncode == 0
+def test_report(case: Case, call: Call) -> None:
+    assert call("report", "latest").returncode == 0
     page = Page((FOLDER / "report.html").read_text())
     assert shown(page.of("title")[0]) == f"p: {case.run} · {RUN}"
     assert page.states == case.stages
@@ -297,42 +297,42 @@ def test_report(case: Case, inside: Call) -> None:
         assert f"Duration{duration}" in shown(page.of("section.facts")[0])
 
 
-def test_cancel(case: Case, inside: Call) -> None:
+def test_cancel(case: Case, call: Call) -> None:
     if case.is_running:
         return  # test_run_commands cancels it
-    done = inside("cancel", "latest")
+    done = call("cancel", "latest")
     if case.run == "interrupted":
         assert (done.returncode, "was killed" in done.stderr) == (0, True)
     else:
         assert (done.returncode, f"({case.run})" in done.stderr) == (2, True)
 
 
-def test_logs(case: Case, inside: Call) -> None:
+def test_logs(case: Case, call: Call) -> None:
     attempts = {event.name: event for event in case.events if isinstance(event, StageStarted)}
     for name, state in case.stages.items():
         if name not in attempts and state == "waiting":
             continue
-        done = inside("logs", f"latest/{name}")
+        done = call("logs", f"latest/{name}")
         if name in attempts:
             assert done.stdout == f"{name} {attempts[name].attempt}\n"
         else:
             assert done.returncode == 2
             assert re.search(r"not run|not started \(interrupted\)|skipped|taken from the cache", done.stderr)
     if case.run != "running":
-        assert inside("logs", "latest", "--follow").returncode == 0, "and it does not wait"
+        assert call("logs", "latest", "--follow").returncode == 0, "and it does not wait"
 
 
-def test_watch(case: Case, inside: Call) -> None:
+def test_watch(case: Case, call: Call) -> None:
     """The table of stages, and the events, which say the same when they are read again."""
     if case.is_running:
         return  # it would go on
-    rows = [line for line in inside("watch", "latest").stdout.splitlines()[2:] if line]
+    rows = [line for line in call("watch", "latest").stdout.splitlines()[2:] if line]
     # Of a run that was killed, the stages that had not begun are on the page only.
     begun = {name: state for name, state in case.stages.items() if (case.run, state) != ("interrupted", "not run")}
     for row, (name, state) in zip(rows, begun.items(), strict=True):
         assert re.match(rf"{re.escape(name)} +{state}\b", row)
-    lines = inside("watch", "latest", "--json").stdout.splitlines()
+    lines = call("watch", "latest", "--json").stdout.splitlines()
     (FOLDER / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    assert inside("report", "latest").returncode == 0
+    assert call("report", "latest").returncode == 0
     found = Page((FOLDER / "report.html").read_text())
     assert (found.states, f"p: {case.run} · {RUN}" in shown(found.of("title")[0])) == (case.stages, True)

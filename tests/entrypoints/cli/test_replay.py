@@ -4,7 +4,6 @@
 
 import hashlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -20,9 +19,8 @@ from torchx.specs import AppDef, Role
 
 from tests.documents import documents
 from tests.entrypoints.cli.conftest import Call
-from tests.entrypoints.cli.ready import PROGRAM, Ready
-from tests.entrypoints.cli.terminal import Terminal
 from tests.facts import says
+from tests.programs import PROGRAM, Program
 from torchx_kfp import Stages, hpo
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import Watch, replay, run
@@ -141,9 +139,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
 
 
 @pytest.fixture
-def call(here: Here, ready_program: Ready) -> Iterator[Call]:
+def call(here: Here, fork_server: str) -> Iterator[Program]:
     """The command line; afterwards, nothing of the run has changed."""
-    yield lambda *words: ready_program.call(words, here.folder, os.environ)
+    yield Program(fork_server, here.folder)
     assert here.digest() == here.before
 
 
@@ -284,7 +282,7 @@ def test_wrong_words_name_the_way_out(call, here, tmp_path, monkeypatch):
         replay(here.folder / "nowhere", "first")
 
 
-def test_names_and_texts_of_a_pipeline_are_data(tmp_path, ready_program):
+def test_names_and_texts_of_a_pipeline_are_data(tmp_path, fork_server):
     @dsl.pipeline(name="odd")
     def odd():
         plain(word="a")
@@ -296,7 +294,7 @@ def test_names_and_texts_of_a_pipeline_are_data(tmp_path, ready_program):
     container |= {"image": f"x{harm}", "command": ["env"], "args": []}
     container["env"] = [{"name": f"A;{harm}", "value": "1"}, {"name": "B.C", "value": "$(touch harm)"}]
     (folder / "pipeline.yaml").write_text(yaml.safe_dump_all([spec, *others]))
-    ran = ready_program.call(("replay", "latest/plain"), tmp_path, os.environ)
+    ran = Program(fork_server, tmp_path)("replay", "latest/plain")
     assert "\nB.C=$(touch harm)\n" in ran.stdout, ran.stderr
     assert not list(tmp_path.rglob("harm"))
 
@@ -367,10 +365,10 @@ def test_without_a_terminal_ctrl_c_reaches_all_processes_of_the_stage(tmp_path: 
     assert b"KeyboardInterrupt" in shown
 
 
-def test_a_replay_is_attached_to_the_terminal(here: Here, ready_program: Ready, tmp_path: Path):
+def test_a_replay_is_attached_to_the_terminal(call: Program, tmp_path: Path):
     """Colours, prompts, the debugger and Ctrl-C work, and the exit code is the application's."""
     (tmp_path / "app.py").write_text(DEBUGGED)
-    terminal = Terminal(ready_program, here.folder, 100, 40, "replay", "latest/first", "--workspace", str(tmp_path))
+    terminal = call.terminal(100, "replay", "latest/first", "--workspace", str(tmp_path))
     terminal.wait_for("red", "name?")
     assert b"\033[31mred" in terminal.written
     terminal.send(b"Ada\n")
@@ -382,18 +380,16 @@ def test_a_replay_is_attached_to_the_terminal(here: Here, ready_program: Ready, 
     terminal.send(b"\x03")
     terminal.wait_for("interrupted Ada")
     assert terminal.end() == 3
-    assert here.digest() == here.before
 
 
-def test_a_shell_has_everything_set_up(here: Here, ready_program: Ready):
+def test_a_shell_has_everything_set_up(call: Program):
     environ = {"SHELL": "/bin/sh", "PS1": "ready> "}
-    terminal = Terminal(ready_program, here.folder, 100, 40, "replay", "latest/train[0]", "--shell", **environ)
+    terminal = call.terminal(100, "replay", "latest/train[0]", "--shell", **environ)
     terminal.wait_for("sh $TORCHX_KFP_REPLAY", "ready>")
     terminal.send(b'echo "id=$TORCHX_JOB_ID" "$PWD"; sh "$TORCHX_KFP_REPLAY"; echo code $?\n')
     terminal.wait_for("ran ['a']", "code 7", "id=replay-kinds")
     terminal.send(b"exit 5\n")
     assert terminal.end() == 5
-    assert here.digest() == here.before
 
 
 def test_a_command_that_cannot_start_says_why(tmp_path: Path):

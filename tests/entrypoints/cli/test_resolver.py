@@ -88,26 +88,26 @@ def test_a_run_knows_its_tracker_base_wherever_the_command_is(
 
 
 def test_a_run_with_several_tracker_bases_asks_for_one(
-    project: Path, inside: Call, monkeypatch: pytest.MonkeyPatch
+    project: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
     run_id = run(several, watch=Watch()).run_id
-    done = inside("results", "latest")
+    done = call("results", "latest")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says(run_id, "several tracker bases", "base, other", "--tracker-base"), done.stderr)
-    assert [*json.loads(inside("results", "--tracker-base", "other", "latest", "--json").stdout)] == [
+    assert [*json.loads(call("results", "--tracker-base", "other", "latest", "--json").stdout)] == [
         f"{run_id}/judge/judge_1"
     ]
 
 
 @pytest.mark.s3
 def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
-    call: Call, inside: Call, s3_base: str, s3_server: S3Server
+    call: Call, s3_base: str, s3_server: S3Server
 ) -> None:
     for value in ("1", "2"):
         words = ("--tracker-base", s3_base, "-p", f"value={value}", "-p", 'names=["a", "b"]')
         assert call("run", "pipelines.py:two", *words, "--quiet").returncode == 0
-    second, first = (run["run"] for run in json.loads(inside("runs", "--json").stdout))
+    second, first = (run["run"] for run in json.loads(call("runs", "--json").stdout))
     commands = [
         ("show", "latest/second[1]"),
         ("get", "--list", "latest"),
@@ -115,29 +115,29 @@ def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
         ("compare", first, second),
     ]
     for words in commands:
-        requests = s3_server.requests(lambda words=words: inside(*words))
+        requests = s3_server.requests(lambda words=words: call(*words))
         listings = [request for request in requests if "list-type=2" in request]
         assert listings
         assert all(first in request or second in request for request in listings), (words, listings)
-    shown = inside("compare", first, second, "--json")
+    shown = call("compare", first, second, "--json")
     assert ["a", "b"] in [value for row in json.loads(shown.stdout)["rows"] for value in row["values"][first]]
 
 
-def test_a_run_is_shown_as_a_whole_whatever_names_it(inside: Call, runs: list[str]) -> None:
+def test_a_run_is_shown_as_a_whole_whatever_names_it(call: Call, runs: list[str]) -> None:
     for words in (["latest", "--output-dir", "kept"], [f"kept/{runs[1]}"], [f"kept/{runs[1]}/"]):
-        shown = json.loads(inside("show", *words, "--json").stdout)
+        shown = json.loads(call("show", *words, "--json").stdout)
         assert shown["run"] == runs[1]
         assert f"{runs[1]}/judge/judge_1" in [stage["run_id"] for stage in shown["stages"]]
 
 
-def test_a_name_that_several_runs_have_is_not_taken_for_a_directory(inside: Call, runs: list[str]) -> None:
-    done = inside("show", "fixed-", "--output-dir", "kept")
+def test_a_name_that_several_runs_have_is_not_taken_for_a_directory(call: Call, runs: list[str]) -> None:
+    done = call("show", "fixed-", "--output-dir", "kept")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: 'fixed-' matches 2 runs in 'kept': ")
     assert all(run in done.stderr for run in runs)
 
 
-def test_whole_numbers_in_lists_of_parameters_are_shown_as_such(inside: Call, project: Path) -> None:
+def test_whole_numbers_in_lists_of_parameters_are_shown_as_such(call: Call, project: Path) -> None:
     (project / "lists.py").write_text(
         """
 from kfp import dsl
@@ -152,16 +152,16 @@ def lists(tracker_base: str, sizes: list = [1, 2.5], more: dict = {"a": [3, 1e30
     )
     runs = []
     for _ in range(2):
-        assert inside("run", "lists.py", "--tracker-base", "base", "--quiet").returncode == 0
-        runs.append(json.loads(inside("runs", "--json").stdout)[0]["run"])
-    done = inside("compare", *runs)
+        assert call("run", "lists.py", "--tracker-base", "base", "--quiet").returncode == 0
+        runs.append(json.loads(call("runs", "--json").stdout)[0]["run"])
+    done = call("compare", *runs)
     assert "[1, 2.5]" in done.stdout
     assert '{"a": [3, 1e+300]}' in done.stdout
     assert all(f"{run} has recorded nothing" in done.stderr for run in runs)
 
 
-def test_a_tracker_base_is_not_taken_for_a_run(inside: Call, runs: list[str]) -> None:
-    done = inside("compare", "latest", "kept", "--output-dir", "kept")
+def test_a_tracker_base_is_not_taken_for_a_run(call: Call, runs: list[str]) -> None:
+    done = call("compare", "latest", "kept", "--output-dir", "kept")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says("'kept' is a tracker base", "--tracker-base kept", "'kept'"), done.stderr)
 
@@ -169,11 +169,11 @@ def test_a_tracker_base_is_not_taken_for_a_run(inside: Call, runs: list[str]) ->
 @pytest.mark.parametrize("command", ["results", "report", "logs"])
 @pytest.mark.parametrize("run", ["", "latest"])
 def test_runs_on_this_machine_do_not_need_the_settings_of_a_host(
-    command: str, run: str, inside: Call, runs: list[str], project: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, run: str, call: Call, runs: list[str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "config.ini").write_text("not a setting")
     monkeypatch.setenv("TORCHX_KFP_CONFIG", str(project / "config.ini"))
-    done = inside(command, run or runs[0], "--output-dir", "kept")
+    done = call(command, run or runs[0], "--output-dir", "kept")
     assert done.returncode == 0, done.stderr
     # The newest run may be on the host.
     assert ("config.ini" in done.stderr) is (run == "latest")

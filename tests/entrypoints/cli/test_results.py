@@ -70,9 +70,9 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
-def test_what_is_shown(words: tuple[str, ...], inside: Call) -> None:
+def test_what_is_shown(words: tuple[str, ...], call: Call) -> None:
     for form in ("json", "csv"):
-        done = inside("results", "--tracker-base", "base", *words, f"--{form}")
+        done = call("results", "--tracker-base", "base", *words, f"--{form}")
         assert done.returncode == 0, done.stderr
         rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
         assert (list(json.loads(done.stdout)) if form == "json" else [row[0] for row in rows]) == SHOWN[words]
@@ -90,13 +90,13 @@ def looped(tracker_base: str):
 
 
 def test_stages_of_a_run_are_in_the_order_of_their_indices(
-    inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
     run(looped, {"tracker_base": "looped"}, watch=Watch()).raise_for_failure()
-    found = json.loads(inside("results", "latest", "--json").stdout)
+    found = json.loads(call("results", "latest", "--json").stdout)
     assert [results["x"] for results in found.values()] == [*range(11)]
-    shown = inside("results", "latest").stdout
+    shown = call("results", "latest").stdout
     assert re.findall(r"^(fit\S*)", shown, re.MULTILINE) == [f"fit[{index}]" for index in range(11)]
 
 

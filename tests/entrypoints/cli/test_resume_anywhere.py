@@ -164,9 +164,9 @@ def _named_base(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(project: Path, inside: Call) -> Iterator[Place]:
+def place(project: Path, call: Call) -> Iterator[Place]:
     with KfpHost(project / "host", options={"cache": False}) as host:
-        yield Place(project, host.url, inside)
+        yield Place(project, host.url, call)
 
 
 def test_every_pair_of_places(place: Place) -> None:
@@ -304,33 +304,33 @@ def test_why_an_importer_has_failed(place: Place) -> None:
     assert "] No title specified\ngoroutine 1" in log.stdout
 
 
-def test_stages_that_kfp_took_from_its_cache(project: Path, inside: Call) -> None:
+def test_stages_that_kfp_took_from_its_cache(project: Path, call: Call) -> None:
     """They have no pod that would tell their run ids: stages that read them were given those."""
     with KfpHost(project / "host") as host:
-        place = Place(project, host.url, inside)
+        place = Place(project, host.url, call)
         words = ["--host", place.host, "--watch", "--quiet"]
-        assert inside("submit", f"{place.file}:light", *place.given, *words).returncode == 0
+        assert call("submit", f"{place.file}:light", *place.given, *words).returncode == 0
         place.notes()
         (place.folder / "fail-again").touch()
         edited = PIPELINE.replace('app("last", folder)', 'app("again", folder)')
         (place.folder / "edited.py").write_text(f"BASE = {place.base!r}\n{edited}")
-        failed = inside("submit", "edited.py:light", *place.given, *words)
+        failed = call("submit", "edited.py:light", *place.given, *words)
         assert failed.returncode == 1
         assert place.notes() == ["again"]
         dry = ["--resume", failed.stdout.split()[0], "--host", host.url, "--dry-run"]
-        planned = inside("run", "edited.py:light", *dry)
+        planned = call("run", "edited.py:light", *dry)
         assert planned.returncode == 0, planned.stderr
         kept = [line.split()[0] for line in planned.stdout.splitlines() if "kept, from" in line]
         # Nobody was given an output of the last two stages, and nobody needs one.
         assert set(kept) == {"prepare", "train", "plain", "plain-2"}
-        inside("submit", "edited.py:light", *dry[:2], "--from", "train", *words)
+        call("submit", "edited.py:light", *dry[:2], "--from", "train", *words)
         assert place.notes() == ["again", "both", "train"]
 
 
-def test_a_run_stays_under_its_tracker_base_if_the_pipeline_has_another(project: Path, inside: Call) -> None:
+def test_a_run_stays_under_its_tracker_base_if_the_pipeline_has_another(project: Path, call: Call) -> None:
     """Otherwise nothing would be kept: the results would be sought under the pipeline's own."""
     text = (project / "pipelines.py").read_text()
     (project / "with_default.py").write_text(text.replace("(tracker_base: str)", "(tracker_base: str = 'default')"))
-    assert inside("run", "with_default.py:fails", "--tracker-base", "base", "--quiet").returncode == 1
-    assert inside("run", "with_default.py:fails", "--resume", "latest", "--quiet").returncode == 1
+    assert call("run", "with_default.py:fails", "--tracker-base", "base", "--quiet").returncode == 1
+    assert call("run", "with_default.py:fails", "--resume", "latest", "--quiet").returncode == 1
     assert not (project / "default").exists()

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,9 @@ from kfp import dsl
 from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.conftest import Call
-from tests.entrypoints.cli.ready import Started
 from tests.execution.local.components import shell
 from tests.execution.report.runs import append_events, write_events
+from tests.programs import Process, Program
 from tests.transcripts import given
 from torchx_kfp import task_from_app
 from torchx_kfp.local import (
@@ -33,8 +33,6 @@ from torchx_kfp.local import (
     Watch,
     run,
 )
-
-Start = Callable[..., Started]
 
 
 @pytest.fixture
@@ -58,67 +56,67 @@ def running(project: Path, name: str, *events: Event) -> Iterator[Path]:
         yield folder
 
 
-def test_runs_for_programs(inside: Call, project: Path, run_id: str) -> None:
-    (found,) = json.loads(inside("runs", "--json").stdout)
+def test_runs_for_programs(call: Call, project: Path, run_id: str) -> None:
+    (found,) = json.loads(call("runs", "--json").stdout)
     expected = {"run": run_id, "pipeline": "mixed", "state": "failed", "done": 4, "failed": 1, "running": []}
     expected["folder"] = str(project / "local_outputs" / run_id)
     assert {name: found[name] for name in expected} == expected
 
 
-def test_runs_in_a_terminal_are_whole(terminal: Callable[..., str], project: Path) -> None:
+def test_runs_in_a_terminal_are_whole(call: Program, project: Path) -> None:
     long = "a-pipeline-with-quite-a-long-name-20260101-120000-123456"
     for name in ("digits-20260101-120000-123456", long):
         with running(project, name):
             pass
-    wide = terminal(100, "runs", NO_COLOR="1").splitlines()
+    wide = call.terminal(100, "runs", NO_COLOR="1").read().splitlines()
     assert [line.split()[0] for line in wide[2:4]] == [long, "digits-20260101-120000-123456"]
-    narrow = terminal(60, "runs", NO_COLOR="1").splitlines()
+    narrow = call.terminal(60, "runs", NO_COLOR="1").read().splitlines()
     assert narrow[0] == long
     assert re.fullmatch(r"    state interrupted   started \d\d-\d\d \d\d:\d\d   took [\d.]+s", narrow[1])
     assert narrow[2] == "    done 0"
     shutil.rmtree(project / "local_outputs" / long)
-    heading, _, row, _ = terminal(80, "runs", NO_COLOR="1").rstrip("\n").splitlines()
+    heading, _, row, _ = call.terminal(80, "runs", NO_COLOR="1").read().rstrip("\n").splitlines()
     assert heading.split() == ["run", "state", "started", "took", "done"]
     assert row.startswith("digits-20260101-120000-123456   interrupted   ")
 
 
-def test_runs_of_every_state(inside: Call, project: Path) -> None:
+def test_runs_of_every_state(call: Call, project: Path) -> None:
     with running(project, "run-1"):
-        assert [found["state"] for found in json.loads(inside("runs", "--json").stdout)] == ["running"]
+        assert [found["state"] for found in json.loads(call("runs", "--json").stdout)] == ["running"]
     with running(project, "run-2") as folder, (folder / "events.jsonl").open("a") as file:
         file.write('{}\n{"event": "later"}\n')
-    shown = inside("runs")
+    shown = call("runs")
     found = [line.split()[:2] for line in shown.stdout.splitlines()[2:]]
     assert found == [["run-2", "interrupted"], ["run-1", "interrupted"]]
     assert shown.stderr.startswith("Line 2 of local_outputs/run-2/events.jsonl is ignored: ")
     # Older runs than those that are listed are not read.
     shutil.copy(project / "local_outputs/run-2/events.jsonl", project / "local_outputs/run-1/events.jsonl")
-    limited = inside("runs", "--limit", "1")
+    limited = call("runs", "--limit", "1")
     assert [line.split()[0] for line in limited.stdout.splitlines()[2:]] == ["run-2"]
     assert "1 older run in local_outputs: --all" in limited.stderr
     assert "run-1" not in limited.stderr
-    assert "run-1/events.jsonl is ignored" in inside("runs", "--limit", "1", "--all").stderr
+    assert "run-1/events.jsonl is ignored" in call("runs", "--limit", "1", "--all").stderr
 
 
-def test_a_terminal_is_spared_control_characters(terminal: Callable[..., str], run_id: str) -> None:
-    assert terminal(80, "logs", f"{run_id}/shell") == "one\ntwo \ufffd\ufffd[2J\nend\n"
+def test_a_terminal_is_spared_control_characters(call: Program, run_id: str) -> None:
+    assert call.terminal(80, "logs", f"{run_id}/shell").read() == "one\ntwo \ufffd\ufffd[2J\nend\n"
 
 
-def test_a_run_that_has_not_come_far(inside: Call, project: Path, run_id: str) -> None:
+def test_a_run_that_has_not_come_far(call: Call, project: Path, run_id: str) -> None:
     with running(project, "young") as folder:
         shutil.copy(project / "local_outputs" / run_id / "pipeline.yaml", folder)
         for stage in ("shell", "shell-2[7]"):
-            shown = inside("logs", f"young/{stage}")
+            shown = call("logs", f"young/{stage}")
             message = f"Error: The stage {stage!r} of the run young has no log: it was not started (running).\n"
             assert shown.stderr == message
-        shown = inside("logs", "young/zzz")
+        shown = call("logs", "young/zzz")
         assert shown.stderr == "Error: There is no stage 'zzz' in the run young. Its stages: none yet.\n"
-    shown = inside("logs", "young")
+    shown = call("logs", "young")
     assert shown.stderr == "Error: No stage of the run young has a log: no stage was started.\n"
 
 
 @pytest.mark.timeout(90)
-def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
+def test_following_a_stage_that_runs_again(project: Path, call: Program) -> None:
     """Its end before the run was resumed does not count."""
     folder = project / "local_outputs" / "run-1"
     logs = [folder / "a_1" / "log.txt", folder / "a_2" / "log.txt"]
@@ -131,7 +129,7 @@ def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
         RunFinished("run-1", State.FAILED, 1.0),
         RunStarted("p", "run-1", folder, resumed=True),
     ]
-    with running(project, "run-1", *events), start("logs", "run-1/a", "--follow") as follower:
+    with running(project, "run-1", *events), call.start("logs", "run-1/a", "--follow") as follower:
         assert follower.stdout.readline() == "before\n"
         append_events(folder, [StageStarted("a", "a_2", 2, "a", logs[1])])
         assert follower.stdout.readline() == "again\n"
@@ -156,10 +154,10 @@ def waiting():
 
 
 @pytest.fixture
-def waiting(project: Path, start: Start) -> Iterator[Started]:
+def waiting(project: Path, call: Program) -> Iterator[Process]:
     """A run that has begun. Its second stage waits for a file ``go``, is retried, and then runs for long."""
     (project / "waiting.py").write_text(WAITING)
-    with start("run", "waiting.py", "-q") as process:
+    with call.start("run", "waiting.py", "-q") as process:
         deadline = time.monotonic() + 60
         while not any(path.read_text() for path in project.glob("local_outputs/*/*/log.txt")):
             assert process.poll() is None
@@ -171,11 +169,11 @@ def waiting(project: Path, start: Start) -> Iterator[Started]:
 
 
 @pytest.mark.timeout(90)
-def test_following_and_canceling(project: Path, start: Start, call: Call, waiting: Started) -> None:
+def test_following_and_canceling(project: Path, call: Program, waiting: Process) -> None:
     [name] = [path.name for path in (project / "local_outputs").glob("waiting-*")]
     followed = (name, f"{name}/shell-2", f"{name}/shell")
     with contextlib.ExitStack() as stack:
-        everything, second, first = (stack.enter_context(start("logs", each, "--follow")) for each in followed)
+        everything, second, first = (stack.enter_context(call.start("logs", each, "--follow")) for each in followed)
         assert everything.stdout.readline() == "shell | before\n"
         (project / "go").touch()
         assert first.communicate() == ("before\n", "")
@@ -204,7 +202,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     assert "has already ended (canceled): there is nothing to cancel." in done.stderr
 
 
-def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
+def test_another_process_is_never_signaled(call: Call, project: Path) -> None:
     """The lock file contains its id, but it does not hold the lock."""
     bystander = subprocess.Popen(["sleep", "300"])
     try:
@@ -217,14 +215,14 @@ def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
                 ("0\n", "its process is not recorded"),
             ):
                 lock.write_text(text)
-                shown = inside("cancel", "run-1")
+                shown = call("cancel", "run-1")
                 assert shown.returncode == 2
                 assert shown.stderr == (
                     f"Error: The run run-1 is running, but its process cannot be seen from here ({why}): it is on "
                     "another machine, in another container, or belongs to another user. Cancel it there.\n"
                 )
             lock.write_text(f"{bystander.pid}\n")
-        shown = inside("cancel", "run-1")
+        shown = call("cancel", "run-1")
         assert shown.stderr == "The runner of run-1 was killed before; processes that it left running are ended now.\n"
         assert bystander.poll() is None
     finally:
@@ -232,7 +230,7 @@ def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
         bystander.wait()
 
 
-def test_the_lines_of_replicas(inside: Call, terminal: Callable[..., str], project: Path) -> None:
+def test_the_lines_of_replicas(call: Program, project: Path) -> None:
     @dsl.pipeline(name="distributed")
     def pipeline() -> None:
         args = ["-c", "[ $TORCHX_REPLICA_ID = 1 ] || exit 0; printf '\\033[2J | end'"]
@@ -241,25 +239,25 @@ def test_the_lines_of_replicas(inside: Call, terminal: Callable[..., str], proje
 
     run_id = run(pipeline, output_dir=project / "local_outputs", watch=Watch(), cache=False).run_id
     logs = ("logs", f"{run_id}/train")
-    assert "trainer/1 | \x1b[2J | end\n" in inside(*logs).stdout
-    shown = terminal(80, *logs, NO_COLOR="1")
+    assert "trainer/1 | \x1b[2J | end\n" in call(*logs).stdout
+    shown = call.terminal(80, *logs, NO_COLOR="1").read()
     assert ("trainer/1 | " in shown, "\x1b[2J" in shown) == (True, False)
 
 
-def test_the_log_of_a_cached_stage_whose_run_is_gone(inside: Call, project: Path) -> None:
+def test_the_log_of_a_cached_stage_whose_run_is_gone(call: Call, project: Path) -> None:
     @dsl.pipeline
     def pipeline() -> None:
         shell(script="echo said")
         shell(script="echo here").set_caching_options(False)
 
     first, newest = (run(pipeline, output_dir=project / "local_outputs", watch=Watch()) for _ in range(2))
-    assert inside("logs", f"{newest.run_id}/shell").stdout == "said\n"
+    assert call("logs", f"{newest.run_id}/shell").stdout == "said\n"
     shutil.rmtree(first.folder)
-    done = inside("logs", f"{newest.run_id}/shell")
+    done = call("logs", f"{newest.run_id}/shell")
     gone = "The log of 'shell' is gone: the stage was taken from the cache, and the folder of the run "
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"Error: {gone}{first.run_id}, which has the log, was removed.\n"
     # Only the stages that have a log are shown.
-    done = inside("logs", newest.run_id)
+    done = call("logs", newest.run_id)
     assert (done.returncode, done.stdout) == (0, "shell-2 | here\n")
     assert done.stderr.startswith(gone)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.entrypoints.cli.conftest import Call
-from tests.entrypoints.cli.ready import PROGRAM
+from tests.programs import PROGRAM
 
 #: Runs the program for each command line, in a fork, and prints the names of all modules that it has loaded.
 PROGRAMS = """

@@ -80,14 +80,14 @@ def test_tags_choose_and_describe_runs(project: Path, call: Call) -> None:
     assert not list((project / "base/.torchx_kfp/runs").glob("*/*"))
 
 
-def test_a_tag_counts_whatever_other_clocks_say(project: Path, inside: Call) -> None:
+def test_a_tag_counts_whatever_other_clocks_say(project: Path, call: Call) -> None:
     tracker = FsspecResultTracker(project / "base")
     tracker["run/train/1"] = {"x": 1}
     ahead = f"{time.time_ns() + 10**15:019}-00000000"
     tracker.store.write(f".torchx_kfp/runs/run/{ahead}.tags", b'{"tags": {"team": "a"}}')
-    assert inside("tag", "--tracker-base", "base", "run", "team=b").stdout == "team=b\n"
-    assert inside("tag", "--tracker-base", "base", "run", "team=c \n 日本").returncode == 0
-    shown = json.loads(inside("show", "--tracker-base", "base", "run/train", "--json").stdout)
+    assert call("tag", "--tracker-base", "base", "run", "team=b").stdout == "team=b\n"
+    assert call("tag", "--tracker-base", "base", "run", "team=c \n 日本").returncode == 0
+    shown = json.loads(call("show", "--tracker-base", "base", "run/train", "--json").stdout)
     assert shown["tags"] == {"team": "c \n 日本"}
 
 

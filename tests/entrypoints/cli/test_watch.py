@@ -15,11 +15,11 @@ from unittest import mock
 import pytest
 from kfp import compiler, dsl
 
-from tests.entrypoints.cli.conftest import PROGRAM, Call
-from tests.entrypoints.cli.ready import Ready
-from tests.entrypoints.cli.terminal import PATIENCE, Terminal
+from tests.entrypoints.cli.conftest import Call
 from tests.execution.local.components import python, shell
 from tests.execution.report.runs import write_events
+from tests.programs import PROGRAM, Program
+from tests.terminal import PATIENCE, Terminal
 from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult, State
 
 
@@ -61,12 +61,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(folder: Path, ready_program: Ready) -> Iterator[Callable[..., Terminal]]:
+def start(folder: Path, fork_server: str) -> Iterator[Callable[..., Terminal]]:
     started: list[Terminal] = []
     (folder / "go").unlink(missing_ok=True)
 
     def function(columns: int, lines: int, *words: str, **environ: str) -> Terminal:
-        started.append(Terminal(ready_program, folder, columns, lines, *words, **environ))
+        started.append(Program(fork_server, folder).terminal(columns, *words, lines=lines, **environ))
         return started[-1]
 
     yield function
@@ -213,7 +213,7 @@ def test_events_alone_are_on_stdout_and_the_last_is_the_end(folder: Path) -> Non
     assert "Error: The run fails-" in done.stderr
 
 
-def test_results_that_could_not_be_read_are_told(inside: Call, project: Path) -> None:
+def test_results_that_could_not_be_read_are_told(call: Call, project: Path) -> None:
     """Numbers that JSON has not are no constants in events."""
     folder = project / "local_outputs" / "run-1"
     given = {"a": None, "b": {"loss": math.nan}, "c": None}
@@ -223,9 +223,9 @@ def test_results_that_could_not_be_read_are_told(inside: Call, project: Path) ->
     ]
     end = RunFinished("run-1", State.SUCCEEDED, 1.0)
     write_events(folder, [RunStarted("pipeline", "run-1", folder), *map(StageFinished, stages), end])
-    told = inside("watch", "latest", "--quiet")
+    told = call("watch", "latest", "--quiet")
     assert told.stderr.startswith("The results of a, c could not be read from s3://bucket.\n")
     assert [line.split()[2:] for line in told.stdout.splitlines()[2:]] == [[], ["loss=nan"], []]
-    lines = inside("watch", "latest", "--json").stdout.splitlines()
+    lines = call("watch", "latest", "--json").stdout.splitlines()
     [event] = [json.loads(line, parse_constant=pytest.fail) for line in lines if '"loss"' in line]
     assert event["results"] == {"loss": {"number": "NaN"}}

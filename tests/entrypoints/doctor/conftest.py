@@ -9,10 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.entrypoints.cli.conftest import Call
-from tests.entrypoints.cli.conftest import call as call
-from tests.entrypoints.cli.conftest import inside as inside
-from tests.entrypoints.cli.conftest import project as project
+from tests.entrypoints.cli.conftest import invoke
 from tests.execution.host.conftest import kfp_host as kfp_host
 
 _SETTINGS = ("TORCHX_KFP_HOST", "KF_PIPELINES_ENDPOINT", "KUBERNETES_SERVICE_HOST", "TORCHX_KFP_TRACKER_BASE")
@@ -38,11 +35,12 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def doctor(inside: Call) -> Doctor:
+def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """The checks by their subjects; each is one line."""
 
     def run(*words: str) -> dict[str, Check]:
-        done = inside("doctor", *words, "--json")
+        monkeypatch.chdir(tmp_path)
+        done = invoke("doctor", *words, "--json")
         checks = json.loads(done.stdout)["checks"]
         found = {it["subject"]: Check(it["level"], it["found"]) for it in checks}
         assert len(found) == len(checks)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.entrypoints.cli.conftest import Call
 from tests.entrypoints.doctor.conftest import Check, Doctor
 from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
+from tests.programs import Program
 from tests.s3 import S3Server
 from torchx_kfp.common import extras
 from torchx_kfp.entrypoints import doctor as entrypoint
@@ -22,8 +22,8 @@ from torchx_kfp.tracking import FsspecResultTracker
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def test_this_machine_alone(inside: Call) -> None:
-    done = inside("doctor")
+def test_this_machine_alone(call: Program) -> None:
+    done = call("doctor")
     assert done.returncode == 0, done.stdout
     assert re.search(says("ok       Python: ", "kfp ", "skipped  host: None is given", "--tracker-base"), done.stdout)
     assert "0 things missing" in done.stderr
@@ -55,7 +55,7 @@ def test_the_version_of_python(
     assert ("3.10 to 3.13" in found.said) == (level == "warning")
 
 
-def test_packages_that_cannot_be_imported(call: Call, tmp_path: Path) -> None:
+def test_packages_that_cannot_be_imported(call: Program, tmp_path: Path) -> None:
     """They are what the doctor is called for."""
     for name in ("kfp", "torchx"):
         (tmp_path / "broken" / name).mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_no_credentials(doctor: Doctor, s3_server: S3Server, monkeypatch: pytest
     assert re.search(says("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"), found.said)
 
 
-def test_the_form_for_bugs_asks_for_the_output(call: Call) -> None:
+def test_the_form_for_bugs_asks_for_the_output(call: Program) -> None:
     text = (REPOSITORY / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8")
     fields = {field["id"]: field for field in yaml.safe_load(text)["body"] if "id" in field}
     assert "`torchx-kfp doctor`" in fields["doctor"]["attributes"]["label"]

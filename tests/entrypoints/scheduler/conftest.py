@@ -8,17 +8,17 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from torchx.runner import Runner
 
-from tests.entrypoints.cli.ready import Ready, ready
 from tests.entrypoints.scheduler import program
-from tests.entrypoints.scheduler.program import Program
+from tests.entrypoints.scheduler.program import TorchX
 from tests.fake_kfp import KfpHost
+from tests.programs import imported
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -50,35 +50,20 @@ def installed(wheel: Path) -> Path:
     return folder
 
 
-def _environment(installed: Path, home: Path) -> Mapping[str, str]:
-    """Return the environment of a user who has no settings."""
-    ours = ("TORCHX", "KF_PIPELINES", "KUBE")
-    given = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    home.mkdir()
-    path = os.pathsep.join([str(installed), str(REPOSITORY)])
-    return {**given, "HOME": str(home), "PYTHONPATH": path, "XDG_CONFIG_HOME": str(home / "config")}
-
-
 @pytest.fixture(scope="session")
-def ready_torchx(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
-    """TorchX's program, without the time that imports take."""
-    environment = _environment(installed, tmp_path_factory.mktemp("ready") / "home")
-    with ready(program.ENTRY, program.MODULES, program=program.PROGRAM, environ=environment) as process:
-        yield process
+def torchx_server(installed: Path) -> Iterator[str]:
+    """The socket of a process that has imported TorchX's program."""
+    environment = {**os.environ, "PYTHONPATH": f"{installed}:{REPOSITORY}"}
+    with imported(program.ENTRY, program.MODULES, program=program.PROGRAM, environ=environment) as path:
+        yield path
 
 
 @pytest.fixture
-def environment(installed: Path, tmp_path: Path) -> Mapping[str, str]:
-    """The environment of a user who has no settings."""
-    return _environment(installed, tmp_path / "home")
-
-
-@pytest.fixture
-def torchx(environment: Mapping[str, str], tmp_path: Path, ready_torchx: Ready) -> Program:
-    """TorchX's program, in an empty folder."""
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    return Program(folder, environment, ready_torchx)
+def torchx(installed: Path, tmp_path: Path, torchx_server: str) -> TorchX:
+    """TorchX's program of a user without settings, in an empty folder."""
+    (tmp_path / "empty").mkdir()
+    known = {"HOME": str(tmp_path / "home"), "PYTHONPATH": f"{installed}:{REPOSITORY}"}
+    return TorchX(torchx_server, tmp_path / "empty", known)
 
 
 @pytest.fixture

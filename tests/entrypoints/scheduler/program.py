@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.entrypoints.cli.ready import Ready
+from tests.programs import Done, Program
 
 #: The path of the installed program.
 PROGRAM = str(Path(sys.executable).with_name("torchx"))
@@ -44,73 +43,19 @@ def main() -> None:
 
 
 @dataclass(frozen=True)
-class Said:
-    """The program's output, without colours, and its exit code."""
+class TorchX(Program):
+    """Calls of ``torchx`` in a folder, whose output is without colours."""
 
-    stdout: str
-    stderr: str
-    code: int
+    program: str = PROGRAM
 
-    @property
-    def handle(self) -> str:
-        """The app handle that it has printed."""
-        found = HANDLE.search(self.stdout)
-        assert found, self
-        return found[0]
+    def __call__(self, *words: str, **options: Any) -> Done:
+        done = super().__call__(*words, **options)
+        texts = (_COLOURS.sub("", text) for text in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
 
-@dataclass(frozen=True)
-class Program:
-    """Calls of ``torchx`` in a folder."""
-
-    folder: Path
-    environment: Mapping[str, str]
-
-    #: A process that has imported it, for calls that need no new process.
-    ready: Ready
-
-    def __call__(self, *words: str, **variables: str) -> Said:
-        """Run it to its end, in a fork."""
-        done = self.ready.call(words, self.folder, {**self.environment, **variables})
-        return _said(done.stdout, done.stderr, done.returncode)
-
-    def anew(self, *words: str) -> Said:
-        """Run it to its end, as users do."""
-        process = self.start(*words)
-        stdout, stderr = process.communicate(timeout=120)
-        return _said(stdout, stderr, process.returncode)
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start it, as users do."""
-        return subprocess.Popen(
-            [PROGRAM, *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def shell(self, line: str) -> Said:
-        """Run a line that only calls the program, as a shell does."""
-        words = shlex.split(line)
-        assert words[0] == "torchx"
-        assert not re.search(r"[<>|$*;&~]", re.sub("'[^']*'", "", line)), line
-        return self(*words[1:])
-
-    def python(self, code: str) -> Said:
-        """Run a program of Python in the same environment."""
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return Said(done.stdout, done.stderr, done.returncode)
-
-
-def _said(stdout: str, stderr: str, code: int) -> Said:
-    return Said(_COLOURS.sub("", stdout), _COLOURS.sub("", stderr), code)
+def handle_of(done: Done) -> str:
+    """Return the app handle that was printed."""
+    found = HANDLE.search(done.stdout)
+    assert found, done
+    return found[0]

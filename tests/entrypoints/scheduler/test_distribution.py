@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import email
 import json
+import sys
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from torchx import specs
 from torchx.schedulers import DEFAULT_SCHEDULER_MODULES
 
 import torchx_kfp
-from tests.entrypoints.scheduler.program import Program
+from tests.entrypoints.scheduler.program import TorchX
+from tests.programs import Done
 
 pytestmark = pytest.mark.newest
 
@@ -34,6 +36,11 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 """
 
 
+def python(torchx: TorchX, code: str, **environ: str) -> Done:
+    """Run a program of Python in the same environment."""
+    return dataclasses.replace(torchx, program=sys.executable)("-c", code, anew=True, **environ)
+
+
 def test_the_wheel_has_nothing_but_metadata(wheel: Path) -> None:
     info = f"torchx_kfp_scheduler-{torchx_kfp.__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
@@ -45,9 +52,9 @@ def test_the_wheel_has_nothing_but_metadata(wheel: Path) -> None:
     assert metadata.get_all("Requires-Dist") == ["torchx-kfp>=0.1"]
 
 
-def test_all_schedulers_of_torchx_stay_and_the_default_does(torchx: Program) -> None:
-    said = torchx.python(_SCHEDULERS)
-    assert (said.code, said.stderr) == (0, "")
+def test_all_schedulers_of_torchx_stay_and_the_default_does(torchx: TorchX) -> None:
+    said = python(torchx, _SCHEDULERS)
+    assert (said.returncode, said.stderr) == (0, "")
     default, names = json.loads(said.stdout)
     own = list(DEFAULT_SCHEDULER_MODULES)
     assert default == own[0] == "local_docker"
@@ -58,24 +65,24 @@ def test_all_schedulers_of_torchx_stay_and_the_default_does(torchx: Program) -> 
         assert names == [*own, "kfp"]
 
 
-def test_without_it_torchx_does_not_know_the_scheduler(torchx: Program) -> None:
-    said = dataclasses.replace(torchx, environment={**torchx.environment, "PYTHONPATH": ""}).python(_SCHEDULERS)
+def test_without_it_torchx_does_not_know_the_scheduler(torchx: TorchX) -> None:
+    said = python(torchx, _SCHEDULERS, PYTHONPATH="")
     assert "kfp" not in json.loads(said.stdout)[1]
 
 
-def test_constructing_it_costs_little_and_prints_nothing(torchx: Program) -> None:
+def test_constructing_it_costs_little_and_prints_nothing(torchx: TorchX) -> None:
     """``torchx runopts`` and ``torchx configure`` construct every scheduler."""
-    said = torchx.python(_MADE)
-    assert (said.code, said.stderr) == (0, "")
+    said = python(torchx, _MADE)
+    assert (said.returncode, said.stderr) == (0, "")
     loaded = set(said.stdout.split())
     assert "torchx_kfp" in loaded
     assert not loaded & {"kfp", "kubernetes", "google", "fsspec", "rich", "celpy", "jinja2", "requests_toolbelt"}
 
 
-def test_runopts_shows_each_option_with_its_help(torchx: Program) -> None:
+def test_runopts_shows_each_option_with_its_help(torchx: TorchX) -> None:
     # Without a name, TorchX 0.7.0 fails at its own scheduler for Ray, unless Ray is installed.
-    said = torchx.anew("runopts", "kfp")
-    assert said.code == 0, said.stderr
+    said = torchx("runopts", "kfp", anew=True)
+    assert said.returncode == 0, said.stderr
     own = said.stdout.partition("kfp:")[2]
     for option in (
         "host=HOST",
@@ -89,8 +96,8 @@ def test_runopts_shows_each_option_with_its_help(torchx: Program) -> None:
     assert [line for line in lines[1::2] if not line.startswith(" " * 12)] == []
 
 
-def test_another_default_comes_from_a_torchxconfig(torchx: Program) -> None:
+def test_another_default_comes_from_a_torchxconfig(torchx: TorchX) -> None:
     (torchx.folder / ".torchxconfig").write_text("[cli:run]\nscheduler = kfp\n")
     said = torchx("run", "--dryrun", "utils.echo", "--msg", "hi")
-    assert said.code == 0, said.stderr
+    assert said.returncode == 0, said.stderr
     assert "pipelineInfo" in said.stdout

@@ -8,7 +8,7 @@ import re
 from torchx.runner import Runner
 
 from tests import pages
-from tests.entrypoints.scheduler.program import Program
+from tests.entrypoints.scheduler.program import TorchX
 from tests.fake_kfp import KfpHost
 
 PAGE = pages.REPOSITORY / "docs" / "guides" / "torchx.md"
@@ -16,8 +16,8 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _URL = "http://localhost:8080"
 
 
-def test_commands_print_what_the_page_says(torchx: Program, host: KfpHost) -> None:
-    user = dataclasses.replace(torchx, environment={**torchx.environment, "TORCHX_KFP_HOST": host.url})
+def test_commands_print_what_the_page_says(torchx: TorchX, host: KfpHost) -> None:
+    user = dataclasses.replace(torchx, variables={**torchx.variables, "TORCHX_KFP_HOST": host.url})
     ids: dict[str, str] = {}
     commands = [command for block in pages.blocks(PAGE) for command in pages.commands(block)]
     count = 0
@@ -33,7 +33,7 @@ def test_commands_print_what_the_page_says(torchx: Program, host: KfpHost) -> No
         texts = [said.stdout, said.stderr]
         for shown, real in ids.items():
             texts = [text.replace(real, shown) for text in texts]
-        printed = pages.Printed(*(text.replace(host.url, _URL) for text in texts), said.code)
+        printed = pages.Printed(*(text.replace(host.url, _URL) for text in texts), said.returncode)
         assert pages.agrees(command.output, printed), f"{line}\n{said.stdout}{said.stderr}"
     assert count == 6
 

@@ -1,18 +1,12 @@
-"""Pipelines for the commands that work on a host, and how the commands are called."""
+"""Pipelines for the commands that work on a host, and what they print."""
 
 # Annotations are not postponed: kfp reads them as types.
 
-import os
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.entrypoints.cli.ready import Ready, Started
-from tests.entrypoints.cli.terminal import Terminal
 from torchx_kfp import task_from_app
 
 _RECORD = """
@@ -21,10 +15,6 @@ from torchx_kfp.tracking import current_run
 print("training with", sys.argv[1], flush=True)
 current_run().put(loss=float(sys.argv[1]))
 """
-#: What names a host, or proves who asks, on the machine that runs the tests.
-OF_HOSTS = ("TORCHX_KFP_", "KF_PIPELINES_", "KUBECONFIG", "KUBERNETES_", "COLUMNS", "LINES", "NO_COLOR", "XDG_CONFIG")
-
-Done = subprocess.CompletedProcess[str]
 
 
 @dsl.container_component
@@ -92,41 +82,6 @@ def write_pipelines(folder: Path, base: Path) -> None:
         "    script(text=f'echo {word} {count}')\n",
         encoding="utf-8",
     )
-
-
-@dataclass(frozen=True)
-class Program:
-    """The command line in a folder, on a machine that knows no host but those that a test names."""
-
-    ready: Ready
-    folder: Path
-    #: Variables of all commands.
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def environ(self, **more: str) -> dict[str, str]:
-        """Return the environment of the program."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_HOSTS)}
-        return {**kept, "HOME": str(self.folder / "home"), **self.variables, **more}
-
-    def __call__(self, *words: str, **environ: str) -> Done:
-        """Run a command to its end."""
-        return self.ready.call(words, self.folder, self.environ(COLUMNS="100", **environ))
-
-    def start(self, *words: str, **environ: str) -> Started:
-        """Start a command that goes on."""
-        return self.ready.start(words, self.folder, self.environ(**environ))
-
-    def terminal(self, columns: int, *words: str, **environ: str) -> Terminal:
-        """Start a command in a terminal."""
-        hidden = {name: "" for name in os.environ if name.startswith(OF_HOSTS)}
-        return Terminal(
-            self.ready,
-            self.folder,
-            columns,
-            40,
-            *words,
-            **{**hidden, "HOME": str(self.folder / "home"), **environ},
-        )
 
 
 def rows(text: str) -> list[list[str]]:

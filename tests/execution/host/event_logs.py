@@ -32,9 +32,9 @@ from tests.execution.host.answers_of_kfp import (
     with_present_commands,
     with_workflow,
 )
-from tests.execution.host.commands import OF_HOSTS
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted, status
 from tests.fake_kfp.argo import fnv1a32
+from tests.programs import OF_USER
 from torchx_kfp.host import HostRun, connect
 from torchx_kfp.local import Event, RunStarted, StageFinished, load_pipeline
 
@@ -190,7 +190,7 @@ class Replayed:
 @contextlib.contextmanager
 def replaying(name: str) -> Iterator[Replayed]:
     """Serve a run on a host, which gives no answer yet, to a user who has named nothing."""
-    nobody = {name: value for name, value in os.environ.items() if not name.startswith((*OF_HOSTS, "AWS_"))}
+    nobody = {name: value for name, value in os.environ.items() if not name.startswith((*OF_USER, "AWS_"))}
     with mock.patch.dict(os.environ, nobody, clear=True), scripted(lambda request: None) as server:
         replayed = Replayed(name, server)
         try:

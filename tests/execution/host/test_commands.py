@@ -11,20 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.answers_of_kfp import manifest, pods, polls, with_present_commands
 from tests.execution.host.calling import ended, get, wait_until
-from tests.execution.host.commands import Done, Program, rows, write_pipelines
+from tests.execution.host.commands import rows, write_pipelines
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
+from tests.programs import Done, Program
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 #: The fields of events that differ between a run on a host and the same run on this machine.
@@ -56,8 +56,8 @@ class There:
 
 
 @pytest.fixture(scope="module")
-def there(pipelines: Path, tmp_path_factory: pytest.TempPathFactory, ready_program: Ready) -> Iterator[There]:
-    program = Program(ready_program, pipelines)
+def there(pipelines: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: str) -> Iterator[There]:
+    program = Program(fork_server, pipelines)
     with KfpHost(tmp_path_factory.mktemp("host")) as host:
 
         def submit(name: str, *words: str) -> str:
@@ -82,11 +82,11 @@ def there(pipelines: Path, tmp_path_factory: pytest.TempPathFactory, ready_progr
 
 
 @pytest.fixture
-def program(ready_program: Ready, pipelines: Path, tmp_path: Path) -> Program:
+def program(call: Program, pipelines: Path, tmp_path: Path) -> Program:
     """The command line in a folder of its own, with the compiled pipelines, of a user who names their base."""
     for file in pipelines.glob("*.*"):
         shutil.copy(file, tmp_path)
-    return Program(ready_program, tmp_path, {"TORCHX_KFP_TRACKER_BASE": str(pipelines / "base")})
+    return replace(call, variables={"TORCHX_KFP_TRACKER_BASE": str(pipelines / "base")})
 
 
 def events_of(done: Done) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def test_the_id_of_a_run_is_alone_on_stdout(kfp_host: KfpHost, program: Program,
 
 def _name() -> str:
     """Return how messages name the program."""
-    from tests.entrypoints.cli.ready import PROGRAM
+    from tests.programs import PROGRAM
 
     return "torchx-kfp" if shutil.which("torchx-kfp") == PROGRAM else PROGRAM
 
@@ -207,13 +207,8 @@ def test_a_signal_while_the_host_creates_a_run_says_how_to_find_it(
     fault = kfp_host.add(Fault(path="/runs", method="POST", seconds=2.0))
     code = f"from torchx_kfp.host import submit; submit('plain.yaml', name='mine', host={kfp_host.url!r})"
     words = ("submit", "plain.yaml", "--host", kfp_host.url, "--name", "mine", "--watch")
-    python = Ready(program.ready.path, sys.executable)
-    environ = program.environ()
-    with (
-        program.start(*words)
-        if through == "command"
-        else python.start(("-c", code), program.folder, environ) as process
-    ):
+    python = replace(program, program=sys.executable)
+    with program.start(*words) if through == "command" else python.start("-c", code) as process:
         wait_until(lambda: not fault.times)
         process.send_signal(signal.Signals[name])
         out, said = process.communicate()

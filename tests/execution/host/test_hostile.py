@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.execution.host.answers_of_kfp import RUNS, last, manifest, polls
-from tests.execution.host.commands import OF_HOSTS
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted
+from tests.programs import OF_USER
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.entrypoints.cli.commands.logs import _Printer
 from torchx_kfp.errors import TorchxKfpError
@@ -103,7 +103,7 @@ def answers(seed: int, folder: Path) -> tuple[Any, Any]:
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scripted]:
     for name in os.environ:
-        if name.startswith(OF_HOSTS):
+        if name.startswith(OF_USER):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

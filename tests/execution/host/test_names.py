@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import get
-from tests.execution.host.commands import Done, Program
 from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
+from tests.programs import Done, Program
 from torchx_kfp.errors import HostNotFoundError
 from torchx_kfp.host import connect
 
@@ -33,9 +32,9 @@ def pipeline(tracker_base: str = "s3://other/results"):
 
 
 @pytest.fixture
-def program(ready_program: Ready, tmp_path: Path) -> Program:
+def program(call: Program, tmp_path: Path) -> Program:
     (tmp_path / "hello.py").write_text(HELLO, encoding="utf-8")
-    return Program(ready_program, tmp_path)
+    return call
 
 
 def watched(done: Done) -> str:

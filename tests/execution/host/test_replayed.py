@@ -5,17 +5,18 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import ended, wait_until
-from tests.execution.host.commands import Program, write_pipelines
+from tests.execution.host.commands import write_pipelines
 from tests.facts import says
 from tests.fake_kfp import KfpHost
+from tests.programs import Program
 from torchx_kfp import Stages
 from torchx_kfp.host import attach
 from torchx_kfp.local import replay
@@ -66,9 +67,9 @@ def outer(tracker_base: str, data: str, go: str = "", lr: float = 0.5):
 
 
 @pytest.fixture
-def program(kfp_host: KfpHost, tmp_path: Path, ready_program: Ready) -> Program:
+def program(kfp_host: KfpHost, call: Program) -> Program:
     """The command line in a folder of its own."""
-    return Program(ready_program, tmp_path, {"TORCHX_KFP_HOST": kfp_host.url})
+    return replace(call, variables={"TORCHX_KFP_HOST": kfp_host.url})
 
 
 def test_stages_of_a_host_run_here_with_what_they_were_given(

@@ -5,7 +5,7 @@
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import pytest
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
-from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import ended, get, request, wait_until
-from tests.execution.host.commands import Program, rows
+from tests.execution.host.commands import rows
 from tests.facts import says
 from tests.fake_kfp import KfpHost
+from tests.programs import Program
 from torchx_kfp import task_from_app
 from torchx_kfp.host import attach, connect
 from torchx_kfp.local import State, Watch, load_pipeline
@@ -90,9 +90,9 @@ class Retried:
 
 
 @pytest.fixture
-def retried(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Retried:
+def retried(kfp_host: KfpHost, call: Program, tmp_path: Path) -> Retried:
     known = {"TORCHX_KFP_HOST": kfp_host.url, "TORCHX_KFP_TRACKER_BASE": str(tmp_path / "results")}
-    return Retried(kfp_host, Program(ready_program, tmp_path, known), tmp_path)
+    return Retried(kfp_host, replace(call, variables=known), tmp_path)
 
 
 def chain(folder: Path, after: Any, program: str = TRAIN, **fields: Any) -> Any:

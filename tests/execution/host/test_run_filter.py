@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import request
-from tests.execution.host.commands import Program
 from tests.facts import says
 from tests.fake_kfp import KfpHost
+from tests.programs import Program
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.host import RunFilter, connect
 
@@ -20,7 +19,7 @@ _DAY = 86400.0
 
 
 @pytest.fixture
-def program(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Program:
+def program(kfp_host: KfpHost, call: Program) -> Program:
     """The command line of a user of a host with five runs, a day old each: the first one is the oldest."""
     for number, name in enumerate(("train-a", "train-b", "Train-C", "other", "going")):
         run = kfp_host.make_run(1, name=name)
@@ -36,7 +35,7 @@ def program(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Program:
     experiments = request(kfp_host, "GET", "/apis/v2beta1/experiments")[1]["experiments"]
     tries = next(each["experiment_id"] for each in experiments if each["display_name"] == "tries")
     next(iter(kfp_host.runs.values())).record.experiment_id = tries
-    return Program(ready_program, tmp_path)
+    return call
 
 
 def listed(program: Program, host: KfpHost, *words: str) -> list[str]:

@@ -5,6 +5,7 @@
 import datetime
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.entrypoints.cli.ready import Ready
 from tests.execution.host.calling import ended, get
-from tests.execution.host.commands import Program, rows
+from tests.execution.host.commands import rows
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
+from tests.programs import Program
 from torchx_kfp import task_from_app
 from torchx_kfp.host import RunFilter, Schedules, connect, schedule
 
@@ -35,7 +36,7 @@ _SCHEDULES = "/apis/v2beta1/recurringruns"
 
 
 @pytest.fixture
-def program(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Program:
+def program(kfp_host: KfpHost, call: Program, tmp_path: Path) -> Program:
     """The command line of a user of a host, with a pipeline of one stage, whose base is ``base``."""
     base = tmp_path / "base"
     base.mkdir()
@@ -48,7 +49,7 @@ def program(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Program:
 
     compiler.Compiler().compile(count, str(tmp_path / "count.yaml"))
     known = {"TORCHX_KFP_HOST": kfp_host.url, "TORCHX_KFP_TRACKER_BASE": str(base), "TZ": "UTC"}
-    return Program(ready_program, tmp_path, known)
+    return replace(call, variables=known)
 
 
 def runs_of(host: KfpHost, *, number: int) -> list[Any]:

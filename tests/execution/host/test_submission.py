@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,11 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.entrypoints.cli.ready import Ready
-from tests.execution.host.commands import Program
 from tests.execution.host.pipelines import small
 from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
+from tests.programs import Program
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import (
     ArgumentError,
@@ -107,7 +107,7 @@ def test_a_server_of_s3_on_this_machine_is_refused() -> None:
     assert re.search(says("task 'train'", "AWS_ENDPOINT_URL", LOCAL, "seaweedfs.kubeflow"), refusal(pipeline))
 
 
-def test_a_server_of_s3_that_only_this_process_uses_is_a_warning(ready_program: Ready, tmp_path: Path) -> None:
+def test_a_server_of_s3_that_only_this_process_uses_is_a_warning(call: Program, tmp_path: Path) -> None:
     @dsl.pipeline
     def elsewhere(base: str = "s3://bucket"):
         task("own", base, AWS_ENDPOINT_URL="http://seaweedfs.kubeflow:9000")
@@ -116,7 +116,7 @@ def test_a_server_of_s3_that_only_this_process_uses_is_a_warning(ready_program: 
     compiler.Compiler().compile(one, str(tmp_path / "one.yaml"))
     compiler.Compiler().compile(elsewhere, str(tmp_path / "elsewhere.yaml"))
     with scripted(lambda request: Reply(TAKEN)) as server:
-        program = Program(ready_program, tmp_path, {"TORCHX_KFP_HOST": server.url})
+        program = replace(call, variables={"TORCHX_KFP_HOST": server.url})
 
         def said(file: str, *words: str, **environ: str) -> str:
             nowhere = dict.fromkeys(("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"), "")

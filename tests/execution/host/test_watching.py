@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from tests.entrypoints.cli.ready import Ready
 from tests.execution.host import answers_of_kfp
 from tests.execution.host.calling import wait_until
-from tests.execution.host.commands import Program, rows, write_pipelines
+from tests.execution.host.commands import rows, write_pipelines
 from tests.execution.host.pipelines import small
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
 from tests.fake_kfp.made import MadeRun
+from tests.programs import Program
 
 
 @pytest.fixture
-def program(ready_program: Ready, tmp_path: Path) -> Program:
-    return Program(ready_program, tmp_path)
+def program(call: Program) -> Program:
+    return call
 
 
 def polls(kfp_host: KfpHost, run: MadeRun) -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.entrypoints.cli.ready import Ready
 from torchx_kfp.local import RunResult, Watch, run
 
 
@@ -36,12 +33,6 @@ def execute_failing(tmp_path: Path) -> Callable[..., RunResult]:
         return result
 
     return function
-
-
-@pytest.fixture
-def call(ready_program: Ready, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Call the command line in the folder of the test."""
-    return lambda *words: ready_program.call(words, tmp_path, os.environ)
 
 
 @pytest.fixture

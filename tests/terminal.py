@@ -1,4 +1,4 @@
-"""A terminal, emulated, with the command line in it."""
+"""A terminal, emulated, with a program in it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ import select
 import struct
 import termios
 import time
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import pyte
 
-from tests.entrypoints.cli.ready import Forked, Ready
+from tests.programs import Program
 
 #: Seconds after which a test gives up.
 PATIENCE = 60
+#: What this terminal decides.
+_OWN = ("COLUMNS", "LINES", "NO_COLOR", "TERM", "PYTHONIOENCODING")
 
 
 class Terminal:
     """A terminal with the program in it, emulated by pyte."""
 
-    def __init__(self, ready: Ready, folder: Path, columns: int, lines: int, *words: str, **environ: str) -> None:
+    def __init__(
+        self, program: Program, columns: int, lines: int, words: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
         self.screen = pyte.HistoryScreen(columns, lines, history=1000)
         self.written = b""
         self._stream = pyte.ByteStream(self.screen)
         self._stream.feed(b"before\r\n")
-        hidden = ("COLUMNS", "LINES", "NO_COLOR", "TERM", "PYTHONIOENCODING")
-        variables = {name: value for name, value in os.environ.items() if name not in hidden}
         self.terminal, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self.process = Forked(*ready.fork(words, folder, {**variables, "TERM": "xterm", **environ}, [theirs] * 3))
+        variables = {name: value for name, value in program.environ().items() if name not in _OWN}
+        self.process = program.fork(words, [theirs] * 3, {**variables, "TERM": "xterm", **environ})
         os.close(theirs)
 
     @property
@@ -56,6 +59,11 @@ class Terminal:
             pass
         os.close(self.terminal)
         return self.process.wait()
+
+    def read(self) -> str:
+        """Read to the end, and return all that was written, without carriage returns."""
+        self.end()
+        return self.written.decode().replace("\r\n", "\n")
 
     def _read(self) -> bool:
         if not select.select([self.terminal], [], [], 0.2)[0]:
