@@ -160,10 +160,11 @@ def _first(module: str) -> list[str]:
     return sorted(needed([Path(module)]), key=lambda file: (name not in Path(file).stem, seconds_of(file)))
 
 
-def _is_there(test: str) -> bool:
-    """Return whether a test, which was the first to notice a mutant, still exists."""
-    file, _, name = test.partition("::")
-    return bool(name) and (REPOSITORY / file).exists() and name.rpartition("::")[2] in (REPOSITORY / file).read_text()
+def is_there(test: str) -> bool:
+    """Return whether a test, which was the first to notice a mutant, still exists, in its class."""
+    file, *names = test.split("::")
+    text = (REPOSITORY / file).read_text(encoding="utf-8") if names and (REPOSITORY / file).exists() else ""
+    return bool(names) and all(re.search(rf"^ *(?:class|def) {name}\b", text, re.MULTILINE) for name in names)
 
 
 def _run_all(todo: Sequence[Kept], wide: bool, jobs: int, keep: Callable[[Kept], None]) -> None:
@@ -185,7 +186,7 @@ def _run_all(todo: Sequence[Kept], wide: bool, jobs: int, keep: Callable[[Kept],
                 first = _first(place[0])
                 try:
                     by = "dev.carry" if own.has(*place) else ""
-                    if not by and _is_there(kept.by):
+                    if not by and is_there(kept.by):
                         by = own.killer([kept.by], good, *place)
                         own.has(*place)
                     if not by and kept.end != "spared":

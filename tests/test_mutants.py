@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dev import mutation
+from dev import mutants, mutation
 from dev.mutation import Mutant, mutants_of, sample, text_with
 
 TEXT = """
@@ -64,3 +64,12 @@ def test_a_mutant_without_its_text_is_gone(package: Path, old: str, new: str) ->
 def test_the_same_seed_makes_the_same_sample(package: Path) -> None:
     assert sample(3, 31) == sample(3, 31)
     assert len(set(sample(3, 31))) == 3
+
+
+def test_a_test_is_there_if_its_file_class_and_name_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "REPOSITORY", tmp_path)
+    (tmp_path / "test_it.py").write_text("class TestA:\n    def test_one(self): ...\ndef test_two(): ...\n")
+    assert mutants.is_there("test_it.py::TestA::test_one")
+    assert mutants.is_there("test_it.py::test_two")
+    for gone in ("test_it.py", "test_it.py::TestB::test_one", "test_it.py::test_on", "test_no.py::test_two", ""):
+        assert not mutants.is_there(gone)
