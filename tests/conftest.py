@@ -23,8 +23,11 @@ from tests.oldest import VERSION, oldest_python
 from tests.programs import Program, imported
 from tests.s3 import S3Server, running
 from tests.serving import serving
-from tests.skipped import summary
+from tests.skipped import missing, summary
 from torchx_kfp.tracking import entries, lineage
+
+#: The marks of tests with a fixture.
+_MARKS = {"cluster": "cluster", "docker_client": "docker"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,6 +79,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Units | None:
     """Hand out files, and parts of some."""
     return Units(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests by the fixtures that they need."""
+    for fixture in _MARKS.keys() & set(getattr(item, "fixturenames", ())):
+        item.add_marker(_MARKS[fixture])
 
 
 @pytest.hookimpl(trylast=True)
@@ -194,9 +203,7 @@ def torchrun() -> Path:
     """The program of PyTorch that starts the processes of a training."""
     program = Path(sys.executable).with_name("torchrun")
     if not program.exists():
-        if os.environ.get("TORCHX_KFP_REQUIRE_TORCH") == "1":
-            pytest.fail("TORCHX_KFP_REQUIRE_TORCH=1 asks for tests that train, and torch is not installed.")
-        pytest.skip("needs torch, which `make test-torch` installs")
+        missing("torch", "needs torch, which `make test-torch` installs")
     return program
 
 

@@ -1,10 +1,13 @@
-"""Count the tests that were skipped by their reason, and name what runs them."""
+"""Tests that this machine cannot run: they are skipped, by reason, or fail in the tier that is there to run them."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 #: What runs the tests with a mark.
 WAYS = {
@@ -16,6 +19,14 @@ WAYS = {
 }
 #: How many characters of a reason are shown.
 _LONGEST = 90
+
+
+def missing(tier: str, reason: str) -> NoReturn:
+    """Skip, or fail if the tier is required: ``TORCHX_KFP_REQUIRE_CLUSTER=1``."""
+    required = f"TORCHX_KFP_REQUIRE_{tier.upper()}"
+    if os.environ.get(required) == "1":
+        pytest.fail(f"{reason}. {required}=1 asks for these tests.", pytrace=False)
+    pytest.skip(reason)
 
 
 def summary(reports: Iterable[Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``make test-changed`` runs the tests that a change needs."""
+"""``make test-changed`` runs the tests that a change needs, and a tier those that it is there for."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from dev.changed import REPOSITORY, SEAMS, needed
 from dev.tiers import TIERS
+from tests.skipped import missing
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,12 @@ def test_the_tables_name_what_there_is() -> None:
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_tier_of_tests_has_a_target(tier: str) -> None:
     assert f"\ntest-{tier}: " in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("required", "ends"), [("0", pytest.skip.Exception), ("1", pytest.fail.Exception)])
+def test_what_a_machine_lacks_skips_tests_unless_their_tier_is_required(
+    required: str, ends: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHX_KFP_REQUIRE_DOCKER", required)
+    with pytest.raises(ends, match="no engine"):
+        missing("docker", "no engine")

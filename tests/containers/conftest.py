@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import docker
 import pytest
@@ -26,19 +25,7 @@ from tests.containers.images import (
     host_root,
 )
 from tests.containers.runner import KfpDockerRunner
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and "docker_client" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.docker)
-
-
-def _missing(reason: str) -> NoReturn:
-    if os.environ.get("TORCHX_KFP_REQUIRE_DOCKER") == "1":
-        pytest.fail(f"{reason}. TORCHX_KFP_REQUIRE_DOCKER=1 asks for tests in containers.", pytrace=False)
-    pytest.skip(reason)
+from tests.skipped import missing
 
 
 def _connect() -> docker.DockerClient:
@@ -52,7 +39,7 @@ def _connect() -> docker.DockerClient:
             where = os.environ.get("DOCKER_HOST") or "the default socket"
             reason = f"no Docker engine answers at {where}: {error}"
         gc.collect()
-    _missing(reason)
+    return missing("docker", reason)
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +60,7 @@ def docker_client() -> Iterator[docker.DockerClient]:
                     client.api.import_image_from_data(root(), repository, tag, changes)
         yield client
     except UnusableHostError as error:
-        _missing(str(error))
+        missing("docker", str(error))
     finally:
         client.close()
 

@@ -44,7 +44,6 @@ class KfpDockerRunner:
         writable: tuple[Path, ...] = (),
         images: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
-        cache: bool = False,
     ) -> dict[str, Any]:
         """Run a pipeline and return its outputs.
 
@@ -54,7 +53,6 @@ class KfpDockerRunner:
             writable: folders of this machine, such as a tracker base, at their own paths in containers.
             images: the images to use here, by the names of images in the pipeline.
             environment: environment variables for all containers.
-            cache: whether to use KFP's local cache, below ``pipeline_root``. It exists since kfp 2.17.
 
         Raises:
             RuntimeError: KFP's runner noticed that a stage failed.
@@ -72,7 +70,7 @@ class KfpDockerRunner:
         with (
             self._named(images or {}),
             self._without_leftovers(run_label),
-            self._executing_locally(runner, cache),
+            self._executing_locally(runner),
             _removed_containers_are_gone(),
             warnings.catch_warnings(),
         ):
@@ -105,7 +103,7 @@ class KfpDockerRunner:
                         raise
 
     @contextmanager
-    def _executing_locally(self, runner: kfp.local.DockerRunner, cache: bool) -> Iterator[None]:
+    def _executing_locally(self, runner: kfp.local.DockerRunner) -> Iterator[None]:
         # While this is set, calling any component in this process runs it.
         before = config.LocalExecutionConfig.instance
         options: dict[str, Any] = {"pipeline_root": str(self.pipeline_root)}
@@ -113,8 +111,6 @@ class KfpDockerRunner:
             # Otherwise, KFP creates a folder in the machine's temporary folder, and leaves it there.
             options["workspace_root"] = str(self.pipeline_root / "workspace")
             (self.pipeline_root / "workspace").mkdir(exist_ok=True)
-        if cache:
-            options["enable_caching"] = True
         kfp.local.init(runner=runner, **options)
         try:
             yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -13,19 +12,7 @@ from tests.kubernetes.control_plane import BUILT, ControlPlane, find_jobset, fin
 from tests.kubernetes.kubelet import Kubelet, why_it_cannot_run
 from tests.kubernetes.namespaces import Namespace, new_namespace
 from tests.kubernetes.volcano import Volcano
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.cluster)
-
-
-def missing(reason: str) -> NoReturn:
-    if os.environ.get("TORCHX_KFP_REQUIRE_CLUSTER") == "1":
-        pytest.fail(f"{reason}. TORCHX_KFP_REQUIRE_CLUSTER=1 asks for tests on a cluster.", pytrace=False)
-    pytest.skip(reason)
+from tests.skipped import missing
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +20,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The control plane that all processes of this test run share."""
     programs = find_programs()
     if isinstance(programs, str):
-        missing(programs)
+        missing("cluster", programs)
     base = tmp_path_factory.getbasetemp()
     # The temporary folder of each process that runs tests is in that of the run.
     with shared((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cluster", programs) as running:
@@ -51,7 +38,8 @@ def kubelet(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_
     """A node that runs the pods of the namespace, which start in the test's folder."""
     folder = tmp_path_factory.mktemp("kubelet")
     if reason := why_it_cannot_run(folder):
-        missing(f"processes cannot have their own mounts and host names here, as root or in user namespaces: {reason}")
+        lacks = "processes cannot have their own mounts and host names here, as root or in user namespaces"
+        missing("cluster", f"{lacks}: {reason}")
     node = Kubelet(namespace, folder, tmp_path)
     node.start()
     try:
@@ -64,7 +52,8 @@ def kubelet(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_
 def jobset_controller(cluster: ControlPlane) -> None:
     """JobSet's real controller, for all namespaces."""
     if not find_jobset(Path(os.environ.get("KUBEBUILDER_ASSETS", BUILT))):
-        missing("JobSet's controller is not built: run the tests with `dev/ci/with-cluster COMMAND`, which builds it")
+        way_out = "run the tests with `dev/ci/with-cluster COMMAND`, which builds it"
+        missing("cluster", f"JobSet's controller is not built: {way_out}")
 
 
 @pytest.fixture

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.facts import says
 from tests.kubernetes.api import ApiError, Object
-from tests.kubernetes.control_plane import REPOSITORY
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.manifests import container, job, pod, python, secret
 from tests.kubernetes.namespaces import Namespace
@@ -70,19 +66,3 @@ def test_manifests_are_checked_strictly(namespace: Namespace) -> None:
         namespace.validate(wrong)
     assert namespace.validate(job("training", container("true")))["spec"]["completions"] == 1
     assert namespace.list("batch/v1/jobs") == []
-
-
-@pytest.mark.parametrize(("require", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
-def test_without_the_programs_tests_are_skipped_or_fail(require: str, outcome: str, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-rs", "-k", "strictly", __file__],
-        env={**os.environ, "KUBEBUILDER_ASSETS": str(tmp_path), "TORCHX_KFP_REQUIRE_CLUSTER": require},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert outcome in run.stdout.splitlines()[-1]
-    assert f"{tmp_path} has no etcd, kube-apiserver, kube-controller-manager: " in run.stdout
-    assert "dev/ci/with-cluster" in run.stdout
-    assert run.returncode == (0 if require == "0" else 1)

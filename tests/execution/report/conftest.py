@@ -13,6 +13,7 @@ from selenium.webdriver.chrome.service import Service
 from torchx.specs import AppDef, Role
 
 from tests.execution.report.runs import EVIL, record
+from tests.skipped import missing
 from torchx_kfp import task_from_app
 
 #: Options that prevent requests to hosts, and a separate profile.
@@ -27,9 +28,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
     """A headless Chromium with logs of its requests and its console."""
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (program and driver):
-        if os.environ.get("TORCHX_KFP_REQUIRE_BROWSER"):
-            pytest.fail("There is no chromium, or no chromedriver, and TORCHX_KFP_REQUIRE_BROWSER is set.")
-        pytest.skip("needs chromium and chromedriver (on Debian: apt-get install chromium chromium-driver)")
+        missing("browser", "needs chromium and chromedriver (on Debian: apt-get install chromium chromium-driver)")
     options = Options()
     options.binary_location = program
     for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
