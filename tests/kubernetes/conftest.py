@@ -11,7 +11,6 @@ import pytest
 from tests.kubernetes.control_plane import BUILT, ControlPlane, find_jobset, find_programs, shared
 from tests.kubernetes.kubelet import Kubelet, why_it_cannot_run
 from tests.kubernetes.namespaces import Namespace, new_namespace
-from tests.kubernetes.volcano import Volcano
 from tests.skipped import missing
 
 
@@ -54,13 +53,3 @@ def jobset_controller(cluster: ControlPlane) -> None:
     if not find_jobset(Path(os.environ.get("KUBEBUILDER_ASSETS", BUILT))):
         way_out = "run the tests with `dev/ci/with-cluster COMMAND`, which builds it"
         missing("cluster", f"JobSet's controller is not built: {way_out}")
-
-
-@pytest.fixture
-def volcano(namespace: Namespace, kubelet: Kubelet) -> Iterator[Volcano]:
-    """The double of Volcano's controller, for this namespace."""
-    controller = Volcano(namespace)
-    try:
-        yield controller
-    finally:
-        controller.end()

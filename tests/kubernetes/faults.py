@@ -2,8 +2,7 @@
 
 It keeps what they and their answers say if it is asked to.
 
-It uses TLS with a certificate of the cluster's authority, and passes tokens on; client certificates end at it. The
-faults have the names that those of `tests.proxy.Proxy` have.
+It uses TLS with a certificate of the cluster's authority, and passes tokens on; client certificates end at it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import re
 import socket
 import ssl
 import threading
@@ -25,21 +23,10 @@ from urllib.parse import urlsplit
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.tls_server import Handler, TlsServer, reset
 
-
-@dataclass(frozen=True)
-class Lines:
-    """Ends an answer after this many lines, in the middle of the next one: with a reset, or as if it were complete."""
-
-    count: int
-    complete: bool = False
-
-
 #: A number is a status that is answered instead of passing the request on (429 with ``Retry-After``); ``"cut"`` resets
-#: the connection before the request is passed on, ``"lost"`` after the API server has handled it, ``"half"`` in the
-#: middle of the answer; a float delays the request by this many seconds; None does nothing.
-Fault = int | float | Literal["cut", "lost", "half"] | Lines | None
-
-_REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 429: "TooManyRequests"}
+#: the connection before the request is passed on, ``"lost"`` after the API server has handled it; a float delays the
+#: request by this many seconds; None does nothing.
+Fault = int | float | Literal["cut", "lost"] | None
 
 
 @dataclass
@@ -68,18 +55,19 @@ class Request:
 class FaultyServer:
     """Passes requests on to the API server.
 
-    ``before`` is called with each request before it is passed on, ``after`` when the API server has answered it and
-    before the client knows. With ``keep``, requests have their bodies and their answers.
+    Of ``faults``, one befalls each request. ``before`` is called with each request before it is passed on, ``after``
+    when the API server has answered it and before the client knows. With ``keep``, requests have their bodies and
+    their answers.
     """
 
-    def __init__(self, cluster: ControlPlane, *, keep: bool = False) -> None:
+    def __init__(self, cluster: ControlPlane, faults: Iterable[Fault] = (), *, keep: bool = False) -> None:
         self._keep = keep
+        self._faults = deque(faults)
         self._context = ssl.create_default_context(cafile=str(cluster.authority.file))
         self._upstream = urlsplit(cluster.url)
         self.requests: list[Request] = []
         self.before: Callable[[Request], object] = lambda _: None
         self.after: Callable[[Request], object] = lambda _: None
-        self._rules: list[tuple[re.Pattern[str], deque[Fault]]] = []
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._ending = False
@@ -104,21 +92,11 @@ class FaultyServer:
                 each.shutdown(socket.SHUT_RDWR)
         self._server.end()
 
-    def inject(self, faults: Iterable[Fault], requests: str = "") -> None:
-        """Let these faults befall the next requests, one each: those in whose method and path the pattern is found.
-
-        Of several schedules for a request, the last one that is not used up counts.
-        """
-        self._rules.insert(0, (re.compile(requests), deque(faults)))
-
     def _begin(self, handler: Handler) -> Request:
         with self._lock:
             request = Request(len(self.requests), handler.command, handler.path, arrived=time.monotonic())
             self.requests.append(request)
-            for pattern, faults in self._rules:
-                if faults and pattern.search(str(request)):
-                    request.fault = faults.popleft()
-                    break
+            request.fault = self._faults.popleft() if self._faults else None
         return request
 
     def _handle(self, handler: Handler) -> None:
@@ -160,45 +138,20 @@ class FaultyServer:
             connection.close()
 
     def _copy(self, handler: Handler, answer: http.client.HTTPResponse, request: Request) -> None:
-        fault = request.fault
         hidden = ("transfer-encoding", "content-length", "connection")
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in hidden}
         handler.begin(answer.status, headers, answer.length)
-        limit = (answer.length or 2) // 2 if fault == "half" else None
-        lines = 0
         while data := answer.read1(1 << 16):
             if self._keep:
                 request.answer += data
-            if limit is not None:
-                _send(handler, data[:limit], answer.length)
-                limit -= len(data)
-                if limit <= 0:
-                    _cut(handler)
-                    return
-            elif isinstance(fault, Lines) and lines + data.count(b"\n") > fault.count:
-                parts = data.split(b"\n")
-                rest = parts[fault.count - lines]
-                kept = b"".join(part + b"\n" for part in parts[: fault.count - lines])
-                _send(handler, kept + rest[: len(rest) // 2], None)
-                if fault.complete:
-                    handler.send_chunk(b"")
-                else:
-                    _cut(handler)
-                return
+            if answer.length is None:
+                handler.send_chunk(data)
             else:
-                _send(handler, data, answer.length)
-            lines += data.count(b"\n")
+                handler.wfile.write(data)
         # The end of this server, too, ends the answers that it is passing on.
         request.whole = not self._ending
         if answer.length is None and request.whole:
             handler.send_chunk(b"")
-
-
-def _send(handler: Handler, data: bytes, length: int | None) -> None:
-    if length is not None:
-        handler.wfile.write(data)
-    elif data:
-        handler.send_chunk(data)
 
 
 def _cut(handler: Handler) -> None:
@@ -207,15 +160,11 @@ def _cut(handler: Handler) -> None:
 
 
 def _answer(handler: Handler, status: int) -> None:
-    """Answer as the API server does where it refuses; 404 is its answer where a kind is not installed."""
-    if status == 404:
-        handler.begin(status, {"Content-Type": "text/plain; charset=utf-8"}, len(b"404 page not found\n"))
-        handler.wfile.write(b"404 page not found\n")
-        return
-    reason = _REASONS.get(status, "InternalError")
+    """Answer as the API server does where it refuses."""
     message = f"a fault of the test: {http.client.responses[status]}"
-    body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
-    text = json.dumps({**body, "reason": reason, "code": status}).encode()
+    text = json.dumps(
+        {"kind": "Status", "apiVersion": "v1", "metadata": {}, "message": message, "code": status}
+    ).encode()
     headers = {"Content-Type": "application/json", **({"Retry-After": "1"} if status == 429 else {})}
     handler.begin(status, headers, len(text))
     handler.wfile.write(text)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from tests.kubernetes.api import Object, Stream
+from tests.kubernetes.api import Object
+from tests.kubernetes.informer import Informer
 from tests.kubernetes.namespaces import Namespace
 from tests.kubernetes.waiting import until
 
@@ -34,32 +35,19 @@ class History:
     """Watches collections such as ``pods`` and ``batch/v1/jobs`` from its creation until `close`."""
 
     def __init__(self, namespace: Namespace, collections: Sequence[str]) -> None:
-        self._namespace = namespace
         #: By name.
         self._events: dict[str, list[Event]] = {}
-        self._reached: dict[str, int] = {}
-        self._streams: dict[str, Stream] = {}
+        self._reached: dict[str, int] = dict.fromkeys(collections, 0)
         self._lock = threading.Lock()
-        self._ending = False
-        self.errors: list[BaseException] = []
-        for each in collections:
-            listed = namespace.api.get(namespace.path(each))
-            for found in listed["items"]:
-                self._add(Event(0, "ADDED", each, found))
-            self._reached[each] = int(listed["metadata"]["resourceVersion"])
-        self._threads = [threading.Thread(target=self._watch, args=(each,), daemon=True) for each in collections]
-        for thread in self._threads:
-            thread.start()
+        self._informers = [
+            Informer(namespace.api, namespace.path(each), partial(self._see, each)) for each in collections
+        ]
 
     def close(self) -> None:
-        with self._lock:
-            self._ending = True
-            for stream in self._streams.values():
-                stream.end()
-        for thread in self._threads:
-            thread.join()
-        if self.errors:
-            raise self.errors[0]
+        for each in self._informers:
+            each.end()
+            if each.errors:
+                raise each.errors[0]
 
     def events(self, prefix: str) -> list[Event]:
         """Return the events of objects whose names begin so, from the first one on."""
@@ -84,33 +72,11 @@ class History:
 
     def wait_for(self, collection: str, version: int) -> None:
         """Wait until everything is known that happened to the collection until this version."""
-        until(lambda: self.errors or self._reached[collection] >= version)
+        until(lambda: self._reached[collection] >= version)
 
-    def _watch(self, collection: str) -> None:
-        try:
-            while not self._ending:
-                version = self._reached[collection]
-                stream = self._namespace.api.stream(
-                    self._namespace.path(collection), watch=1, resourceVersion=version, allowWatchBookmarks=True
-                )
-                with self._lock:
-                    self._streams[collection] = stream
-                    if self._ending:
-                        stream.end()
-                for line in stream:
-                    self._take(collection, json.loads(line))
-        except BaseException as error:
-            if not self._ending:
-                self.errors.append(error)
-
-    def _take(self, collection: str, said: Object) -> None:
-        assert said["type"] != "ERROR", f"events of {collection} are lost: {said}"
-        version = int(said["object"]["metadata"]["resourceVersion"])
+    def _see(self, collection: str, kind: str, found: Object) -> None:
+        found["metadata"].pop("managedFields", None)
+        event = Event(int(found["metadata"]["resourceVersion"]), kind, collection, found)
         with self._lock:
-            if said["type"] != "BOOKMARK":
-                said["object"]["metadata"].pop("managedFields", None)
-                self._add(Event(version, said["type"], collection, said["object"]))
-            self._reached[collection] = version
-
-    def _add(self, event: Event) -> None:
-        self._events.setdefault(event.name, []).append(event)
+            self._events.setdefault(event.name, []).append(event)
+            self._reached[collection] = event.version

@@ -12,7 +12,7 @@ from tests.kubernetes.api import Api, Object, Stream
 class Informer:
     """Calls a function with each event (ADDED, MODIFIED, DELETED) and object of a collection, until it is ended.
 
-    What goes wrong in its thread is in ``errors``.
+    No event is missed. What goes wrong in its thread is in ``errors``.
     """
 
     def __init__(self, api: Api, path: str, see: Callable[[str, Object], object]) -> None:
@@ -23,6 +23,12 @@ class Informer:
         self._stream: Stream | None = None
         self._ending = False
         self._lock = threading.Lock()
+        listed = api.get(path)
+        # Items of a list do not say what they are.
+        kind = {"apiVersion": listed["apiVersion"], "kind": listed["kind"].removesuffix("List")}
+        for each in listed["items"]:
+            see("ADDED", {**kind, **each})
+        self._version = listed["metadata"]["resourceVersion"]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -35,37 +41,23 @@ class Informer:
 
     def _run(self) -> None:
         try:
-            known: dict[str, Object] = {}
             while not self._ending:
-                self._follow(known)
+                self._watch()
         except BaseException as error:
             if not self._ending:
                 self.errors.append(error)
 
-    def _follow(self, known: dict[str, Object]) -> None:
-        """List the objects, and watch them until the watch ends."""
-        listed = self._api.get(self._path)
-        # Items of a list do not say what they are.
-        kind = {"apiVersion": listed["apiVersion"], "kind": listed["kind"].removesuffix("List")}
-        found = {each["metadata"]["uid"]: {**kind, **each} for each in listed["items"]}
-        for uid in known.keys() - found.keys():
-            self._see("DELETED", known.pop(uid))
-        for uid, each in found.items():
-            known[uid] = each
-            self._see("ADDED", each)
-        stream = self._api.stream(self._path, watch=1, resourceVersion=listed["metadata"]["resourceVersion"])
+    def _watch(self) -> None:
+        """Watch the objects until the watch ends. Bookmarks keep the version from growing too old to go on from."""
+        options = {"resourceVersion": self._version, "allowWatchBookmarks": True}
+        stream = self._api.stream(self._path, watch=1, **options)
         with self._lock:
             self._stream = stream
             if self._ending:
                 stream.end()
         for line in stream:
             event = json.loads(line)
-            if event["type"] == "ERROR":
-                stream.close()
-                return
-            uid = event["object"]["metadata"]["uid"]
-            if event["type"] == "DELETED":
-                known.pop(uid, None)
-            else:
-                known[uid] = event["object"]
-            self._see(event["type"], event["object"])
+            assert event["type"] != "ERROR", f"events of {self._path} are lost: {event}"
+            self._version = event["object"]["metadata"]["resourceVersion"]
+            if event["type"] != "BOOKMARK":
+                self._see(event["type"], event["object"])

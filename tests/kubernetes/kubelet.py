@@ -26,8 +26,6 @@ from tests.kubernetes.node_server import RefusedError, serve_logs
 from tests.kubernetes.pods import Pod, path_of_programs
 from tests.kubernetes.sandbox import NOT_STARTED
 
-SCHEDULERS = ("default-scheduler", "volcano")
-
 
 class Kubelet:
     """Runs the pods of a namespace.
@@ -181,7 +179,7 @@ class Kubelet:
             return False
         if "nodeName" in spec:
             return bool(spec["nodeName"] == self.node)
-        return spec.get("schedulerName") in SCHEDULERS and not spec.get("schedulingGates")
+        return spec.get("schedulerName") == "default-scheduler" and not spec.get("schedulingGates")
 
     def _leave_pods(self) -> None:
         with self._lock:

@@ -55,14 +55,3 @@ def jobset(name: str, *roles: tuple[str, Object, int], **spec: object) -> Object
     ]  # fmt: skip
     kind = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
     return {**kind, "metadata": {"name": name}, "spec": {"replicatedJobs": replicated, **spec}}
-
-
-def volcano_job(name: str, *tasks: tuple[str, Object, int], **spec: object) -> Object:
-    """Return a Volcano Job with tasks of some replicas."""
-    manifests = [
-        {"name": task, "replicas": count, "template": {"spec": {"restartPolicy": "Never", "containers": [each]}}}
-        for task, each, count in tasks
-    ]
-    kind = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job"}
-    specification = {"minAvailable": sum(count for _, _, count in tasks), "schedulerName": "volcano"}
-    return {**kind, "metadata": {"name": name}, "spec": {**specification, "tasks": manifests, **spec}}

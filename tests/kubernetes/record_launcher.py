@@ -25,7 +25,6 @@ from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.namespaces import new_namespace
 from tests.kubernetes.pods import path_of_programs
 from tests.kubernetes.stages import RUN, Attempt, Stage, give_rights
-from tests.kubernetes.volcano import Volcano
 from tests.kubernetes.waiting import until
 from tests.recordings import CASES, CONFIG, NAMES, Exchange, Recording, split
 from torchx_kfp.contract.carried.programs import LAUNCHER
@@ -64,8 +63,6 @@ def record(cluster: ControlPlane, engine: str, case: str) -> Recording:
         kubelet = Kubelet(namespace, folder / "kubelet", folder)
         kubelet.start()
         stack.callback(kubelet.end)
-        if engine == "volcano":
-            stack.callback(Volcano(namespace).end)
         give_rights(namespace, engine, "launcher")
         go = folder / "go"
         stage = Stage(namespace, kubelet, folder, app_of(case, go), engine=engine, config=CONFIG)

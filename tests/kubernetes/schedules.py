@@ -44,8 +44,6 @@ sleep "$2"
 SOON = 30
 #: Seconds in which a launcher has ended.
 LONG = 120
-#: The annotations with the index of a replica.
-_INDEXES = ("batch.kubernetes.io/job-completion-index", "volcano.sh/task-index")
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,7 @@ class Launcher:
         self._earlier = tuple(trial.launchers)
         self._kubelet = stage.kubelet
         self._back = threading.Event()
-        self.server = FaultyServer(cluster)
-        self.server.inject(life.faults)
+        self.server = FaultyServer(cluster, life.faults)
         self.server.before = lambda request: self._at("before", request)
         self.server.after = lambda request: self._at("after", request)
         stage.environ["KUBERNETES_SERVICE_PORT"] = self.server.url.rpartition(":")[2]
@@ -372,10 +369,9 @@ def state_of(found: Object) -> str:
     """Return ``succeeded``, ``failed`` or nothing."""
     status = found.get("status", {})
     states = [each["type"] for each in status.get("conditions", ()) if each["status"] == "True" and "type" in each]
-    states.append(status.get("state", {}).get("phase"))
     if {"Complete", "Completed"} & {*states}:
         return "succeeded"
-    return "failed" if {"Failed", "Aborted"} & {*states} else ""
+    return "failed" if "Failed" in states else ""
 
 
 def _is_ending(found: Object) -> bool:
@@ -387,7 +383,7 @@ def _follower(found: Object) -> str:
 
 
 def _index(pod: Object) -> str:
-    return next(pod["metadata"]["annotations"][name] for name in _INDEXES if name in pod["metadata"]["annotations"])
+    return str(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
 
 
 def _run_id(found: Object) -> str:

@@ -1,7 +1,7 @@
-"""The contract of a distributed stage with every engine: all behaviours, and what attempts do with their object.
+"""The contract of a distributed stage with Job and JobSet: all behaviours, and what attempts do with their object.
 
-Job and JobSet have their real controllers; Volcano's is a double. The launcher has the rights that ``torchx-kfp rbac``
-prints, and no others.
+They have their real controllers. The launcher, which knows no engine, has the rights that ``torchx-kfp rbac`` prints,
+and no others.
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ class Cluster:
         """Whether the engine says that the object has failed."""
         status = self.objects[0].get("status", {})
         conditions = [one["type"] for one in status.get("conditions", ()) if one.get("status") == "True"]
-        phase = status.get("state", {}).get("phase")
-        return "Failed" in (*conditions, status.get("terminalState")) or phase in ("Failed", "Aborted")
+        return "Failed" in (*conditions, status.get("terminalState"))
 
     @property
     def replicas(self) -> list[Object]:
         return replicas(self.namespace)
 
 
-@pytest.fixture(params=["job", "jobset", "volcano"])
+@pytest.fixture(params=["job", "jobset"])
 def cluster_with(request: pytest.FixtureRequest, namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> Cluster:
-    if request.param != "job":
-        request.getfixturevalue({"jobset": "jobset_controller", "volcano": "volcano"}[request.param])
+    if request.param == "jobset":
+        request.getfixturevalue("jobset_controller")
     give_rights(namespace, request.param, ACCOUNT)
     return Cluster(request.param, namespace, kubelet, tmp_path)
 
@@ -76,7 +75,7 @@ def test_a_stage_does_the_same_on_a_cluster_as_here(name: str, cluster_with: Clu
     assert found, attempt.log
     name = found[3]
     assert found[2] == cluster_with.namespace.name
-    server = {"job": f"{name}-0", "jobset": f"{name}-trainer-0-0", "volcano": f"{name}-trainer-0"}[engine]
+    server = f"{name}-0" if engine == "job" else f"{name}-trainer-0-0"
     row.check(code, attempt.log, attempt.outputs, rank0=f"{server}.{name}", server=server)
     if row.records is not None:
         assert FsspecResultTracker(str(stage.base))[attempt.run_id] == row.records

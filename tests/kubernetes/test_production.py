@@ -31,12 +31,12 @@ while not os.path.exists(sys.argv[1]):
 """
 
 
-@pytest.fixture(params=["job", "jobset", "volcano"])
+@pytest.fixture(params=["job", "jobset"])
 def engine(request: pytest.FixtureRequest, namespace: Namespace, kubelet: Kubelet) -> str:
     """The name of an engine that the namespace has, with the rights for it."""
     name = str(request.param)
-    if name != "job":
-        request.getfixturevalue({"jobset": "jobset_controller", "volcano": "volcano"}[name])
+    if name == "jobset":
+        request.getfixturevalue("jobset_controller")
         grant(namespace, name)
     return name
 

@@ -19,10 +19,9 @@ import pytest
 
 from tests.kubernetes.api import Object
 from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.faults import Lines
 from tests.kubernetes.history import History
 from tests.kubernetes.kubelet import Kubelet
-from tests.kubernetes.manifests import container, headless_service, job, jobset, pod, volcano_job
+from tests.kubernetes.manifests import container, headless_service, job, jobset, pod
 from tests.kubernetes.namespaces import Namespace
 from tests.kubernetes.schedules import Blow, Life, Schedule, check, end, prepare, run
 from tests.kubernetes.stages import COLLECTIONS, give_rights
@@ -31,7 +30,6 @@ from tests.kubernetes.stages import COLLECTIONS, give_rights
 DECOYS = {
     "batch/v1/jobs": job("decoy", container("true"), replicas=2, suspend=True),
     "jobset.x-k8s.io/v1alpha2/jobsets": jobset("decoy", ("trainer", container("true"), 2), suspend=True),
-    "batch.volcano.sh/v1alpha1/jobs": volcano_job("decoy", ("trainer", container("true"), 2), schedulerName="nobody"),
     "pods": pod("decoy", container("true"), schedulerName="nobody"),
     "services": headless_service("decoy-service", "decoy"),
 }
@@ -40,7 +38,7 @@ TOGETHER = 6
 #: What befalls launchers that have to be replaced.
 BLOWS = ["kill", "kill", "term", "cut off"]
 #: What befalls requests.
-FAULTS = [*[None] * 12, "cut", "lost", "half", 500, 503, 429, 401, 0.3, Lines(1)]
+FAULTS = [*[None] * 12, "cut", "lost", 500, 503, 429, 401, 0.3]
 #: Schedules that once found a defect, and are tried each time.
 FOUND: Sequence[Schedule] = ()
 
@@ -48,7 +46,7 @@ FOUND: Sequence[Schedule] = ()
 def draw(random: Random) -> Schedule:
     """Return any schedule."""
     # No restarts of a Job: it waits 10 s before each.
-    engine = random.choice(["job", "job", "jobset", "jobset", "volcano"])
+    engine = random.choice(["job", "jobset"])
     # A run is terminated in the end, or has time to succeed.
     ends = [draw_life(random, ["term"])] if random.random() < 0.2 else [draw_life(random, []) for _ in range(3)]
     return Schedule(
@@ -106,7 +104,7 @@ class Trials:
 
 
 @pytest.mark.cluster
-@pytest.mark.usefixtures("jobset_controller", "volcano")
+@pytest.mark.usefixtures("jobset_controller")
 def test_one_object_and_one_result_whatever_dies_when(
     cluster: ControlPlane, namespace: Namespace, kubelet: Kubelet, tmp_path: Path
 ) -> None:

@@ -178,7 +178,7 @@ class Behaviour:
     outputs: Mapping[str, str] = field(default_factory=dict)
     records: Mapping[str, Any] | None = None
     ending: str = ""
-    engines: Mapping[str, Any] = field(default_factory=lambda: {"job": {}, "jobset": {}, "volcano": {}})
+    engines: Mapping[str, Any] = field(default_factory=lambda: {"job": {}, "jobset": {}})
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def options_with(self, engine: str) -> dict[str, Any]:
@@ -199,7 +199,6 @@ class Behaviour:
 
 
 ONE: Mapping[str, Any] = {"job": {}}
-SEVERAL: Mapping[str, Any] = {"jobset": {}, "volcano": {}}
 BEHAVIOURS: Mapping[str, Behaviour] = {
     "replicas know their rank, and publish results": Behaviour(
         lambda _: python(TRAIN),
@@ -244,13 +243,13 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
         _served,
         lines={"server/0 | serves {server}": 1},
         outputs={"loss": "0.25"},
-        engines={"jobset": {"succeeds_with": ["trainer"]}, "volcano": {"succeeds_with": ["trainer"]}},
+        engines={"jobset": {"succeeds_with": ["trainer"]}},
         options=LOSS,
     ),
     "all replicas start again": Behaviour(
         lambda folder: python(TRIES.format(seconds=[1000, 2]), arguments=[str(folder)], max_retries=1),
         lines={"trainer/0 | tries": 2, "trainer/1 | tries": 2},
-        engines=SEVERAL,
+        engines={"jobset": {}},
     ),
     "replicas that fail are started again": Behaviour(
         lambda folder: python(

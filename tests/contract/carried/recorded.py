@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dev import carry
+from tests.authoring.engines.filled import launched
+from tests.kubernetes.record_launcher import app_of
 from tests.recordings import Exchange, Recording, Replay, read, split
+from torchx_kfp import engines
 
 #: Seconds after which a launcher counts as hanging.
 HANGS = 120
@@ -197,11 +200,11 @@ def course(name: str, looks: Sequence[Look], *, fails: bool = False, **spec: Any
         fails: whether the stage fails in the end, and deletes the object if that is there, and its own.
         spec: fields of the specification that differ.
     """
-    recording = read(name)
+    recording = of_volcano() if name == "volcano.succeeds" else read(name)
     requests = [one for one in recording.exchanges if not one.is_log]
     made = max(number for number, one in enumerate(requests) if one.method == "POST")
     begin, (lists, gets) = requests[: made + 1], _templates(requests)
-    (deletion,) = [one for one in read(f"{name.partition('.')[0]}.fails").exchanges if one.method == "DELETE"]
+    (deletion,) = [one for one in read("job.fails").exchanges if one.method == "DELETE"]
     exchanges = []
     for number, look in enumerate(looks):
         if number:
@@ -223,6 +226,19 @@ def course(name: str, looks: Sequence[Look], *, fails: bool = False, **spec: Any
             exchanges.append(replace(deletion, path=gets.path))
     changed = {**recording.spec, **spec}
     return replace(recording, spec=changed, exchanges=[*begin, *exchanges, *logs])
+
+
+@functools.cache
+def of_volcano() -> Recording:
+    """Return what a JobSet was seen to do as that of a Job of Volcano, whose controller nobody has seen."""
+    recording = read("jobset.succeeds")
+    spec = launched(app_of("succeeds", Path("go")), engines.Volcano(), tracked=True).spec
+    names = {"apis/jobset.x-k8s.io/v1alpha2": spec["api"], "/jobsets": f"/{spec['plural']}"}
+    exchanges = []
+    for one in recording.exchanges:
+        path = functools.reduce(lambda path, name: path.replace(name, names[name]), names, one.path)
+        exchanges.append(replace(one, path=path))
+    return replace(recording, spec=spec, exchanges=exchanges)
 
 
 def states_of(recording: Recording, pods: Sequence[Pod]) -> list[Exchange]:
