@@ -18,6 +18,8 @@ from tests.execution.pipeline.test_damaged import damage
 SECRET = "SECRET-OF-THE-USER"
 
 FILES = ["events.jsonl", "run.json", "pipeline.yaml", "lock"]
+#: What takes the place of some bytes.
+_BYTES = (b"", b"\0", b"\xff\xfe", b"9" * 400, b"[" * 3000, b'"', b"..")
 
 
 def _fifo(path: Path, _: Path) -> None:
@@ -52,7 +54,7 @@ def make_hostile(good: Path, folder: Path, secret: Path, random: Random) -> str:
     """Copy the folder of a run and do harm to it; return what was done."""
     shutil.copytree(good, folder)
     logs = sorted(folder.glob("*/log.txt"))
-    what = random.randrange(5)
+    what = random.randrange(6)
     if what == 0:
         path = random.choice([*(folder / name for name in FILES), *logs])
         path.unlink()
@@ -70,10 +72,19 @@ def make_hostile(good: Path, folder: Path, secret: Path, random: Random) -> str:
         shutil.rmtree(inner)
         inner.symlink_to(secret.parent)
         return "a link to a folder"
-    path = folder / random.choice(FILES[:2])
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if what > 2 and path.suffix == ".jsonl" else []
-    documents: list[Any] = lines or [json.loads(path.read_text())]
     if what == 3:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        for path in random.sample(files, min(len(files), random.choice([1, 2, 5]))):
+            content = bytearray(path.read_bytes())
+            for _ in range(random.choice([1, 3, 20])):
+                start = random.randrange(len(content) + 1)
+                content[start : start + random.choice([0, 1, 8])] = random.choice([*_BYTES, os.fsencode(secret)])
+            path.write_bytes(content)
+        return "damaged bytes"
+    path = folder / random.choice(FILES[:2])
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if what > 3 and path.suffix == ".jsonl" else []
+    documents: list[Any] = lines or [json.loads(path.read_text())]
+    if what == 4:
         for place in documents:
             for key in [key for key in place if key in ("log_file", "folder", "uri", "cached_from", "run_id")]:
                 place[key] = random.choice(
