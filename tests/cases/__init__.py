@@ -1,8 +1,7 @@
 """Pipelines, each with its expected end: what a compiled pipeline can express, and what stages promise.
 
 A module is a family. ``case`` adds a pipeline; ``load_cases`` finds those of a family. Each place runs the same cases:
-this machine in ``test_here``, a KFP host in ``tests/conformance``, KFP's Docker runner in ``tests/containers``, and
-kfp.local, for pipelines of KFP alone, in ``kfp_local``.
+this machine in ``test_here``, a KFP host in ``tests/conformance``, and KFP's Docker runner in ``tests/containers``.
 """
 
 # The families do not have postponed annotations, since kfp reads annotations as types.
@@ -35,12 +34,6 @@ KFP_FAMILIES = (
 STAGE_FAMILIES = ("examples", "reads", "results", "values")
 FAMILIES = KFP_FAMILIES + STAGE_FAMILIES
 
-#: Reasons that apply to several pipelines for not running them under kfp.local. One pipeline was tried for each reason.
-CONTAINERS = "its SubprocessRunner does not accept container components"
-OPTIONAL = "it wants a value for an optional input"
-NUMBERS = "it hands on integers as floats"
-NESTED = "it makes lists of lists of what nested loops collect"
-
 VERSION = tuple(int(part) for part in kfp.__version__.split(".")[:2])
 
 
@@ -61,9 +54,7 @@ class Case:
         reasons: parts of the reasons of some stages.
         check: checks the rest of the result, here.
         refused: a pattern for the message with which the pipeline is rejected before it starts.
-        local: why kfp.local cannot run it.
         since: the first version of kfp that compiles it.
-        local_since: the first version whose kfp.local runs it correctly.
         config: its ``dsl.PipelineConfig``.
         expected: why it ends in another way on KFP: the table of ``docs/why/differences.md`` has it.
         missing: what it needs that a cluster may not have.
@@ -83,9 +74,7 @@ class Case:
     reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Any], None] | None = None
     refused: str = ""
-    local: str = ""
     since: tuple[int, int] = (2, 14)
-    local_since: tuple[int, int] = (2, 15)
     config: Any = None
     expected: str = ""
     missing: str = ""

@@ -4,7 +4,7 @@ from typing import List, NamedTuple, Optional
 
 from kfp import dsl
 
-from tests.cases import CONTAINERS, case
+from tests.cases import case
 from tests.cases.parts import component, echo, make, read
 
 
@@ -41,7 +41,6 @@ class TrainAndInspect(NamedTuple):
     state="failed",
     artifacts={"model": "ABC"},
     stages={"train": {"Output": 0.25}, "inspect": "failed"},
-    local="it hands on a dict in metadata as it is",
 )
 def metadata() -> TrainAndInspect:
     trained = train(data=make(text="abc").outputs["out"])
@@ -137,7 +136,6 @@ def read_optional(data: Optional[dsl.Input[dsl.Dataset]] = None) -> str:
     expected="an optional artifact that is given works here; the check warns",
     outputs={"Output": "nothing"},
     stages={"read-optional-2": {"Output": "x"}},
-    local_since=(2, 17),
 )
 def optional() -> str:
     nothing = read_optional()
@@ -159,7 +157,6 @@ def uri_of(data: dsl.Input[dsl.Dataset]) -> str:
 @case(
     state="failed",
     stages={"point-elsewhere": "failed", "uri-of": "not run"},
-    local="it lets a stage put an artifact anywhere",
 )
 def uri_of_its_own() -> str:
     return uri_of(data=point_elsewhere().outputs["out"]).output
@@ -223,7 +220,7 @@ def read_in_container(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'cp "$0" "$1"', data.path, out])
 
 
-@case(outputs={"Output": "abc"}, stages={"read": {"Output": "abc"}}, local=CONTAINERS)
+@case(outputs={"Output": "abc"}, stages={"read": {"Output": "abc"}})
 def through_containers() -> str:
     made = make_in_container(text="abc")
     read(data=made.outputs["out"])
@@ -236,7 +233,7 @@ def metadata_in_container(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, data.metadata["length"], out])
 
 
-@case(outputs={"Output": "{{$.inputs.artifacts['data'].metadata['length']}}"}, local=CONTAINERS)
+@case(outputs={"Output": "{{$.inputs.artifacts['data'].metadata['length']}}"})
 def metadata_in_containers() -> str:
     return metadata_in_container(data=make(text="abc").outputs["out"]).outputs["out"]
 

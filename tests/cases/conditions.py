@@ -4,15 +4,12 @@ from typing import List
 
 from kfp import dsl
 
-from tests.cases import CONTAINERS, case
+from tests.cases import case
 from tests.cases.parts import add, component, double, echo, fail, join, make, read, total, write
-
-NO_ONE_OF = "it has no dsl.OneOf of artifacts"
 
 
 @case(
     stages={"write-2": {"out": "yes"}, "write-3": "skipped"},
-    local=f"{CONTAINERS}, and its condition on one is false",
 )
 def on_an_output_of_a_container():
     made = write(text="a")
@@ -54,7 +51,6 @@ def false_operators(n: int = 3, text: str = "b"):
     arguments={"x": 7},
     outputs={"Output": "middle"},
     stages={"echo": "skipped", "echo-2": {"Output": "middle"}, "echo-3": "skipped"},
-    local_since=(2, 17),
 )
 def one_of_parameters(x: int) -> str:
     with dsl.If(x < 5):
@@ -66,7 +62,7 @@ def one_of_parameters(x: int) -> str:
     return echo(text=dsl.OneOf(low.output, middle.output, high.output)).output
 
 
-@case(outputs={"Output": "tails!"}, stages={"make": "skipped"}, local=NO_ONE_OF)
+@case(outputs={"Output": "tails!"}, stages={"make": "skipped"})
 def one_of_artifacts(side: str = "tails") -> str:
     with dsl.If(side == "heads"):
         heads = make(text="heads!")
@@ -75,7 +71,7 @@ def one_of_artifacts(side: str = "tails") -> str:
     return read(data=dsl.OneOf(heads.outputs["out"], tails.outputs["out"])).output
 
 
-@case(outputs={"Output": "else"}, local_since=(2, 17))
+@case(outputs={"Output": "else"})
 def one_of_as_output(side: str = "tails") -> str:
     with dsl.If(side == "heads"):
         first = echo(text="if")
@@ -84,7 +80,7 @@ def one_of_as_output(side: str = "tails") -> str:
     return dsl.OneOf(first.output, second.output)
 
 
-@case(artifacts={"Output": "else"}, local=NO_ONE_OF)
+@case(artifacts={"Output": "else"})
 def one_of_artifacts_as_output(side: str = "tails") -> dsl.Dataset:
     with dsl.If(side == "heads"):
         first = make(text="if")
@@ -112,7 +108,6 @@ def in_each_other(x: int, side: str):
 @case(
     outputs={"Output": "c"},
     stages={"echo": "skipped", "echo-2": "skipped", "echo-3": {"Output": "c"}},
-    local_since=(2, 17),
 )
 def one_of_in_one_of(x: int = 3, y: int = 2) -> str:
     with dsl.If(x == 1):
@@ -137,7 +132,7 @@ def in_a_loop():
             add(a=x, b=1)
 
 
-@case(outputs={"Output": 6}, stages={"double[0]": "skipped"}, local_since=(2, 17))
+@case(outputs={"Output": 6}, stages={"double[0]": "skipped"})
 def collected_from_branches() -> int:
     with dsl.ParallelFor([1, 2, 1]) as x:
         with dsl.If(x == 2):
@@ -149,7 +144,7 @@ def collected_from_branches() -> int:
     return total(numbers=dsl.Collected(kept.output)).output
 
 
-@case(stages={"double[0]": {"Output": 2}, "double[1]": {"Output": 4}, "echo": "skipped"}, local_since=(2, 17))
+@case(stages={"double[0]": {"Output": 2}, "double[1]": {"Output": 4}, "echo": "skipped"})
 def around_a_loop(x: int = 1):
     with dsl.If(x == 1), dsl.ParallelFor([1, 2]) as item:
         double(x=item)
@@ -165,7 +160,7 @@ def what_reads_a_skipped_stage_is_skipped(x: int = 1):
     double(x=x)
 
 
-@case(stages={"fail": "skipped", "echo": {"Output": "after"}}, local_since=(2, 17))
+@case(stages={"fail": "skipped", "echo": {"Output": "after"}})
 def a_failing_branch_that_is_not_taken(x: int = 1):
     with dsl.If(x == 2):
         fail(message="never")
@@ -180,7 +175,6 @@ def sides() -> List[str]:
 @case(
     stages={"echo[0]": {"Output": "heads"}, "echo[1]": "skipped", "echo[2]": {"Output": "heads"}},
     outputs={"Output": "a+b"},
-    local_since=(2, 17),
 )
 def on_an_item_of_an_output() -> str:
     with dsl.ParallelFor(sides().output) as side, dsl.If(side == "heads"):
@@ -210,7 +204,6 @@ SKIPPED = ("was skipped: its condition is false",)
 @case(
     stages={"echo": "skipped", "echo-2": "skipped"},
     reasons={"echo": SKIPPED, "echo-2": SKIPPED},
-    local="it runs what is after a loop",
 )
 def what_waits_for_a_skipped_stage_is_skipped(x: str = "no"):
     with dsl.If(x == "yes"):
@@ -230,7 +223,7 @@ def collected_where_an_iteration_has_skipped_it():
     join(words=dsl.Collected(said.output))
 
 
-@case(outputs={"Output": ["a", "c"]}, local="it fails where an iteration has skipped it")
+@case(outputs={"Output": ["a", "c"]})
 def collected_as_output_from_a_branch() -> List[str]:
     with dsl.ParallelFor(["a", "b", "c"]) as item, dsl.If(item != "b"):
         said = echo(text=item)

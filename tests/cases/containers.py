@@ -6,11 +6,11 @@ from typing import Optional
 
 from kfp import dsl
 
-from tests.cases import CONTAINERS, case
+from tests.cases import case
 from tests.cases.parts import echo, shell, write
 
 
-@case(outputs={"Output": "HI"}, local=CONTAINERS)
+@case(outputs={"Output": "HI"})
 def with_python_components() -> str:
     made = shell(script='printf hi | tr a-z A-Z > "$0"')
     return echo(text=made.outputs["out"]).output
@@ -52,7 +52,7 @@ def list_and_dict(items: list, mapping: dict, out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", ARGUMENTS, "sh", out, items, mapping])
 
 
-@case(outputs={"Output": '[["a",1,true]][{"a":{},"b":1.5}]'}, local=CONTAINERS)
+@case(outputs={"Output": '[["a",1,true]][{"a":{},"b":1.5}]'})
 def lists_and_dicts() -> str:
     return list_and_dict(items=["a", 1, True], mapping={"b": 1.5, "a": {}}).outputs["out"]
 
@@ -71,13 +71,12 @@ def write_types(
 
 @case(
     stages={"write-types": {"s": "a\n", "i": 7, "d": 0.001, "b": True, "li": [1, "x"], "st": {"k": [1.5]}}},
-    local=CONTAINERS,
 )
 def outputs_of_every_type():
     write_types()
 
 
-@case(outputs={"Output": "{{$.pipeline_job_name}} {{$.pipeline_task_name}}"}, local=CONTAINERS)
+@case(outputs={"Output": "{{$.pipeline_job_name}} {{$.pipeline_task_name}}"})
 def names_in_placeholders() -> str:
     text = f"{dsl.PIPELINE_JOB_NAME_PLACEHOLDER} {dsl.PIPELINE_TASK_NAME_PLACEHOLDER}"
     return shorten(text=text).outputs["out"]
@@ -95,7 +94,7 @@ def facts(job: str, root: str, created: str, task_id: str, out: dsl.OutputPath(s
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, out, job, root, created, task_id])
 
 
-@case(state="failed", stages={"facts": "failed"}, local=CONTAINERS)
+@case(state="failed", stages={"facts": "failed"})
 def every_fact_has_a_value() -> str:
     return facts(
         job=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
@@ -121,7 +120,7 @@ def alike(a_b: dsl.OutputPath(str), a__b: dsl.OutputPath(str), x: dsl.OutputPath
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, "sh", a_b, a__b, x, x_])
 
 
-@case(stages={"alike": {name: name for name in ("a_b", "a__b", "x", "x_")}}, local=CONTAINERS)
+@case(stages={"alike": {name: name for name in ("a_b", "a__b", "x", "x_")}})
 def outputs_with_names_that_are_alike():
     alike()
 
@@ -131,7 +130,7 @@ def spaced(i: dsl.OutputPath(int), b: dsl.OutputPath(bool)):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "echo ' 5' > $0; printf True > $1", i, b])
 
 
-@case(stages={"spaced": {"i": 5, "b": True}, "write": {"out": "5 true"}}, local=CONTAINERS)
+@case(stages={"spaced": {"i": 5, "b": True}, "write": {"out": "5 true"}})
 def outputs_with_spaces_and_capitals():
     made = spaced()
     write(text=f"{made.outputs['i']} {made.outputs['b']}")
@@ -151,7 +150,6 @@ def optional(out: dsl.OutputPath(str), given: Optional[str] = None, default: str
         "optional-2": {"out": "[--given][G][cD5][G]"},
         "optional-3": {"out": '[none][cd"f4][]'},
     },
-    local=CONTAINERS,
 )
 def defaults_and_optional_inputs(p: Optional[str] = None):
     optional()
@@ -177,7 +175,7 @@ def facts_are_of_this_run(result):
     assert result["write"].outputs != result["write-2"].outputs
 
 
-@case(local=CONTAINERS, check=facts_are_of_this_run)
+@case(check=facts_are_of_this_run)
 def facts_of_the_run():
     placeholders(
         job=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,

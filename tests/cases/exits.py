@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from tests.cases import CONTAINERS, case
+from tests.cases import case
 from tests.cases.parts import component, shell
 from tests.cases.quick import echo, fail
 
@@ -17,13 +17,13 @@ def crash(message: str):
     raise RuntimeError(message)
 
 
-@case(local_since=(2, 17), stages={"say": {"Output": "exit"}, "say-2": {"Output": "body"}})
+@case(stages={"say": {"Output": "exit"}, "say-2": {"Output": "body"}})
 def of_python_components():
     with dsl.ExitHandler(say(text="exit")):
         say(text="body")
 
 
-@case(local_since=(2, 17), state="failed", stages={"say": {"Output": "exit"}, "crash": "failed"})
+@case(state="failed", stages={"say": {"Output": "exit"}, "crash": "failed"})
 def of_python_components_that_fail():
     with dsl.ExitHandler(say(text="exit")):
         crash(message="body")
@@ -38,20 +38,19 @@ def say_status(status: dsl.PipelineTaskFinalStatus, text: str = "") -> str:
 @case(
     state="failed",
     stages={"echo": {"out": "exit"}, "fail": "failed", "echo-2": "not run"},
-    local=CONTAINERS,
 )
 def after_failure():
     with dsl.ExitHandler(echo(text="exit")):
         echo(text=fail(message="body").output)
 
 
-@case(stages={"say-status": {"Output": "x COMPLETE exit-handler-1 False"}}, local=CONTAINERS)
+@case(stages={"say-status": {"Output": "x COMPLETE exit-handler-1 False"}})
 def status_of_success():
     with dsl.ExitHandler(say_status(text="x")):
         echo(text="body")
 
 
-@case(state="failed", stages={"say-status": {"Output": "FAILED exit-handler-1 False"}}, local=CONTAINERS)
+@case(state="failed", stages={"say-status": {"Output": "FAILED exit-handler-1 False"}})
 def status_of_failure():
     with dsl.ExitHandler(say_status()):
         fail(message="body")
@@ -65,7 +64,6 @@ def status_of_failure():
         "echo-2": {"out": "exit 2"},
         "echo-3": {"out": "body 2"},
     },
-    local=CONTAINERS,
 )
 def two_handlers():
     first, second = echo(text="exit 1"), echo(text="exit 2")
@@ -75,7 +73,7 @@ def two_handlers():
         echo(text="body 2")
 
 
-@case(stages={"fail": "failed", "echo": {"out": "body"}}, local=CONTAINERS)
+@case(stages={"fail": "failed", "echo": {"out": "body"}})
 def handler_that_fails():
     with dsl.ExitHandler(fail(message="exit")):
         echo(text="body")
@@ -84,7 +82,6 @@ def handler_that_fails():
 @case(
     arguments={"text": "given"},
     stages={"echo": {"out": "given"}, "echo-2[0]": {"out": "a"}, "echo-2[1]": {"out": "b"}},
-    local=CONTAINERS,
 )
 def around_a_loop(text: str):
     with dsl.ExitHandler(echo(text=text)), dsl.ParallelFor(["a", "b"]) as word:
@@ -93,7 +90,6 @@ def around_a_loop(text: str):
 
 @case(
     stages={"echo": {"out": "exit"}, "echo-2": "skipped", "echo-3": {"out": "else"}},
-    local=CONTAINERS,
 )
 def around_branches(x: int = 1):
     with dsl.ExitHandler(echo(text="exit")):
@@ -117,7 +113,6 @@ def clean_up(text: str):
         "clean-up/echo-2": {"out": "cleaned"},
         "fail": "failed",
     },
-    local=CONTAINERS,
 )
 def pipeline_as_exit_task(text: str):
     with dsl.ExitHandler(clean_up(text=text)):
@@ -133,21 +128,20 @@ def with_handler(message: str):
 @case(
     state="failed",
     stages={"with-handler/echo": {"out": "inner exit"}, "echo": "not run"},
-    local=CONTAINERS,
 )
 def handler_in_a_pipeline():
     inner = with_handler(message="inside")
     echo(text="after").after(inner)
 
 
-@case(state="failed", stages={"fail": "failed", "say": {"Output": ""}, "echo": "skipped"}, local=CONTAINERS)
+@case(state="failed", stages={"fail": "failed", "say": {"Output": ""}, "echo": "skipped"})
 def ignored_failure_with_an_input():
     failed = fail(message="upstream")
     say(text=failed.output).ignore_upstream_failure()
     echo(text="default").after(failed).ignore_upstream_failure()
 
 
-@case(stages={"echo": {"out": "a"}, "say": {"Output": "a"}}, local=CONTAINERS)
+@case(stages={"echo": {"out": "a"}, "say": {"Output": "a"}})
 def ignored_failure_that_did_not_happen():
     say(text=echo(text="a").output).ignore_upstream_failure()
 
@@ -155,7 +149,6 @@ def ignored_failure_that_did_not_happen():
 @case(
     state="failed",
     stages={"fail": "failed", "say": {"Output": ""}},
-    local=CONTAINERS,
 )
 def ignored_failure():
     say(text=fail(message="upstream").output).ignore_upstream_failure()
@@ -164,20 +157,19 @@ def ignored_failure():
 @case(
     state="failed",
     stages={"fail": "failed", "say-status": {"Output": "x FAILED fail False"}},
-    local=CONTAINERS,
 )
 def status_of_a_stage():
     failed = fail(message="upstream")
     say_status(text="x").after(failed).ignore_upstream_failure()
 
 
-@case(stages={"shell": {"out": "exit"}, "shell-2": {"out": "body"}}, local=CONTAINERS)
+@case(stages={"shell": {"out": "exit"}, "shell-2": {"out": "body"}})
 def containers():
     with dsl.ExitHandler(shell(script='printf exit > "$0"').set_display_name("the exit")):
         shell(script='printf body > "$0"')
 
 
-@case(since=(2, 17), stages={"echo": {"out": "exit"}, "echo-3": {"out": "after"}}, local=CONTAINERS)
+@case(since=(2, 17), stages={"echo": {"out": "exit"}, "echo-3": {"out": "after"}})
 def after_a_handler():
     with dsl.ExitHandler(echo(text="exit")) as handler:
         echo(text="body")

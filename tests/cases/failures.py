@@ -4,7 +4,7 @@ from typing import List
 
 from kfp import dsl
 
-from tests.cases import CONTAINERS, case
+from tests.cases import case
 from tests.cases.parts import component, double, echo, fail, join, shell, shell_after, total
 
 
@@ -33,14 +33,14 @@ def one_iteration():
     total(numbers=dsl.Collected(made.output))
 
 
-@case(state="failed", stages={"fail": "failed", "echo": "not run", "echo-2": {"Output": "other"}}, local_since=(2, 17))
+@case(state="failed", stages={"fail": "failed", "echo": "not run", "echo-2": {"Output": "other"}})
 def in_a_branch(x: int = 1):
     with dsl.If(x == 1):
         echo(text=fail(message="no").output)
     echo(text="other")
 
 
-@case(state="failed", stages={"shell": "failed"}, local=CONTAINERS)
+@case(state="failed", stages={"shell": "failed"})
 def output_that_is_missing():
     shell(script="exit 0")
 
@@ -68,7 +68,7 @@ def fail_once(path: str) -> str:
 RETRIED = "a retry policy is followed here, whatever the cluster's controller is set to; the check warns"
 
 
-@case(expected=RETRIED, outputs={"Output": "the second time"}, local_since=(2, 17))
+@case(expected=RETRIED, outputs={"Output": "the second time"})
 def retries() -> str:
     return fail_once(path="was_here").set_retry(num_retries=2, backoff_duration="0s").output
 
@@ -84,12 +84,12 @@ def inner() -> str:
     return echo(text=fail_once(path="was_there").output).output
 
 
-@case(expected=RETRIED, outputs={"Output": "the second time"}, local="it does not try a nested pipeline again")
+@case(expected=RETRIED, outputs={"Output": "the second time"})
 def retries_of_a_pipeline() -> str:
     return inner().set_retry(num_retries=1, backoff_duration="0s").output
 
 
-@case(outputs={"Output": "ok"}, stages={"shell-after": {"out": "ok"}}, local=CONTAINERS)
+@case(outputs={"Output": "ok"}, stages={"shell-after": {"out": "ok"}})
 def exit_codes_and_output() -> str:
     first = shell(script='echo noise; echo more >&2; printf ok > "$0"')
     return shell_after(script='printf %s "$1" > "$0"', text=first.outputs["out"]).outputs["out"]
@@ -99,7 +99,6 @@ def exit_codes_and_output() -> str:
     state="failed",
     stages={"shell": "failed", "shell-2": {"out": "x"}},
     reasons={"shell": ("was ended by signal 9 (SIGKILL)",)},
-    local=CONTAINERS,
 )
 def signals():
     shell(script="kill -9 $$")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kfp import dsl
 
-from tests.cases import CONTAINERS, case
+from tests.cases import case
 from tests.cases.parts import component, echo, read, write
 from torchx_kfp import artifact_from_uri
 
@@ -53,7 +53,6 @@ def from_an_output() -> str:
 @case(
     missing="a bucket of Google's",
     stages={"write[0]": {"out": "gs://bucket/a"}, "describe[1]": {"Output": "gs://bucket/b [] Dataset"}},
-    local=CONTAINERS,
 )
 def in_a_loop():
     with dsl.ParallelFor(["gs://bucket/a", "gs://bucket/b"]) as uri:
@@ -94,7 +93,6 @@ def artifact_from_a_parameter(uri: str) -> str:
         "describe[0]": {"Output": "gs://bucket/a [] Dataset"},
         "describe[1]": {"Output": "gs://bucket/b [] Dataset"},
     },
-    local=CONTAINERS,
 )
 def artifacts_in_a_loop():
     with dsl.ParallelFor(["gs://bucket/a", "gs://bucket/b"]) as uri:

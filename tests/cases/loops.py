@@ -4,7 +4,7 @@ from typing import Dict, List, NamedTuple
 
 from kfp import dsl
 
-from tests.cases import CONTAINERS, NESTED, NUMBERS, case
+from tests.cases import case
 from tests.cases.parts import (
     add,
     component,
@@ -20,7 +20,7 @@ from tests.cases.parts import (
 )
 
 
-@case(arguments={"words": ["a", "b"]}, outputs={"Output": "a+b"}, local_since=(2, 17))
+@case(arguments={"words": ["a", "b"]}, outputs={"Output": "a+b"})
 def over_a_parameter(words: List[str]) -> str:
     with dsl.ParallelFor(words) as word:
         said = echo(text=word)
@@ -32,14 +32,14 @@ def numbers(count: int) -> List[int]:
     return list(range(count))
 
 
-@case(outputs={"Output": 6}, stages={"double[2]": {"Output": 4}}, local_since=(2, 17))
+@case(outputs={"Output": 6}, stages={"double[2]": {"Output": 4}})
 def over_an_output() -> int:
     with dsl.ParallelFor(numbers(count=3).output) as x:
         doubled = double(x=x)
     return total(numbers=dsl.Collected(doubled.output)).output
 
 
-@case(outputs={"Output": []}, local="it fails behind a loop without iterations")
+@case(outputs={"Output": []})
 def over_nothing() -> List[int]:
     with dsl.ParallelFor(numbers(count=0).output) as x:
         doubled = double(x=x)
@@ -57,7 +57,7 @@ def fan_in_of_nothing() -> int:
     return total(numbers=dsl.Collected(doubled.output)).output
 
 
-@case(stages={"write[0]": {"out": "a"}, "write[1]": {"out": "2"}}, local=CONTAINERS)
+@case(stages={"write[0]": {"out": "a"}, "write[1]": {"out": "2"}})
 def over_fields_in_containers():
     with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "2", "n": 2}]) as item:
         write(text=item.label)
@@ -80,7 +80,6 @@ def over_fields():
     arguments={"items": [{"a": 1, "b": 2}]},
     outputs={"Output": 3},
     stages={"add[0]": {"Output": 3}},
-    local_since=(2, 17),
 )
 def over_fields_of_a_parameter(items: List[Dict[str, int]]) -> int:
     with dsl.ParallelFor(items) as item:
@@ -93,14 +92,14 @@ def describe(item: Dict[str, int]) -> str:
     return "".join(f"{key}={value};" for key, value in sorted(item.items()))
 
 
-@case(arguments={"items": [{"a": 1}, {"a": 2, "b": 3}]}, outputs={"Output": "a=1;+a=2;b=3;"}, local=NUMBERS)
+@case(arguments={"items": [{"a": 1}, {"a": 2, "b": 3}]}, outputs={"Output": "a=1;+a=2;b=3;"})
 def over_dicts(items: List[Dict[str, int]]) -> str:
     with dsl.ParallelFor(items) as item:
         said = describe(item=item)
     return join(words=dsl.Collected(said.output)).output
 
 
-@case(outputs={"Output": "a1+a2+b1+b2"}, stages={"pair[1,0]": {"Output": "b1"}}, local=NESTED)
+@case(outputs={"Output": "a1+a2+b1+b2"}, stages={"pair[1,0]": {"Output": "b1"}})
 def nested() -> str:
     with dsl.ParallelFor(["a", "b"]) as letter, dsl.ParallelFor([1, 2]) as number:
         made = pair(letter=letter, number=number)
@@ -120,7 +119,6 @@ def pair(letter: str, number: int) -> str:
         "add[1,0]": {"Output": 4},
         "add[1,1]": {"Output": 5},
     },
-    local=NESTED,
 )
 def nested_with_an_output_of_the_outer_one() -> int:
     with dsl.ParallelFor([1, 2]) as x:
@@ -146,7 +144,7 @@ def same(numbers: List[int]) -> List[int]:
     return numbers
 
 
-@case(outputs={"Output": 6}, arguments={"xs": [1, 2]}, local_since=(2, 17))
+@case(outputs={"Output": 6}, arguments={"xs": [1, 2]})
 def one_behind_another(xs: List[int]) -> int:
     with dsl.ParallelFor(xs) as x:
         first = double(x=x)
@@ -155,13 +153,13 @@ def one_behind_another(xs: List[int]) -> int:
     return total(numbers=dsl.Collected(second.output)).output
 
 
-@case(local=CONTAINERS, stages={"shell[2]": {"out": "alone"}})
+@case(stages={"shell[2]": {"out": "alone"}})
 def one_at_a_time_is_alone():
     with dsl.ParallelFor(["a", "b", "c"], parallelism=1):
         shell(script='mkdir alone && sleep 0.1 && rmdir alone && printf alone > "$0"')
 
 
-@case(outputs={"Output": "x+yy"}, local_since=(2, 17))
+@case(outputs={"Output": "x+yy"})
 def collected_artifacts() -> str:
     with dsl.ParallelFor(["x", "yy"]) as text:
         made = make(text=text)
@@ -173,7 +171,7 @@ def two(first: str, second: str) -> str:
     return first + second
 
 
-@case(outputs={"Output": "ac+ad+bc+bd"}, local=NESTED)
+@case(outputs={"Output": "ac+ad+bc+bd"})
 def collected_artifacts_of_nested_loops() -> str:
     with dsl.ParallelFor(["a", "b"]) as x, dsl.ParallelFor(["c", "d"]) as y:
         made = make(text=two(first=x, second=y).output)
@@ -210,7 +208,6 @@ def lists_as_outputs() -> ListsAsOutputs:
 @case(
     outputs={"Output": "ab+b"},
     stages={"echo[0]": {"Output": "ab"}, "echo-2[0]": {"Output": "ab"}, "echo-2[1]": {"Output": "b"}},
-    local_since=(2, 17),
 )
 def chain_in_a_loop() -> str:
     with dsl.ParallelFor(["ab", "b"]) as text:
@@ -219,14 +216,14 @@ def chain_in_a_loop() -> str:
     return join(words=dsl.Collected(second.output)).output
 
 
-@case(stages={"echo": {"Output": "after"}, "double[1]": {"Output": 4}}, local_since=(2, 17))
+@case(stages={"echo": {"Output": "after"}, "double[1]": {"Output": 4}})
 def behind_a_loop():
     with dsl.ParallelFor([1, 2]) as x:
         doubled = double(x=x)
     echo(text="after").after(doubled)
 
 
-@case(outputs={"Output": "10"}, local=CONTAINERS)
+@case(outputs={"Output": "10"})
 def many_items() -> str:
     with dsl.ParallelFor(list("0123456789")) as item:
         made = write(text=item)
@@ -246,7 +243,6 @@ def count(texts: List[str]) -> str:
         "write-2[0]": {"out": "<x>"},
         "write-2[1]": {"out": "<{{$}}>"},
     },
-    local=CONTAINERS,
 )
 def items_as_text(items: List[str]):
     with dsl.ParallelFor([1.0, 2.5]) as number:
@@ -261,7 +257,7 @@ def conditions_on_fields():
         echo(text="big")
 
 
-@case(outputs={"Output": [[0, 1], [0, 1]]}, local=NUMBERS)
+@case(outputs={"Output": [[0, 1], [0, 1]]})
 def collected_lists_are_not_joined() -> List[List[int]]:
     with dsl.ParallelFor(["a", "b"]):
         made = numbers(count=2)
@@ -276,7 +272,7 @@ def slow_first(letter: str) -> str:
     return letter
 
 
-@case(outputs={"Output": "a+b+c"}, local_since=(2, 17))
+@case(outputs={"Output": "a+b+c"})
 def collected_in_the_order_of_the_items() -> str:
     with dsl.ParallelFor(["a", "b", "c"]) as letter:
         said = slow_first(letter=letter)

@@ -5,7 +5,7 @@ from typing import List, NamedTuple, Optional
 
 from kfp import compiler, components, dsl
 
-from tests.cases import NESTED, OPTIONAL, case
+from tests.cases import case
 from tests.cases.parts import add, component, double, echo, fail, join, make, read, total
 
 
@@ -38,7 +38,6 @@ def one(x: int) -> int:
         "middle/inner-2/add": {"Output": 25},
         "middle/echo": {"Output": "done"},
     },
-    local="it hands on integers as floats",
 )
 def in_each_other() -> str:
     made = middle(x=1)
@@ -58,13 +57,12 @@ def read_inside(data: dsl.Input[dsl.Dataset]) -> str:
 @case(
     outputs={"Output": "abc"},
     stages={"read-inside/read": {"Output": "abc"}},
-    local="it has no input artifacts of nested pipelines",
 )
 def artifacts() -> str:
     return read_inside(data=make_inside(text="abc").output).output
 
 
-@case(outputs={"Output": 36}, stages={"inner[1]/add": {"Output": 12}}, arguments={"xs": [0, 1, 2]}, local_since=(2, 17))
+@case(outputs={"Output": 36}, stages={"inner[1]/add": {"Output": 12}}, arguments={"xs": [0, 1, 2]})
 def in_a_loop(xs: List[int]) -> int:
     with dsl.ParallelFor(xs) as x:
         made = inner(x=x)
@@ -78,7 +76,7 @@ def loop_inside(words: List[str]) -> List[str]:
     return dsl.Collected(said.output)
 
 
-@case(outputs={"Output": "a+b"}, stages={"loop-inside/echo[1]": {"Output": "b"}}, local_since=(2, 17))
+@case(outputs={"Output": "a+b"}, stages={"loop-inside/echo[1]": {"Output": "b"}})
 def with_a_loop_inside() -> str:
     return join(words=loop_inside(words=["a", "b"]).output).output
 
@@ -127,7 +125,7 @@ def optional_inside(text: Optional[str] = None) -> str:
     return say_optional(text=text).output
 
 
-@case(outputs={"Output": "<None>"}, stages={"optional-inside-2/say-optional": {"Output": "<x>"}}, local=OPTIONAL)
+@case(outputs={"Output": "<None>"}, stages={"optional-inside-2/say-optional": {"Output": "<x>"}})
 def optional_inputs() -> str:
     nothing = optional_inside()
     optional_inside(text="x")
@@ -160,7 +158,7 @@ def failure_inside():
     double(x=1)
 
 
-@case(outputs={"Output": ["aa", "ab", "ba", "bb"]}, local=NESTED)
+@case(outputs={"Output": ["aa", "ab", "ba", "bb"]})
 def nested_collected_as_output() -> List[str]:
     with dsl.ParallelFor(["a", "b"]) as x, dsl.ParallelFor(["a", "b"]) as y:
         said = echo(text=two(x=x, y=y).output)
@@ -205,7 +203,6 @@ def pods_have_names_of_their_own(result):
     outputs={"last": "X!-X", "all": ["p?", "q?"]},
     stages={"exclaim-2/echo-2": {"Output": "X!-X"}, "ask[1]/exclaim/echo-2": {"Output": "q?"}},
     check=pods_have_names_of_their_own,
-    local="it makes lists of lists",
 )
 def used_twice_and_in_loops(x: str) -> Said:
     one = exclaim(text=x)

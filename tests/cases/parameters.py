@@ -4,7 +4,7 @@ from typing import Dict, List, NamedTuple, Optional
 
 from kfp import dsl
 
-from tests.cases import CONTAINERS, NUMBERS, OPTIONAL, case
+from tests.cases import case
 from tests.cases.parts import add, component, double, echo, write
 
 
@@ -45,7 +45,6 @@ def every_type(s: str, i: int, d: float, b: bool, li: list, st: dict) -> NamedTu
             "st": {"b": [1], "a": {}},
         },
     },
-    local="it takes no null in a list",
 )
 def types_through_python(s: str, i: int, d: float, b: bool, li: list, st: dict):
     first = every_type(s=s, i=i, d=d, b=b, li=li, st=st)
@@ -76,7 +75,6 @@ def optional(
 @case(
     outputs={"Output": "(None, 'default', None, False)"},
     stages={"optional-2": {"Output": "('x', 'default', 3, True)"}},
-    local=OPTIONAL,
 )
 def optional_inputs() -> str:
     defaults = optional()
@@ -84,12 +82,12 @@ def optional_inputs() -> str:
     return defaults.output
 
 
-@case(outputs={"Output": "(None, 'given', None, False)"}, arguments={"text": "given"}, local=OPTIONAL)
+@case(outputs={"Output": "(None, 'given', None, False)"}, arguments={"text": "given"})
 def optional_pipeline_inputs(text: Optional[str] = None, number: Optional[int] = None) -> str:
     return optional(text=text, number=number).output
 
 
-@case(outputs={"Output": "(None, 'default', None, False)"}, local=OPTIONAL)
+@case(outputs={"Output": "(None, 'default', None, False)"})
 def optional_pipeline_inputs_unset(text: Optional[str] = None) -> str:
     return optional(text=text).output
 
@@ -97,7 +95,6 @@ def optional_pipeline_inputs_unset(text: Optional[str] = None) -> str:
 @case(
     arguments={"name": "Ada", "n": 3},
     outputs={"Output": "Hello Ada, 3 times (and 5): {'x'}"},
-    local=NUMBERS,
 )
 def text_of_channels(name: str, n: int) -> str:
     sum_ = add(a=n, b=2)
@@ -118,7 +115,6 @@ def channels_in_lists_and_dicts(x: str) -> str:
 @case(
     arguments={"i": 3, "d": 1.0, "b": True, "li": [1, "a"], "st": {"b": 1, "a": "<"}},
     outputs={"Output": '3 1 true [1,"a"] {"a":"\\u003c","b":1}'},
-    local=CONTAINERS,
 )
 def types_in_commands(i: int, d: float, b: bool, li: list, st: dict) -> str:
     return write(text=f"{i} {d} {b} {li} {st}").outputs["out"]
@@ -143,7 +139,7 @@ def output_paths() -> OutputPaths:
     return OutputPaths(made.outputs["text"], add(a=made.outputs["number"], b=1).output, made.outputs["items"])
 
 
-@case(outputs={"Output": "x" * 100_000}, local="an argument that is that long meets the limit of its command")
+@case(outputs={"Output": "x" * 100_000})
 def long_text() -> str:
     return echo(text=repeat(text="x", times=100_000).output).output
 
@@ -156,7 +152,7 @@ def repeat(text: str, times: int) -> str:
 HOSTILE = "q\"'\\ $HOME $$ $(PATH) {{workflow.name}} {{=1+1}} é😀 \x7f\n{{$.inputs.parameters['x']}} {{$}}"
 
 
-@case(arguments={"s": HOSTILE}, stages={"write": {"out": HOSTILE}, "write-2": {"out": ""}}, local=CONTAINERS)
+@case(arguments={"s": HOSTILE}, stages={"write": {"out": HOSTILE}, "write-2": {"out": ""}})
 def text_in_commands(s: str):
     write(text=s)
     write(text="")
@@ -168,13 +164,12 @@ TRAP = "{{$.inputs.parameters['pipelinechannel--n']}}"
 @case(
     arguments={"a": TRAP, "n": 3},
     stages={"write": {"out": f"[{TRAP}|3]"}, "write-2": {"out": f"<[{TRAP}|3]|{TRAP}>"}},
-    local=CONTAINERS,
 )
 def values_that_look_like_placeholders(a: str, n: int):
     first = write(text=f"[{a}|{n}]")
     write(text=f"<{first.outputs['out']}|{a}>")
 
 
-@case(stages={"write": {"out": '7 1 false [1,2] {"k":3}'}}, local=CONTAINERS)
+@case(stages={"write": {"out": '7 1 false [1,2] {"k":3}'}})
 def defaults_in_commands(i: int = 7, d: float = 1.0, b: bool = False, li: list = [1, 2], st: dict = {"k": 3}):
     write(text=f"{i} {d} {b} {li} {st}")

@@ -73,7 +73,7 @@ def environment() -> str:
     return f"{os.environ.get('A')} {os.environ.get('B')}"
 
 
-@case(outputs={"Output": "1 x=y z"}, local_since=(2, 17))
+@case(outputs={"Output": "1 x=y z"})
 def environment_variables() -> str:
     return environment().set_env_variable("A", "1").set_env_variable("B", "x=y z").output
 
@@ -123,7 +123,6 @@ def unicode_text(text: str) -> str:
 
 @case(
     outputs={"Output": "ü ü {{$.inputs.parameters['text']}} $HOME  $HOME é😀\n\t\"'\\"},
-    local="it fills in more of the text",
 )
 def text_of_every_kind() -> str:
     return unicode_text(text="ü {{$.inputs.parameters['text']}} $HOME ").output

@@ -1,4 +1,4 @@
-"""Components that do not start an interpreter in each stage, for pipelines that kfp.local cannot run anyway."""
+"""Components that do not start an interpreter in each stage."""
 
 from kfp import dsl
 

@@ -2,7 +2,7 @@
 
 from kfp import dsl, kubernetes
 
-from tests.cases import CONTAINERS, case
+from tests.cases import case
 from tests.cases.parts import component, echo, shell, write
 
 NO_WORKSPACE = "its SubprocessRunner has no workspace unless it is told where"
@@ -20,7 +20,7 @@ def settings_without_effect() -> str:
     return said.output
 
 
-@case(outputs={"Output": "set"}, local=CONTAINERS)
+@case(outputs={"Output": "set"})
 def fields_of_the_pod() -> str:
     made = shell(script='test -n "$POD" && printf set > "$0"')
     kubernetes.use_field_path_as_env(made, env_name="POD", field_path="metadata.name")
@@ -51,7 +51,6 @@ WORKSPACE = dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi"))
     since=(2, 15),
     config=WORKSPACE,
     outputs={"Output": "shared"},
-    local=NO_WORKSPACE,
 )
 def workspace() -> str:
     path = put(folder=dsl.WORKSPACE_PATH_PLACEHOLDER, name="a.txt", text="shared")
@@ -64,14 +63,12 @@ def in_workspace(folder: str, out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, folder, out])
 
 
-@case(
-    missing="storage for volume claims", since=(2, 15), config=WORKSPACE, outputs={"Output": "kept"}, local=CONTAINERS
-)
+@case(missing="storage for volume claims", since=(2, 15), config=WORKSPACE, outputs={"Output": "kept"})
 def workspace_in_containers() -> str:
     return in_workspace(folder=dsl.WORKSPACE_PATH_PLACEHOLDER).outputs["out"]
 
 
-@case(missing="storage for volume claims", stages={"write": {"out": "x"}}, local=CONTAINERS)
+@case(missing="storage for volume claims", stages={"write": {"out": "x"}})
 def volumes():
     made = kubernetes.CreatePVC(access_modes=["ReadWriteOnce"], size="1Gi", pvc_name_suffix="-x")
     used = write(text="x")

@@ -61,11 +61,10 @@ def main() -> None:
     for left in sorted(set(GOLDENS.iterdir()) - {golden_file(path) for path in PIPELINES}):
         left.unlink()
         print(f"removed {left.relative_to(REPOSITORY)}: there is no such pipeline")
-    from tests.cases import compiled, kfp_local
+    from tests.cases import compiled
 
-    for recorded in (compiled, kfp_local):
-        recorded.write()
-        print(f"wrote {recorded.FILE.relative_to(REPOSITORY)}")
+    compiled.write()
+    print(f"wrote {compiled.FILE.relative_to(REPOSITORY)}")
     from tests.authoring.engines import goldens as engines
 
     engines.write()
