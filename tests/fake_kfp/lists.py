@@ -19,8 +19,6 @@ _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "IN": lambda have, want: have in want["values"],
     "IS_SUBSTRING": lambda have, want: want in have,
 }
-#: ``kfp.Client`` sends the numbers of operations.
-_NUMBERS = {1: "EQUALS"}
 #: The fields by which lists can be filtered, as in the source of KFP's API server; others are errors.
 _FILTERED = {
     "runs": {
@@ -100,8 +98,7 @@ def _matches(item: Mapping[str, Any], text: str, kind: str) -> bool:
 def _holds(item: Mapping[str, Any], predicate: Mapping[str, Any]) -> bool:
     field = _FIELDS.get(predicate["key"], predicate["key"])
     want = next(value for name, value in predicate.items() if name not in ("key", "operation"))
-    operation = predicate["operation"]
     have = item.get(field, "")
     if isinstance(have, str):  # the database does not distinguish cases
         have, want = have.lower(), json.loads(json.dumps(want).lower())
-    return _COMPARED[_NUMBERS.get(operation, operation)](have, want)
+    return _COMPARED[predicate["operation"]](have, want)

@@ -31,7 +31,6 @@ class KfpHost:
         self,
         folder: Path | str,
         *,
-        port: int = 0,
         directory: Path | str | None = None,
         options: Mapping[str, Any] | None = None,
         secrets: Mapping[str, Mapping[str, str]] | None = None,
@@ -42,7 +41,6 @@ class KfpHost:
 
         Args:
             folder: the folder for the runs, which share a cache.
-            port: the port; 0 for any that is free.
             directory: where the stages run. Default: the current directory.
             options: more options for ``torchx_kfp.local.run``.
             secrets: the secrets of the cluster, by name and key.
@@ -72,7 +70,7 @@ class KfpHost:
         )
         #: The last answers by their paths: an answer that is the same again is not compared again.
         self._sent: dict[str, tuple[Any, Answer]] = {}
-        self._server = Server(("127.0.0.1", port), self)
+        self._server = Server(("127.0.0.1", 0), self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
     @property

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from kfp import compiler
 
 from tests.execution.host.answers_of_kfp import RECORDED, RUNS, manifest, recorded, workflow_in
 from tests.execution.host.calling import PATH, ended, get, request, shape, submit, wait_until
@@ -255,68 +250,3 @@ def test_a_run_that_this_machine_cannot_run_fails_the_test(tmp_path: Path) -> No
     assert ended(host, submit(host, spec, {"code": ""}))["state"] == "FAILED"
     with pytest.raises(AssertionError, match=says("'test' could not be run on this machine", "work")):
         host.__exit__(None)
-
-
-def test_a_host_is_started_by_hand(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.fake_kfp", "--port", "0", "--folder", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        url = process.stdout.readline().strip()
-        with urllib.request.urlopen(f"{url}/apis/v2beta1/healthz") as answer:
-            assert answer.status == 200
-        process.terminate()
-        assert process.wait(30) == 0
-
-
-# A real client
-
-
-@pytest.fixture
-def client(kfp_host: KfpHost) -> Iterator[Any]:
-    import kfp.client
-
-    with pytest.warns(FutureWarning):
-        client = kfp.client.Client(host=kfp_host.url)
-    with contextlib.closing(client._run_api.api_client):
-        yield client
-
-
-# kfp_server_api calls a method that urllib3 1.26 deprecates.
-old_urllib3 = pytest.mark.filterwarnings("ignore:HTTPResponse.getheader:DeprecationWarning")
-
-
-@pytest.mark.versions
-@old_urllib3
-def test_a_real_client_submits(client: Any, tmp_path: Path) -> None:
-    package = str(tmp_path / "pipeline.yaml")
-    compiler.Compiler().compile(small, package)
-    try:
-        experiment = client.create_experiment("mine", "for tests")
-    except TypeError as error:
-        assert client.list_experiments().total_size == 1
-        pytest.skip(f"kfp {version('kfp')} does not work with kfp-server-api {version('kfp-server-api')}: {error}")
-    assert client.create_experiment("mine").experiment_id == experiment.experiment_id
-    run = client.create_run_from_pipeline_package(
-        package, {"code": "print('hello')"}, run_name="first", experiment_name="mine", enable_caching=False
-    )
-    done = client.wait_for_run_completion(run.run_id, timeout=60, sleep_duration=0.2)
-    assert (done.state, done.display_name) == ("SUCCEEDED", "first")
-    assert client.get_run(run.run_id).experiment_id == experiment.experiment_id
-    assert client.list_runs(experiment_id=experiment.experiment_id).total_size == 1
-    assert client.list_runs(namespace="kubeflow").total_size == 1
-
-
-@pytest.mark.versions
-@old_urllib3
-def test_a_real_client_watches_and_terminates(kfp_host: KfpHost, client: Any) -> None:
-    assert client.get_kfp_healthz().multi_user is False
-    first = submit(kfp_host, spec_of_small(), {"code": "print('hello')"}, "first")
-    second = submit(kfp_host, spec_of_small(), {"code": "import time; time.sleep(60)"}, "second")
-    assert client.wait_for_run_completion(first, timeout=60, sleep_duration=0.2).state == "SUCCEEDED"
-    wait_until(lambda: client.get_run(second).state == "RUNNING")
-    assert {each.run_id for each in client.list_runs(sort_by="created_at desc").runs} == {first, second}
-    client.terminate_run(second)
-    run = client.wait_for_run_completion(second, timeout=60, sleep_duration=0.2)
-    assert [each.state for each in run.state_history][-2:] == ["CANCELING", "FAILED"]
-    client.archive_run(second)
-    assert client.get_run(second).storage_state == "ARCHIVED"
