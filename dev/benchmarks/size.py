@@ -1,14 +1,12 @@
-"""How many stages fit into one run on KFP, beside the same pipeline written by hand, and the model beside recordings.
+"""How many stages fit into one run on KFP, beside the same pipeline written by hand.
 
 There are four pipelines of 250 stages in chains of ten, each stage with one read and one result: tracked stages whose
 image has torchx-kfp, those that carry the program that publishes, the same with a workspace, and components of KFP's
 SDK that pass on the result by value. ``torchx_kfp.execution.model.workflow`` is the model of Argo's workflow.
 """
 
-import gzip
 import hashlib
 import inspect
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +18,13 @@ from torchx.specs import AppDef, Role
 
 from dev.benchmarks import show
 from torchx_kfp import task_from_app
-from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, Size, go_json, measure
+from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, go_json, measure
 
 STAGES, CHAINS = 250, 25
 #: How many stages must fit, from an image and with the program; the bytes of a task in its level, and of a workspace.
 IMAGE, INLINE = 250, 220
 LEVEL, WORKSPACE = 420, 400
 URL = f"s3://bucket/results/.torchx_kfp/workspaces/{hashlib.sha256(b'code').hexdigest()}.tar"
-RECORDED = Path(__file__).parents[2] / "tests" / "recorded" / "sizes.json.gz"
 
 
 def make_app(number: int) -> AppDef:
@@ -83,24 +80,9 @@ def measured(what: str, function: Callable[..., None], fit: int = 0, level: int 
     return end
 
 
-def recorded() -> None:
-    with gzip.open(RECORDED) as file:
-        for name, facts in json.load(file).items():
-            size: Size = measure(yaml.dump_all([facts["spec"], facts["platform"]], Dumper=yaml.CDumper))
-            show(
-                f"model of the recorded run {name!r} at its start",
-                size.workflow,
-                "bytes",
-                peer=("KFP", facts["workflow"]),
-            )
-            state = size.state * facts["ended"] / size.stages
-            show(f"model of what the recorded run {name!r} adds", state, "bytes", peer=("KFP", facts["state"]))
-
-
 def main() -> None:
     measured("by hand", by_hand)
     measured("from an image", tracked(inline=False), IMAGE, LEVEL)
     plain = measured("with the program", tracked(), INLINE, LEVEL)
     more = measured("with a workspace", tracked(workspace=True), 0, LEVEL + 70) - plain  # one more input
     show("a workspace, for each stage", more, "bytes", most=WORKSPACE)
-    recorded()

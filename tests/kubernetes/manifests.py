@@ -16,11 +16,6 @@ def container(*command: str, env: dict[str, Any] | None = None, **fields: Any) -
     return {"name": "main", "image": "any", "command": list(command), "env": variables, **fields}
 
 
-def python(program: str) -> list[str]:
-    """Return the command that runs a program."""
-    return ["python", "-c", program.replace("$", "$$")]
-
-
 def pod(name: str, *containers: Object, **spec: Any) -> Object:
     specification = {"restartPolicy": "Never", "containers": list(containers), **spec}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": specification}
