@@ -188,11 +188,11 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
                 run.modified,
                 run.run in gone,
                 f"kept: {run.kept}" if run.kept else rest,
-                {"stages": " ".join(run.stages), "files": f"{run.files:,}"},
+                {"stages": " ".join(run.stages), "files": f"{len(run.files):,}"},
             )
             for run in findings.old
         ]
-        number = sum(run.files for run in findings.old if run.run in gone)
+        number = sum(len(run.files) for run in findings.old if run.run in gone)
         if as_json:
             others = {"younger": findings.younger, "left_alone": dict(findings.left_alone)}
             archives = [{"digest": code.digest, "size": code.archive.size} for code in codes]
