@@ -148,16 +148,6 @@ class DiskStore(Store):
         except OSError as error:
             raise self._problem("list", prefix, error) from error
 
-    def names(self) -> list[str]:
-        try:
-            with os.scandir(self._root) as entries:
-                there = [entry for entry in entries if not entry.is_symlink() and not entry.name.startswith(PRIVATE)]
-                return sorted(_decoded(entry.name) + "/" * entry.is_dir() for entry in there)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._problem("list", "", error) from error
-
     def _path(self, key: str) -> str:
         # Names on disk are UTF-8, whatever the process's locale is.
         path = f"{self._folder}/{os.fsdecode(key.encode())}"

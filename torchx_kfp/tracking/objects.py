@@ -228,12 +228,6 @@ class FsspecStore(Store):
         ]
         return sorted(file for file in files if private or PRIVATE not in file.key[len(prefix) :].split("/"))
 
-    def names(self) -> list[str]:
-        entries = self._listed(lambda: self._fs.ls(self._root or self._fs.root_marker, detail=True))
-        names = [entry["name"] + "/" * (entry["type"] == "directory") for entry in entries]
-        start = len(self._root) + 1
-        return sorted(name[start:] for name in names if name[start:] not in ("", f"{PRIVATE}/"))
-
     def _listed(self, action: Callable[[], T]) -> T | list[Any]:
         try:
             self._fs.invalidate_cache()  # other processes also write

@@ -156,19 +156,11 @@ class Store(abc.ABC):
             CorruptResultError: something other than a file is there.
         """
 
-    def read_record(self, key: str) -> bytes | None:
-        """Return the content of a file of results or records; None if it does not exist.
-
-        Raises:
-            CorruptResultError: it is not a file, or is too large to be one. The base may be somebody else's.
-        """
-        [content] = self.read_records([key])
-        if isinstance(content, CorruptResultError):
-            raise content
-        return content
-
     def read_records(self, keys: Sequence[str]) -> Iterator[bytes | CorruptResultError | None]:
-        """Yield what ``read_record`` returns or raises for each key; many are read at once."""
+        """Yield the content of each file of results or records, None if it does not exist; many are read at once.
+
+        It is an error if it is not a file, or too large to be one. The base may be somebody else's.
+        """
         for start in range(0, len(keys), _READ_AHEAD):
             batch = keys[start : start + _READ_AHEAD]
             for key, content in zip(batch, self._read_many(batch, LARGEST_RECORD + 1), strict=True):
@@ -243,10 +235,6 @@ class Store(abc.ABC):
             prefix: a key. Both ``a`` and ``a/b`` can be files of an object store.
             private: whether to include the tracker's own files below the prefix, and links.
         """
-
-    @abc.abstractmethod
-    def names(self) -> list[str]:
-        """Return the names directly below the base, sorted. Names of folders end with a slash."""
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Call the function for each item, several at once if the store allows it, and yield the values in order.

@@ -185,7 +185,7 @@ def choose_run(located: Located, recorder: Recorder) -> str:
     word, base = pipeline_run(located.run or ""), recorder.tracker_base
     if UUID.fullmatch(word):
         return word
-    known = recorder.pipeline_runs()
+    known = sorted(recorder.last_written())
     here = RunsHere(located.output_dir, base, frozenset(known))
     if word == LATEST and word not in known:
         word = _newest(recorder, here) or word
