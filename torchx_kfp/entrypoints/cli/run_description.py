@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torchx_kfp.common.text import duration, moment, without_passwords
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, show_value
-from torchx_kfp.entrypoints.cli.flags import Flags
-from torchx_kfp.entrypoints.cli.resolver import base_of
-from torchx_kfp.entrypoints.cli.selection import open_recorder
+from torchx_kfp.entrypoints.cli.lookup import Lookup
+from torchx_kfp.entrypoints.cli.recorded import open_recorder
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -19,19 +18,19 @@ if TYPE_CHECKING:
     from torchx_kfp.tracking.records import Record
 
 
-def describe_run(record: RunRecord, flags: Flags, *, as_json: bool) -> None:
+def describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
     """Print a run's state, parameters, tags, code and what it resumes, and the table of its stages.
 
     Args:
         record: the run.
-        flags: the options of the host.
+        lookup: where runs are.
         as_json: whether to print one JSON object instead.
     """
     from torchx_kfp.entrypoints.cli.display.summary import print_stages
     from torchx_kfp.entrypoints.cli.display.tables import print_table
     from torchx_kfp.tracking.recorder import describe_code
 
-    base, recorded = _recorded(record, flags)
+    base, recorded = _recorded(record, lookup)
     resumes = [record.resumes] if record.resumes else list(recorded.resumes)
     result = record.run.result()
     for sentence in record.corrupt:
@@ -77,13 +76,13 @@ def describe_run(record: RunRecord, flags: Flags, *, as_json: bool) -> None:
     print_stages(result.stages)
 
 
-def _recorded(record: RunRecord, flags: Flags) -> tuple[str, Record]:
+def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
     """Return the run's tracker base, if it has one, and what is recorded there about the run as a whole."""
     from torchx_kfp.tracking.records import Record
 
     base = ""
     try:
-        base = base_of(record, flags)
+        base = lookup.base_of(record)
         return base, open_recorder(base).record(record.run_id)
     except ArgumentError:  # it has none, or several
         pass

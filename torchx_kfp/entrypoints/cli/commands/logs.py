@@ -14,8 +14,7 @@ import click
 
 from torchx_kfp.common.text import clean_line, did_you_mean, listed
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_part, find_source, say_latest
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError, UnknownRunError, explain
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -31,16 +30,8 @@ _CHUNK = 1 << 16
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
 @click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
 @click.option("--all", "raw", is_flag=True, help="Also the lines that KFP's launcher prints around a stage's own.")
-@output_dir_option
-@host_options
-def logs_command(
-    run: str,
-    follow: bool,
-    attempt: int | None,
-    raw: bool,
-    output_dir: str,
-    flags: Flags,
-) -> None:
+@finds_runs()
+def logs_command(run: str, follow: bool, attempt: int | None, raw: bool, lookup: Lookup) -> None:
     """Print the output of the stages of RUN, or of one of them.
 
     STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop, for all its
@@ -53,7 +44,7 @@ def logs_command(
     torchx-kfp logs latest/train | grep '^trainer/3 |'
     """
     _end_orderly()
-    source, part = find_part(run, output_dir, flags, results="none", raw_logs=raw)
+    source, part = lookup.find_part(run, reads="none", raw_logs=raw)
     stage = part or None
     if attempt is not None and stage is None:
         raise ArgumentError("--attempt needs a stage: RUN/STAGE.")
@@ -62,7 +53,7 @@ def logs_command(
     say_latest(run, first.run_id)
     for sentence in first.corrupt:
         print_message(sentence)
-    choice = _Choice(first, stage, attempt, partial(_origin, output_dir=output_dir, flags=flags, raw=raw))
+    choice = _Choice(first, stage, attempt, partial(_origin, lookup=lookup, raw=raw))
     choice.verify(first, follow)
     printer = _Printer(prefixed=stage is None or len(choice.stages(first)) > 1)
     for record in itertools.chain([first], records):
@@ -96,13 +87,13 @@ def _end_orderly() -> None:
             signal.signal(number, end)
 
 
-def _origin(run: str, output_dir: str, flags: Flags, *, raw: bool) -> RunSource:
+def _origin(run: str, lookup: Lookup, *, raw: bool) -> RunSource:
     """Find the run from which a resumed one has kept stages. The record of a resumed run may be anybody's."""
     from torchx_kfp.execution.runs.history import is_name
 
     if not is_name(run):
         raise UnknownRunError(f"There is no run {run!r}.")
-    return find_source(run, output_dir, flags, results="none", raw_logs=raw)
+    return lookup.find(run, reads="none", raw_logs=raw)
 
 
 class _Choice:

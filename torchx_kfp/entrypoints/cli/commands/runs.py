@@ -13,7 +13,6 @@ import click
 from click.core import ParameterSource
 
 from torchx_kfp.common.text import counted, duration, printable, size_text
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
     print_message,
@@ -29,10 +28,9 @@ from torchx_kfp.entrypoints.cli.flags import (
     output_dir_option,
     refuse_empty,
 )
-from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, named_bases, names_host
+from torchx_kfp.entrypoints.cli.lookup import connect, is_host_set_up, names_host
 from torchx_kfp.entrypoints.cli.run_description import done_and_failed, run_as_json
-from torchx_kfp.entrypoints.cli.tags import read_tags, with_tags
-from torchx_kfp.errors import ArgumentError, HostError, UnknownTagError
+from torchx_kfp.errors import ArgumentError, HostError
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
 if TYPE_CHECKING:
@@ -74,20 +72,12 @@ _COUNTING = 0.5
 @click.option(
     "--archived", is_flag=True, help="Only runs of the host that are archived, which are not listed otherwise."
 )
-@click.option(
-    "--tag",
-    "tag_words",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Only runs with this tag under their tracker bases. May be given several times.",
-)
 @output_dir_option
 @json_option
 @host_options
 def runs_command(
     limit: int,
     is_unlimited: bool,
-    tag_words: tuple[str, ...],
     output_dir: str,
     as_json: bool,
     flags: Flags,
@@ -104,25 +94,21 @@ def runs_command(
     """
     where = _filter(flags, **words)
     most = None if is_unlimited else limit
-    tags = read_tags(tag_words)
     given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     here: list[RunRecord] = []
     there: list[RunSummary] = []
     name, none_here, stuck = "", "", dict[str, dict[str, str]]()
-    is_filtered = bool(tags) or where != type(where)()
+    is_filtered = where != type(where)()
     none = "No run {} matches.".format if is_filtered else "There are no runs {}.".format
     if names_host(flags):
         host = connect(flags)
-        name, there = host.connection.name, _runs_of(host, where, most, tags, flags)
+        name, there = host.connection.name, list(host.list(where, limit=most))
         stuck = _stuck(host, there)
     else:
-        name, there, failure = ("", [], None) if given else _runs_there(where, most, tags, flags)
+        name, there, failure = ("", [], None) if given else _runs_there(where, most)
         none_here = none(f"in {output_dir!r}")
         try:
-            known = [(it, _base(it)) for it in _runs_here(output_dir, where, None if tags else most)]
-            here = with_tags(known, tags, f"in {output_dir!r}")[:most]
-            if known and isinstance(failure, UnknownTagError):
-                failure = None  # It is a tag of runs on this machine only.
+            here = _runs_here(output_dir, where, most)
         except ArgumentError as error:
             if not name and not failure:
                 raise
@@ -161,30 +147,14 @@ def _print(
         print_message("\n".join(f"{run_id}: {stage} cannot start: {why}." for stage, why in stages.items()))
 
 
-def _runs_of(
-    host: Host, where: RunFilter, limit: int | None, tags: Mapping[str, str], flags: Flags
-) -> list[RunSummary]:
-    """Return the runs of a host that the filter selects, and that have all these tags."""
-    from torchx_kfp.execution.runs.source import why_not_read
-
-    if not tags:
-        return list(host.list(where, limit=limit))
-    runs = list(host.list(where))
-    named = named_bases({run.tracker_base for run in runs}, flags, ran_here=False)
-    bases = ("" if why_not_read(run.tracker_base, named) else run.tracker_base for run in runs)
-    return with_tags(zip(runs, bases, strict=True), tags, f"on {host.connection.name}")[:limit]
-
-
-def _runs_there(
-    where: RunFilter, limit: int | None, tags: Mapping[str, str], flags: Flags
-) -> tuple[str, list[RunSummary], HostError | UnknownTagError | None]:
-    """Return the name and runs of the host that is set up, if one is, and why they cannot be read or chosen."""
+def _runs_there(where: RunFilter, limit: int | None) -> tuple[str, list[RunSummary], HostError | None]:
+    """Return the name and runs of the host that is set up, if one is, and why they cannot be read."""
     try:
         if not is_host_set_up() or where.states == (State.INTERRUPTED,):
             return "", [], None
-        host = connect(flags, is_patient=False)
-        return host.connection.name, _runs_of(host, where, limit, tags, flags), None
-    except (HostError, UnknownTagError) as error:
+        host = connect({}, is_patient=False)
+        return host.connection.name, list(host.list(where, limit=limit)), None
+    except HostError as error:
         return "", [], error
 
 
@@ -291,12 +261,6 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None) -> list[RunR
         if where.selects(record.state, record.run_id, record.created, now):
             found.append(record)
     return found
-
-
-def _base(record: RunRecord) -> str:
-    """Return the tracker base of a run on this machine; empty if it has none."""
-    base = record.arguments.get(TRACKER_BASE)
-    return record.absolute_base(base) if isinstance(base, str) and base else ""
 
 
 def _print_here(records: Sequence[RunRecord], output_dir: str, above: str) -> None:

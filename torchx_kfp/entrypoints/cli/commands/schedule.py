@@ -11,11 +11,10 @@ import click
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
+from torchx_kfp.entrypoints.cli.display.printing import at, print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, host_options, json_option, submission_options
-from torchx_kfp.entrypoints.cli.resolver import connect, host_words
+from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
-from torchx_kfp.entrypoints.cli.scheduling import at
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host, RunSummary

@@ -16,7 +16,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     submission_options,
     view_options,
 )
-from torchx_kfp.entrypoints.cli.resolver import connect, host_words
+from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import SEND_CODE, RunInputs, input_options, resume_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission
