@@ -7,6 +7,7 @@ the names.
 from __future__ import annotations
 
 import abc
+import errno
 import os
 import re
 import threading
@@ -235,6 +236,30 @@ class Store(abc.ABC):
             prefix: a key. Both ``a`` and ``a/b`` can be files of an object store.
             private: whether to include the tracker's own files below the prefix, and links.
         """
+
+    def problem(self, action: str, key: str, error: BaseException) -> TrackerError:
+        """Return what a failed call means for the key, or for the tracker base if the key is empty."""
+        where = self.location(key) if key else self.base
+        code = error.errno if isinstance(error, OSError) else None
+        said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        if isinstance(error, PermissionError) or code == errno.EROFS:
+            return TrackerError(
+                f"No permission to {action} {where} ({said}). Let user id {os.geteuid()}, or the credentials, read, "
+                "write and list there: without permission to list, S3 gives this answer for missing objects as well."
+            )
+        if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
+            return KeyRefusedError(
+                f"The key {shown(key)} is a folder of other keys of the tracker base {self.base!r}, or lies below one "
+                f"that has results ({said}). Use another key."
+            )
+        if code == errno.ENAMETOOLONG:
+            return KeyRefusedError(
+                f"The key {shown(key)} is too long for the tracker base {self.base!r} ({said}). Shorten it."
+            )
+        return TrackerError(
+            f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, its credentials, and whether it "
+            "can be reached from here."
+        )
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Call the function for each item, several at once if the store allows it, and yield the values in order.
