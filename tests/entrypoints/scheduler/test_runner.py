@@ -169,7 +169,6 @@ def test_all_options_are_read_and_the_request_is_shown_as_a_file_to_upload(dryru
     [
         ("engine=jobsets", ["engine", "'jobsets'", "'jobset'", "job", "volcano"]),
         ("queue=gpus", ["queue", "gpus", "-cfg engine=job"]),
-        ("engine=job,queue=Not A Queue", ["queue", "'Not A Queue'"]),
         ("secrets=A:s3", ["secrets", "A", "'s3'", "VARIABLE:secret/key"]),
         ("secrets=A:s3/key;B:s3/key", ["secrets", "'key'", "'s3'", "A and B"]),
     ],
