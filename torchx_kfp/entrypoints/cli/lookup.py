@@ -54,7 +54,7 @@ class Lookup:
         """The options with which another command finds the same host."""
         return host_words(self.flags)
 
-    def find(self, run: str, *, changes: str = "", **reading: Any) -> RunReader | HostRun:
+    def find(self, run: str, *, changes: str = "", part: str = "", **reading: Any) -> RunReader | HostRun:
         """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
 
         The whole id of a run on this machine means that run, even if the flags name a host.
@@ -64,6 +64,7 @@ class Lookup:
                 and on the host that is set up.
             changes: the command, if it changes the run or runs its code: a latest run on a host that the flags do not
                 name is refused.
+            part: what follows the run in the word, for that message.
             reading: what is read of a run on a host: ``reads`` and ``raw_logs`` of ``HostRun``.
 
         Raises:
@@ -82,7 +83,7 @@ class Lookup:
         if run == LATEST and changes and not isinstance(source, RunReader):
             raise ArgumentError(
                 f"The latest run is on the KFP host, and may be another user's. If you mean it, name it: "
-                f"{this_command(changes, source.run_id, *self.words)}"
+                f"{this_command(changes, f'{source.run_id}{part}', *self.words)}"
             )
         return source
 
@@ -95,7 +96,7 @@ class Lookup:
             folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
             name = next(filter(os.path.isdir, folders), parts[0])
         try:
-            return self.find(name, **reading), word[len(name) + 1 :]
+            return self.find(name, part=word[len(name) :], **reading), word[len(name) + 1 :]
         except UnknownRunError:
             if name != word:
                 with contextlib.suppress(UnknownRunError, HostError):

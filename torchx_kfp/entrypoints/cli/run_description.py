@@ -14,6 +14,7 @@ from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.execution.runs.source import RunRecord
     from torchx_kfp.tracking.records import Record
 
@@ -91,24 +92,45 @@ def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
     return base, Record()
 
 
-def done_and_failed(record: RunRecord) -> tuple[int, int]:
-    """Return the numbers of stages that have succeeded, and that have failed."""
-    counts = record.run.counts()
-    return sum(number for state, number in counts.items() if state.is_success), counts.get(State.FAILED, 0)
-
-
 def run_as_json(record: RunRecord) -> dict[str, Any]:
-    """Return a run for programs."""
-    done, failed = done_and_failed(record)
+    """Return a run for programs: the keys are those of all runs, and what is not known of one is null."""
+    counts = record.run.counts()
     return {
         "run": record.run_id,
+        "name": record.name or None,
         "pipeline": record.pipeline,
         "state": str(record.state),
         "started": record.created,
         "seconds": round(record.duration, 3),
-        "done": done,
-        "failed": failed,
+        "done": sum(number for state, number in counts.items() if state.is_success),
+        "failed": counts.get(State.FAILED, 0),
         "running": record.run.active,
+        "cannot_start": {stage.name: stage.reason for stage in record.run.stages if stage.is_stuck},
         "resumes": record.resumes or None,
-        **({"link": record.link} if record.folder is None else {"folder": str(record.folder.absolute())}),
+        "schedule": None,
+        "scheduled": None,
+        "link": record.link or None,
+        "folder": None if record.folder is None else str(record.folder.absolute()),
+    }
+
+
+def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
+    """Return a run in a host's list with the same keys."""
+    end = run.finished if run.state.is_over and run.finished else now
+    return {
+        "run": run.run_id,
+        "name": run.name,
+        "pipeline": run.pipeline,
+        "state": str(run.state),
+        "started": run.created or None,
+        "seconds": round(end - run.created, 3) if run.created else None,
+        "done": None,
+        "failed": None,
+        "running": None,
+        "cannot_start": None,
+        "resumes": run.resumes or None,
+        "schedule": run.schedule_id or None,
+        "scheduled": run.scheduled or None,
+        "link": run.link or None,
+        "folder": None,
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.common.text import did_you_mean, listed, shown
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, show_stored
+from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, show_stored
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import titled
@@ -67,30 +67,30 @@ def get_command(
 
 
 def _list(located: Recorded, *, as_json: bool) -> None:
-    name, found = _read(located)
-    if as_json:
-        print_json(
-            [
-                {
-                    "run_id": run_id,
-                    "name": artifact.name,
-                    "path": artifact.url,
-                    "stored": artifact.stored.encode() if artifact.stored else None,
-                    "metadata": dict(artifact.metadata),
-                }
-                for run_id, artifact in found
-            ]
-        )
-    elif found:
-        from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 
-        print_table(
-            ("run id", "name", "size", "where"),
-            [(run_id, it.name, show_stored(it.stored), it.url) for run_id, it in found],
-            above=f"Artifacts of {titled(located.name, name)}",
-        )
-    else:
+    name, found = _read(located)
+    if not found and not as_json:
         print_message(f"{name} has no artifacts. A stage registers them with current_run().add_artifact(name, path).")
+        return
+    rows = [
+        {
+            "run_id": run_id,
+            "name": artifact.name,
+            "path": artifact.url,
+            "stored": artifact.stored.encode() if artifact.stored else None,
+            "metadata": dict(artifact.metadata),
+        }
+        for run_id, artifact in found
+    ]
+    sizes = {(run_id, artifact.name): show_stored(artifact.stored) for run_id, artifact in found}
+    columns = (
+        Column("run id", lambda row: row["run_id"]),
+        Column("name"),
+        Column("size", lambda row: sizes[row["run_id"], row["name"]]),
+        Column("where", lambda row: row["path"]),
+    )
+    print_rows(rows, columns, as_json=as_json, above=f"Artifacts of {titled(located.name, name)}")
 
 
 def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:

@@ -86,7 +86,7 @@ def submit_command(
     if not as_json:
         print_text(run.run_id)
     elif not watch:
-        print_json({"run_id": run.run_id, "link": run.link})
+        print_json({"run": run.run_id, "link": run.link or None})
     if watch:
         attach(run, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
     elif not (as_json or quiet):
