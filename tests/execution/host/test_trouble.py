@@ -25,8 +25,8 @@ from tests.fake_kfp.faults import Fault
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import HostCredentialsError, HostError
 from torchx_kfp.execution.host.connection import Connection, Patience
-from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.run import DEFAULT_POLICY, HostRun, PollPolicy, PollTimer
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.host import Host
 from torchx_kfp.local import State, load_pipeline
@@ -132,7 +132,7 @@ def test_a_host_that_goes_on_failing_ends_a_watch(
 
 
 def test_an_engine_whose_image_lacks_python_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Observer, "is_distributed", lambda self, stage: stage == "plain")
+    monkeypatch.setattr(RunPipeline, "is_distributed", lambda self, stage: stage == "plain")
 
     def no_python(request: Request) -> Reply:
         if request.path.endswith("/log"):

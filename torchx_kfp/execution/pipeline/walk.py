@@ -235,11 +235,6 @@ class KnownStage:
         return self.facts.workspace or next(filter(workspace_digest, self.facts.words), "")
 
     @property
-    def restarts(self) -> bool:
-        """Whether its own program starts the application again if it fails."""
-        return self.facts.retries > 0 or bool(self.facts.specification and self.facts.specification.retries)
-
-    @property
     def variables(self) -> list[tuple[str, str]]:
         """The application's variables that the container and its command set."""
         of_command = self.facts.variables.items()
