@@ -73,7 +73,7 @@ def test_a_connection_that_is_lost_while_a_run_is_watched(
     kfp_host.add(Fault(times=9, **fault))
     with when(lambda: len(said) == 2, (tmp_path / "go").touch):
         *_, last = follower
-    assert last.state is State.SUCCEEDED
+    assert last.run.state is State.SUCCEEDED
     lost, found = said
     assert kfp_host.url in lost
     assert "trying again" in lost
@@ -108,7 +108,7 @@ def test_a_token_that_changes_while_a_run_is_watched(
     file.write_text(between)
     with when(lambda: said, lambda: file.write_text("second")), when(lambda: len(said) == 2, (tmp_path / "go").touch):
         *_, last = follower
-    assert last.state is State.SUCCEEDED
+    assert last.run.state is State.SUCCEEDED
     lost, found = said
     assert ("401" if between else "is empty") in lost
     assert str(file) not in found
@@ -160,7 +160,7 @@ def test_polls_are_rare_while_nothing_changes() -> None:
 
         policy = PollPolicy(1.0, 8.0, 2.0, sleep=sleep, share=1000.0)
         *_, record = HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow()
-    assert record.state is State.FAILED
+    assert record.run.state is State.FAILED
     assert slept == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 

@@ -197,7 +197,7 @@ class Lookup:
             TrackerBaseError: only pods have it, or only the run names it.
         """
         given = record.arguments.get(TRACKER_BASE)
-        used = [stage.tracker_base for stage in record.run.ends.values() if stage.tracker_base]
+        used = [stage.tracker_base for stage in record.run.ends if stage.tracker_base]
         bases = list(dict.fromkeys([given] if isinstance(given, str) and given else used))
         if len(bases) != 1:
             why = f"used several tracker bases: {listed(bases)}"
@@ -254,10 +254,9 @@ def _has_runs(output_dir: str) -> bool:
 
 def _key_of(record: RunRecord, part: str) -> str:
     """Return the part of run ids for a stage that tables name ``train[1]`` or ``inner/train``, and what is below it."""
-    names = (name for name in record.run.ends if f"{part}/".startswith(f"{name}/") and ("[" in name or "/" in name))
-    name = max(names, key=len, default="")
-    recorded = record.run.ends[name].run_id if name else None
-    return f"{recorded.partition('/')[2]}{part[len(name) :]}" if recorded else part
+    within = (end for end in record.run.ends if f"{part}/".startswith(f"{end.name}/") and {*end.name} & {*"[/"})
+    end = max(within, key=lambda end: len(end.name), default=None)
+    return f"{end.run_id.partition('/')[2]}{part[len(end.name) :]}" if end is not None and end.run_id else part
 
 
 def say_latest(word: str, run_id: str) -> None:

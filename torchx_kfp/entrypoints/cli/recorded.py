@@ -129,8 +129,8 @@ class Recorded:
 
     @cached_property
     def _ended(self) -> dict[str, str]:
-        ends = {} if self.run is None else self.run.run.ends
-        return {end.run_id: name for name, end in ends.items() if end.run_id}
+        ends = [] if self.run is None else self.run.run.ends
+        return {end.run_id: end.name for end in ends if end.run_id}
 
     @property
     def stages(self) -> Mapping[str, str]:
@@ -218,7 +218,7 @@ class Recorded:
         """Return the sentence that the run, or the part with this run id, has recorded nothing, and why."""
         part = self.word.removeprefix(name)
         run = titled(self.name.removesuffix(part), name)
-        ends = [] if self.run is None else self.run.run.ends.values()
+        ends = [] if self.run is None else self.run.run.ends
         if cached := [end.name for end in ends if end.state is State.CACHED and not end.run_id]:
             stages = printable(listed(cached, 20))
             return f"{run} has recorded {nothing}: {stages} came from KFP's cache, and KFP does not say from which run."

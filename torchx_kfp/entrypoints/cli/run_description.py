@@ -55,7 +55,7 @@ def describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
     facts = {
         "name": record.name,
         "pipeline": record.pipeline,
-        "state": str(record.state),
+        "state": str(record.run.state),
         "started": moment(record.created),
         "took": duration(record.duration),
         "tracker base": without_passwords(base),
@@ -99,7 +99,7 @@ def run_as_json(record: RunRecord) -> dict[str, Any]:
         "run": record.run_id,
         "name": record.name or None,
         "pipeline": record.pipeline,
-        "state": str(record.state),
+        "state": str(record.run.state),
         "started": record.created,
         "seconds": round(record.duration, 3),
         "done": sum(number for state, number in counts.items() if state.is_success),

@@ -62,7 +62,7 @@ class RunInputs:
         if not isinstance(source, RunReader):
             return source.earlier()
         record = source.read()
-        bases = {end.tracker_base for end in record.run.ends.values() if end.tracker_base}
+        bases = {end.tracker_base for end in record.run.ends if end.tracker_base}
         return earlier_run(record, named=[self.tracker_base or "", *lookup.named_bases(bases, ran_here=True)])
 
     def load(

@@ -254,7 +254,7 @@ class HostRun:
         record = self._last or self.read()
         wanted, has_all = [], True
         for name in stages:
-            attempts = record.run.attempts.get(name, [])
+            attempts = record.run.attempts_at(name)
             # A retry of the run gives the new pod the name of the failed one, whose log is lost then.
             last = {started.pod_name: started for started in attempts}
             for started in last.values():
@@ -282,7 +282,7 @@ class HostRun:
         except ValueError as error:
             raise self._unknown_inputs(found, str(error)) from None
         if spec is None:
-            end = record.run.ends.get(found)
+            end = record.run.end_of(found)
             if end is not None and (end.cached_from or end.state in (State.SKIPPED, State.NOT_RUN)):
                 raise not_started(record, found)
             why = "KFP has made no pod for it so far"
@@ -292,7 +292,7 @@ class HostRun:
             raise self._unknown_inputs(found, why, is_cached=is_cached)
         pipeline = record.load()
         place, scope = place_of(pipeline, found, record.arguments)
-        started = record.run.attempts.get(found)
+        started = record.run.attempts_at(found)
         return Invocation(
             record,
             pipeline,
@@ -320,7 +320,7 @@ class HostRun:
         """
         record = self.read()
         given: dict[str, dict[str, Any]] = {}
-        ends = dict(record.run.ends)
+        ends = {end.name: end for end in record.run.ends}
         values: dict[tuple[str, str], Any] = {}
         if self._pipeline is not None:
             pipeline = self._pipeline.pipeline

@@ -58,7 +58,7 @@ def _cancel_there(source: HostRun, words: list[str]) -> None:
             again = this_command("watch", record.run_id, *words)
             print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
             return
-    _say_end(record.run_id, record.state)
+    _say_end(record.run_id, record.run.state)
 
 
 def _cancel_here(folder: Path) -> None:
@@ -67,7 +67,7 @@ def _cancel_here(folder: Path) -> None:
     from torchx_kfp.execution.runs.journal import is_running, read_pid
 
     record = read_run(folder)
-    if record.state is State.INTERRUPTED:
+    if record.run.state is State.INTERRUPTED:
         from torchx_kfp.execution.local.executors.process import kill_marked, run_mark
         from torchx_kfp.local import remove_containers
 
@@ -93,11 +93,11 @@ def _cancel_here(folder: Path) -> None:
                     f"{read_pid(folder)}."
                 )
             time.sleep(0.05)
-    _say_end(record.run_id, read_run(folder).state)
+    _say_end(record.run_id, read_run(folder).run.state)
 
 
 def _ended(record: RunRecord) -> ArgumentError:
-    return ArgumentError(f"The run {record.run_id} has already ended ({record.state}): there is nothing to cancel.")
+    return ArgumentError(f"The run {record.run_id} has already ended ({record.run.state}): there is nothing to cancel.")
 
 
 def _say_end(run_id: str, state: State) -> None:

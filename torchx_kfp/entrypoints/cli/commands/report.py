@@ -44,7 +44,7 @@ def report_command(run: str, output: str | None, lookup: Lookup) -> None:
         read, name = read_model(folder), str(folder / "report.html")
     else:
         record = source.read()
-        source.fetch({name for name, end in record.run.ends.items() if end.state is State.FAILED})
+        source.fetch({end.name for end in record.run.ends if end.state is State.FAILED})
         read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     bases = {stage.result.tracker_base for stage in read.stages if stage.result.tracker_base}
     read = dataclasses.replace(read, named=lookup.named_bases(bases, ran_here=read.record.folder is not None))
