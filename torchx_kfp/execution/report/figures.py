@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from torchx_kfp.common.text import counted, shorten
-from torchx_kfp.execution.report.formats import as_number, number, text
+from torchx_kfp.execution.report.formats import as_number, text
 from torchx_kfp.execution.report.model import Row
 from torchx_kfp.tracking.recorder import Curve
 
@@ -147,7 +147,7 @@ def draw_results(
         if len(found) < 2 or _repeats_an_input(found):
             continue
         low, high = min(found, key=lambda pair: pair[1]), max(found, key=lambda pair: pair[1])
-        note = f"min {number(low[1])} ({low[0].title}) · max {number(high[1])} ({high[0].title})"
+        note = f"min {text(low[1])} ({low[0].title}) · max {text(high[1])} ({high[0].title})"
         if len(found) < len(rows):
             note += f" · {counted(len(rows) - len(found), over)} without a finite number"
         numbered = [(row, row.number, value) for row, value in found]
@@ -224,7 +224,7 @@ def _over(what: str, over: str, found: Placed, note: str, line: Points = (), *, 
     strokes = [Stroke("line", line)] if line else []
     for row, x, y in sorted(found, key=lambda it: it[0].is_best):
         where = "" if is_count else f", {over} {shorten(text(x), 40)}"
-        title = f"{row.title}: {what} {number(y)}{where}"
+        title = f"{row.title}: {what} {text(y)}{where}"
         strokes.append(Stroke("dot best" if row.is_best else "dot", [(x, y)], title, row.link.href))
     return _drawn(what, over, strokes, note, log=not is_count)
 
@@ -262,7 +262,7 @@ def _metric(name: str, curves: Sequence[tuple[Row, Curve]]) -> Figure:
     for color, (row, curve) in enumerate(sorted(curves, key=lambda pair: pair[0].is_best)):
         few = len(curves) <= _MOST_COLORS
         kind = f"curve c{color}" if few else f"curve one{' best' if row.is_best else ''}"
-        legend = (row.title, number(curve.last.value)) if few and len(curves) > 1 else ("", "")
+        legend = (row.title, text(curve.last.value)) if few and len(curves) > 1 else ("", "")
         points = [(point.step, point.value) for point in curve.points]
         strokes.append(Stroke(kind, points, f"{row.title}: {_ends(curve)}", row.link.href, *legend))
     if len(curves) == 1:
@@ -270,7 +270,7 @@ def _metric(name: str, curves: Sequence[tuple[Row, Curve]]) -> Figure:
     finite = [(row, point) for row, curve in curves for point in curve.points if math.isfinite(point.value)]
     ends = {which: end(finite, key=lambda pair: pair[1].value) for which, end in (("min", min), ("max", max))}
     note = " · ".join(
-        f"{which} {number(point.value)} ({row.title}, step {point.step:,})" for which, (row, point) in ends.items()
+        f"{which} {text(point.value)} ({row.title}, step {point.step:,})" for which, (row, point) in ends.items()
     )
     more = f" · {counted(len(curves), 'curve')}" if len(curves) > _MOST_COLORS else ""
     return _drawn(name, "step", strokes, note + more)
@@ -278,8 +278,8 @@ def _metric(name: str, curves: Sequence[tuple[Row, Curve]]) -> Figure:
 
 def _ends(curve: Curve) -> str:
     return (
-        f"last {number(curve.last.value)} at step {curve.last.step:,} · min {number(curve.min.value)} at "
-        f"{curve.min.step:,} · max {number(curve.max.value)} at {curve.max.step:,}"
+        f"last {text(curve.last.value)} at step {curve.last.step:,} · min {text(curve.min.value)} at "
+        f"{curve.min.step:,} · max {text(curve.max.value)} at {curve.max.step:,}"
     )
 
 

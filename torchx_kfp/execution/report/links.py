@@ -19,7 +19,7 @@ from torchx_kfp.common.text import size_text
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import LOCATION, Artifact, artifacts_in
 from torchx_kfp.execution.report.figures import Figure, draw_roc
-from torchx_kfp.execution.report.formats import number
+from torchx_kfp.execution.report.formats import text
 from torchx_kfp.execution.report.model import Hyperlink, RunView
 from torchx_kfp.execution.runs.history import is_run
 from torchx_kfp.execution.runs.state import StageState
@@ -220,7 +220,7 @@ def read_matrix(given: Any) -> Matrix | None:
     matrix = Matrix(classes, [])
     for name, row in zip(classes, rows, strict=True):
         total = max(sum(row), 1e-300)
-        texts = [number(int(value) if value.is_integer() else value) for value in row]
+        texts = [text(int(value) if value.is_integer() else value) for value in row]
         titles = [
             f"{name} taken for {other}: {text} ({value / total:.1%})"
             for other, text, value in zip(classes, texts, row, strict=True)
