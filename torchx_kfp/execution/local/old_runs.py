@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,30 +74,23 @@ def select(
     Raises:
         ArgumentError: there is no such folder.
     """
-    replays, now = Path(output_dir, REPLAYS), time.time()
-    folders = [*enumerate(find_runs(output_dir)), *enumerate(find_runs(replays) if replays.is_dir() else ())]
-    runs = [_read(folder) for _, folder in folders]
-    reasons: list[str] = []
-    total = 0
-    for (number, _), run in zip(folders, runs, strict=True):
+    now, total = time.time(), 0
+    numbers: Counter[bool] = Counter()
+    runs = []
+    for run in _read_all(Path(output_dir)):
         total += run.size
+        is_replay = run.folder.parent.name == REPLAYS
+        numbers[is_replay] += 1
         is_old = age is not None and now - run.modified >= age
         is_large = size is not None and total > size
         if run.kept or (one is not None and run.folder.name != one):
-            reasons.append(run.kept or "another run")
-        elif keep is not None and number < keep:
-            reasons.append(f"one of the newest {keep:,}")
+            reason = run.kept or "another run"
+        elif keep is not None and numbers[is_replay] <= keep:
+            reason = f"one of the newest {keep:,}"
         else:
-            reasons.append("" if is_old or is_large or (age is None and size is None) else "not that old")
-    # A run that stays may need others, also younger ones: it may have been resumed.
-    numbers = {run.folder.name: number for number, run in enumerate(runs)}
-    waiting = [run for run, reason in zip(runs, reasons, strict=True) if reason]
-    for run in waiting:  # the list grows
-        for number in sorted(numbers[name] for name in run.uses if name in numbers):
-            if not reasons[number]:
-                reasons[number] = f"used by {run.folder.name}"
-                waiting.append(runs[number])
-    return [replace(run, kept=reason) for run, reason in zip(runs, reasons, strict=True)]
+            reason = "" if is_old or is_large or (age is None and size is None) else "not that old"
+        runs.append(replace(run, kept=reason))
+    return _keep_used(runs)
 
 
 def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Iterator[StoredRun]:
@@ -112,7 +106,12 @@ def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Ite
     failures: list[str] = []
     with _alone(top):
         with locked(top / FOLDER, fcntl.LOCK_EX):
-            _spare_used(top, going)
+            there = [
+                run if run.folder.name in going else replace(run, kept=run.kept or "another run")
+                for run in _read_all(top, sized=False)
+            ]
+            for name in (run.folder.name for run in _keep_used(there) if run.kept):
+                going.pop(name, None)
             renamed: set[str] = set()
             for name, run in list(going.items()):
                 try:
@@ -138,6 +137,18 @@ def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Ite
         raise ArgumentError(f"Some runs cannot be removed, or not completely: {listed(failures)}.")
 
 
+def _keep_used(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Keep also the runs that one that stays needs, also younger ones: it may have been resumed."""
+    kept = {run.folder.name: run for run in runs}
+    waiting = [run for run in runs if run.kept]
+    for run in waiting:  # the list grows
+        for name in sorted(run.uses & kept.keys()):
+            if not kept[name].kept:
+                kept[name] = replace(kept[name], kept=f"used by {run.folder.name}")
+                waiting.append(kept[name])
+    return [kept[run.folder.name] for run in runs]
+
+
 @contextlib.contextmanager
 def _alone(top: Path) -> Iterator[None]:
     """Let one gc at a time work in the folder, as far as the file system has locks."""
@@ -147,30 +158,6 @@ def _alone(top: Path) -> Iterator[None]:
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-
-
-def _spare_used(top: Path, going: dict[str, StoredRun]) -> None:
-    """Take out the runs that are running now, or that one that stays needs."""
-    uses: dict[str, set[str]] = {}
-    for folder in (*_folders(top), *_folders(top / REPLAYS)):
-        try:
-            record = read_run(folder)
-            uses[folder.name] = _uses(record)
-            is_busy = bool(_why_busy(record, folder))
-        except (ArgumentError, OSError):  # it cannot be read any more, so nothing says that it is over
-            is_busy = True
-        if is_busy:
-            going.pop(folder.name, None)
-    left = [name for name in uses if name not in going]
-    while left:
-        used = uses.get(left.pop(), set()) & going.keys()
-        left += used
-        for name in used:
-            del going[name]
-
-
-def _folders(top: Path) -> list[Path]:
-    return [folder for folder in top.iterdir() if folder.name[0] != "."] if top.is_dir() else []
 
 
 def _forget(top: Path) -> None:
@@ -191,14 +178,20 @@ def total_size(output_dir: str | os.PathLike[str], seconds: float) -> tuple[int,
     return total, True
 
 
-def _read(folder: Path) -> StoredRun:
+def _read_all(top: Path, *, sized: bool = True) -> list[StoredRun]:
+    """Return all runs, the newest first, and then all replays."""
+    replays = find_runs(top / REPLAYS) if (top / REPLAYS).is_dir() else []
+    return [_read(folder, sized=sized) for folder in (*find_runs(top), *replays)]
+
+
+def _read(folder: Path, *, sized: bool) -> StoredRun:
     try:
         modified = max(path.stat().st_mtime for path in (folder, folder / EVENTS_FILE) if path.exists())
     except (OSError, ValueError):
         modified = time.time()
     if folder.is_symlink():
         return StoredRun(folder, State.INTERRUPTED, modified, 0, frozenset(), "it is a symbolic link")
-    size = sum(_sizes(folder))
+    size = sum(_sizes(folder)) if sized else 0
     try:
         record = read_run(folder)
     except (ArgumentError, OSError) as error:
