@@ -16,23 +16,11 @@ from typing import Any
 import kfp
 from kfp import dsl
 
-#: Families of pipelines without stages of torchx-kfp.
-KFP_FAMILIES = (
-    "artifacts",
-    "conditions",
-    "containers",
-    "exits",
-    "failures",
-    "importers",
-    "loops",
-    "nested",
-    "parameters",
-    "python_components",
-    "settings",
+#: Families of pipelines: those without stages of torchx-kfp first.
+FAMILIES = (
+    *("artifacts", "conditions", "containers", "exits", "failures", "importers", "loops", "nested", "parameters"),
+    *("python_components", "settings", "examples", "reads", "results", "values"),
 )
-#: Families of pipelines with stages that are made from AppDefs.
-STAGE_FAMILIES = ("examples", "reads", "results", "values")
-FAMILIES = KFP_FAMILIES + STAGE_FAMILIES
 
 VERSION = tuple(int(part) for part in kfp.__version__.split(".")[:2])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import FAMILIES, KFP_FAMILIES, STAGE_FAMILIES, compiled, load_cases
+from tests.cases import FAMILIES, load_cases
 from tests.cases.recorded import CASES as RECORDED
 from tests.cases.recorded import differences
 from torchx_kfp.errors import UnsupportedPipelineError
@@ -14,7 +14,6 @@ from torchx_kfp.local import Lines, run
 
 ROOT = Path(__file__).parents[2]
 CASES = [case for family in FAMILIES for case in load_cases(family).values()]
-STAGES = {case.name for family in STAGE_FAMILIES for case in load_cases(family).values()}
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +23,12 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def marked(case):
-    marks = [pytest.mark.versions] * (case.name in STAGES) + [pytest.mark.examples] * ("sklearn" in case.packages)
-    return pytest.param(case, id=case.name, marks=marks)
+    return pytest.param(case, id=case.name, marks=[pytest.mark.examples] * ("sklearn" in case.packages))
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_case(case):
-    check(case)
-
-
-def check(case):
     """Run the pipeline and check its end, or check that it is rejected."""
     for package in case.packages:
         pytest.importorskip(package, reason="the extra `examples` has what the examples import")
@@ -71,22 +66,6 @@ def check(case):
     if case.name in RECORDED:
         # What is expected to differ, and does not any more, must be removed.
         assert bool(differences(result, case.name)) == bool(case.expected), differences(result, case.name)
-
-
-def test_what_is_recorded_is_of_what_is_compiled():
-    assert compiled.recorded() == compiled.digests(), "run `make goldens`, and look at what has changed"
-
-
-@pytest.mark.versions
-@pytest.mark.parametrize("family", KFP_FAMILIES)
-def test_what_other_versions_of_kfp_compile(family, tmp_path, monkeypatch):
-    """A pipeline that they compile to the same text need only run once, with the usual version."""
-    recorded = compiled.recorded()
-    for number, case in enumerate(load_cases(family).values()):
-        if compiled.digest(case) != recorded.get(case.name):
-            (tmp_path / str(number)).mkdir()
-            monkeypatch.chdir(tmp_path / str(number))
-            check(case)
 
 
 def text_of(artifact):

@@ -61,10 +61,6 @@ def main() -> None:
     for left in sorted(set(GOLDENS.iterdir()) - {golden_file(path) for path in PIPELINES}):
         left.unlink()
         print(f"removed {left.relative_to(REPOSITORY)}: there is no such pipeline")
-    from tests.cases import compiled
-
-    compiled.write()
-    print(f"wrote {compiled.FILE.relative_to(REPOSITORY)}")
     from tests.authoring.engines import goldens as engines
 
     engines.write()
