@@ -97,20 +97,6 @@ class Kubelet:
         if self.errors:
             raise self.errors[0]
 
-    def lose_pod(self, pod: str) -> None:
-        """Lose one pod as if the node that it runs on were lost: its processes end, and nothing reports it."""
-        with self._lock:
-            uid = next(uid for uid, each in self._pods.items() if each.name == pod)
-            lost = self._removed[uid] = self._pods.pop(uid)
-        lost.leave()
-        lost.thread.join()
-
-    def fail_lost(self, pod: str) -> None:
-        """Fail a pod whose node is gone, as Kubernetes' garbage collector of pods does before it removes the pod."""
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
-        status = {"phase": "Failed", "conditions": [{**condition, "message": "PodGC: node no longer exists"}]}
-        self.api.patch(f"{self.namespace.path('pods', pod)}/status", {"status": status})
-
     def kill(self, pod: str) -> None:
         """Kill the processes of a pod at once."""
         for process in self._processes(pod):

@@ -129,40 +129,6 @@ def test_a_replica_is_lost_with_its_node(engine: str, namespace: Namespace, kube
     assert lost in attempt.log
 
 
-def test_a_node_is_lost_and_its_pods_are_failed(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    app, _ = waiting(tmp_path)
-    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
-    attempt.says("trainer/1 | waits")
-    lost = next(name for pod in replicas(namespace) if "-1-" in (name := pod["metadata"]["name"]))
-    kubelet.lose_pod(lost)
-    kubelet.fail_lost(lost)
-    attempt.says(
-        f"trainer/1 failed with exit code 1 (DeletionByPodGC: PodGC: node no longer exists); it was the pod {lost}"
-    )
-    namespace.api.delete(namespace.path("pods", lost), gracePeriodSeconds=0)
-    assert attempt.ended() == 1
-    until(lambda: not namespace.list("batch/v1/jobs") and not replicas(namespace))
-
-
-def test_the_launcher_is_lost_with_its_node(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    """Its pod is gone, too. The replicas go on, and nothing has to be done again."""
-    go = tmp_path / "go"
-    kubelet.longest_grace = 8
-    stage = Stage(namespace, kubelet, tmp_path, python(SAVES, arguments=[str(go)]), engine="job", tracked=False)
-    first = stage.start()
-    for index in (0, 1):
-        first.says(f"trainer/{index} | waits")
-    before = {pod["metadata"]["uid"] for pod in replicas(namespace)}
-    kubelet.kill(first.name)
-    delete_pod(namespace, first.name)
-    time.sleep(2)
-    second = stage.start()
-    second.says("of an earlier attempt")
-    go.touch()
-    assert second.ended() == 0, second.log
-    assert {pod["metadata"]["uid"] for pod in replicas(namespace)} == before
-
-
 def test_an_old_launcher_does_not_end_the_work_of_the_next(
     namespace: Namespace, kubelet: Kubelet, tmp_path: Path
 ) -> None:
@@ -280,20 +246,3 @@ def test_what_the_api_server_refuses_fails_the_stage_with_its_words(
     assert attempt.ended() == 1
     assert re.search(says(*facts), attempt.log), attempt.log
     assert ("rbac" in attempt.log) == (engine == "jobset"), "a Role would not help"
-
-
-def test_a_service_is_that_of_all_attempts(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    app, go = waiting(tmp_path)
-    stage = Stage(namespace, kubelet, tmp_path, app, engine="job")
-    first = stage.start()
-    first.says("trainer/0 | waits")
-    kubelet.kill(first.name)
-    (service,) = namespace.list("services")
-    name = namespace.list("batch/v1/jobs")[0]["metadata"]["name"]
-    namespace.api.delete(namespace.path("batch/v1/jobs", name), {"propagationPolicy": "Foreground"})
-    until(lambda: not namespace.list("batch/v1/jobs"))
-    second = stage.start()
-    second.says("trainer/0 | waits")
-    go.touch()
-    assert second.ended() == 0
-    assert [one["metadata"]["uid"] for one in namespace.list("services")] == [service["metadata"]["uid"]]

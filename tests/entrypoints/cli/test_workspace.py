@@ -67,10 +67,6 @@ def risky(tracker_base: str, workspace: str = ""):
 def required(tracker_base: str, workspace: str):
     Stages(tracker_base=tracker_base, workspace=workspace).task(app("first"))
 
-
-@dsl.pipeline(name="plain")
-def plain(tracker_base: str = ""):
-    Stages().task(app("first"))
 """
 APP = """\
 import os, sys
@@ -237,18 +233,12 @@ def test_a_component_has_its_own_workspace(project: Path, call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (
-            ["pipe.py:plain", "--workspace", "code", "--tracker-base", "base"],
-            ["'workspace'", "'plain'", "Stages(..., workspace=workspace)"],
-        ),
-        (["pipe.py:one", "--workspace", "none", "--tracker-base", "base"], ["'none'", "not a folder"]),
-        (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-p", "workspace=x"], ["given twice"]),
         (["pipe.py:one", "--workspace", "code", "--dry-run", "--tracker-base", "base", "-p", "wrong=x"], ["'wrong'"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--tag", "team"], ["'team'", "NAME=VALUE"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--mount", "/tmp"], ["--docker"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-qv"], ["--quiet", "--verbose"]),
     ],
-    ids=["parameter", "folder", "twice", "dry-run", "tag", "mount", "view"],
+    ids=["dry-run", "tag", "mount", "view"],
 )
 def test_a_run_that_is_refused_stores_no_code(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
     done = call("run", *words)
@@ -473,20 +463,3 @@ def test_archives_that_are_not_code_leave_nothing(project: Path, call: Call) -> 
             assert (done.returncode, fact in done.stderr) == (2, True), done.stderr
         assert not (project / "back").exists()
         assert list((project / "empty").iterdir()) == []
-
-
-def test_a_folder_that_only_pods_have(project: Path, call: Call) -> None:
-    """The code must not be stored in a folder of that name here, where no pod finds it."""
-    (project / "claim.py").write_text(
-        "from kfp import dsl, kubernetes\nfrom pipe import app\nfrom torchx_kfp import task_from_app\n\n\n"
-        "@dsl.pipeline(name='claim')\ndef claim(tracker_base: str, workspace: str = ''):\n"
-        "    task = task_from_app(app('first'), tracker_base=tracker_base, workspace=workspace)\n"
-        "    kubernetes.mount_pvc(task, pvc_name='results', mount_path='/mnt/of-pods')\n"
-    )
-    with KfpHost(project / "host") as host:
-        words = ["--host", host.url, "--tracker-base", "/mnt/of-pods/base", "--workspace", "code"]
-        done = call("submit", "claim.py:claim", *words)
-        assert (done.returncode, "'/mnt/of-pods/base'" in done.stderr) == (2, True), done.stderr
-        assert "s3://bucket/results" in done.stderr
-        assert call("runs", "--host", host.url).stdout.count("claim") == 0
-    assert not Path("/mnt/of-pods").exists()
