@@ -155,6 +155,8 @@ def role_application(
     secrets = options.secrets or {}
     args, expanded = expand_channels(entrypoint, args, where, {*variables, *secret_variables(secrets), *configs})
     env.update({variable: (reference,) for variable, reference in expanded.items()})
+    if options.inputs:
+        env[protocol.STAGE_INPUTS] = (":".join(options.inputs),)
     args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     reserved = (*PROTOCOL_VARIABLES, *of_trackers) if tracked else ()
     check_variables(secrets, {*env, *field_paths}, reserved, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from torchx_kfp.authoring.engines import Engine
@@ -88,6 +88,8 @@ class StageOptions(SharedOptions):
             runs a single replica whose mounts or devices KFP has no place for.
         replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number
             from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
+        inputs: files of the workspace that the stage reads under names that it computes, as patterns such as
+            ``data/*.csv``. If one has changed, the stage runs again, as if its program named it.
         ui_metadata: KFP v1's UI metadata, a constant. It becomes the artifact ``mlpipeline_ui_metadata``.
     """
 
@@ -98,7 +100,14 @@ class StageOptions(SharedOptions):
     name: str | None = None
     engine: Engine | str | None = None
     replicas: Replicas | None = None
+    inputs: Sequence[str] = ()
     ui_metadata: UiMetadata | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.inputs
+        if isinstance(given, str) or not all(isinstance(one, str) and one and ":" not in one for one in given):
+            raise AppDefError(f"inputs is {given!r}. Give patterns of files without ':', such as ['data/*.csv'].")
 
     @property
     def publishing(self) -> list[str]:

@@ -111,13 +111,14 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
                 labels=pod_labels(app, role) if options.labels else {},
             )
         )
+    code = [protocol.CODE_URL] if any(starters) else []
     shared, volumes = tracker_env(options.trackers), _publisher_volumes(main, options)
     short = component_name(stage)[:_LONGEST_STAGE].rstrip("-")
     specification = LauncherSpec(
         stage=short if short[0].isalpha() else f"s{short}"[:_LONGEST_STAGE].rstrip("-"),
         engine=engine.NAME,
         needs=engine.NEEDS,
-        protocol=[*protocol.VARIABLES, *(name for name in shared if name not in protocol.VARIABLES)],
+        protocol=[*dict.fromkeys([*protocol.VARIABLES, *code, *shared])],
         config=TASK_CONFIG,
         logs=engine.logs,
         claims=[path for _, path in volumes],

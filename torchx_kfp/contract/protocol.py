@@ -63,6 +63,12 @@ _WORKSPACE = re.compile(r"/\.torchx_kfp/workspaces/([0-9a-f]{64})\.tar(?![\w.-])
 #: The folder in which a stage unpacks its workspace, if it is not that for temporary files: the runner of this machine
 #: removes it with the run.
 WORKSPACES = "TORCHX_KFP_WORKSPACES"
+#: The variable with the URL of a stage's workspace, if the stage's command only has the name of its code: any file of
+#: the workspace changes the URL, and KFP's key of a stage in its cache has the command and its inputs, not variables.
+CODE_URL = "TORCHX_KFP_CODE_URL"
+#: The variable with the option ``inputs`` of a stage, separated by colons: what it reads of a workspace.
+STAGE_INPUTS = "TORCHX_KFP_INPUTS"
+_CODE = re.compile("code:[0-9a-f]{32}")
 #: The result in which a stage that may fail records the exit code of its application.
 EXIT_CODE = "exit_code"
 #: Variables of a replica of a distributed stage: its index in its role, and the number of the role's replicas.
@@ -271,3 +277,18 @@ def workspace_digest(url: str) -> str | None:
 def named_workspaces(*texts: str) -> list[str]:
     """Return the digests of the workspaces whose URLs are in these texts, each once."""
     return list(dict.fromkeys(found[1] for text in texts for found in _WORKSPACE.finditer(text)))
+
+
+def code_name(digest: str) -> str:
+    """Return the name of the code of a stage; ``digest`` is the SHA-256 of the files that it can use."""
+    return f"code:{digest[:32]}"
+
+
+def is_code_name(word: object) -> bool:
+    """Return whether a word of a command is the name of the code with which it starts: see ``CODE_URL``."""
+    return isinstance(word, str) and _CODE.fullmatch(word) is not None
+
+
+def is_workspace(word: str) -> bool:
+    """Return whether a word of a command says which workspace is unpacked: by its URL, or by the name of the code."""
+    return is_code_name(word) or workspace_digest(word) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -41,11 +42,12 @@ _PARENTS = (
     f"_p=${{_j#*$_q: }}; _p=${{_p#[}}; _i=${{_p#?}}; set -a; {protocol.PARENT_RUN_IDS}=$_j}}; "
     f"case $_p in $_q*) {protocol.PARENT_RUN_ID}=${{_i%%$_q*}};; esac; set +a; "
 )
-#: Appends the next value to each word that the mask marks with ``v``, and decodes those that it marks with ``b``. The
-#: ``x`` protects newlines at the end of a word.
+#: Appends the next value to each word that the mask marks with ``v``, and decodes these words and those that it marks
+#: with ``b``. The ``x`` protects newlines at the end of a word.
 _DECODE = (
     "_m=$1; shift; for _w do shift; "
-    'case $_m in v*) _v=${_v#*|}; _w=$_w${_v%%|*};; b*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
+    "case $_m in v*) _v=${_v#*|}; _w=$_w${_v%%|*};; esac; "
+    "case $_m,$_w in [bv]*,*'\\'*) _w=`printf %bx \"$_w\"`; _w=${_w%x};; esac; "
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
 #: Writes KFP v1's UI metadata, which tells the UI what to show.
@@ -126,14 +128,16 @@ def assigned(words: Sequence[str]) -> tuple[str, ...]:
 
 #: The file at the beginning of a workspace's archive, and where its content is there: ``contract.carried.workspace``.
 UNPACKER, _UNPACKER_FROM, _UNPACKER_TO = ".torchx_kfp/unpack.py", 512, 8704
-#: Fetches the archive whose URL is ``$0``, checks its digest, and only then runs the unpacker that is in the archive,
-#: with the archive as ``f`` and the words after the URL. Without a URL, the image needs nothing. The working directory
-#: may have modules with the names of Python's, and an archive of an earlier form begins with a file of the workspace.
+#: Fetches the archive whose URL is ``$0``, or ``CODE_URL`` if ``$0`` is the name of the stage's code; checks its
+#: digest, and only then runs the unpacker that is in the archive, with the archive as ``f``, its URL as ``u``, and the
+#: words after ``$0``. Without a URL, the image needs nothing. The working directory may have modules with the names of
+#: Python's, and an archive of an earlier form begins with a file of the workspace.
 _WORKSPACE = f"""[ -z "$0" ]||{{ hash python3||{{ echo torchx-kfp: a workspace needs python3 and fsspec >&2
-exit 125;}};exec python3 -c "import sys
+exit 125;}};exec python3 -c "import os,sys
 sys.path=[*filter(None,sys.path)]
 u=sys.argv[1]
 try:
+ if u[:5]=='code:':u=os.environ['{protocol.CODE_URL}']
  import fsspec,hashlib
  f,p=fsspec.core.url_to_fs(u)
  f=f.cat_file(p)
@@ -161,6 +165,11 @@ def workspace_words(url: str) -> tuple[str, ...]:
 def workspace_in(words: Sequence[str]) -> str | None:
     """Return the URL at the beginning of these words, which may be empty; None if there are no such words."""
     return words[3] if len(words) > 3 and words[2] == _WORKSPACE else None
+
+
+def workspaces_in(words: Sequence[str]) -> list[str]:
+    """Return what is anywhere in a command in place of the URLs of workspaces, also for the replicas of a launcher."""
+    return [url for script, url in itertools.pairwise(words) if script == _WORKSPACE]
 
 
 def retry_words(retries: int, run_id_file: str | None) -> tuple[str, ...]:

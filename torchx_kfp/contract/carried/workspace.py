@@ -122,4 +122,4 @@ def start(archive: bytes, words: list[str], url: str = "", /) -> None:
 
 
 if __name__ == "__main__":
-    start(globals()["f"], sys.argv[2:], sys.argv[1])
+    start(globals()["f"], sys.argv[2:], globals()["u"])

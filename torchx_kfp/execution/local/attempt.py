@@ -16,7 +16,7 @@ from typing import Any
 
 from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.contract.command import decode, set_aside
-from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, POD_NAME, WORKSPACES, workspace_digest
+from torchx_kfp.contract.protocol import CODE_URL, IMAGE, PIPELINE_RUN, POD_NAME, WORKSPACES, is_workspace
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.execution.local.cache import cache_key
@@ -121,7 +121,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         mark = stage_mark(context.environ, pod_name)
         marks = {RUN_MARK: mark, **({} if python is None else {RUNTIME_MARK: "true"})}
         shared = context.environ
-        if any(map(workspace_digest, [*command, *args])):
+        if any(map(is_workspace, [*command, *args])):
             shared = _without_project(shared, context.options)
         environ = {**shared, **pod, **marks, WORKSPACES: str(folder)}
     plan = AttemptPlan(
@@ -181,12 +181,17 @@ def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext, code: Cod
         surroundings = ["container", context.docker.image_id(plan.image), mounts, files]
     else:
         installed = [local_state(install) for install in plan.python.installs] if plan.python is not None else []
+        words = decode(plan.words).words
         try:
-            stamps = code.of(decode(plan.words).words, plan.environ.get("PYTHONPATH", ""))
+            stamps = code.of(words, plan.environ.get("PYTHONPATH", ""))
         except TooManyFiles:
             return ""
+        if any(map(is_workspace, words)):  # its files take the place of those here
+            inside = os.path.join(context.options.directory, "")
+            stamps = [stamp for stamp in stamps if not stamp[0].startswith(inside)]
         surroundings = ["process", context.options.directory, sys.prefix, sys.version, stamps, installed]
-    return cache_key(run.task, plan.component, plan.inputs, environ=plan.variables, surroundings=surroundings)
+    environ = {name: text for name, text in plan.variables.items() if name != CODE_URL}
+    return cache_key(run.task, plan.component, plan.inputs, environ=environ, surroundings=surroundings)
 
 
 def _uses_workspace(plan: AttemptPlan) -> bool:

@@ -171,7 +171,7 @@ def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str 
     url = workspace_in(words)
     if url is not None:
         return list(words[len(workspace_words(url)) :]), url
-    return ["" if code and protocol.workspace_digest(word) else word for word in words], None
+    return ["" if code and protocol.is_workspace(word) else word for word in words], None
 
 
 def _shell(attempt: AttemptPlan) -> list[str]:
@@ -219,7 +219,7 @@ def _differences(
     if not in_container and not was_process:
         yield f"It runs as a process of this machine, not in the image {attempt.image} (--docker)"
     brings_code = (attempt.python is not None and attempt.python.source is not None) or any(
-        map(protocol.workspace_digest, facts.words)
+        map(protocol.is_workspace, facts.words)
     )
     if overrides.code:
         place = facts.workspace or ("the run's directory" if was_process else "its image")

@@ -81,11 +81,14 @@ def without_tasks(
     if executors := kubernetes.get("deploymentSpec", {}).get("executors"):
         left = spec.get("deploymentSpec", {}).get("executors", {})
         kubernetes["deploymentSpec"]["executors"] = {name: one for name, one in executors.items() if name in left}
-    documents = [spec]
-    if platform:
-        documents.append({**platform, "platforms": {**platform.get("platforms", {}), "kubernetes": kubernetes}})
+    return with_specs(spec, platform)
+
+
+def with_specs(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
+    """Return the pipeline with a PipelineSpec that was changed, and a platform spec or {}."""
+    documents = [spec, platform] if platform else [spec]
     text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=10_000)
-    return dataclasses.replace(read_pipeline(spec, kubernetes), text=text)
+    return dataclasses.replace(read_pipeline(spec, platform.get("platforms", {}).get("kubernetes", {})), text=text)
 
 
 class _Surgery:

@@ -12,7 +12,8 @@ from typing import Any
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.command import DecodedCommand, decode
-from torchx_kfp.contract.protocol import TRACKER_BASE, workspace_digest
+from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE, is_code_name
+from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_value
 from torchx_kfp.execution.pipeline.spec import Component, Constant, Container, FromInput, Pipeline, Task
@@ -232,7 +233,13 @@ class KnownStage:
     @property
     def workspace(self) -> str:
         """The URL of its workspace or that of its replicas, or a placeholder; empty without one."""
-        return self.facts.workspace or next(filter(workspace_digest, self.facts.words), "")
+        found = next(filter(None, workspaces_in(self.facts.words)), "")
+        return dict(self.container.env).get(CODE_URL, found) if is_code_name(found) else found
+
+    @property
+    def restarts(self) -> bool:
+        """Whether its own program starts the application again if it fails."""
+        return self.facts.retries > 0 or bool(self.facts.specification and self.facts.specification.retries)
 
     @property
     def variables(self) -> list[tuple[str, str]]:

@@ -175,7 +175,8 @@ class Hyperlink:
 
     label: str
     href: str
-    #: The whole path or URL of the target, if the label is shorter.
+    #: The media type of the target, and its whole path or URL if the label is shorter.
+    type: str = ""
     title: str = ""
 
 

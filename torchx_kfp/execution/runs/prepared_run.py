@@ -9,20 +9,29 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchx_kfp.common.text import counted, listed, shown, size_text
 from torchx_kfp.contract.folders import fill_in_folders, find_folders
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER, named_workspaces
+from torchx_kfp.contract.protocol import (
+    TRACKER_BASE_PARAMETER,
+    WORKSPACE_PARAMETER,
+    named_workspaces,
+    workspace_digest,
+    workspace_key,
+)
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_text, read_specs, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import known_bases
+from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, known_stages
 from torchx_kfp.execution.runs.earlier_run import EarlierRun, Resumable, read_earlier
-from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
+from torchx_kfp.execution.runs.resume_plan import ResumePlan, Step, plan_resume
 from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.source import why_not_read
+from torchx_kfp.execution.runs.stage_code import changed_files, name_code
+from torchx_kfp.execution.runs.units import CODE
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags
 
@@ -145,6 +154,7 @@ def prepare(
         if folder is not None:
             url = {WORKSPACE_PARAMETER: workspaces[folder].url}
             arguments, values = {**arguments, **url}, {**values, **url}
+        pipeline = name_code(pipeline, values, None if folder is None else workspaces[folder].archive)
         base = values.get(TRACKER_BASE_PARAMETER)
         needs_base = workspaces or values.get(WORKSPACE_PARAMETER) or tags
         if directory is not None and needs_base and isinstance(base, str) and base and "://" not in base:
@@ -154,6 +164,8 @@ def prepare(
         if earlier is not None:
             place: Any = {"is_here": directory is not None, "directory": directory or ""}
             plan = plan_resume(earlier, pipeline, values, given=arguments, from_stages=from_stages, **place)
+            if folder is not None:
+                plan = _with_files(plan, earlier, known_stages(pipeline, values), workspaces[folder].archive)
             pipeline = plan.pipeline
     named = () if earlier is None else earlier.named
     sent = "" if folder is None else os.path.abspath(folder)
@@ -191,6 +203,35 @@ def plan_run(
     ).plan
     assert plan is not None
     return plan
+
+
+def _with_files(plan: ResumePlan, earlier: EarlierRun, stages: Iterable[KnownStage], archive: bytes) -> ResumePlan:
+    """Return the plan with the names of the files that have changed, where it says that the code of a stage has."""
+    url = earlier.record.arguments.get(WORKSPACE_PARAMETER)
+    digest = workspace_digest(url) if isinstance(url, str) else None
+    if not digest or not any(change.endswith(CODE) for step in plan.steps for change in step.changes):
+        return plan
+    base = str(url).removesuffix(f"/{workspace_key(digest)}")
+    if why_not_read(base, earlier.named, ran_here=earlier.record.folder is not None):
+        return plan
+    known = known_stages(earlier.pipeline, earlier.record.arguments)
+    before = {stage.place.name: stage for stage in known if stage.workspace == url}
+    both = {stage.place.name: (before[stage.place.name], stage) for stage in stages if stage.place.name in before}
+    try:
+        files = changed_files(both, Recorder.open(earlier.record.absolute_base(base)).read_workspace(digest), archive)
+    except (TorchxKfpError, OSError, ValueError):  # it is gone, or is somebody else's
+        return plan
+
+    def named(step: Step, change: str) -> list[str]:
+        stage = step.stages[0] if change == CODE else change.removesuffix(f": {CODE}")
+        found = files.get(stage, ()) if change.endswith(CODE) else ()
+        return [f"{change}: {file}" for file in found] or [change]
+
+    steps = (
+        replace(step, changes=tuple(one for change in step.changes for one in named(step, change)))
+        for step in plan.steps
+    )
+    return replace(plan, steps=tuple(steps))
 
 
 def _text_without_record(text: str) -> str:

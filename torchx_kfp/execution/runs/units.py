@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torchx_kfp.common.text import listed
 from torchx_kfp.contract.protocol import workspace_digest
+from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.spec import (
     CHANNEL,
     Component,
@@ -212,6 +213,8 @@ def _named_tasks(places: list[ScopedTask]) -> list[str]:
 
 #: How the names of digests of conditions begin, and of values that these read.
 CONDITION = "condition"
+#: The name of the code of a stage that starts in a workspace.
+CODE = "code"
 #: What defines a unit: digests of the command, image, code and inputs of its stages, by their names.
 Definition = Mapping[str, str]
 
@@ -276,11 +279,12 @@ def _of_stage(stage: KnownStage) -> Iterator[tuple[str, Any]]:
     yield "image", stage.container.image
     if facts.is_own:
         # The programs around the application change with versions of this package.
-        yield "command", shlex.join(facts.application)
+        workspaces = [*filter(None, workspaces_in(facts.words))]  # of its replicas as well
+        yield "command", shlex.join(word for word in facts.application if word not in workspaces)
         for name, value in facts.variables.items():
             yield f"variable {name}", value
-        if facts.workspace is not None:
-            yield "code", workspace_digest(facts.workspace) or facts.workspace
+        if workspaces:
+            yield CODE, workspace_digest(workspaces[0]) or workspaces[0]
         return
     component = stage.place.component.container
     yield "command", shlex.join(component.words if component else ())

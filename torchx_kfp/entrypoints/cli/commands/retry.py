@@ -5,24 +5,26 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
-from torchx_kfp.entrypoints.cli.flags import view_options
-from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option, view_options
+from torchx_kfp.entrypoints.cli.resolver import find_source, host_words, refuse_foreign_latest
 
 
 @click.command("retry")
 @click.argument("run")
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
+@output_dir_option
 @view_options
-@finds_runs()
+@host_options
 @click.pass_context
 def retry_command(
     context: click.Context,
     run: str,
     watch: bool,
+    output_dir: str,
     quiet: bool,
     verbose: bool,
     as_json: bool,
-    lookup: Lookup,
+    flags: Flags,
 ) -> None:
     """Run again what failed in RUN, or was canceled. Stages that succeeded are kept.
 
@@ -34,13 +36,14 @@ def retry_command(
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.runs.history import RunReader
 
-    source = lookup.find(run, changes="retry")
+    source = find_source(run, output_dir, flags)
     view = {"quiet": quiet, "verbose": verbose, "as_json": as_json}
     if isinstance(source, RunReader):
         folder = source.folder
         context.invoke(run_command, resumed=folder.name, output_dir=str(folder.parent), **view)
         return
-    words = lookup.words
+    words = host_words(flags)
+    refuse_foreign_latest("retry", run, source, flags)
     source.retry()
     if watch:
         attach(source, words, **view)

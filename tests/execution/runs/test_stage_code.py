@@ -1,0 +1,285 @@
+"""Stages with a workspace are known by the code that they can use: see ``runs.stage_code``.
+
+``use`` is what reads a file in the ways that programs have; a property says that no other way is missed.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx.components import dist
+from torchx.specs import AppDef, Role
+
+from tests.facts import says
+from torchx_kfp import Stages
+from torchx_kfp.errors import AppDefError
+from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
+from torchx_kfp.execution.runs.earlier_run import read_earlier
+from torchx_kfp.execution.runs.prepared_run import prepare
+from torchx_kfp.local import RunResult, State, Watch, run
+
+FILES = {
+    "train.py": "import helper, package.inner\nprint(open('data/a.csv').read(), helper.VALUE, package.inner.VALUE)",
+    "evaluate.py": "import helper\nprint(helper.VALUE)",
+    "helper.py": "VALUE = 1",
+    "package/__init__.py": "",
+    "package/inner.py": "VALUE = 2",
+    "data/a.csv": "1",
+    "data/b.csv": "2",
+    "NOTES.md": "notes",
+    "unrelated.py": "",
+    "conf/one.yaml": "x: 1",
+    "conf/two.yaml": "x: 2",
+    "tool.sh": "cat NOTES.md",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "code"
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def python(name: str, *args: str, **role: Any) -> AppDef:
+    return AppDef(name, [Role("r", image="i", entrypoint=sys.executable, args=[*args], **role)])
+
+
+def pipeline_of(*apps: AppDef, **options: Any) -> Any:
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str, workspace: str = ""):
+        for app in apps:
+            Stages(tracker_base=tracker_base, workspace=workspace).task(app, **options)
+
+    return pipeline
+
+
+def keys(pipeline: Any, folder: Path) -> dict[str, str]:
+    """Return what KFP's key of each task consists of: image, command, arguments, inputs and outputs.
+
+    That is ``GenerateCacheKey`` in KFP's ``backend/src/v2/cacheutils/cache.go``.
+    """
+    base = "memory://results"
+    prepared = prepare(load_pipeline(pipeline), {"tracker_base": base}, workspace=folder)
+    spec, _ = read_specs(prepared.pipeline.text)
+    found = {}
+    for name, task in spec["root"]["dag"]["tasks"].items():
+        component = spec["components"][task["componentRef"]["name"]]
+        container = spec["deploymentSpec"]["executors"][component["executorLabel"]]["container"]
+        given = {
+            key: prepared.values[value["componentInputParameter"]]
+            if "componentInputParameter" in value
+            else value["runtimeValue"]["constant"]
+            for key, value in task["inputs"]["parameters"].items()
+        }
+        parts = [container["image"], container["command"], container.get("args", []), given]
+        found[name] = json.dumps([*parts, component["outputDefinitions"]])
+        assert {"name": "TORCHX_KFP_CODE_URL", "value": prepared.values["workspace"]} in container["env"]
+    return found
+
+
+def changed(pipeline: Any, folder: Path, name: str) -> list[str]:
+    """Return the stages whose keys a change of a file changes."""
+    before = keys(pipeline, folder)
+    (folder / name).write_text("changed = True\n")
+    after = keys(pipeline, folder)
+    return [stage for stage in before if before[stage] != after[stage]]
+
+
+@pytest.mark.parametrize(
+    ("file", "stages"),
+    [
+        ("train.py", ["train"]),
+        ("evaluate.py", ["evaluate"]),
+        ("helper.py", ["evaluate", "train"]),
+        ("package/inner.py", ["train"]),
+        ("data/a.csv", ["train"]),
+        ("data/b.csv", []),
+        ("NOTES.md", []),
+        ("unrelated.py", []),
+        ("new.py", []),
+        ("random.py", ["evaluate", "train"]),  # the standard library would import it
+    ],
+)
+def test_a_changed_file_changes_the_keys_of_the_stages_that_can_use_it(folder: Path, file: str, stages: list[str]):
+    pipeline = pipeline_of(python("train", "train.py"), python("evaluate", "-m", "evaluate"))
+    assert sorted(changed(pipeline, folder, file)) == stages
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "open('data/b.csv')",
+        "open('data/' + name)",
+        "open(f'data/{name}.csv')",
+        "open('data/%s.csv' % name)",
+        "open('data/{}.csv'.format(name))",
+        "open(os.path.join('data', name))",
+        "open(f'{folder}/{name}.csv')",
+        "Path('data').iterdir()",
+        "Path('data').glob('*.csv')",
+        "Path(name).with_suffix('.csv')",
+        "Path(__file__).parent / 'data' / name",
+        "os.listdir()",
+        "os.listdir('.')",
+        "os.listdir(name)",
+        "glob.glob('data/?.csv')",
+        "glob.glob('**/*.csv', recursive=True)",
+        "subprocess.run(['sh', 'tool.sh'])",
+        "importlib.resources.files('data')",
+        "importlib.import_module(name)",
+        "exec(name)",
+    ],
+)
+def test_a_program_names_a_file_in_any_way(folder: Path, program: str):
+    (folder / "train.py").write_text(f"def use(name, folder):\n    {program}\n")
+    assert changed(pipeline_of(python("train", "train.py")), folder, "data/b.csv") == ["train"]
+    assert not changed(pipeline_of(python("evaluate", "evaluate.py")), folder, "data/b.csv")
+
+
+@pytest.mark.parametrize(
+    ("app", "file"),
+    [
+        (python("a", "evaluate.py", "--config", "conf/one.yaml"), "conf/one.yaml"),
+        (python("a", "evaluate.py", "--config=conf/one.yaml"), "conf/one.yaml"),
+        (python("a", "evaluate.py", "--config-dir", "conf"), "conf/two.yaml"),
+        (python("a", "evaluate.py", "--data", "."), "NOTES.md"),
+        (python("a", "-c", "import unrelated"), "unrelated.py"),
+        (python("a", "-c", "print(open('NOTES.md').read())"), "NOTES.md"),
+        (python("a", "inner.py", env={"PYTHONPATH": "package"}), "helper.py"),
+        (AppDef("a", [Role("r", image="i", entrypoint="sh", args=["tool.sh"])]), "NOTES.md"),
+        (AppDef("a", [Role("r", image="i", entrypoint="sh", args=["-c", "cat *.md; python train.py"])]), "NOTES.md"),
+        (AppDef("a", [Role("r", image="i", entrypoint="./program")]), "NOTES.md"),
+        (AppDef("a", [Role("r", image="i", entrypoint="env", args=["A=1", "make"])]), "NOTES.md"),
+        (dist.ddp("--x", "1", script="train.py", name="a", image="i", j="1x2"), "package/inner.py"),
+        (dist.ddp("--x", "1", m="package.inner", name="a", image="i", j="1x2"), "package/inner.py"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.roles[0].args))[:30],
+)
+def test_words_of_a_command_name_what_it_uses(folder: Path, app: AppDef, file: str):
+    if "PYTHONPATH" in app.roles[0].env:
+        (folder / "package" / "evaluate.py").write_text("import helper\n")
+        app.roles[0].args = ["-m", "evaluate"]
+        (folder / "evaluate.py").unlink()
+    assert changed(pipeline_of(app), folder, file) == ["a"]
+
+
+def test_a_stage_declares_what_it_reads(folder: Path):
+    app = dist.ddp("--x", "1", script="evaluate.py", name="b", image="i", j="1x2")
+    for options in ({}, {"engine": "job", "results": {}}):
+        pipeline = pipeline_of(app, inputs=["data/*.csv", "NOTES.md"], **options)
+        assert changed(pipeline, folder, "data/b.csv") == ["b"]
+        (folder / "data" / "b.csv").unlink()
+        assert not changed(pipeline, folder, "conf/one.yaml")
+        (folder / "conf" / "one.yaml").unlink()
+
+
+@pytest.mark.parametrize("inputs", ["data/*.csv", ["a:b"], [""], [3]])
+def test_what_is_declared_are_patterns(inputs: Any):
+    with pytest.raises(AppDefError, match=says(repr(inputs), "['data/*.csv']")):
+        Stages(tracker_base="results").task(python("a"), inputs=inputs)
+
+
+def test_replicas_are_known_by_their_code(folder: Path):
+    pipeline = pipeline_of(
+        dist.ddp("--x", "1", script="train.py", name="a", image="i", j="2x1"), engine="job", results={}
+    )
+    assert not changed(pipeline, folder, "NOTES.md")
+    assert changed(pipeline, folder, "helper.py") == ["a"]
+
+
+def test_a_loop_whose_items_name_files(folder: Path):
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str, workspace: str = ""):
+        with dsl.ParallelFor(["conf/one.yaml", "x"]) as item:
+            Stages(tracker_base=tracker_base, workspace=workspace).task(python("a", "evaluate.py", f"{item}"))
+
+    def names() -> set[str]:
+        prepared = prepare(load_pipeline(pipeline), {"tracker_base": "memory://results"}, workspace=folder)
+        return {value for value in _texts(read_specs(prepared.pipeline.text)[0]) if value.startswith("code:")}
+
+    before = names()
+    (folder / "conf" / "two.yaml").write_text("changed")
+    assert names() == before
+    (folder / "conf" / "one.yaml").write_text("changed")
+    assert len(names()) == 1
+    assert names() != before
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return [text for one in value for text in _texts(one)] if isinstance(value, list) else [str(value)]
+
+
+def test_an_application_that_reads_the_url_gets_it(folder: Path):
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str, workspace: str = ""):
+        Stages(tracker_base=tracker_base, workspace=workspace).task(python("a", "-c", "print", workspace))
+
+    prepared = prepare(load_pipeline(pipeline), {"tracker_base": "memory://results"}, workspace=folder)
+    assert "TORCHX_KFP_CODE_URL" not in [name for name, _ in prepared.pipeline.components["comp-a"].container.env]
+
+
+@pytest.fixture
+def states(tmp_path: Path, folder: Path) -> Callable[..., list[str]]:
+    def function(pipeline: Any, **options: Any) -> list[str]:
+        return [str(stage.state) for stage in ran(pipeline, folder, **options).stages]
+
+    return function
+
+
+def ran(pipeline: Any, folder: Path, **options: Any) -> RunResult:
+    return run(pipeline, {"tracker_base": "results"}, workspace=folder, output_dir="runs", watch=Watch(), **options)
+
+
+def test_a_cached_stage_has_what_it_would_record_now(folder: Path, states: Callable[..., list[str]]):
+    """Whatever file is changed: what a stage prints when it runs is what the cache would give."""
+    pipeline = pipeline_of(python("train", "train.py"), python("evaluate", "-m", "evaluate"))
+    states(pipeline)
+    seed = random.Random(7)
+    for number in range(3):
+        name = seed.choice(sorted(FILES))
+        with (folder / name).open("a") as file:
+            file.write(f"# {number}\n" if name.endswith(".py") else f"{number}\n")
+        cached, fresh = ran(pipeline, folder), ran(pipeline, folder, cache=False)
+        for one, other in zip(cached.stages, fresh.stages, strict=True):
+            assert one.last_lines() == other.last_lines(), (name, one.name)
+
+
+def test_the_code_that_runs_is_what_was_sent(folder: Path, states: Callable[..., list[str]]):
+    """A stage that is not cached gets the whole workspace, with files that it names at run time."""
+    (folder / "evaluate.py").write_text("import sys\nprint(open(sys.argv[1][::-1]).read())\n")
+    pipeline = pipeline_of(python("evaluate", "evaluate.py", "dm.SETON"))
+    assert ran(pipeline, folder).stages[0].last_lines()[0] == "notes"
+    (folder / "NOTES.md").write_text("other\n")
+    assert ran(pipeline, folder, cache=False).stages[0].last_lines()[0] == "other"
+
+
+def test_a_resumed_run_names_files_and_gets_the_new_code(folder: Path):
+    broken = pipeline_of(python("train", "train.py"), python("evaluate", "-m", "evaluate"))
+    (folder / "evaluate.py").write_text("import helper\nraise SystemExit(3)\n")
+    failed = ran(broken, folder)
+    assert failed.state is State.FAILED
+    (folder / "evaluate.py").write_text("import helper\nprint('mended')\n")
+    (folder / "helper.py").write_text("VALUE = 5\n")
+    plan = prepare(
+        load_pipeline(broken), {}, workspace=folder, earlier=read_earlier(failed, "runs"), directory="."
+    ).plan
+    assert plan is not None
+    assert [step.changes for step in plan.steps] == [("code: evaluate.py", "code: helper.py"), ("code: helper.py",)]
+    resumed = ran(broken, folder, resume=failed)
+    assert resumed.state is State.SUCCEEDED
+    assert resumed.stages[-1].last_lines()[0] == "mended"
+    # Its own pipeline has names of code: another folder replaces that code, and without one it stays.
+    again = ran(str(resumed.folder / "pipeline.yaml"), folder, cache=False)
+    assert again.state is State.SUCCEEDED
