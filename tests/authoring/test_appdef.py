@@ -79,15 +79,6 @@ def test_every_named_resource_of_torchx_becomes_a_stage() -> None:
             assert compile_app(app)[0]["resources"]["memoryLimit"], name
 
 
-@pytest.mark.parametrize("memory", [1, 32, 63])
-def test_less_memory_than_kfps_launcher_needs_is_said(memory: int) -> None:
-    app = make_app(resource=Resource(cpu=1, gpu=0, memMB=memory))
-    fact = rf"memMB of role 'trainer' is {memory}, .*KFP's launcher .*64 MB.*OOMKilled.*Add 64 .*memMB at -1"
-    with pytest.warns(UserWarning, match=fact) as caught:
-        component_from_app(app)
-    assert [warning.filename for warning in caught] == [__file__]
-
-
 def test_enough_memory_for_kfps_launcher() -> None:
     for memory in (-1, 0, 64, 4000):
         component_from_app(make_app(resource=Resource(cpu=1, gpu=0, memMB=memory)))

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,7 +47,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "Resource": {
         "cpu": "mapped: request and limit",
-        "memMB": "mapped: request and limit, decimal megabytes",
+        "memMB": "mapped: request and limit, decimal megabytes; from 1 to 63 is rejected: KFP's launcher needs 64",
         "gpu": "mapped: nvidia.com/gpu",
         "capabilities": "mapped: the instance type, as node selector; others are rejected",
         "devices": "mapped: one type, if the resource has no gpu",
@@ -163,12 +161,6 @@ def _check_entrypoint(entrypoint: str, where: str) -> None:
             f"The entrypoint of {where} is {entrypoint!r}, which looks like an option. Set it to a program, and put "
             "options into Role.args."
         )
-    program, *args = entrypoint.split()
-    if args and "{{" not in program:
-        warn_caller(
-            f"The entrypoint of {where} is {entrypoint!r}, a program with spaces in its name. Arguments belong in "
-            f"args: entrypoint={program!r}, args={args!r}."
-        )
 
 
 def _refuse_channels(role: specs.Role, where: str) -> None:
@@ -202,7 +194,7 @@ def single_pod(role: specs.Role) -> PodSettings:
     """Return the settings of the pod of a stage without an engine; 0 and -1 ask for nothing, as in TorchX."""
     resource, where = role.resource, f"role {role.name!r}"
     if 0 < resource.memMB < LAUNCHER_MB:
-        warn_caller(
+        raise AppDefError(
             f"resource.memMB of {where} is {resource.memMB}, but KFP's launcher runs within the stage's limit. It "
             f"needs about {LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
@@ -304,14 +296,6 @@ def parse_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
     if workspace and not found:
         raise AppDefError(f"The workspace of {where} is {workspace!r}. Give a torchx.specs.Workspace, or a folder.")
     return found
-
-
-def warn_caller(message: str) -> None:
-    """Warn, at the line that calls this package."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("torchx_kfp."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def whole_number(value: object, where: str, least: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
 
 from kfp import dsl
 from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
@@ -159,19 +158,6 @@ def contains_channel(value: object) -> bool:
     if isinstance(value, list | tuple | set):
         return any(contains_channel(item) for item in value)
     return False
-
-
-def may_be_a_whole_number(part: str | Reference) -> bool:
-    """Tell whether a part is a channel for an int, or an item of a list whose items have an unknown type.
-
-    To KFP, an item of a parameter or an output of the type ``list`` is a string, and so are its fields.
-    """
-    if not isinstance(part, Reference):
-        return False
-    channel: Any = part.argument
-    item = channel.loop_argument if isinstance(channel, for_loop.LoopArgumentVariable) else channel
-    unknown = isinstance(item, for_loop.LoopParameterArgument) and not isinstance(item.items_or_pipeline_channel, list)
-    return part.type == "NUMBER_INTEGER" or (unknown and channel.channel_type == "String")
 
 
 def ir_type(channel: pipeline_channel.PipelineChannel) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl
-from kfp.dsl import pipeline_channel, pipeline_context
+from kfp.dsl import pipeline_context
 
-from torchx_kfp.authoring.channels import channel_here, contains_channel, ir_type, parse
+from torchx_kfp.authoring.channels import contains_channel, parse
 from torchx_kfp.authoring.references import Channel, Reference
 from torchx_kfp.authoring.stages import check_in_pipeline
 from torchx_kfp.errors import ChannelError, OutputsError
@@ -38,21 +37,12 @@ def artifact_from_uri(
         The artifact, to pass to a component.
 
     Raises:
-        OutputsError: the class is not an artifact class, or the metadata is not constant.
+        OutputsError: the metadata contains a channel.
         ChannelError: the URI is text with a channel inside, or not a string.
     """
     check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
-    if not (isinstance(artifact_class, type) and issubclass(artifact_class, dsl.Artifact)):
-        raise OutputsError(f"The class of an artifact is one of kfp.dsl's, such as dsl.Model. Got: {artifact_class!r}.")
-    try:
-        json.dumps(metadata)
-        constant = metadata is None or (isinstance(metadata, Mapping) and not contains_channel(dict(metadata)))
-    except (TypeError, ValueError, RecursionError):
-        constant = False
-    if not constant:
-        raise OutputsError(
-            f"metadata of artifact_from_uri is {metadata!r}. Give a dict of constants that JSON can represent."
-        )
+    if contains_channel(dict(metadata or {})):
+        raise OutputsError(f"metadata of artifact_from_uri is {metadata!r}. Give constants, which KFP can write.")
     given = _parse_uri(uri)
 
     # On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. So it is put into a
@@ -73,17 +63,11 @@ def artifact_from_uri(
 
 def _parse_uri(uri: object) -> object:
     """Return the URI of an artifact: a channel for a string, or constant text."""
-    parts = parse(uri, "uri") if isinstance(uri, str) and uri else ()
-    if len(parts) > 1:
+    first, *rest = parse(uri, "uri")
+    kind = first.type if isinstance(first, Reference) else "STRING"
+    if rest or first == "" or kind != "STRING":
         raise ChannelError(
-            f"uri is {uri!r}, text with a pipeline channel inside, which KFP would not fill in. Pass a channel that "
-            "is the whole URI: let the stage record it as a result."
+            f"uri is {str(uri)!r} of type {kind}. Give a URI such as 's3://models/7', or a channel that is the whole "
+            "URI: let the stage record it as a result."
         )
-    argument = parts[0].argument if parts and isinstance(parts[0], Reference) else uri
-    if isinstance(argument, pipeline_channel.PipelineChannel):
-        if ir_type(argument) != "STRING":
-            raise ChannelError(f"uri is {argument.full_name!r} of type {ir_type(argument)}. It must be a string.")
-        argument = channel_here(argument, "uri")
-    elif not isinstance(argument, str) or not argument:
-        raise ChannelError(f"uri is {uri!r}. Pass a URI such as 's3://models/7', or a channel that is one.")
-    return argument
+    return first.argument if isinstance(first, Reference) else first

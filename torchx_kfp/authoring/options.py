@@ -60,7 +60,7 @@ class SharedOptions:
                 )
         # Later changes of the caller's dicts have no effect.
         object.__setattr__(self, "secrets", parse_secrets(self.secrets))
-        if isinstance(self.trackers, Mapping):
+        if self.trackers is not None:
             object.__setattr__(self, "trackers", dict(self.trackers))
 
 

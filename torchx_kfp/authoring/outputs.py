@@ -72,21 +72,17 @@ def parse_outputs(
     )
 
 
-def parse_ui_metadata(ui_metadata: object) -> str | None:
+def parse_ui_metadata(ui_metadata: UiMetadata | None) -> str | None:
     """Return the escaped JSON text of KFP v1's UI metadata; None if there is none."""
     if ui_metadata is None:
         return None
-    if not isinstance(ui_metadata, Mapping) or contains_channel(dict(ui_metadata)):
+    if contains_channel(dict(ui_metadata)):
         raise OutputsError(
             f"ui_metadata is {ui_metadata!r}. Give a constant dict, such as "
             "{'outputs': [{'type': 'markdown', ...}]}. For content that is known only at run time, declare an "
             "artifact: artifacts={'report': dsl.Markdown}."
         )
-    try:
-        text = json.dumps(dict(ui_metadata), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise OutputsError(f"ui_metadata cannot be written as JSON: {error}. Got: {ui_metadata!r}.") from None
-    return check_word(escape(text), "ui_metadata, as it is passed on,")
+    return check_word(escape(json.dumps(dict(ui_metadata), allow_nan=False)), "ui_metadata, as it is passed on,")
 
 
 def _is_artifact_type(kind: object) -> bool:

@@ -21,7 +21,7 @@ from torchx_kfp.authoring.appdef import (
     whole_number,
 )
 from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, pod_labels, role_application
-from torchx_kfp.authoring.channels import check_text, contains_channel, may_be_a_whole_number, parse, parse_checked
+from torchx_kfp.authoring.channels import check_text, contains_channel, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
@@ -53,6 +53,7 @@ _ALL: Mapping[str, Mapping[str, str]] = {
     },
     "Resource": {
         "devices": "mapped: all types",
+        "memMB": "mapped: request and limit, decimal megabytes",
     },
 }
 #: How each engine treats each field.
@@ -200,12 +201,11 @@ def _parse_count(count: object, role: specs.Role) -> Text:
     """Return a role's number of replicas: a constant, or a channel, which the launcher checks."""
     where = f"replicas of role {role.name!r}"
     if contains_channel(count):
-        parts = () if isinstance(count, list | tuple | set | Mapping) else parse(count, where)
-        if len(parts) != 1 or not may_be_a_whole_number(parts[0]):
-            (one,) = parts if len(parts) == 1 else [None]
-            what = (
-                f"a channel of the type {one.type}" if isinstance(one, Reference) else "text or a list with a channel"
-            )
+        parts = parse(count, where)
+        kind = parts[0].type if len(parts) == 1 and isinstance(parts[0], Reference) else "text"
+        # To KFP, an item of a list is a string, and so are its fields.
+        if kind not in ("NUMBER_INTEGER", "STRING"):
+            what = f"a channel of the type {kind}" if len(parts) == 1 else "text with a channel"
             raise ChannelError(f"{where} is {what}. Give a channel for a whole number, such as an int result.")
         return parts
     least, most = _fewest(role), role.num_replicas

@@ -25,22 +25,14 @@ _TRACKERS_EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
 def parse_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:
     """Return the secrets as plain data."""
     sources: dict[str, str] = {}
-    if not isinstance(secrets or {}, Mapping):
-        raise AppDefError(f"secrets is {secrets!r}. Give {{secret: {{key: variable}}}}: {_SECRETS_EXAMPLE}.")
     for secret, variables in (secrets or {}).items():
-        if not isinstance(variables, Mapping):
-            raise AppDefError(f"secrets[{secret!r}] is {variables!r}. Give {{key: variable}}: {_SECRETS_EXAMPLE}.")
         for key, variable in variables.items():
             gives = f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}"
-            if contains_channel([secret, key, variable]) or not (secret and key and variable):
+            if contains_channel([secret, key]) or not (secret and key and is_shell_variable(variable)):
                 raise AppDefError(
-                    f"{gives}. Give names that are known when the pipeline is compiled, such as {_SECRETS_EXAMPLE}. "
-                    "For others, call kfp.kubernetes.use_secret_as_env on the task."
-                )
-            if not is_shell_variable(variable):
-                raise AppDefError(
-                    f"{gives}, which shells do not pass on. Use ASCII letters, digits and '_', and do not begin with a "
-                    "digit."
+                    f"{gives}. Give names that are known when the pipeline is compiled, and variables of ASCII "
+                    f"letters, digits and '_', which shells pass on: {_SECRETS_EXAMPLE}. For a channel, call "
+                    "kfp.kubernetes.use_secret_as_env on the task."
                 )
             if variable in sources:
                 raise AppDefError(f"{gives}, which {sources[variable]} has as well. Give each key its own variable.")
@@ -68,8 +60,6 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
     """Return the variables that tell a stage its further trackers and their configurations; none if it has none."""
     if not trackers:
         return {}
-    if not isinstance(trackers, Mapping):
-        raise AppDefError(f"trackers is {trackers!r}. Give {{tracker: configuration}}: {_TRACKERS_EXAMPLE}.")
     env: dict[str, Text] = {}
     names: dict[str, str] = {}
     for name, config in trackers.items():
