@@ -60,6 +60,19 @@ def test_a_failed_stage_ends_its_dependants_and_the_others_finish(execute_failin
     assert error.value.exit_code == 1
 
 
+def test_a_line_that_is_the_reason_is_not_quoted(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="echo 'torchx-kfp: no rows.'; exit 1")
+
+    result = execute_failing(pipeline)
+    with pytest.raises(StageFailedError) as error:
+        result.raise_for_failure()
+    assert str(error.value) == (
+        f"The run {result.run_id} failed: 1 of 1 stage failed.\nshell ended with exit code 1: no rows."
+    )
+
+
 def test_the_last_lines_of_a_stage(execute_failing):
     (stage,) = execute_failing(scripts("seq 1 3000; exit 1")).stages
     assert stage.last_lines() == [str(number) for number in range(2991, 3001)]

@@ -285,7 +285,7 @@ def describe_failure(result: RunResult, printed: Collection[str] = ()) -> str:
         tail = stage.last_lines()
         if tail and stage.name in printed and result.folder is not None:
             lines.append(f"  Its lines are above, and in {stage.log_file}.")
-        elif tail:
+        elif any(f": {line.removeprefix('torchx-kfp: ').rstrip('?.')}" not in stage.reason for line in tail):
             # The log of a run on a host is read into a file that does not last.
             lines.append(f"  Its last lines{f', from {stage.log_file}' if result.folder is not None else ''}:")
             lines += [f"    {line}" for line in tail]
