@@ -15,7 +15,7 @@ gate := not ($(apart) or examples)
 having = $(shell grep -rlE 'mark\.($(1))' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-containers test-cluster test-browser test-torch test-ax test-oldest test-examples test-load test-mlflow test-lowest test-newest test-package test-kfp durations mutants ci ci-all lint format types goldens docs pictures benchmarks wheel clean
+.PHONY: help demo test test-changed test-containers test-cluster test-browser test-torch test-ax test-oldest test-examples test-load test-mlflow test-lowest test-newest test-package test-kfp durations mutants ci ci-all lint format types goldens docs pictures benchmarks measures wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -113,6 +113,9 @@ pictures: $(VENV)/.ready ## take the documentation's pictures of a run and its r
 
 benchmarks: $(VENV)/.ready ## print the figures that the docs state, beside peers; ARGS="start size" names cases
 	$(bin)/python -m dev.benchmarks $(ARGS)
+
+measures: $(VENV)/.ready ## count lines and modules, and the tests that know internals; ARGS names revisions to compare with
+	@$(bin)/python -m dev.measures $(ARGS)
 
 wheel: $(VENV)/.ready ## build the wheel, in dist/
 	@rm -rf build  # setuptools would package modules that no longer exist

@@ -1,1 +1,1 @@
-"""What develops the project: what writes its generated files, mutants, benchmarks, and CI's scripts."""
+"""What develops the project: what writes its generated files, measures, mutants, benchmarks, and CI's scripts."""

@@ -1,0 +1,85 @@
+"""Print the size of the package and of its tests: lines and modules by folder, and the tests that know internals.
+
+    make measures                      # this working tree
+    make measures ARGS="REVISION ..."  # and others, in columns
+
+The figures are a compass, not limits. Everything is counted from the source, so that any revision can be measured.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from dev.changed import PACKAGE, REPOSITORY
+
+#: What ``CONTRIBUTING.md`` calls the public API. Everything else of the package is internal.
+PUBLIC = {
+    PACKAGE,
+    *(f"{PACKAGE}.{name}" for name in ["engines", "tracking", "local", "host", "hpo", "hpo.ax", "errors"]),
+}
+
+
+def measures(root: Path) -> dict[str, int | str]:
+    """Measure the repository at ``root``."""
+    texts = {it.relative_to(root): it.read_text(encoding="utf-8") for it in sorted(root.rglob("*.py"))}
+    lines = {path: text.count("\n") for path, text in texts.items()}
+    modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in lines}
+    tests = [path for path in lines if path.name.startswith("test_")]
+    knowing = [path for path in tests if _imported(texts[path], modules) - PUBLIC]
+    folders: Counter[str] = Counter()
+    for path, count in lines.items():
+        if path.parts[0] == PACKAGE:
+            folders["/".join(path.parts[: 2 + (path.parts[1] == "execution")]).removesuffix(".py")] += count
+        elif not path.parts[0].startswith("."):
+            folders[path.parts[0]] += count
+    share = sum(lines[path] for path in knowing) / sum(lines[path] for path in tests)
+    return {
+        **{f"lines of {name}": count for name, count in sorted(folders.items())},
+        f"lines of {PACKAGE}": sum(count for path, count in lines.items() if path.parts[0] == PACKAGE),
+        f"modules of {PACKAGE}": sum(path.parts[0] == PACKAGE for path in lines),
+        "modules of tests": len(tests),
+        "modules of tests that import internals": len(knowing),
+        "lines in them, of the lines of such modules": f"{share:.0%}",
+    }
+
+
+def _imported(text: str, modules: set[str]) -> set[str]:
+    """Return the modules of the package that a text imports."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules or {node.module}
+    return {name for name in found if name.partition(".")[0] == PACKAGE}
+
+
+def main(revisions: list[str]) -> None:
+    """Print a table with a column for each revision and one for what is committed or about to be."""
+    columns = {}
+    for name in [*revisions, "now"]:
+        with tempfile.TemporaryDirectory() as folder:
+            tree = name if name != "now" else _git("stash", "create").decode().strip() or "HEAD"
+            with tarfile.open(fileobj=io.BytesIO(_git("archive", tree))) as files:
+                files.extractall(folder, filter="data")
+            columns[name] = measures(Path(folder))
+    print("| measure |", *(f"{name} |" for name in columns))
+    print("|---|" + "--:|" * len(columns))
+    for measure in dict.fromkeys(key for column in columns.values() for key in column):
+        print(f"| {measure} |", *(f"{column.get(measure, 0)} |" for column in columns.values()))
+
+
+def _git(*words: str) -> bytes:
+    return subprocess.run(["git", *words], cwd=REPOSITORY, check=True, capture_output=True).stdout
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
