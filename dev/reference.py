@@ -34,6 +34,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def commands() -> Iterator[str]:
     """Yield every command of the program with its help and options."""
     from torchx_kfp.entrypoints.cli import cli
+    from torchx_kfp.execution.host import settings
 
     def of(command: click.Command, context: click.Context) -> Iterator[str]:
         for text in "\n\n".join(map(inspect.cleandoc, filter(None, (command.help, command.epilog)))).split("\n\n"):
@@ -42,9 +43,13 @@ def commands() -> Iterator[str]:
             else:
                 yield " ".join(text.split())
         options = [item for item in command.params if isinstance(item, click.Option)]
-        records = [record for item in options if (record := item.get_help_record(context))]
+        connects = {item.name for item in options}.issuperset(settings.FLAGS)
+        flags = [item for item in options if connects and item.name in settings.FLAGS]
+        records = [record for item in options if item not in flags and (record := item.get_help_record(context))]
         if records:
             yield table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in records])
+        if flags:
+            yield f"[The host](#settings-of-the-host): {', '.join(f'`{item.opts[-1]}`' for item in flags)}."
 
     def below(group: click.Group, context: click.Context) -> Iterator[str]:
         for name in group.list_commands(context):

@@ -26,14 +26,10 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", with_blocks("console"), ids=name)
-def test_commands_print_what_the_page_says(page: Path, tmp_path: Path, call: Program) -> None:
-    outputs = []
+def test_commands_print_what_the_page_says(page: Path, call: Program) -> None:
     for command, printed in pages.run_commands(page, call):
         assert printed.code == 0 or re.search("failed|Error: ", command.output), f"{command.line}\n{printed.stderr}"
         assert pages.agrees(command.output, printed), f"{command.line}\n{printed.stdout}{printed.stderr}"
-        outputs.append((command, printed))
-    ids = pages.run_ids(outputs)
-    assert pages.are_consistent(ids), f"the run ids are of other runs than the commands': {ids}"
 
 
 def test_an_output_that_is_not_what_the_page_says_is_found() -> None:
@@ -42,18 +38,6 @@ def test_an_output_that_is_not_what_the_page_says_is_found() -> None:
     assert pages.agrees("train ... loss=0.04", printed)
     assert not pages.agrees("train succeeded 0.3 loss=0.05", printed)
     assert not pages.agrees("train succeeded 0.3", printed)
-
-
-def test_run_ids_of_other_runs_are_found() -> None:
-    first, second, third = (f"20260101-00000{second}-aaaaaa" for second in (1, 2, 3))
-    assert pages.are_consistent([(first, second), (second, third), (first, second)])
-    assert not pages.are_consistent([(first, second), (second, second)]), "two ids for one run"
-    assert not pages.are_consistent([(first, first), (first, second)]), "one id for two runs"
-    assert not pages.are_consistent([(second, first), (first, second)]), "the later run has the earlier id"
-    printed = pages.Printed(f"run-{first}\n  at 2026-01-01 00:00:01 +0000 on host\n", "", 0)
-    command = pages.Command("", f"run-{second}\n  at 2026-05-05 00:00:05 +0000 on laptop", "")
-    assert pages.run_ids([(command, printed)]) == [(second, first)]
-    assert pages.updated(command.output, printed) == f"run-{first}\n  at 2026-01-01 00:00:01 +0000 on laptop"
 
 
 def test_a_run_on_a_host_has_one_id_on_a_page() -> None:

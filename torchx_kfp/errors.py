@@ -177,10 +177,6 @@ class AmbiguousRunError(UnknownRunError):
     """Several runs match a name."""
 
 
-class UnknownTagError(ArgumentError):
-    """No run among several has a tag of this name."""
-
-
 class ContainerEngineError(LocalRunError):
     """Stages were to run in containers, but no container engine answers."""
 

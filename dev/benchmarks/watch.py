@@ -14,7 +14,9 @@ from collections import defaultdict
 from dev.benchmarks import show, timed
 from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
-from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
+from torchx_kfp.execution.host.snapshot import Snapshot
+from torchx_kfp.execution.host.steps import Step, changes
 from torchx_kfp.execution.runs.state import RunState, outline
 
 STAGES, STEP = 1000, 10
@@ -26,18 +28,24 @@ class Reader:
     """Reads answers as ``watch`` does."""
 
     def __init__(self) -> None:
-        self.observer = Observer()
-        self.state: RunState | None = None
+        self.pipeline: RunPipeline | None = None
+        self.steps: dict[str, Step] = {}
+        self.state = RunState()
         self.manifest = ""
 
     def read(self, run: str, with_manifest: str) -> None:
         before, self.manifest = self.manifest, manifest_of(json.loads(with_manifest))
-        nodes = read_manifest(self.manifest) if self.manifest != before else None
-        events = self.observer.observe(json.loads(run), nodes)
-        assert self.observer.pipeline is not None
-        self.state = self.state or RunState(outline(self.observer.pipeline))
-        for event in events:
-            self.state.on_event(event)
+        answer = json.loads(run)
+        if self.pipeline is None:
+            self.pipeline = RunPipeline.of(answer)
+            assert self.pipeline is not None
+            self.state = RunState(outline(self.pipeline.pipeline))
+        if self.manifest == before:
+            return
+        new = changes(self.steps, Snapshot.of(answer, self.pipeline, read_manifest(self.manifest)).steps)
+        self.steps |= {step.of: step for step in new}
+        for step in new:
+            self.state.on_event(step.event)
 
 
 def main() -> None:
@@ -54,7 +62,6 @@ def main() -> None:
             for kind in INTERVALS:
                 seconds = timed(lambda texts=texts: reader.read(*texts), time.process_time)
                 times[kind].append((seconds, timed(lambda texts=texts: [*map(json.loads, texts)], time.process_time)))
-    assert reader.state is not None
     assert (str(reader.state.state), len(reader.state.stages)) == ("succeeded", STAGES)
     for kind, interval in INTERVALS.items():
         ours, peer = (100 * statistics.median(found) / interval for found in zip(*times[kind], strict=True))

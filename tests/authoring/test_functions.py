@@ -498,15 +498,6 @@ def test_what_a_function_raises_is_said_with_its_line() -> None:
         component_from_function(fails)
 
 
-def test_the_suggested_call_has_the_options_of_the_stage() -> None:
-    options: dict[str, Any] = {"engine": "job", "results": {"loss": float}}
-    with pytest.raises(AppDefError, match="Give them as constants") as error:
-        component_from_function(dist.ddp, script="train.py", image="image:1", j="2x1", **options)
-    call = str(error.value).rpartition("Give them as constants: ")[2]
-    assert "script='train.py'" in call
-    assert "engine='job', results={'loss': float}" in call or "results={'loss': float}, engine='job'" in call
-
-
 def takes_a_path(path: Path) -> specs.AppDef:
     return show(str(path))
 

@@ -5,8 +5,6 @@ from kfp import dsl, kubernetes
 from tests.cases import case
 from tests.cases.parts import component, echo, shell, write
 
-NO_WORKSPACE = "its SubprocessRunner has no workspace unless it is told where"
-
 
 @case(missing="a node with a label", outputs={"Output": "x"})
 def settings_without_effect() -> str:

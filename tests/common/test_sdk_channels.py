@@ -130,7 +130,7 @@ except ValueError as error:
         ),
         ("from kfp import dsl\nimport torchx_kfp.local", "torchx_kfp.local.run(p)"),
         (
-            "import torchx_kfp.host\nfrom kfp import dsl",
+            "from kfp import dsl\nimport torchx_kfp.host",
             "torchx_kfp.host.submit(dsl.pipeline(p), host='http://h')",
         ),
     ],

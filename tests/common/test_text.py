@@ -124,12 +124,12 @@ def test_the_nearest_name_is_suggested() -> None:
     ("path", "suffixes", "meant"),
     [
         ("pipelines/digit.py", [".py"], "pipelines/digits.py"),
-        ("pipelins/digits.py", [".py"], "pipelines/digits.py"),
+        ("pipelins/digits.py", [".py"], ""),
         ("pipelines/digits.yml", [".yaml", ".py"], "pipelines/digits.yaml"),
         ("pipelines/digits", [".yaml", ".py"], "pipelines/digits.py"),
         ("pipelines/zebra.py", [".py"], ""),  # only the suffix is the same
         ("pipelines/.hiden.py", [".py"], "pipelines/.hidden.py"),
-        ("../pipelines/hidden.py", [".py"], ""),  # another folder, and a hidden file
+        ("../pipelines/hidden.py", [".py"], ""),  # there is no such folder
         ("resluts", [], "results"),
         ("results/run/fil", [], ""),  # a file where a folder is meant
         ("results/run", [".py"], ""),  # a folder where a file is meant

@@ -6,16 +6,18 @@ import importlib.util
 import inspect
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from torchx import specs
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
 
-from tests.components.stages import REPOSITORY
 from torchx_kfp import component_from_app
 
 pytestmark = pytest.mark.versions
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: The arguments of each component on TorchX's command line, and the application's own arguments that result from them.
 COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {

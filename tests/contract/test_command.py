@@ -17,7 +17,6 @@ from torchx_kfp.contract.command import Outputs, decode, encode, launcher_words
 from torchx_kfp.contract.inputs import (
     RUN_ID,
     encode_aliases,
-    encode_value,
     escape,
     find_rewritten,
     join_values,
@@ -53,8 +52,8 @@ PROGRAMS = ["none", "retries", "launcher"]
 
 def encoded(draw: Any, name: str, text: str, values: list[str], *, lifts: bool) -> tuple[str, str]:
     """Return the word ``name`` + ``text`` in one of the forms that it may have, and the letter of that in a mask."""
-    if lifts and text and draw(st.booleans()) and not name.startswith(("PATH", "PYTHON", "LD")):
-        values.append(encode_value(text))
+    if lifts and re.fullmatch(r"[\w=.]+", text, re.ASCII) and draw(st.booleans()):
+        values.append(text)
         return name, "v"
     text = name + text
     return (escape(text), "b") if find_rewritten(text) else (text, "s")

@@ -131,7 +131,7 @@ def retry(request: dict[str, Any], folder: Path, options: dict[str, Any]) -> loc
     prepared = prepare(local.load_pipeline(request["pipeline"]), request["arguments"], directory=".")
     anew = {place.name for place in walk(prepared.pipeline) if place.task.runs_always}
     kept: dict[str, local.StageResult] = {}
-    for end in read_run(folder).run.ends.values():
+    for end in read_run(folder).run.ends:
         if end.state.is_success and without_indices(end.name) not in anew:
             kept[end.name] = end
         elif end.pod_name and not end.state.is_success:

@@ -65,11 +65,6 @@ class History:
         last = {each.uid: each for each in self.events(prefix)}
         return [each.name for each in last.values() if each.type != "DELETED"]
 
-    def forget(self, prefix: str) -> None:
-        """Make room."""
-        with self._lock:
-            self._events = {name: events for name, events in self._events.items() if not name.startswith(prefix)}
-
     def wait_for(self, collection: str, version: int) -> None:
         """Wait until everything is known that happened to the collection until this version."""
         until(lambda: self._reached[collection] >= version)

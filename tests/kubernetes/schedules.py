@@ -361,8 +361,6 @@ def end(trial: Trial) -> None:
     namespace = trial.stage.namespace
     namespace.api.delete(namespace.path("argoproj.io/v1alpha1/workflows", trial.stage.workflow))
     wait_until_nothing_is_left(trial)
-    for prefix in (trial.prefix, f"workflow-{trial.prefix}"):
-        trial.history.forget(prefix)
 
 
 def state_of(found: Object) -> str:

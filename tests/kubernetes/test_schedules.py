@@ -1,13 +1,12 @@
 """Whatever dies when: schedules of what happens to launchers, replicas and the API server, several at the same time.
 
 ``TORCHX_KFP_SCHEDULES=200 make test-cluster ARGS="-n0 --timeout=3600 tests/kubernetes/test_schedules.py"`` tries that
-many. Schedules that fail are printed; put one into ``FOUND`` to try it again.
+many. Schedules that fail are printed.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,8 +38,6 @@ TOGETHER = 6
 BLOWS = ["kill", "kill", "term", "cut off"]
 #: What befalls requests.
 FAULTS = [*[None] * 12, "cut", "lost", 500, 503, 429, 401, 0.3]
-#: Schedules that once found a defect, and are tried each time.
-FOUND: Sequence[Schedule] = ()
 
 
 def draw(random: Random) -> Schedule:
@@ -69,40 +66,6 @@ def draw_life(random: Random, kinds: Sequence[str]) -> Life:
     return Life(tuple(faults), tuple(blows), with_node=random.random() < 0.5)
 
 
-class Trials:
-    """Tries schedules beside each other."""
-
-    def __init__(self, cluster: ControlPlane, kubelet: Kubelet, history: History, folder: Path) -> None:
-        self.problems: list[str] = []
-        self._pool = ThreadPoolExecutor(TOGETHER)
-        self._slots = threading.Semaphore(TOGETHER)
-        self._count = 0
-        self._cluster = cluster
-        self._prepare = lambda number, schedule: prepare(kubelet, history, folder / str(number), f"s{number}", schedule)
-
-    def start(self, schedule: Schedule) -> None:
-        """Start to try a schedule once there is room for it."""
-        self._slots.acquire()
-        self._pool.submit(self._run, self._count, schedule)
-        self._count += 1
-
-    def end(self) -> None:
-        """Wait until all have been tried."""
-        self._pool.shutdown()
-
-    def _run(self, number: int, schedule: Schedule) -> None:
-        trial = None
-        try:
-            trial = self._prepare(number, schedule)
-            run(trial, self._cluster)
-            check(trial)
-            end(trial)
-        except BaseException:
-            self.problems.append(f"{schedule}\n{trial.log if trial else ''}{traceback.format_exc()}")
-        finally:
-            self._slots.release()
-
-
 @pytest.mark.cluster
 @pytest.mark.usefixtures("jobset_controller")
 def test_one_object_and_one_result_whatever_dies_when(
@@ -113,15 +76,23 @@ def test_one_object_and_one_result_whatever_dies_when(
     decoys = {each: namespace.create(manifest) for each, manifest in DECOYS.items()}
 
     with closing(History(namespace, list(DECOYS))) as history:
-        trials = Trials(cluster, kubelet, history, tmp_path)
-        for found in FOUND:
-            trials.start(found)
-        random = Random()
-        for _ in range(int(os.environ.get("TORCHX_KFP_SCHEDULES", "12"))):
-            trials.start(draw(random))
-        trials.end()
-    if trials.problems:
-        pytest.fail("\n".join(trials.problems), pytrace=False)
+
+        def problem_of(number: int) -> str:
+            schedule = draw(Random())
+            trial = prepare(kubelet, history, tmp_path / str(number), f"s{number}", schedule)
+            try:
+                run(trial, cluster)
+                check(trial)
+                end(trial)
+            except BaseException:
+                return f"{schedule}\n{trial.log}{traceback.format_exc()}"
+            return ""
+
+        with ThreadPoolExecutor(TOGETHER) as pool:
+            count = int(os.environ.get("TORCHX_KFP_SCHEDULES", "12"))
+            problems = list(filter(None, pool.map(problem_of, range(count))))
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
     for collection, decoy in decoys.items():
         found = namespace.api.get(namespace.path(collection, decoy["metadata"]["name"]))
         assert _untouched(found) == _untouched(decoy)

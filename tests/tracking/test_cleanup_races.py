@@ -87,7 +87,7 @@ def test_a_file_that_is_gone_since_it_was_listed_is_no_problem(tmp_path: Path) -
     for run in ("one", "two"):
         store.write(f"{run}-20260101-120000-0a1b2c/train/1", b"{}")
     old = find_old_runs(store, time.time() + DAY).old
-    store.remove(old[0].results[0])
+    store.remove(old[0].files[0])
     assert list(remove_runs(store, old)) == list(old)
 
 

@@ -171,7 +171,7 @@ def test_a_server_that_forbids(s3_base: str, s3_server: S3Server) -> None:
     )
     s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
     tracker = FsspecResultTracker(s3_base)
-    with pytest.raises(TrackerError, match=says("s3://", "permission", "list", "Check")) as caught:
+    with pytest.raises(TrackerError, match=says("s3://", "permission", "list", "credentials")) as caught:
         tracker.get("run")
     assert isinstance(caught.value.__cause__, PermissionError)
 

@@ -224,10 +224,10 @@ class TestMissingResults:
 
     def test_a_base_without_results_is_named(self, base: str) -> None:
         assert self.missing(base) == (
-            f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. There are no results at "
-            "all. Does that stage record any (current_run().put(...))? If they were removed (torchx-kfp gc), run that "
-            "stage again: a local run does so by itself, also with --resume. On a cluster, run the pipeline without "
-            "KFP's cache. If the store is slow to show them, wait: results(timeout=60)."
+            f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. The tracker base "
+            "holds no results at all. Does that stage record any (current_run().put(...))? If they were removed "
+            "(torchx-kfp gc), run that stage again: a local run does so by itself, also with --resume. On a cluster, "
+            "run the pipeline without KFP's cache. If the store is slow to show them, wait: results(timeout=60)."
         )
 
     @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ class TestMissingResults:
             (
                 ["p1/train/e1", "p1/train/e2", "p1/prepare/e1", "p2/train/e1"],
                 "p1/train/e9",
-                "These runs under 'p1/train' have results: 'p1/train/e1', 'p1/train/e2'. Does",
+                "These runs under 'p1' have results: 'p1/prepare/e1', 'p1/train/e1', 'p1/train/e2'. Does",
             ),
             (
                 [*(f"p1/prepare/e{number}" for number in range(8)), "p2/train/e1"],
@@ -248,7 +248,7 @@ class TestMissingResults:
             (
                 [*(f"q{number}/train/e1" for number in range(8)), "a"],
                 "p1/train/e9",
-                "No run under 'p1' has results. The tracker base holds 'a', 'q0/', 'q1/', 'q2/', 'q3/' and 4 more.",
+                "The tracker base holds 'a', 'q0/', 'q1/', 'q2/', 'q3/' and 4 more. Does",
             ),
         ],
     )

@@ -294,7 +294,7 @@ def test_a_key_above_or_below_another_one(tracker: FsspecResultTracker, base: st
             tracker[second] = {"x": 2}
             assert tracker[second] == {"x": 2}
     else:
-        facts = ("'a/b'", "folder", "'a/b/results'") if later == "above" else ("'a/b/c/d'", "'a/b'", "results", "Use")
+        facts = (f"'{second}'", "is a folder of other keys", "below one that has results", "Use another key")
         for action in (lambda: tracker.put(second, x=2), lambda: tracker.get(second)):
             with pytest.raises(KeyRefusedError, match=says("key", *facts)):
                 action()

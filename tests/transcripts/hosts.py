@@ -37,8 +37,10 @@ def _running_host() -> Around:
             warnings.simplefilter("ignore")  # two have the same name
             run = submit(str(folder / f"{pipeline}.yaml"), arguments, name=name, host=host.url)
         if pipeline == "long":
-            wait_until(lambda: run.read().run.attempts and run.fetch(["script"]))
-            wait_until(lambda: run.fetch(["script"]) and run.read().run.attempts["script"][0].log_file.stat().st_size)
+            wait_until(lambda: run.read().run.attempts_at("script") and run.fetch(["script"]))
+            wait_until(
+                lambda: run.fetch(["script"]) and run.read().run.attempts_at("script")[0].log_file.stat().st_size
+            )
             connect(host=host.url).terminate(run.run_id)
         ended(host, run.run_id)
 

@@ -108,22 +108,20 @@ for _operation in {*dir(str), "__bool__", "__complex__", "__float__", "__index__
 def call_function(
     fn: Callable[..., specs.AppDef],
     constants: Mapping[str, Any],
-    options: Mapping[str, Any] | None = None,
-    known: Collection[str] = (),
+    options: Collection[str] = (),
 ) -> tuple[specs.AppDef, dict[Reference, object]]:
     """Call the function with these constants, and placeholders for all other parameters.
 
     Args:
         fn: a function that returns an AppDef.
         constants: values of its parameters.
-        options: the options of the stage, for the call that an error suggests.
-        known: the names of all options, for errors.
+        options: the names of the options of stages, for errors.
 
     Returns:
         The AppDef, and the function's inputs with their defaults.
     """
-    call = _Call(fn, constants, options or {})
-    call.check_constants(known)
+    call = _Call(fn, constants)
+    call.check_constants(options)
     inputs = dict(call.inputs())
     app = call.build({name: Placeholder(reference) for name, reference in inputs.items()})
     if not isinstance(app, specs.AppDef):
@@ -138,11 +136,10 @@ def call_function(
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A call of a component function with constants and options of its stage."""
+    """A call of a component function with constants."""
 
     fn: Callable[..., Any]
     constants: Mapping[str, Any]
-    options: Mapping[str, Any]
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
@@ -247,7 +244,7 @@ class _Call:
     def refuse(self, wrong: Mapping[str, str]) -> NoReturn:
         defaults = {name: self.signature.parameters[name].default for name in wrong}
         given = {name: "..." if value is inspect.Parameter.empty else repr(value) for name, value in defaults.items()}
-        given |= {name: _code_of(value) for name, value in {**self.constants, **self.options}.items()}
+        given |= {name: _code_of(value) for name, value in self.constants.items()}
         call = ", ".join([self.name, *map("=".join, given.items())])
         raise AppDefError(
             f"{self.title} uses parameters for more than text, so KFP cannot fill them in at run time:\n"
@@ -275,9 +272,7 @@ def _can_pass(default: object, kind: str) -> bool:
 
 
 def _code_of(value: object) -> str:
-    """Return code for a value: a class, such as the type of a result, has no code in its repr."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_code_of(item)}' for key, item in value.items())}}}"
+    """Return code for a value: a class has no code in its repr."""
     return value.__name__ if isinstance(value, type) else repr(value)
 
 
@@ -319,13 +314,7 @@ def _misplaced_inputs(app: specs.AppDef) -> dict[str, str]:
 
 def _inputs_in(value: object) -> list[str]:
     """Return the inputs whose text is anywhere in the value."""
-    if isinstance(value, str):
-        return parameters_in(_plain(value))
-    if dataclasses.is_dataclass(value):
-        value = [getattr(value, item.name) for item in dataclasses.fields(value)]
-    if isinstance(value, Mapping):
-        value = [*value, *value.values()]
-    return [name for item in value for name in _inputs_in(item)] if isinstance(value, list | tuple | set) else []
+    return parameters_in(repr(_content(value)))
 
 
 def _plain(value: Any) -> Any:

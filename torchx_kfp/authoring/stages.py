@@ -262,7 +262,7 @@ class Stages(SharedOptions):
         known = [name for name in known if name not in own]
         options = {name: value for name, value in options_and_constants.items() if name in known}
         constants = {name: value for name, value in options_and_constants.items() if name not in known}
-        app, parameters = call_function(fn, constants, options, known)
+        app, parameters = call_function(fn, constants, known)
         tracked, reads = options.pop("tracked", False), options.pop("reads", ())
         return StageComponent(
             self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(fn))

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from torchx_kfp.authoring.component_inputs import Inputs
 from torchx_kfp.authoring.naming import is_shell_variable
 from torchx_kfp.authoring.references import Text, check_word, is_constant
-from torchx_kfp.contract.inputs import encode_value, escape, find_rewritten
+from torchx_kfp.contract.inputs import escape, find_rewritten
 
-#: The most bytes of one value, and of all. Beyond that, a second container is smaller than a second copy of the text.
-LONGEST, MOST = 256, 1024
-_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
-_OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
+#: The most bytes of all values. Beyond that, a second container is smaller than a second copy of the text.
+MOST = 1024
+#: A value that moves: a number, a name, a path. Other text stays, and so do options, which many stages share.
+_VALUE = re.compile(r"(?!--?[A-Za-z][\w-]*\Z)[\w@%+=:,./-]{1,256}", re.ASCII)
 
 
 def encode(
@@ -43,21 +43,18 @@ def encode(
 
 def _moved(words: Sequence[Text], variables: int) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yield the indices of words whose values move: what stays of them, and the values."""
-    texts = [str(word[0]) if is_constant(word) else "" for word in words]
-    for index, text in enumerate(texts):
-        name, equals, value = text.partition("=") if index < variables else ("", "", text)
+    for index, word in enumerate(words):
+        if index == variables or not is_constant(word):
+            continue
+        text, start = str(word[0]), 0
         if index < variables:
+            name = text.partition("=")[0]
+            start = len(name) + 1
             # The pipeline sets variables that begin so, the same for its stages.
-            moves = is_shell_variable(name) and not name.startswith("TORCHX_")
-        else:
-            moves = index > variables and not _OPTION.fullmatch(text) and not _is_program(texts, index)
-        if moves and 0 < len(value) <= LONGEST and value.isascii() and value.isprintable():
-            yield index, (name + equals, encode_value(value))
-
-
-def _is_program(texts: Sequence[str], index: int) -> bool:
-    """Return whether a word is a program for Python that finds what differs in its arguments."""
-    return _PYTHON.fullmatch(texts[index - 2]) is not None and texts[index - 1] == "-c" and "argv" in texts[index]
+            if not is_shell_variable(name) or name.startswith("TORCHX_"):
+                continue
+        if _VALUE.fullmatch(text, start):
+            yield index, (text[:start], text[start:])
 
 
 def _whole(parts: Text, inputs: Inputs) -> tuple[str, str]:

@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -33,9 +32,9 @@ _TRUE = {"Boolean": "== True", "String": "!= ''", "Integer": "!= 0", "Float": "!
 
 
 def import_kfp() -> None:
-    """Import kfp without its client, which is imported on first use. Do nothing if kfp is already loaded."""
-    found = None if "kfp" in sys.modules else importlib.util.find_spec("kfp")
-    if found is None:
+    """Import kfp without its client, which is imported on first use, and refuse operations on its channels."""
+    if "kfp" in sys.modules or importlib.util.find_spec("kfp") is None:
+        refuse_operations()
         return
     # kfp/__init__.py ends with `from kfp.client import Client`.
     stand_in: Any = ModuleType(_CLIENT)
@@ -57,43 +56,20 @@ def import_kfp() -> None:
         return getattr(kfp, name)
 
     kfp.__getattr__ = load
+    refuse_operations()
 
 
 # Conditions and loops on channels
 
 
 def refuse_operations() -> None:
-    """Refuse these operations from now on: at once if KFP is loaded, else as soon as it is.
+    """Refuse these operations from now on, if KFP is loaded.
 
     Modules that make or load pipelines call this when they are imported; applications do not import them.
     """
-    if _CHANNELS in sys.modules:
-        _refuse_in(sys.modules[_CHANNELS])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder:
-    """Finds the module with KFP's channels, once, and changes the classes in it when it is loaded."""
-
-    def find_spec(self, name: str, path: Any, target: object = None) -> ModuleSpec | None:
-        if name != _CHANNELS:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path)
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None:
-            load = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                _refuse_in(module)
-
-            loader.exec_module = exec_module
-        return spec
-
-
-def _refuse_in(module: Any) -> None:
+    module: Any = sys.modules.get(_CHANNELS)
+    if module is None:
+        return
     for kind in (module.PipelineChannel, module.ConditionOperation):
         kind.__bool__ = _truth
     for operation, way_out in _WAYS_OUT.items():

@@ -180,32 +180,27 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
 
 
 def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = ()) -> str:
-    """Return a sentence that suggests the most similar path that exists, as ``did_you_mean`` does for names.
-
-    Each part may be misspelled: for ``pipelins/digit.py`` it is ``pipelines/digits.py``.
+    """Return a sentence that suggests the most similar path in the same folder, as ``did_you_mean`` does for names.
 
     Args:
         path: the path of something that does not exist or has another kind.
         suffixes: the suffixes of files that may be meant; none if a folder is meant.
     """
-    from pathlib import Path  # slow to load, and applications import this module
-
-    *folders, name = Path(path).parts or (".",)
-    place = Path()
-    for folder in folders:
-        near = folder if os.path.isdir(place / folder) else most_similar(folder, _entries(place, folder))
-        if near is None:
-            return ""
-        place /= near
-    # A suffix that all files share does not make them similar.
-    alike: dict[str, list[str]] = {}
-    for entry in _entries(place, name, suffixes):
-        alike.setdefault(Path(entry).stem if suffixes else entry, []).append(entry)
-    near = most_similar(Path(name).stem if suffixes else name, alike)
+    folder, name = os.path.split(path)
+    alike: dict[str, list[str]] = {}  # a suffix that all files share does not make them similar
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            for entry in entries:
+                stem, suffix = os.path.splitext(entry.name) if suffixes else (entry.name, "")
+                if (suffix in suffixes and entry.is_file()) if suffixes else entry.is_dir():
+                    alike.setdefault(stem, []).append(entry.name)
+    except OSError:  # there is nothing to suggest
+        return ""
+    near = most_similar(os.path.splitext(name)[0] if suffixes else name, sorted(alike))
     if near is None:
         return ""
     (found,) = difflib.get_close_matches(name, alike[near], n=1, cutoff=0.0)
-    return f" Did you mean {str(place / found)!r}?"
+    return f" Did you mean {os.path.join(folder, found)!r}?"
 
 
 def most_similar(wrong: str, names: Iterable[str]) -> str | None:
@@ -217,20 +212,6 @@ def most_similar(wrong: str, names: Iterable[str]) -> str | None:
         beginnings = {each[: len(wrong)]: each for each in reversed(known)}
         near = [beginnings[found] for found in difflib.get_close_matches(wrong, beginnings, n=1)]
     return near[0] if near else None
-
-
-def _entries(folder: str | os.PathLike[str], name: str, suffixes: Collection[str] = ()) -> list[str]:
-    """Return the names in a folder that may be meant: folders, or files with a suffix; hidden ones for hidden names."""
-    try:
-        with os.scandir(folder) as entries:
-            found = [entry for entry in entries if name.startswith(".") or not entry.name.startswith(".")]
-            return sorted(
-                entry.name
-                for entry in found
-                if (entry.is_file() and os.path.splitext(entry.name)[1] in suffixes if suffixes else entry.is_dir())
-            )
-    except OSError:  # there is nothing to suggest
-        return []
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:

@@ -330,5 +330,5 @@ def _fill(words: list[str], start: int, mask: str, values: list[str]) -> None:
     for place, kind in enumerate(mask, start):
         if kind == "v" and values:
             words[place] += values.pop(0)
-        if kind in "bv":
+        elif kind == "b":
             words[place] = unescape(words[place])

@@ -71,13 +71,8 @@ def encode_aliases(aliases: Iterable[str]) -> list[str]:
     return [protocol.encode_alias(alias).replace(SEPARATOR, r"\u007c") for alias in aliases]
 
 
-def encode_value(text: str) -> str:
-    """Return the rest of a word as a value of the input ``stage``."""
-    return escape(text).replace(SEPARATOR, r"\0174")
-
-
 def join_values(stage: str, aliases: Sequence[str], values: Sequence[str]) -> str:
-    """Return the input ``stage``: the stage's name, and encoded aliases and values."""
+    """Return the input ``stage``: the stage's name, encoded aliases, and values."""
     return SEPARATOR.join([stage, *aliases, *values])
 
 

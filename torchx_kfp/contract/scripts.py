@@ -42,12 +42,11 @@ _PARENTS = (
     f"_p=${{_j#*$_q: }}; _p=${{_p#[}}; _i=${{_p#?}}; set -a; {protocol.PARENT_RUN_IDS}=$_j}}; "
     f"case $_p in $_q*) {protocol.PARENT_RUN_ID}=${{_i%%$_q*}};; esac; set +a; "
 )
-#: Appends the next value to each word that the mask marks with ``v``, and decodes these words and those that it marks
-#: with ``b``. The ``x`` protects newlines at the end of a word.
+#: Appends the next value to each word that the mask marks with ``v``, and decodes those that it marks with ``b``. The
+#: ``x`` protects newlines at the end of a word.
 _DECODE = (
     "_m=$1; shift; for _w do shift; "
-    "case $_m in v*) _v=${_v#*|}; _w=$_w${_v%%|*};; esac; "
-    "case $_m,$_w in [bv]*,*'\\'*) _w=`printf %bx \"$_w\"`; _w=${_w%x};; esac; "
+    'case $_m in v*) _v=${_v#*|}; _w=$_w${_v%%|*};; b*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
 #: Writes KFP v1's UI metadata, which tells the UI what to show.

@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import Any
 
 from torchx_kfp.common.extras import require
-from torchx_kfp.common.text import printable, shorten, shown
+from torchx_kfp.common.text import printable, shorten, shown, without_passwords
 from torchx_kfp.errors import (
     ArgumentError,
     ContainerEngineError,
@@ -28,7 +28,7 @@ from torchx_kfp.errors import (
     TorchxKfpError,
 )
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Patience
-from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, without_password
+from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings
 from torchx_kfp.tracking.recorder import Recorder
 
 #: The versions of Python with which torchx-kfp is tested, and the oldest backend that is supported.
@@ -100,10 +100,8 @@ def check_up(flags: Mapping[str, Any]) -> Iterator[Finding]:
             found = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
         if level in ("missing", "skipped"):
             without.add(subject)
-        # Errors of drivers repeat the tracker base, which may have a user and a password.
-        user = look.base.rpartition("@")[0].rpartition("//")[2]
-        found = found.replace(f"{user}@", "...@") if user else found
-        yield Finding(level, subject, shorten(printable(" ".join(found.split())), _LONGEST))
+        found = shorten(printable(" ".join(without_passwords(found).split())), _LONGEST)
+        yield Finding(level, subject, found)
 
 
 def _python(look: CheckUp) -> str:
@@ -140,7 +138,7 @@ def _settings(look: CheckUp) -> str:
     look.settings = settings = read_settings(look.flags)
     given = []
     for name, source in settings.sources.items():
-        value = "(not shown)" if SETTINGS[name].secret else without_password(str(getattr(settings, name)))
+        value = "(not shown)" if SETTINGS[name].secret else getattr(settings, name)
         given.append(f"{name} {value} from {source}")
     found = "; ".join(given) or f"None is given, neither as a flag nor in the environment nor in {config_file()}"
     if settings.warnings:
@@ -214,7 +212,7 @@ def _tracker_base(look: CheckUp) -> str:
     if not look.base:
         raise NotAsked("None is given: --tracker-base s3://bucket/results.")
     Recorder.open(look.base).verify_writable()
-    return f"{shown(without_password(look.base))} was written and read from here; the file is removed."
+    return f"{shown(look.base)} was written and read from here; the file is removed."
 
 
 #: Each check by its subject, with the subject of the check that it needs.

@@ -86,7 +86,7 @@ def define_search(
         "seed": seed,
     }
     is_grid = optimizer == "grid"
-    definition |= _plan_grid(spaces, definition) if is_grid else _plan_rounds(spaces, definition)
+    definition |= _plan_grid(spaces, definition) if is_grid else _plan_rounds(definition)
     _check_size(spaces, definition["trials"])
     results = {name: space.output_type for name, space in spaces.items()}
     results |= {**dict.fromkeys(objectives, float), TRIAL: str}
@@ -164,25 +164,11 @@ def _check_optimizer(optimizer: str) -> None:
         )
 
 
-def _size(space: Space) -> float:
-    """Return the number of values; infinity for numbers between two bounds."""
-    if isinstance(space, Choice):
-        return len(space.values)
-    return space.high - space.low + 1 if space.kind == "int" else math.inf
-
-
-def _plan_rounds(spaces: Mapping[str, Space], definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the number of rounds and trials of a search other than a grid."""
-    optimizer, rounds, trials = definition["optimizer"], definition["rounds"], definition["trials"]
-    if rounds is None or trials is None:
-        missing = "rounds" if rounds is None else "trials"
+def _plan_rounds(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Check the number of rounds and trials of a search other than a grid."""
+    if None in (definition["rounds"], definition["trials"]):
+        missing = "rounds" if definition["rounds"] is None else "trials"
         raise SearchError(f"The search has no {missing}. Write rounds=3, trials=4 for 12 trials, 4 at a time.")
-    size = math.prod(_size(space) for space in spaces.values())
-    if optimizer == "random" and rounds * trials > size:
-        raise SearchError(
-            f"{rounds} rounds of {trials} trials are {rounds * trials:,} trials, but the parameters have only {size:,} "
-            "combinations. Try them all with optimizer='grid', or ask for fewer trials."
-        )
     return {}
 
 
@@ -194,8 +180,6 @@ def _plan_grid(spaces: Mapping[str, Space], definition: Mapping[str, Any]) -> Ma
                 f"parameters[{name!r}] is {space}, which a grid cannot try as a whole. Say how many of its values: "
                 f"hpo.{'log' if space.log else 'float'}({space.low!r}, {space.high!r}, points=5)."
             )
-    if definition["seed"] is not None:
-        raise SearchError(f"seed is {definition['seed']!r}, but there is no chance in a grid. Leave it out.")
     size = math.prod(len(points(space)) for space in definition["parameters"].values())
     rounds, trials = definition["rounds"], definition["trials"]
     if rounds is None:

@@ -13,10 +13,8 @@ Links are followed, because object stores have none: a reader gets what a progra
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -43,19 +41,23 @@ _KEY = re.compile(r"\.torchx_kfp/files/.+/[^/]+/(?!\.\.?$)[^/\0]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class _FileDigest(NamedTuple):
-    """A file of an artifact: its size in bytes, and its SHA-256 in hexadecimal digits."""
+class _Digest(NamedTuple):
+    """A file's size in bytes, and its SHA-256 in hexadecimal digits."""
 
     size: int
     sha256: str
 
     @classmethod
-    def parse(cls, size: object, sha256: object) -> _FileDigest:
+    def parse(cls, size: object, sha256: object) -> _Digest:
         """Read what somebody has written. Raises ValueError if it is none."""
         # A file with less than no bytes would be neither copied nor checked.
         if type(size) is not int or size < 0 or not (isinstance(sha256, str) and _DIGEST.fullmatch(sha256)):
             raise ValueError(f"{size!r} and {sha256!r} are not a size and a digest")
         return cls(size, sha256)
+
+
+#: The digests of files by name; a single file has an empty name.
+_Digests = Mapping[str, _Digest]
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class StoredFiles:
         key, count = str(content["key"]), content.get("files")
         if not _KEY.fullmatch(key) or ".." in key.split("/"):
             raise ValueError(f"{key!r} is not the place of stored files")
-        return cls(key, *_FileDigest.parse(content["size"], content["sha256"]), None if count is None else int(count))
+        return cls(key, *_Digest.parse(content["size"], content["sha256"]), None if count is None else int(count))
 
     def encode(self) -> dict[str, object]:
         """Return what ``parse`` reads."""
@@ -108,7 +110,7 @@ class StoredFiles:
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes of the files in bytes, by their names in the folder; the name of a single file is empty."""
-        return {name: file.size for name, file in self._tree.files.items()}
+        return {name: file.size for name, file in self._contents()[0].items()}
 
     def are_there(self) -> bool:
         """Tell whether the store has as many files of this size, and the list of a folder's; they are not read."""
@@ -118,7 +120,7 @@ class StoredFiles:
 
     def open(self, name: str = "") -> BinaryIO:
         """Open a file, after it was copied to this machine and checked: see ``Artifact.open``."""
-        files = self._tree.files
+        files, _ = self._contents()
         if name not in files:
             if not name:
                 raise MissingArtifactError(
@@ -126,13 +128,10 @@ class StoredFiles:
                     f"open({next(iter(files), 'file')!r}), or copy all of them with download(folder)."
                 )
             raise MissingArtifactError(describe_unknown(f"The artifact at {self.url}", "file", name, files))
-        place = os.path.join(_own_folder(os.getpid()), files[name].sha256)
-        with _locked(os.path.dirname(place)):
-            if not os.path.exists(place):
-                with _temporary(place) as temporary:
-                    self._fetch({name: files[name]}, lambda _: temporary)
-                    os.replace(temporary, place)
-        return open(place, "rb")
+        with tempfile.TemporaryDirectory(prefix="torchx-kfp-artifact-") as folder:
+            place = os.path.join(folder, "content")
+            self._fetch({name: files[name]}, lambda _: place)
+            return open(place, "rb")  # the open file outlives its name
 
     def download(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> str:
         """Copy the files to this machine, and check them: see ``Artifact.download``."""
@@ -146,12 +145,12 @@ class StoredFiles:
                     raise FileExistsError(
                         f"{target} exists, and is not the artifact at {self.url}. Name another folder, or overwrite it."
                     )
-            tree = self._tree
+            files, folders = self._contents()
             with _temporary(target) as temporary:
                 if self.count is not None:
-                    for name in ("", *tree.folders, *map(os.path.dirname, tree.files)):
+                    for name in ("", *folders, *map(os.path.dirname, files)):
                         os.makedirs(os.path.join(temporary, name), exist_ok=True)
-                self._fetch(tree.files, lambda name: os.path.join(temporary, name) if name else temporary)
+                self._fetch(files, lambda name: os.path.join(temporary, name) if name else temporary)
                 if os.path.isdir(target) and not os.path.islink(target):
                     shutil.rmtree(target)
                 elif self.count is not None and os.path.lexists(target):
@@ -168,30 +167,30 @@ class StoredFiles:
     def _list_key(self) -> str:
         return f"{self.key.rpartition('/')[0]}.json"
 
-    @property
-    def _tree(self) -> _Tree:
+    def _contents(self) -> tuple[_Digests, list[str]]:
+        """Return the digests of the files, and the empty folders."""
         if self.count is None:
-            return _Tree({"": _FileDigest(self.size, self.sha256)}, ())
+            return {"": _Digest(self.size, self.sha256)}, []
         content = self._on.read(self._list_key, _LONGEST_LIST)
         if content is None:
             raise self._gone()
         if (found := hashlib.sha256(content).hexdigest()) != self.sha256:
             raise self._changed(self._list_key, f"the SHA-256 {found}", self.sha256)
-        return _Tree.decode(content)
+        return _parse_list(content)
 
     def _is_at(self, path: str) -> bool:
         """Tell whether a file or folder on this machine has the same content."""
         try:
             states = _list_local(path)
-            if ("" in states) != (self.count is None) or sum(it.size for it in states.values()) != self.size:
+            if sum(state[0] for state in states.values()) != self.size:
                 return False
-            files = [name for name in states if not name.endswith("/")]
-            tree = _Tree.of({name: _hash(os.path.join(path, name) if name else path) for name in files}, states)
+            files = _hash_all(_paths(path, states))
         except (OSError, ResultRefusedError):
             return False
-        return tree.sha256 == self.sha256
+        whole = files[""].sha256 if "" in files else hashlib.sha256(_encode_list(files, states)).hexdigest()
+        return whole == self.sha256
 
-    def _fetch(self, files: Mapping[str, _FileDigest], place: Callable[[str], str]) -> None:
+    def _fetch(self, files: _Digests, place: Callable[[str], str]) -> None:
         """Copy files to their places on this machine, and check their digests.
 
         Raises:
@@ -256,14 +255,13 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
     place = f"{folder}/{new_entry_name()}"
     key = f"{place}/{os.path.basename(top) or 'files'}"
-    sizes = {name: it.size for name, it in before.items() if not name.endswith("/")}
-    paths = {name: os.path.join(top, name) if name else top for name in sizes}
+    paths = _paths(top, before)
     try:
         # Read each file twice, at the same time.
         with ThreadPoolExecutor(1) as pool:
-            hashing = pool.submit(lambda: {name: _hash(local) for name, local in paths.items()})
+            hashing = pool.submit(_hash_all, paths)
             try:
-                for group, at_once in _groups(sizes):
+                for group, at_once in _groups({name: before[name][0] for name in paths}):
                     store.put_files({f"{key}/{name}" if name else key: paths[name] for name in group}, at_once)
             except TrackerError:
                 # A file that cannot be read, or is gone, is not the store's fault.
@@ -274,10 +272,10 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         _verify_unchanged(top, before)
         if "" in before:
             return StoredFiles(key, *files[""]).on(store)
-        tree = _Tree.of(files, before)
-        store.write(f"{place}.json", tree.encode())
+        listing = _encode_list(files, before)
+        store.write(f"{place}.json", listing)
         size = sum(file.size for file in files.values())
-        return StoredFiles(key, size, tree.sha256, len(files)).on(store)
+        return StoredFiles(key, size, hashlib.sha256(listing).hexdigest(), len(files)).on(store)
     except BaseException as error:
         with contextlib.suppress(TrackerError):
             for _ in store.remove_many(store.list_files(place)):
@@ -289,52 +287,33 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         raise
 
 
-class _Tree(NamedTuple):
-    """The files of an artifact by name, and its empty folders, whose names end with a slash."""
-
-    files: Mapping[str, _FileDigest]
-    folders: tuple[str, ...]
-
-    @classmethod
-    def of(cls, files: Mapping[str, _FileDigest], names: Iterable[str]) -> _Tree:
-        """Return the tree of these files, and of the folders among the names."""
-        return cls(files, tuple(sorted(name for name in names if name.endswith("/"))))
-
-    def encode(self) -> bytes:
-        content = {"files": self.files, "folders": self.folders}
-        return json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-
-    @property
-    def sha256(self) -> str:
-        """The digest of all files, or of the single one."""
-        return self.files[""].sha256 if "" in self.files else hashlib.sha256(self.encode()).hexdigest()
-
-    @classmethod
-    def decode(cls, content: bytes) -> _Tree:
-        """Read a list whose digest was checked. Its writer may be anybody who can write to the tracker base.
-
-        Raises:
-            CorruptArtifactError: a name would lead out of the folder, or it is not a list of files.
-        """
-        try:
-            found = json.loads(content)
-            tree = cls.of({name: _FileDigest.parse(*file) for name, file in found["files"].items()}, found["folders"])
-            for name in (*tree.files, *(folder.removesuffix("/") for folder in tree.folders)):
-                if b"\0" in name.encode() or not {"", ".", ".."}.isdisjoint(name.split("/")):
-                    raise ValueError(name)
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise CorruptArtifactError(
-                f"A list of stored files is malformed: {error!r}. Something else wrote it."
-            ) from None
-        return tree
+def _encode_list(files: _Digests, names: Iterable[str]) -> bytes:
+    """Return the list of a folder's files, and of the empty folders among the names, which end with a slash."""
+    content = {"files": files, "folders": sorted(name for name in names if name.endswith("/"))}
+    return json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 
-class _State(NamedTuple):
-    """What changes when a file on this machine does."""
+def _parse_list(content: bytes) -> tuple[_Digests, list[str]]:
+    """Read a list whose digest was checked. Its writer may be anybody who can write to the tracker base.
 
-    size: int
-    modified: int
-    inode: int
+    Raises:
+        CorruptArtifactError: a name would lead out of the folder, or it is not a list of files.
+    """
+    try:
+        found = json.loads(content)
+        files = {name: _Digest.parse(*file) for name, file in found["files"].items()}
+        for name in (*files, *(folder.removesuffix("/") for folder in found["folders"])):
+            if b"\0" in name.encode() or not {"", ".", ".."}.isdisjoint(name.split("/")):
+                raise ValueError(name)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise CorruptArtifactError(
+            f"A list of stored files is malformed: {error!r}. Something else wrote it."
+        ) from None
+    return files, found["folders"]
+
+
+#: What changes when a file on this machine does: its size, its time of change, and its inode.
+_State = tuple[int, int, int]
 
 
 def _list_local(top: str) -> dict[str, _State]:
@@ -353,14 +332,14 @@ def _list_local(top: str) -> dict[str, _State]:
         if kind := special_kind(state.st_mode):
             raise ResultRefusedError(f"{shown(path)} cannot be stored: it is a {kind}. Store files and folders only.")
         if not stat.S_ISDIR(state.st_mode):
-            found[name] = _State(state.st_size, state.st_mtime_ns, state.st_ino)
+            found[name] = state.st_size, state.st_mtime_ns, state.st_ino
             continue
         own = state.st_dev, state.st_ino
         if own in above:
             raise ResultRefusedError(f"{shown(path)} cannot be stored: it is a link to a folder that it is in.")
         inner = sorted(os.listdir(path))
         if name and not inner:
-            found[f"{name}/"] = _State(0, 0, 0)
+            found[f"{name}/"] = 0, 0, 0
         for each in inner:
             try:
                 each.encode()
@@ -372,13 +351,22 @@ def _list_local(top: str) -> dict[str, _State]:
     return dict(sorted(found.items()))
 
 
-def _hash(path: str) -> _FileDigest:
+def _paths(top: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the paths of the files among these names."""
+    return {name: os.path.join(top, name) if name else top for name in names if not name.endswith("/")}
+
+
+def _hash_all(paths: Mapping[str, str]) -> _Digests:
+    return {name: _hash(path) for name, path in paths.items()}
+
+
+def _hash(path: str) -> _Digest:
     size, digest = 0, hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(1 << 20):
             size += len(chunk)
             digest.update(chunk)
-    return _FileDigest(size, digest.hexdigest())
+    return _Digest(size, digest.hexdigest())
 
 
 def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
@@ -400,25 +388,9 @@ def _unstable(path: str) -> ResultRefusedError:
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
     """Yield the names of small files, and of large ones, with how many of them may be on their way at once."""
-    for names, at_once in (
-        ([name for name, size in sizes.items() if size <= _SMALL], _AT_ONCE),
-        ([name for name, size in sizes.items() if size > _SMALL], 1),
-    ):
-        if names:
-            yield names, at_once
-
-
-@functools.lru_cache
-def _own_folder(pid: int) -> str:
-    """Return a folder for the copies of a process, which goes when the process ends."""
-    folder = tempfile.mkdtemp(prefix="torchx-kfp-artifacts-")
-
-    def remove() -> None:
-        if os.getpid() == pid:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return folder
+    small = [name for name, size in sizes.items() if size <= _SMALL]
+    large = [name for name, size in sizes.items() if size > _SMALL]
+    yield from ((names, at_once) for names, at_once in ((small, _AT_ONCE), (large, 1)) if names)
 
 
 @contextlib.contextmanager

@@ -54,8 +54,8 @@ class Artifact:
     def open(self, name: str = "") -> BinaryIO:
         """Open the stored file, or a file of the stored folder, for reading.
 
-        The file is copied to this machine first, once in a process, and its digest is checked: the reader gets the
-        bytes that were stored, or an error.
+        The file is copied to this machine first, and its digest is checked: the reader gets the bytes that were stored,
+        or an error. To read it more than once, use ``download``.
 
         Args:
             name: the name of a file in the folder, such as ``weights/0.bin``.

@@ -47,35 +47,30 @@ class OldRun:
 
     Attributes:
         run: its name.
-        results: the files of its results.
-        records: the files of its records, and its stored files.
-        modified: when the newest file was written, in seconds since 1970.
+        files: the files of its results and records, and its stored files.
         open_stage: what says that it may be going on, if anything does.
         kept: the reason to keep it in spite of its age, if there is one.
     """
 
     run: str
-    results: tuple[File, ...]
-    records: tuple[File, ...]
-    modified: float
+    files: tuple[File, ...]
     open_stage: str = ""
     kept: str = ""
 
     @property
-    def files(self) -> int:
-        """The number of its files."""
-        return len(self.results) + len(self.records)
+    def modified(self) -> float:
+        """When the newest file was written, in seconds since 1970."""
+        return max(file.modified for file in self.files)
 
     @property
     def size(self) -> int:
         """The bytes of all its files."""
-        return sum(file.size for file in (*self.results, *self.records))
+        return sum(file.size for file in self.files)
 
     @property
     def stages(self) -> list[str]:
         """The names of its stages."""
-        records = (file.key for file in self.records if file.key.startswith(f"{RUNS}/"))
-        run_ids = [*(file.key for file in self.results), *map(run_id_of, records)]
+        run_ids = [run_id_of(file.key) if _is_entry(file) else file.key for file in self.files]
         return sorted({parts[1] for run_id in run_ids if (parts := run_id_parts(run_id))})
 
 
@@ -118,19 +113,15 @@ def find_old_runs(store: Store, before: float, begun: float | None = None, *, on
         TrackerError: the store failed.
     """
     files = store.list_files()
-    results, records = _grouped(files)
-    left_alone = {name: why for name, found in results.items() if (why := _shape_problem(found))}
-    left_alone |= {name: why for name, found in records.items() if (why := _records_problem(found))}
-    runs = {
-        name: (tuple(results.get(name, ())), tuple(records.get(name, ())))
-        for name in (results.keys() | records.keys()) - left_alone.keys()
-    }
-    newest = {run: max(file.modified for file in itertools.chain(*found)) for run, found in runs.items()}
-    wanted = (run for run in runs if (newest[run] < before if only is None else run == only))
-    old = [OldRun(run, *runs[run], newest[run]) for run in sorted(wanted, key=lambda run: (-newest[run], run))]
-    unknown = [run for run in old if not run.records and not _MADE.fullmatch(run.run)]
-    left_alone |= {run.run: f"nothing shows that {run.results[0].key!r} is a result of a stage" for run in unknown}
-    old = [run for run in old if run not in unknown]
+    runs: dict[str, list[File]] = {}
+    for file in files:
+        name = run_of(file.key)
+        if name and not ("/" in name and _is_own(file)):
+            runs.setdefault(name.partition("/")[0], []).append(file)
+    left_alone = {name: why for name, found in runs.items() if (why := _problem(name, found))}
+    known = [OldRun(name, tuple(found)) for name, found in runs.items() if name not in left_alone]
+    old = [run for run in known if (run.modified < before if only is None else run.run == only)]
+    old.sort(key=lambda run: (-run.modified, run.run))
     begun = time.time() - UNFINISHED if begun is None else begun
     old = [replace(run, open_stage=_open_stage(run, begun)) for run in old]
     kept = {run.run: run.open_stage for run in old if run.open_stage and only is None}
@@ -138,9 +129,9 @@ def find_old_runs(store: Store, before: float, begun: float | None = None, *, on
     kept |= {run: f"used by {user}" for run, user in users.items()}
     return Findings(
         old=tuple(replace(run, kept=kept.get(run.run, "")) for run in old),
-        younger=len(runs) - len(old) - len(unknown),
+        younger=len(known) - len(old),
         left_alone=left_alone,
-        marked=any(file.key.startswith(f"{PRIVATE}/") for file in files),
+        marked=any(map(_is_own, files)),
     )
 
 
@@ -164,10 +155,11 @@ def remove_runs(store: Store, going: Iterable[OldRun]) -> Iterator[OldRun]:
     waiting = iter(going)
     while batch := list(itertools.islice(waiting, _MANY)):
         there = zip(batch, store.each(files_of, batch), strict=True)
-        batch = [run for run, files in there if {*files} <= {*run.results, *run.records}]
+        batch = [run for run, files in there if {*files} <= {*run.files}]
         left: set[str] = set()
-        for part in ("results", "records"):
-            files = [(run.run, file) for run in batch if run.run not in left for file in getattr(run, part)]
+        for own in (False, True):
+            going_now = [run for run in batch if run.run not in left]
+            files = [(run.run, file) for run in going_now for file in run.files if _is_own(file) is own]
             gone = store.remove_many([file for _, file in files])
             for (run, _), is_gone in zip(files, gone, strict=True):
                 if is_gone is not True:
@@ -220,10 +212,10 @@ def remove_code(store: Store, unused: Iterable[UnusedCode]) -> Iterator[UnusedCo
 def _open_stage(run: OldRun, since: float) -> str:
     """Return why a run may still be going on; empty if no stage says so."""
     begun: dict[str, float] = {}
-    for file in run.records:
-        if file.key.startswith(f"{RUNS}/") and "started" in fields_of(file.key):
+    for file in run.files:
+        if _is_entry(file) and "started" in fields_of(file.key):
             begun[run_id_of(file.key)] = max(file.modified, begun.get(run_id_of(file.key), 0.0))
-    done = {file.key: file.modified for file in run.results}
+    done = {file.key: file.modified for file in run.files if not _is_own(file)}
     earlier = superseded({run_id: max(begun.get(run_id, 0.0), done.get(run_id, 0.0)) for run_id in {*begun, *done}})
     late = {when: run_id for run_id, when in begun.items() if run_id not in earlier and run_id not in done}
     newest = max(late, default=0.0)
@@ -240,7 +232,7 @@ def _users(store: Store, files: Iterable[File], candidates: Collection[str]) -> 
     """
     by_run: dict[str, list[str]] = {}
     for file in files if candidates else ():
-        if file.key.startswith(f"{RUNS}/") and not fields_of(file.key).isdisjoint(_USES):
+        if _is_entry(file) and not fields_of(file.key).isdisjoint(_USES):
             by_run.setdefault(run_of(file.key), []).append(file.key)
     used: dict[str, str] = {}
     waiting: Collection[str] = by_run.keys() - candidates
@@ -263,35 +255,28 @@ def _folded(store: Store, keys: Iterable[str], fields: Collection[str]) -> Recor
     return records
 
 
-def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
-    """Group results by the first name of their keys, and records and stored files by their pipeline run."""
-    results: dict[str, list[File]] = {}
-    records: dict[str, list[File]] = {}
-    for file in files:
-        if not file.key.startswith(f"{PRIVATE}/"):
-            results.setdefault(file.key.partition("/")[0], []).append(file)
-        elif "/" not in (run := run_of(file.key)) and run:
-            records.setdefault(run, []).append(file)
-    return results, records
+def _is_own(file: File) -> bool:
+    """Tell whether a file is the tracker's own: no result."""
+    return file.key.startswith(f"{PRIVATE}/")
 
 
-def _shape_problem(files: Iterable[File]) -> str:
-    """Return why these files are not all results of stages; empty if they are."""
+def _is_entry(file: File) -> bool:
+    return file.key.startswith(f"{RUNS}/")
+
+
+def _problem(name: str, files: Iterable[File]) -> str:
+    """Return why these files are not all those of a pipeline run; empty if they are."""
+    is_known = bool(_MADE.fullmatch(name))
     for file in files:
-        names = file.key.split("/")
-        if run_id_parts(file.key) is None or any(name.startswith(".") for name in names) or _EXTENSION.search(names[2]):
+        parts = file.key.split("/")
+        if _is_own(file):
+            is_known = True
+            is_temporary = parts[-1].startswith(TEMPORARY)  # a stage was killed while it recorded its code
+            is_fit = fields_of(file.key) <= {*OF_PIPELINE_RUNS} or run_id_parts(run_id_of(file.key))
+            if _is_entry(file) and not is_temporary and not is_fit:
+                return f"{file.key!r} is not about a stage of a pipeline run"
+        elif run_id_parts(file.key) is None or any(part[0] == "." for part in parts) or _EXTENSION.search(parts[2]):
             return f"{file.key!r} is not a result of a stage"
-        if file.size > _MAX_SIZE:
+        elif file.size > _MAX_SIZE:
             return f"{file.key!r} is larger than results can be"
-    return ""
-
-
-def _records_problem(files: Iterable[File]) -> str:
-    """Return why these records are not all those of a pipeline run and its stages; empty if they are."""
-    for file in files:
-        if file.key.rpartition("/")[2].startswith(TEMPORARY):  # a stage was killed while it recorded its code
-            continue
-        fields = fields_of(file.key)
-        if file.key.startswith(f"{RUNS}/") and not (fields <= {*OF_PIPELINE_RUNS} or run_id_parts(run_id_of(file.key))):
-            return f"{file.key!r} is not about a stage of a pipeline run"
-    return ""
+    return "" if is_known else f"nothing shows that {file.key!r} is a result of a stage"

@@ -81,34 +81,26 @@ class History(dict[str, Curve]):
 
 
 class GrowingCurve:
-    """The points of one name while they are logged: evenly spread ones, and others among which are the extreme ones."""
+    """The points of one name while they are logged: evenly spread ones, and the last, smallest and largest one."""
 
     def __init__(self) -> None:
         self._spread: list[Point] = []
-        self._others: list[Point] = []
-        self._count = 0
         self._every = 1
+        self._all = Curve((), 0)
 
     def add(self, point: Point, limit: int) -> None:
         """Add a point, and keep at most this number of evenly spread points."""
-        (self._others if self._count % self._every else self._spread).append(point)
-        self._count += 1
+        if self._all.count % self._every == 0:
+            self._spread.append(point)
         while len(self._spread) > limit:
-            self._others += self._spread[1::2]
             del self._spread[1::2]
             self._every *= 2
-        if len(self._others) > limit:
-            self._others = self._extremes(self._others)
+        known = Curve(tuple(sorted({*self._all.points, point}, key=_order)), self._all.count + 1)
+        self._all = Curve((known.min, known.max, known.last), known.count)
 
     def curve(self) -> Curve:
-        """Return the evenly spread points and the extreme ones."""
-        points = {*self._spread, *self._extremes([*self._spread, *self._others])}
-        return Curve(tuple(sorted(points, key=_order)), self._count)
-
-    @staticmethod
-    def _extremes(points: list[Point]) -> list[Point]:
-        curve = Curve(tuple(sorted(points, key=_order)), len(points))
-        return [curve.last, curve.min, curve.max]
+        """Return the points that are kept, and the number of all."""
+        return Curve(tuple(sorted({*self._spread, *self._all.points}, key=_order)), self._all.count)
 
 
 def encode_curves(curves: Mapping[str, Curve]) -> dict[str, object]:

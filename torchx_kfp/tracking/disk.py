@@ -68,14 +68,14 @@ class DiskStore(Store):
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._problem("read", key, error) from error
+            raise self.problem("read", key, error) from error
 
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file atomically and durably."""
         try:
             _once_more(lambda: write_file(self._path(key), content, root=self._root))
         except OSError as error:
-            raise self._problem("write", key, error) from error
+            raise self.problem("write", key, error) from error
 
     def put_files(self, files: Mapping[str, str], at_once: int) -> None:
         """Copy files atomically. A crash of the machine may lose them, which their digests show."""
@@ -84,7 +84,7 @@ class DiskStore(Store):
                 with open(path, "rb", buffering=0) as file:
                     write_file(self._path(key), file, root=self._root, durable=False)
             except OSError as error:
-                raise self._problem("write", key, error) from error
+                raise self.problem("write", key, error) from error
 
     def get_files(self, files: Mapping[str, str], at_once: int) -> None:
         for key, path in files.items():
@@ -93,7 +93,7 @@ class DiskStore(Store):
             except FileNotFoundError:
                 raise
             except OSError as error:
-                raise self._problem("read", key, error) from error
+                raise self.problem("read", key, error) from error
             with open(descriptor, "rb", buffering=0) as source, open(path, "wb") as copy:
                 copy_content(source, copy)
 
@@ -119,7 +119,7 @@ class DiskStore(Store):
         except FileNotFoundError:
             return True
         except OSError as error:
-            raise self._problem("remove", file.key, error) from error
+            raise self.problem("remove", file.key, error) from error
         self._remove_empty_folders(file.key)
         return is_old
 
@@ -146,24 +146,15 @@ class DiskStore(Store):
                 and not key.rpartition("/")[2].startswith(TEMPORARY)
             )
         except OSError as error:
-            raise self._problem("list", prefix, error) from error
-
-    def names(self) -> list[str]:
-        try:
-            with os.scandir(self._root) as entries:
-                there = [entry for entry in entries if not entry.is_symlink() and not entry.name.startswith(PRIVATE)]
-                return sorted(_decoded(entry.name) + "/" * entry.is_dir() for entry in there)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._problem("list", "", error) from error
+            raise self.problem("list", prefix, error) from error
 
     def _path(self, key: str) -> str:
         # Names on disk are UTF-8, whatever the process's locale is.
         path = f"{self._folder}/{os.fsdecode(key.encode())}"
         # A long path could be opened name by name, but not by other programs.
         if len(os.fsencode(path)) > _MAX_PATH or any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
-            raise self._too_long(key)
+            limits = f"file systems allow names of {_MAX_NAME} bytes, and paths of {_MAX_PATH:,}"
+            raise self.problem("use", key, OSError(errno.ENAMETOOLONG, limits))
         return path
 
     def _walk(self, prefix: str, *, private: bool = True) -> Iterator[tuple[str, os.stat_result]]:
@@ -205,8 +196,10 @@ class DiskStore(Store):
                 elif private or not name.startswith(PRIVATE):
                     waiting.append(below)
 
-    def _problem(self, action: str, key: str, error: OSError) -> TrackerError:
-        if isinstance(error, UnfitFileError) and not stat.S_ISDIR(error.mode):
+    def problem(self, action: str, key: str, error: BaseException) -> TrackerError:
+        if isinstance(error, UnfitFileError) and stat.S_ISDIR(error.mode):
+            error = IsADirectoryError(errno.EISDIR, str(error))
+        if isinstance(error, UnfitFileError):
             kind = special_kind(error.mode)
             if action == "read" and error.place == self._path(key):
                 return CorruptResultError(
@@ -218,49 +211,12 @@ class DiskStore(Store):
                 f"{self.location(key)} is a {kind}, and links below a tracker base are not followed. "
                 "Replace it with a folder."
             )
-        if error.errno == errno.ENAMETOOLONG:
-            return self._too_long(key)
-        if error.errno == errno.EISDIR or isinstance(error, UnfitFileError):
-            return KeyRefusedError(
-                f"The key {shown(key)} is a folder of other keys: {self.location(key)} is a directory. "
-                f"A file system cannot hold results there. Use another key, for example {shown(key + '/results')}."
-            )
-        if error.errno in (errno.ENOTDIR, errno.EEXIST):
-            return self._below_a_file(action, key, error)
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return TrackerError(
-                f"No permission to {action} {self.location(key)} ({error.strerror}). Make the tracker base "
-                f"{self.base!r} accessible to user id {os.geteuid()}, or use another one."
-            )
-        return TrackerError(
-            f"Cannot {action} {self.location(key)}: {error.strerror or error}. "
-            f"Check the tracker base {self.base!r} and the file system that it is on."
-        )
-
-    def _too_long(self, key: str) -> KeyRefusedError:
-        part = max(len(name.encode()) for name in key.split("/"))
-        whole = len(os.fsencode(self._folder)) + 1 + len(key.encode())
-        return KeyRefusedError(
-            f"The key {shown(key)} is too long for the tracker base {self.base!r}: its longest part has {part:,} "
-            f"bytes in UTF-8, the whole path {whole:,}. Local file systems allow {_MAX_NAME} and {_MAX_PATH:,}. "
-            "Shorten it."
-        )
-
-    def _below_a_file(self, action: str, key: str, error: OSError) -> TrackerError:
-        if not os.path.isdir(self._root):
+        if isinstance(error, (NotADirectoryError, FileExistsError)) and not os.path.isdir(self._root):
             return TrackerBaseError(
                 f"Cannot {action} {self.location(key)}: the tracker base {self.base!r} is not a directory, "
                 "or lies below a file. Name a directory, or a place where one can be made."
             )
-        names = key.split("/")
-        for end in range(1, len(names)):
-            above = "/".join(names[:end])
-            if not os.path.isdir(self._path(above)):
-                return KeyRefusedError(
-                    f"The key {shown(key)} lies below the key {shown(above)}, which has results: "
-                    f"{self.location(above)} is a file. Use a key that is not below another one."
-                )
-        return TrackerError(f"Cannot {action} {self.location(key)}: {error.strerror or error}.")
+        return super().problem(action, key, error)
 
 
 def _once_more(action: Callable[[], T]) -> T:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from torchx_kfp.contract.carried.shared import RUNS, fields_of
+from torchx_kfp.contract.carried.shared import RUNS
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking.store import Store, is_key, key_text, new_entry_name, pipeline_run
 
@@ -28,22 +28,12 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: What parsing a malformed entry raises.
-MALFORMED = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 #: For more pipeline runs than these, all entries are listed at once.
 _FEW_RUNS = 64
 #: In a folder, the two slashes of an app handle become one: ``local_cwd://session/app``.
 _HANDLE = re.compile(r"^([A-Za-z][A-Za-z0-9_.+-]*:)/(?!/)")
 #: The messages that this process has logged.
 _warned: set[str] = set()
-
-
-class Entry(NamedTuple):
-    """An entry that was read: its key, the run that it is about, and its content."""
-
-    key: str
-    run_id: str
-    content: Mapping[str, Any]
 
 
 def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str = "", folder: str = RUNS) -> None:
@@ -86,32 +76,6 @@ def list_entries(store: Store, run_ids: Iterable[str] | None = None, folder: str
 def run_id_of(key: str) -> str:
     """Return the run id in the key of an entry."""
     return _HANDLE.sub(r"\1//", key.split("/", 2)[2].rpartition("/")[0])
-
-
-def read_entries(store: Store, keys: Iterable[str], wanted: Collection[str]) -> list[Entry | CorruptResultError]:
-    """Return the entries with these keys that have one of the wanted fields; for a malformed one, the error."""
-    keys = [key for key in keys if not fields_of(key).isdisjoint(wanted)]
-    found: list[Entry | CorruptResultError] = []
-    for key, text in zip(keys, store.read_records(keys), strict=True):
-        if isinstance(text, CorruptResultError):
-            found.append(text)
-        elif text is not None:  # not removed since it was listed
-            try:
-                content = json.loads(text)
-                if not isinstance(content, dict):
-                    raise TypeError("it is not a JSON object")
-                found.append(Entry(key, run_id_of(key), content))
-            except MALFORMED as error:
-                found.append(malformed(store, key, error))
-    return found
-
-
-def malformed(store: Store, key: str, error: Exception) -> CorruptResultError:
-    """Return the error for an entry that cannot be understood."""
-    what = " and ".join(sorted(fields_of(key)))
-    return CorruptResultError(
-        f"{store.location(key)} does not hold {what}: {error!r}. Something else wrote it. Remove it."
-    )
 
 
 def warn_once(problem: CorruptResultError) -> None:

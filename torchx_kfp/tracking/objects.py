@@ -125,7 +125,7 @@ class FsspecStore(Store):
             elif "range" in str(content).lower() and self._fs.size(path) == 0:
                 yield b""  # an empty object does not have the first byte
             else:
-                raise self._problem("read", key, content) from content
+                raise self.problem("read", key, content) from content
 
     def write(self, key: str, content: bytes) -> None:
         path = self._path(key)
@@ -138,7 +138,7 @@ class FsspecStore(Store):
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self._pipe(path, content)
         except Exception as error:  # each store's client raises its own errors
-            raise self._problem("write", key, error) from error
+            raise self.problem("write", key, error) from error
 
     def _pipe(self, path: str, content: bytes) -> None:
         if self._asynchronous:
@@ -169,7 +169,7 @@ class FsspecStore(Store):
             else:
                 self._fs.put(here, there)
         except Exception as error:
-            raise self._problem("write", next(iter(files)), error) from error
+            raise self.problem("write", next(iter(files)), error) from error
 
     def get_files(self, files: Mapping[str, str], at_once: int) -> None:
         given = {"batch_size": at_once} if self._asynchronous else {}
@@ -180,7 +180,7 @@ class FsspecStore(Store):
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _LOCAL_ERRNOS:
                 raise
-            raise self._problem("read", next(iter(files)), error) from error
+            raise self.problem("read", next(iter(files)), error) from error
 
     def remove(self, file: File) -> bool:
         """Remove a file. An object store cannot be asked to keep a file that was written since it was listed."""
@@ -189,9 +189,9 @@ class FsspecStore(Store):
             self._fs.rm_file(path)  # rm would read the key as a pattern
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
-                raise self._problem("remove", file.key, error) from error
+                raise self.problem("remove", file.key, error) from error
         except Exception as error:
-            raise self._problem("remove", file.key, error) from error
+            raise self.problem("remove", file.key, error) from error
         return True
 
     def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:
@@ -228,33 +228,24 @@ class FsspecStore(Store):
         ]
         return sorted(file for file in files if private or PRIVATE not in file.key[len(prefix) :].split("/"))
 
-    def names(self) -> list[str]:
-        entries = self._listed(lambda: self._fs.ls(self._root or self._fs.root_marker, detail=True))
-        names = [entry["name"] + "/" * (entry["type"] == "directory") for entry in entries]
-        start = len(self._root) + 1
-        return sorted(name[start:] for name in names if name[start:] not in ("", f"{PRIVATE}/"))
-
     def _listed(self, action: Callable[[], T]) -> T | list[Any]:
         try:
             self._fs.invalidate_cache()  # other processes also write
             return action()
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
-                raise self._problem("list", "", error) from error
+                raise self.problem("list", "", error) from error
             return []
         except Exception as error:
-            raise self._problem("list", "", error) from error
+            raise self.problem("list", "", error) from error
 
     def _path(self, key: str) -> str:
         path = f"{self._root}/{key}"
         if self._objects:
-            name = path.partition("/")[2]
-            size = len(name.encode())
+            size = len(path.partition("/")[2].encode())
             if size > _MAX_OBJECT_NAME:
-                raise KeyRefusedError(
-                    f"The key {shown(key)} is too long for the tracker base {self.base!r}: the object's name would "
-                    f"have {size:,} bytes in UTF-8, and object stores allow {_MAX_OBJECT_NAME:,}. Shorten it."
-                )
+                limit = f"the object's name would have {size:,} bytes, and object stores allow {_MAX_OBJECT_NAME:,}"
+                raise self.problem("use", key, OSError(errno.ENAMETOOLONG, limit))
         understood = self._fs._strip_protocol(path)
         if understood == path and hasattr(self._fs, "split_path"):
             bucket, name = self._fs.split_path(path)[:2]
@@ -266,13 +257,12 @@ class FsspecStore(Store):
             )
         return path
 
-    def _problem(self, action: str, key: str, error: BaseException) -> TrackerError:
+    def problem(self, action: str, key: str, error: BaseException) -> TrackerError:
         way_out = _way_to_credentials(error)
         _cut_frames(error)
         if way_out:
             return MissingCredentialsError(f"No credentials were found for the tracker base {self.base!r}. {way_out}")
         where = self.location(key) if key else self.base
-        said = f"{type(error).__name__}: {error}"
         # Writing to a missing bucket is "not found". Google's server does not say more.
         missing = action == "write" and self._objects and isinstance(error, FileNotFoundError)
         if missing or _bucket_is_missing(error):
@@ -280,29 +270,12 @@ class FsspecStore(Store):
                 f"Cannot {action} {where}: the bucket of the tracker base {self.base!r} does not exist. "
                 "Create it, or name another one. The tracker does not create buckets."
             )
-        if isinstance(error, PermissionError):
-            return TrackerError(
-                f"No permission to {action} {where} ({said}). Check that the credentials allow reading, writing and "
-                "listing there: without permission to list, S3 gives this answer for missing objects as well."
-            )
-        if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
-            return KeyRefusedError(
-                f"The key {shown(key)} is a folder of other keys of the tracker base {self.base!r}, or lies below one "
-                f"that has results ({said}). Use another key."
-            )
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            return KeyRefusedError(
-                f"The key {shown(key)} is too long for the tracker base {self.base!r} ({said}). Shorten it."
-            )
         if type(error).__name__ == "EndpointConnectionError":  # botocore's
             return TrackerError(
-                f"Cannot {action} {where} ({said}). Set AWS_ENDPOINT_URL to an address of the server that can be "
+                f"Cannot {action} {where} ({error}). Set AWS_ENDPOINT_URL to an address of the server that can be "
                 "reached from here."
             )
-        return TrackerError(
-            f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, its credentials, and whether it "
-            "can be reached from here."
-        )
+        return super().problem(action, key, error)
 
 
 def _cut_frames(error: BaseException) -> None:

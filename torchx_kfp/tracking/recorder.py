@@ -156,10 +156,6 @@ class Recorder(FsspecResultTracker):
         keys = list_entries(self.store, None if run is None else [run])
         return sorted({run_id_of(key) for key in keys if not fields_of(key).issubset(OF_PIPELINE_RUNS)})
 
-    def pipeline_runs(self) -> list[str]:
-        """Return the pipeline runs that have recorded anything, sorted."""
-        return sorted({pipeline_run(key) for key in (*self.keys(), *map(run_id_of, list_entries(self.store)))})
-
     def replays_among(self, keys: Iterable[str]) -> set[str]:
         """Return the run ids of replays; see ``records.replays_among``."""
         return replays_among(self.store, keys)
@@ -182,9 +178,8 @@ class Recorder(FsspecResultTracker):
     def last_written(self) -> dict[str, float]:
         """Return when each pipeline run recorded something last, in seconds since 1970."""
         times: dict[str, float] = {}
-        for file in self.store.list_files():
-            if run := run_of(file.key).partition("/")[0]:
-                times[run] = max(times.get(run, 0.0), file.modified)
+        for run_id, modified in self.written().items():
+            times[pipeline_run(run_id)] = max(modified, times.get(pipeline_run(run_id), 0.0))
         return times
 
     def verify_writable(self) -> None:

@@ -6,16 +6,17 @@ To add a kind of record, add a field to ``Record``, and to ``_FOLDS`` how an ent
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchx_kfp.common.git import GitState
-from torchx_kfp.contract.carried.shared import RUNS
+from torchx_kfp.contract.carried.shared import RUNS, fields_of
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.artifacts import Artifact, parse_artifact
 from torchx_kfp.tracking.curves import History, join_curves
-from torchx_kfp.tracking.entries import MALFORMED, from_json, list_entries, malformed, read_entries, warn_once
+from torchx_kfp.tracking.entries import from_json, list_entries, run_id_of, warn_once
 from torchx_kfp.tracking.lineage import Lineage, Source, Start, trace
 from torchx_kfp.tracking.searches import Search, parse_search
 from torchx_kfp.tracking.store import Store
@@ -115,18 +116,21 @@ def read_records(
 def fold_records(store: Store, keys: Iterable[str], fields: Collection[str] = FIELDS) -> Records:
     """Return the records in the entries with these keys: see ``read_records``. Nothing is logged."""
     records = Records()
-    for entry in read_entries(store, keys, fields):
-        if isinstance(entry, CorruptResultError):
-            records.problems.append(entry)
-            continue
-        old = records[entry.run_id]
-        there = [name for name in fields if name in entry.content]
-        try:
-            changes = {name: _FOLDS[name](getattr(old, name), entry.content[name]) for name in there}
-        except MALFORMED as error:
-            records.problems.append(malformed(store, entry.key, error))
-        else:
-            records[entry.run_id] = replace(old, **changes)
+    wanted = [key for key in keys if not fields_of(key).isdisjoint(fields)]
+    for key, text in zip(wanted, store.read_records(wanted), strict=True):
+        if isinstance(text, CorruptResultError):
+            records.problems.append(text)
+        elif text is not None:  # not removed since it was listed
+            run_id = run_id_of(key)
+            old = records[run_id]
+            try:
+                given = json.loads(text).items()
+                changes = {name: _FOLDS[name](getattr(old, name), value) for name, value in given if name in fields}
+                records[run_id] = replace(old, **changes)
+            except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+                what = " and ".join(sorted(fields_of(key)))
+                where = f"{store.location(key)} does not hold {what}: {error!r}"
+                records.problems.append(CorruptResultError(f"{where}. Something else wrote it. Remove it."))
     for run_id, record in records.items():
         stored = {name: it.bind(store) for name, it in record.artifacts.items()}
         records[run_id] = replace(record, artifacts=stored)

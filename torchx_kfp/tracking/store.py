@@ -7,6 +7,7 @@ the names.
 from __future__ import annotations
 
 import abc
+import errno
 import os
 import re
 import threading
@@ -156,19 +157,11 @@ class Store(abc.ABC):
             CorruptResultError: something other than a file is there.
         """
 
-    def read_record(self, key: str) -> bytes | None:
-        """Return the content of a file of results or records; None if it does not exist.
-
-        Raises:
-            CorruptResultError: it is not a file, or is too large to be one. The base may be somebody else's.
-        """
-        [content] = self.read_records([key])
-        if isinstance(content, CorruptResultError):
-            raise content
-        return content
-
     def read_records(self, keys: Sequence[str]) -> Iterator[bytes | CorruptResultError | None]:
-        """Yield what ``read_record`` returns or raises for each key; many are read at once."""
+        """Yield the content of each file of results or records, None if it does not exist; many are read at once.
+
+        It is an error if it is not a file, or too large to be one. The base may be somebody else's.
+        """
         for start in range(0, len(keys), _READ_AHEAD):
             batch = keys[start : start + _READ_AHEAD]
             for key, content in zip(batch, self._read_many(batch, LARGEST_RECORD + 1), strict=True):
@@ -244,9 +237,29 @@ class Store(abc.ABC):
             private: whether to include the tracker's own files below the prefix, and links.
         """
 
-    @abc.abstractmethod
-    def names(self) -> list[str]:
-        """Return the names directly below the base, sorted. Names of folders end with a slash."""
+    def problem(self, action: str, key: str, error: BaseException) -> TrackerError:
+        """Return what a failed call means for the key, or for the tracker base if the key is empty."""
+        where = self.location(key) if key else self.base
+        code = error.errno if isinstance(error, OSError) else None
+        said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        if isinstance(error, PermissionError) or code == errno.EROFS:
+            return TrackerError(
+                f"No permission to {action} {where} ({said}). Let user id {os.geteuid()}, or the credentials, read, "
+                "write and list there: without permission to list, S3 gives this answer for missing objects as well."
+            )
+        if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
+            return KeyRefusedError(
+                f"The key {shown(key)} is a folder of other keys of the tracker base {self.base!r}, or lies below one "
+                f"that has results ({said}). Use another key."
+            )
+        if code == errno.ENAMETOOLONG:
+            return KeyRefusedError(
+                f"The key {shown(key)} is too long for the tracker base {self.base!r} ({said}). Shorten it."
+            )
+        return TrackerError(
+            f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, its credentials, and whether it "
+            "can be reached from here."
+        )
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Call the function for each item, several at once if the store allows it, and yield the values in order.

@@ -18,7 +18,7 @@ from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.records import read_record, replays_among
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
-from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text
+from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text, pipeline_run
 
 if TYPE_CHECKING:
     import pandas
@@ -113,11 +113,7 @@ class FsspecResultTracker(ResultTracker):
         A name that the results do not have is an ``UnknownNameError``, which is a KeyError.
         """
         text = key_text(key)
-        return self._decode(text, self._store.read_record(text))
-
-    def _decode(self, key: str, content: bytes | None) -> dict[str, Result]:
-        results = {} if content is None else decode_results(content, self._store.location(key))
-        return SuggestingDict(results, f"The run {key!r}", "result")
+        return self.get_many([text])[text]
 
     def update(self, key: Key, /, **results: Result) -> None:
         """Record these results under the key. Earlier results with other names stay, even those of other programs.
@@ -202,7 +198,8 @@ class FsspecResultTracker(ResultTracker):
 
     def names(self) -> list[str]:
         """Return the names directly below the tracker base, sorted. Names of folders end with a slash."""
-        return self._store.names()
+        parts = (key.partition("/") for key in self.keys())
+        return sorted({name + slash for name, slash, _ in parts})
 
     def location(self, key: Key) -> str:
         """Return the path or URL of the key's file, for messages."""
@@ -216,7 +213,8 @@ class FsspecResultTracker(ResultTracker):
             try:
                 if isinstance(content, CorruptResultError):
                     raise content
-                yield key, self._decode(key, content)
+                results = {} if content is None else decode_results(content, self._store.location(key))
+                yield key, SuggestingDict(results, f"The run {key!r}", "result")
             except CorruptResultError as error:
                 if corrupt is None:
                     raise
@@ -270,25 +268,21 @@ def wait_for_results(tracker: FsspecResultTracker, run_id: str, timeout: float) 
 
 
 def describe_missing(tracker: FsspecResultTracker, run_id: str, timeout: float) -> str:
-    """Return a message for a run without results, and what to do.
-
-    It names runs that have results: of the same stage, otherwise of the same pipeline run, otherwise any.
-    """
-    folder, there = run_id, ""
+    """Return a message for a run without results: which runs of its pipeline run have some, and what to do."""
+    run = pipeline_run(run_id)
     try:
-        while not there and (above := folder.rpartition("/")[0]) and not above.endswith("/"):
-            folder = above
-            if found := tracker.keys(folder):
-                there = f"These runs under {folder!r} have results: {listed(map(repr, found))}."
-        if not there and (names := tracker.names()):
-            none = f"No run under {folder!r} has results. " if folder != run_id else ""
-            there = f"{none}The tracker base holds {listed(map(repr, names))}."
+        there = (
+            f"These runs under {run!r} have results: {listed(map(repr, found))}."
+            if (found := tracker.keys(run))
+            else ""
+        )
+        there = there or f"The tracker base holds {listed(map(repr, tracker.names())) or 'no results at all'}."
     except TrackerError as error:
         there = f"The runs that have results cannot be listed: {error}"
     waited = f" after {timeout:g} s" if timeout > 0 else ""
     return (
         f"The run {run_id!r} has recorded no results{waited} under the tracker base {tracker.tracker_base!r}. "
-        f"{there or 'There are no results at all.'} Does that stage record any (current_run().put(...))? If they were "
+        f"{there} Does that stage record any (current_run().put(...))? If they were "
         "removed (torchx-kfp gc), run that stage again: a local run does so by itself, also with --resume. On a "
         "cluster, run the pipeline without KFP's cache. If the store is slow to show them, wait: results(timeout=60)."
     )

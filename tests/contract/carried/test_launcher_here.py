@@ -389,18 +389,6 @@ def test_a_stage_of_processes_ends(name: str, tmp_path: Path, launch: Launch) ->
     assert {label: lines(process.stdout, label) for label in end.lines} == end.lines
 
 
-def test_another_attempt_has_a_run_id_of_its_own(tmp_path: Path, launch: Launch) -> None:
-    script = f'echo "$TORCHX_JOB_ID"; mkdir {tmp_path}/"${{TORCHX_JOB_ID##*/}}"; ls {tmp_path} | grep -q _3 || exit 6'
-    variables = {"KFP_RUN_ID": "run", "KFP_POD_NAME": "pod", "KFP_POD_UID": "01234567-89ab"}
-    process = launch(shell("train", 1, script, max_retries=2), tracked=True, variables=variables)
-    assert process.returncode == 0
-    run_ids = [f"run/train/pod_01234567{attempt}" for attempt in ("", "_2", "_3")]
-    assert process.stdout.decode().splitlines() == [f"train/0 | {run_id}" for run_id in run_ids]
-    assert (tmp_path / "out" / "run_id").read_text() == run_ids[-1]
-    attempts = [line for line in said(process) if "attempt" in line]
-    assert attempts == [f"attempt {number} of 3: the application ended with exit code 6" for number in (2, 3)]
-
-
 def test_output_of_all_kinds(launch: Launch) -> None:
     code = r"""
     import os, sys

@@ -48,20 +48,17 @@ def test_they_are_known(base: str, runs: list[str], call: Call) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"Cached in {second}: prepare, from {first}.\n"
     assert [line.split() for line in done.stdout.splitlines()[3:]] == [
-        ["prepare/prepare_1", "(cached)", "1.0"],
-        ["train/train_1", "0.25"],
+        ["prepare", "(cached)", "1.0"],
+        ["train", "0.25"],
     ]
     whole = json.loads(call("results", "--tracker-base", base, third, "--json").stdout)
     assert whole == {f"{first}/prepare/prepare_1": {"x": 1.0}, f"{second}/train/train_1": {"x": 0.25}}
     for name in ("latest", third[-6:], third[:-1]):
-        assert json.loads(call("results", "--tracker-base", base, name, "--json").stdout) == whole
-    assert json.loads(call("results", "--tracker-base", base, "latest/tr", "--json").stdout) == {
-        f"{second}/train/train_1": {"x": 0.25}
-    }
+        assert json.loads(call("results", name, "--json").stdout) == whole
+    assert json.loads(call("results", "latest/tr", "--json").stdout) == {f"{second}/train/train_1": {"x": 0.25}}
     listed = [line.split() for line in call("results", "--tracker-base", base).stdout.splitlines()[2:]]
     # Runs are listed by their names, which contain the second in which they started.
-    counts = ((first, "2", "0"), (second, "1", "1"), (third, "0", "2"))
-    assert listed == sorted([*count, "prepare", "train"] for count in counts)
+    assert listed == sorted([[first, "2", "prepare", "train"], [second, "1", "train"]])
 
     done = call("compare", "--tracker-base", base, first, third)
     assert done.returncode == 0, done.stderr
@@ -77,10 +74,10 @@ def test_they_are_known(base: str, runs: list[str], call: Call) -> None:
     same = call("compare", "--tracker-base", base, second, third, "--changed")
     assert (same.returncode, same.stderr.splitlines()[0]) == (0, "The runs do not differ.")
 
-    done = call("show", "--lineage", "--tracker-base", base, "latest")
+    done = call("show", "--lineage", "latest")
     assert done.stdout.splitlines()[1].startswith(f"{second}/train/train_1  x=0.25")
     assert f"prepare: {first}/prepare/prepare_1" in done.stdout
-    shown = call("show", "--tracker-base", base, "latest/train", "--json")
+    shown = call("show", "latest/train", "--json")
     assert json.loads(shown.stdout)["run_id"] == f"{second}/train/train_1"
     assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
 
@@ -129,7 +126,7 @@ def test_from_another_folder_and_of_another_base(call: Call, project: Path, monk
     monkeypatch.chdir(project)
     runs = [run(two, {"tracker_base": "base", "lr": lr}, watch=Watch()).run_id for lr in (0.5, 0.25, 0.25)]
     other = [run(two, {"tracker_base": "other", "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
-    assert call("results", "--tracker-base", "base", other).returncode == 2
+    assert "has recorded no results under base" in call("results", "--tracker-base", "base", other).stderr
     os.rename(project / "local_outputs", project / "elsewhere")
     unknown = call("results", "--tracker-base", "base", runs[2])
     assert (unknown.returncode, unknown.stdout) == (2, "")

@@ -93,9 +93,9 @@ def test_runs_of_every_state(call: Call, project: Path) -> None:
     shutil.copy(project / "local_outputs/run-2/events.jsonl", project / "local_outputs/run-1/events.jsonl")
     limited = call("runs", "--limit", "1")
     assert [line.split()[0] for line in limited.stdout.splitlines()[2:]] == ["run-2"]
-    assert "1 older run in local_outputs: --all" in limited.stderr
+    assert "1 older run in local_outputs: --limit 0" in limited.stderr
     assert "run-1" not in limited.stderr
-    assert "run-1/events.jsonl is ignored" in call("runs", "--limit", "1", "--all").stderr
+    assert "run-1/events.jsonl is ignored" in call("runs", "--limit", "0").stderr
 
 
 def test_a_terminal_is_spared_control_characters(call: Program, run_id: str) -> None:

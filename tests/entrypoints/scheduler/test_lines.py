@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from torchx_kfp.entrypoints.scheduler.app_run import StageRoles, find_replica, lines_of
+from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.local import StageStarted
 
 pytestmark = pytest.mark.versions
@@ -33,8 +34,10 @@ class Growing:
 
     def read(self) -> Any:
         """Return the run."""
-        started = [StageStarted(self.stage, "pod", n, log_file=self.folder / f"{n}.log") for n in (1, 2)]
-        return SimpleNamespace(run=SimpleNamespace(attempts={self.stage: started}), is_running=len(self.looks) > 1)
+        run = RunState()
+        for attempt in (1, 2):
+            run.on_event(StageStarted(self.stage, "pod", attempt, log_file=self.folder / f"{attempt}.log"))
+        return SimpleNamespace(run=run, is_running=len(self.looks) > 1)
 
     def follow(self, *, closely: bool = False) -> Iterator[Any]:
         """Yield the run at each look: the lines of a log do not change it."""

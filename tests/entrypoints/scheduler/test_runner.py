@@ -128,10 +128,10 @@ def test_several_replicas_or_roles_need_an_engine(dryrun: Dryrun, count: int, en
     assert "torchrun" in dryrun(trained, {"engine": engine}).pipeline
 
 
-@pytest.mark.parametrize("base", ["results", "/mnt/results", "file:///mnt/results", "memory://results"])
-def test_a_base_that_pods_do_not_reach_is_refused(dryrun: Dryrun, base: str) -> None:
-    with pytest.raises(UnsupportedPipelineError, match=says(base, "s3://bucket/results", "nothing was submitted")):
-        dryrun(echo(), {"tracker_base": base})
+def test_a_base_that_pods_do_not_reach_is_refused(dryrun: Dryrun) -> None:
+    facts = says("/mnt/results", "s3://bucket/results", "nothing was submitted")
+    with pytest.raises(UnsupportedPipelineError, match=facts):
+        dryrun(echo(), {"tracker_base": "/mnt/results"})
 
 
 # Options
@@ -164,21 +164,11 @@ def test_all_options_are_read_and_the_request_is_shown_as_a_file_to_upload(dryru
         assert fact in request.pipeline
 
 
-def test_secrets_are_variables(dryrun: Dryrun) -> None:
-    request = dryrun(echo(), {"tracker_base": BASE, "secrets": {"AWS_ACCESS_KEY_ID": "s3/accesskey"}})
-    platforms = yaml.safe_load(request.pipeline.split("\n---\n")[1])["platforms"]
-    [executor] = platforms["kubernetes"]["deploymentSpec"]["executors"].values()
-    [secret] = executor["secretAsEnv"]
-    assert secret["secretName"] == "s3"
-    assert secret["keyToEnv"] == [{"envVar": "AWS_ACCESS_KEY_ID", "secretKey": "accesskey"}]
-
-
 @pytest.mark.parametrize(
     ("cfg", "facts"),
     [
         ("engine=jobsets", ["engine", "'jobsets'", "'jobset'", "job", "volcano"]),
         ("queue=gpus", ["queue", "gpus", "-cfg engine=job"]),
-        ("engine=job,queue=Not A Queue", ["queue", "'Not A Queue'"]),
         ("secrets=A:s3", ["secrets", "A", "'s3'", "VARIABLE:secret/key"]),
         ("secrets=A:s3/key;B:s3/key", ["secrets", "'key'", "'s3'", "A and B"]),
     ],

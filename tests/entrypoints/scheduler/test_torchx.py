@@ -199,12 +199,6 @@ def test_mistakes_are_said_without_a_traceback(torchx: TorchX, words: list[str],
     assert "Traceback" not in said.stderr
 
 
-def test_an_app_that_is_not_there(on_host: TorchX) -> None:
-    said = on_host("status", UNKNOWN)
-    assert said.returncode == 1
-    assert re.search(says(UNKNOWN.rpartition("/")[2], "does not exist"), said.stderr)
-
-
 def test_without_a_host_a_command_says_how_to_give_one(torchx: TorchX) -> None:
     said = torchx("status", UNKNOWN)
     assert said.returncode == 1

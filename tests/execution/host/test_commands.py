@@ -111,7 +111,7 @@ def test_the_id_of_a_run_is_alone_on_stdout(kfp_host: KfpHost, program: Program,
     assert program("logs", f"{run_id}/script", "--host", kfp_host.url).stdout == "one 3\n"
     as_json = program("submit", file, "--host", kfp_host.url, "--json")
     answer = json.loads(as_json.stdout)
-    assert answer == {"run_id": answer["run_id"], "link": f"{kfp_host.url}/#/runs/details/{answer['run_id']}"}
+    assert answer == {"run": answer["run"], "link": f"{kfp_host.url}/#/runs/details/{answer['run']}"}
     assert as_json.stderr == ""
 
 

@@ -19,7 +19,8 @@ from tests.execution.host.event_logs import workflow
 from tests.facts import says
 from torchx_kfp.execution.host import manifest as manifest_module
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
-from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
+from torchx_kfp.execution.host.snapshot import Snapshot
 from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -114,5 +115,6 @@ def test_a_host_cannot_announce_any_number_of_iterations() -> None:
     text = json.dumps(_workflow("succeeded"))
     said, count = re.subn(r'("name": "iteration-count", "value": ")\d+', r"\g<1>999999999", text)
     assert count
-    events = Observer().observe(last("succeeded"), read_manifest(said))
-    assert 10_000 < len(events) < 11_000
+    run = last("succeeded")
+    steps = Snapshot.of(run, RunPipeline.of(run), read_manifest(said)).steps
+    assert 10_000 < len(steps) < 11_000

@@ -11,8 +11,9 @@ from tests.execution.host.answers_of_kfp import last, manifest
 from tests.execution.host.event_logs import answers, replaying
 from tests.fake_kfp.pod_spec import pod_spec_patch
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
-from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.pod_spec import PodSpec
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
+from torchx_kfp.execution.host.snapshot import Snapshot
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
 from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.execution.runs.invocation import place_of
@@ -36,18 +37,17 @@ EXECUTOR_INPUT = "{{$}}"
 def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> None:
     """A component with the recorded inputs gives the recorded command and image, and so does the host of the tests."""
     recorded = read_manifest(manifest_of(manifest(name)))
-    observer = Observer()
-    observer.observe(last(name), recorded)
-    assert observer.pipeline is not None
+    pipeline = RunPipeline.of(last(name))
+    assert pipeline is not None
     patches = {
-        stage: node.decisions["pod-spec-patch"]
-        for stage, driver in observer.drivers.items()
+        stage: node.decision("pod-spec-patch")
+        for stage, driver in Snapshot.of(last(name), pipeline, recorded).drivers.items()
         if (node := recorded.get(driver)) is not None
     }
     found = {stage: PodSpec.parse(patch) for stage, patch in patches.items() if patch}
     assert found.keys() == STAGES[name]
     for stage, spec in found.items():
-        component = place_of(observer.pipeline, stage, {})[0].component
+        component = place_of(pipeline.pipeline, stage, {})[0].component
         assert component.container is not None
         inputs = spec.inputs(component)
         assert inputs.keys() >= component.inputs.keys()

@@ -14,9 +14,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.execution.host.calling import wait_until
 from tests.facts import says
-from torchx_kfp.execution.host.results import ResultReader, Sought, read_log
+from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.execution.runs.source import why_not_read
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.recorder import Recorder
 
 KEY = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4/train/pod-1"
 
@@ -25,7 +26,7 @@ def test_results_are_read(tmp_path: Path) -> None:
     FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
     for base in (str(tmp_path), f"file://{tmp_path}"):
         reader = ResultReader([str(tmp_path)])
-        assert reader.read(base, [Sought(KEY), Sought("run/other/pod")]) == {
+        assert reader.read(base, [KEY, "run/other/pod"]) == {
             KEY: (KEY, {"loss": 0.5}),
             "run/other/pod": ("run/other/pod", {}),
         }
@@ -37,7 +38,7 @@ def test_a_file_that_is_damaged_does_not_hide_others(tmp_path: Path) -> None:
     (tmp_path / "broken" / "x").mkdir(parents=True)
     (tmp_path / "broken" / "x" / "y").write_text("{")
     reader = ResultReader([f"file://{tmp_path}/"])
-    assert reader.read(str(tmp_path), [Sought("broken/x/y"), Sought(KEY)]) == {KEY: (KEY, {"loss": 0.5})}
+    assert reader.read(str(tmp_path), ["broken/x/y", KEY]) == {KEY: (KEY, {"loss": 0.5})}
     [problem] = reader.problems
     assert str(tmp_path / "broken" / "x" / "y") in problem
 
@@ -50,24 +51,12 @@ def test_the_attempt_of_a_pod_is_found(tmp_path: Path) -> None:
         os.utime(tmp_path / f"{KEY}{execution}", (1000 + place, 1000 + place))
     tracker.put(f"{KEY}0_0b5a1f3c", of="another pod")
     reader = ResultReader([str(tmp_path)])
-    assert reader.read(str(tmp_path), [Sought(KEY)]) == {KEY: (f"{KEY}_99999999", {"attempt": 2})}
+    assert reader.read(str(tmp_path), [KEY]) == {KEY: (f"{KEY}_99999999", {"attempt": 2})}
     (tmp_path / f"{KEY}_99999999").unlink()
-    assert reader.read(str(tmp_path), [Sought(KEY)]) == {KEY: (f"{KEY}_0b5a1f3c_2", {"attempt": 1})}
-    assert reader.read(str(tmp_path), [Sought(KEY, attempt=1)]) == {KEY: (f"{KEY}_0b5a1f3c", {"attempt": 0})}
-    nothing = {KEY: (f"{KEY}__3", {})}
-    assert reader.read(str(tmp_path), [Sought(KEY, attempt=3)]) == nothing, "it recorded nothing"
-    earlier = reader.read(str(tmp_path), [Sought(KEY, since=1100.0)])
-    assert earlier == {KEY: (KEY, {})}, "all of them are those of an earlier pod"
-
-
-def test_the_log_says_which_attempt_was_the_last_one() -> None:
-    again = b"torchx-kfp: attempt %d of 3: the application ended with exit code 4\n"
-    assert read_log(Sought(KEY), []).attempt == 1
-    assert read_log(Sought(KEY), [again % 2, b"12\n", again % 3, b"x " + again % 7]).attempt == 3
-    follows = "torchx-kfp: following Job ns/train-1 of an earlier attempt, run id {}\n"
-    assert read_log(Sought(KEY), [follows.format(f"{KEY}-0_2").encode()]).run_id == f"{KEY}-0_2"
-    foreign = read_log(Sought(KEY), [follows.format("other/train/pod").encode()])
-    assert (foreign.run_id, foreign.attempt) == ("", 1)
+    assert reader.read(str(tmp_path), [KEY]) == {KEY: (f"{KEY}_0b5a1f3c_2", {"attempt": 1})}
+    # An attempt that has recorded no results hides those before it.
+    Recorder.open(str(tmp_path)).add(f"{KEY}_0b5a1f3c_3", {"tags": {"a": "b"}})
+    assert reader.read(str(tmp_path), [KEY]) == {KEY: (f"{KEY}_0b5a1f3c_3", {})}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +71,7 @@ def test_the_log_says_which_attempt_was_the_last_one() -> None:
 )
 def test_a_base_that_is_not_here(base: str, facts: tuple[str, ...]) -> None:
     reader = ResultReader([base])
-    assert reader.read(base, [Sought(KEY)]) == {}
+    assert reader.read(base, [KEY]) == {}
     [problem] = reader.problems
     for fact in (repr(base), *facts):
         assert fact in problem
@@ -110,7 +99,7 @@ def test_a_base_that_only_the_run_names_is_not_read(tmp_path: Path, silent: str,
     FsspecResultTracker(tmp_path).put(KEY, secret=1)
     base = base.format(folder=tmp_path, name=tmp_path.name)
     reader = ResultReader(["", "/", str(tmp_path.parent), f"{tmp_path}x", "s3://bucket"], deadline=5)
-    assert reader.read(base, [Sought(KEY)]) == {}
+    assert reader.read(base, [KEY]) == {}
     [problem] = reader.problems
     assert re.search(says(base, "only the run names it", "TORCHX_KFP_TRACKER_BASE", "s3://bucket/results"), problem)
     assert Silent.asked == 0
@@ -166,14 +155,14 @@ def test_a_store_that_hangs_costs_one_deadline(silent: str) -> None:
     reader = ResultReader([silent], deadline=0.1, again=60, clock=lambda: now)
     begun = time.monotonic()
     for _ in range(5):
-        assert reader.read(silent, [Sought(KEY)]) == {}
+        assert reader.read(silent, [KEY]) == {}
     assert time.monotonic() - begun < 30
     wait_until(lambda: Silent.asked)  # a thread asks, when the machine lets it
     assert Silent.asked == 1
     [problem] = reader.problems
     assert "0.1 s" in problem
     now = 61.0
-    reader.read(silent, [Sought(KEY)])
+    reader.read(silent, [KEY])
     wait_until(lambda: Silent.asked == 2)
 
 
@@ -181,11 +170,11 @@ def test_a_base_that_can_be_read_later_has_no_problem_then(tmp_path: Path) -> No
     now = 0.0
     base = tmp_path / "results"
     reader = ResultReader([str(base)], clock=lambda: now)
-    assert reader.read(str(base), [Sought(KEY)]) == {}
+    assert reader.read(str(base), [KEY]) == {}
     assert reader.problems
     FsspecResultTracker(base).put(KEY, loss=0.5)
     now = 61.0
-    assert reader.read(str(base), [Sought(KEY)]) == {KEY: (KEY, {"loss": 0.5})}
+    assert reader.read(str(base), [KEY]) == {KEY: (KEY, {"loss": 0.5})}
     assert reader.problems == ()
 
 

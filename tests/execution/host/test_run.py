@@ -67,7 +67,7 @@ def test_a_run_is_followed_to_its_end(
     last = records[-1]
     assert all(record is not other for record, other in itertools.pairwise(records)), "only changes"
     assert [record.is_running for record in records] == [True] * (len(records) - 1) + [False]
-    assert (last.state, last.run_id, last.pipeline, last.folder) == (State.SUCCEEDED, run_id, "tracked", None)
+    assert (last.run.state, last.run_id, last.pipeline, last.folder) == (State.SUCCEEDED, run_id, "tracked", None)
     assert last.link == f"{kfp_host.url}/#/runs/details/{run_id}"
     assert last.arguments == {"tracker_base": str(tmp_path / "results"), "seconds": 0.0}
     assert isinstance(last.events[0], RunStarted)
@@ -83,7 +83,7 @@ def test_a_run_is_followed_to_its_end(
 
 def test_two_requests_a_poll_while_nothing_changes(kfp_host: KfpHost, host: Host, submit: Callable[..., str]) -> None:
     run = HostRun(host.connection, submit(seconds=300))
-    until(run, lambda record: "nap" in record.run.attempts)
+    until(run, lambda record: record.run.attempts_at("nap"))
     before = len(kfp_host.requests)
     records = {id(run.read()) for _ in range(10)}
     assert len(records) == 1
@@ -119,7 +119,7 @@ def test_a_log_that_is_gone_is_said_once(kfp_host: KfpHost, host: Host, submit: 
     for _ in range(3):
         assert not run.fetch(["train"])
     [sentence] = said
-    for fact in ("train", f"kubectl logs -n kubeflow {last.run.attempts['train'][-1].pod_name}", run.link):
+    for fact in ("train", f"kubectl logs -n kubeflow {last.run.attempts_at('train')[-1].pod_name}", run.link):
         assert fact in sentence
     assert last.run.result()["train"].last_lines() == []
 
@@ -133,7 +133,7 @@ def test_a_host_without_older_versions_of_the_api(
     kfp_host.served = served
     run = HostRun(host.connection, run_id, say=said.append)
     last = to_the_end(run)
-    assert last.state is State.SUCCEEDED
+    assert last.run.state is State.SUCCEEDED
     run.fetch(["train"])
     if "v1beta1" in served:
         assert [stage.state for stage in last.run.result().stages] == [State.SUCCEEDED] * 2
@@ -190,7 +190,7 @@ def test_an_uploaded_pipeline_that_was_deleted_is_missing(uploaded: Scripted) ->
     )
     run = HostRun(connect(host=uploaded.url).connection, RUN_ID)
     record = run.read()
-    assert record.state is State.SUCCEEDED
+    assert record.run.state is State.SUCCEEDED
     [problem] = record.corrupt
     assert "Pipeline version 2 not found" in problem
     with pytest.raises(PipelineFileError, match=says(run.run_id, "Pipeline version 2 not found")):
@@ -210,4 +210,4 @@ def test_a_run_that_was_not_asked_for_is_refused() -> None:
     with scripted(mixed) as server:
         record = HostRun(connect(host=server.url).connection, answer["run_id"]).read()
         assert re.search(says(manifest("failed")["run"]["id"], f"in place of {answer['run_id']}"), record.corrupt[0])
-        assert not any(result.pod_name for result in record.run.ends.values())
+        assert not any(result.pod_name for result in record.run.ends)

@@ -107,10 +107,10 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert row[:3] == ["hourly", "active", "every 1h 00m"]
     assert row[3].endswith("(succeeded)")
 
-    assert len(json.loads(program("runs", "--schedule", "hourly", "--all", "--json").stdout)) == 5
+    assert len(json.loads(program("runs", "--schedule", "hourly", "--limit", "0", "--json").stdout)) == 5
     gone = program("schedule", "delete", "hourly")
     assert re.search(says("is deleted", f"torchx-kfp runs --schedule {identity}"), gone.stderr)
-    of_gone = json.loads(program("runs", "--schedule", identity, "--all", "--json").stdout)
+    of_gone = json.loads(program("runs", "--schedule", identity, "--limit", "0", "--json").stdout)
     assert len(of_gone) == 5
     assert (
         len(rows(program("results", "--tracker-base", str(program.folder / "base"), "--schedule", identity).stdout))

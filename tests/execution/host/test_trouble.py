@@ -25,8 +25,8 @@ from tests.fake_kfp.faults import Fault
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import HostCredentialsError, HostError
 from torchx_kfp.execution.host.connection import Connection, Patience
-from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.run import DEFAULT_POLICY, HostRun, PollPolicy, PollTimer
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.host import Host
 from torchx_kfp.local import State, load_pipeline
@@ -73,7 +73,7 @@ def test_a_connection_that_is_lost_while_a_run_is_watched(
     kfp_host.add(Fault(times=9, **fault))
     with when(lambda: len(said) == 2, (tmp_path / "go").touch):
         *_, last = follower
-    assert last.state is State.SUCCEEDED
+    assert last.run.state is State.SUCCEEDED
     lost, found = said
     assert kfp_host.url in lost
     assert "trying again" in lost
@@ -108,7 +108,7 @@ def test_a_token_that_changes_while_a_run_is_watched(
     file.write_text(between)
     with when(lambda: said, lambda: file.write_text("second")), when(lambda: len(said) == 2, (tmp_path / "go").touch):
         *_, last = follower
-    assert last.state is State.SUCCEEDED
+    assert last.run.state is State.SUCCEEDED
     lost, found = said
     assert ("401" if between else "is empty") in lost
     assert str(file) not in found
@@ -132,7 +132,7 @@ def test_a_host_that_goes_on_failing_ends_a_watch(
 
 
 def test_an_engine_whose_image_lacks_python_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Observer, "is_distributed", lambda self, stage: stage == "plain")
+    monkeypatch.setattr(RunPipeline, "is_distributed", lambda self, stage: stage == "plain")
 
     def no_python(request: Request) -> Reply:
         if request.path.endswith("/log"):
@@ -160,7 +160,7 @@ def test_polls_are_rare_while_nothing_changes() -> None:
 
         policy = PollPolicy(1.0, 8.0, 2.0, sleep=sleep, share=1000.0)
         *_, record = HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow()
-    assert record.state is State.FAILED
+    assert record.run.state is State.FAILED
     assert slept == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 

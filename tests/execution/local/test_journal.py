@@ -50,16 +50,14 @@ def test_a_run_is_recorded_whole(execute, tmp_path):
     result = execute(recorded, {"x": "w"}, watch=Heard(on_event=events.append), parallelism=3, grace=2.5)
     record = read_run(result.folder)
     assert record.events == tuple(events)
-    assert (record.run_id, record.pipeline, record.state) == (result.run_id, "recorded", "succeeded")
+    assert (record.run_id, record.pipeline, record.run.state) == (result.run_id, "recorded", "succeeded")
     assert (record.arguments, record.corrupt, record.is_running) == ({"x": "w"}, (), False)
     expected = {"parallelism": 3, "grace": 2.5, "directory": os.getcwd()}
     assert {name: record.options[name] for name in expected} == expected
-    assert sorted(record.run.ends.values(), key=lambda stage: stage.name) == sorted(
-        result.stages, key=lambda stage: stage.name
-    )
-    assert record.duration == result.duration
+    assert sorted(record.run.ends, key=lambda stage: stage.name) == sorted(result.stages, key=lambda stage: stage.name)
+    assert record.run.duration() == result.duration
     assert record.run.active == []
-    assert [event.attempt for event in record.run.attempts["shell"]] == [1]
+    assert [event.attempt for event in record.run.attempts_at("shell")] == [1]
     files = {path.name for path in result.folder.iterdir() if path.is_file()}
     assert files == {"events.jsonl", "lock", "pipeline.yaml", "run.json"}
     assert [name for name in files if not (result.folder / name).read_bytes().endswith(b"\n")] == []
@@ -87,7 +85,7 @@ def test_a_run_that_goes_on(execute, tmp_path):
 
     def look(event):
         record = read_run(find_run(tmp_path / "runs", "latest"))
-        seen.append((type(event).__name__, record.state, record.run.active, len(record.events)))
+        seen.append((type(event).__name__, record.run.state, record.run.active, len(record.events)))
 
     execute(scripts(":"), watch=Heard(on_event=look))
     assert seen == [
@@ -97,7 +95,7 @@ def test_a_run_that_goes_on(execute, tmp_path):
         ("StageFinished", "running", [], 4),
         ("RunFinished", "succeeded", [], 5),
     ]
-    assert read_run(find_run(tmp_path / "runs", "latest")).state == "succeeded"
+    assert read_run(find_run(tmp_path / "runs", "latest")).run.state == "succeeded"
 
 
 def test_an_events_file_that_ends_anywhere(tmp_path):
@@ -122,7 +120,7 @@ def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
             file.write("{}\n")
         journal.write(stage("two"))
     record = read_run(tmp_path / "run-1")
-    assert list(record.run.ends) == ["one", "two"]
+    assert [end.name for end in record.run.ends] == ["one", "two"]
     assert record.corrupt == (
         f"Line 2 of {tmp_path / 'run-1' / 'events.jsonl'} is ignored: it is not an event of a run (KeyError: 'event').",
     )
@@ -188,7 +186,7 @@ def test_what_json_has_not(tmp_path):
         journal.write(stage("b"))
     assert len(warnings) == 1
     assert "TypeError: Object of type object is not JSON serializable. The run goes on" in warnings[0]
-    assert list(read_run(tmp_path / "run-1").run.ends) == ["b"]
+    assert [end.name for end in read_run(tmp_path / "run-1").run.ends] == ["b"]
 
 
 def test_a_request_that_cannot_be_read(tmp_path):

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from tests.execution.host.answers_of_kfp import polls
-from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
+from torchx_kfp.execution.host.snapshot import Snapshot
 from torchx_kfp.execution.host.submission import check_submission
 from torchx_kfp.execution.local.preflight import check_supported, find_not_applied
 from torchx_kfp.execution.model.workflow import describe, measure
@@ -60,11 +61,14 @@ def damage(documents: list[Any], random: Random) -> None:
 
 def whole(answer: dict[str, Any]) -> None:
     """Follow a run whose host gives this answer."""
-    observer, state = Observer(), RunState()
-    for event in observer.observe(answer):
-        encode(event)
-        state.on_event(event)
-    assert observer.pipeline or "cannot be read" in observer.problem
+    try:
+        pipeline = RunPipeline.of(answer)
+    except PipelineFileError:
+        return
+    state = RunState()
+    for step in Snapshot.of(answer, pipeline).steps:
+        encode(step.event)
+        state.on_event(step.event)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

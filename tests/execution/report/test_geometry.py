@@ -73,14 +73,8 @@ def row(number: int, inputs: Mapping[str, Any], results: Mapping[str, Any], *, i
 
 
 def places(path: str) -> list[tuple[float, float]]:
-    """Return the points of a path, of which each command is absolute."""
-    x = y = 0.0
-    found = []
-    for command, numbers in re.findall(r"([MLHV])([-\d. ]+)", path):
-        given = [float(number) for number in numbers.split()]
-        x, y = (given[0] if command != "V" else x), (given[-1] if command != "H" else y)
-        found.append((x, y))
-    return found
+    """Return the points of a path."""
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)]
 
 
 @given(st.lists(st.tuples(SCALARS, SCALARS, VALUES, st.booleans()), min_size=1, max_size=20))
@@ -119,7 +113,7 @@ def test_the_best_so_far_and_the_front() -> None:
     best = [row(number, {}, it, is_best=True) for number, it in enumerate(results, 1)]
     [front] = draw_front(best, {"y": 1, "z": 1})
     assert (front.what, front.over, front.note) == ("z", "y", "4 trials on the Pareto front, of 4")
-    assert front.strokes[0].path.count("H") == 3
+    assert len(places(front.strokes[0].path)) == 7
 
 
 def test_texts_that_repeat_are_an_axis_and_others_are_not() -> None:

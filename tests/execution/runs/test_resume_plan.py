@@ -14,7 +14,8 @@ from torchx.specs import AppDef, Role
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.host.observer import Observer
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
+from torchx_kfp.execution.host.snapshot import Snapshot
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
@@ -256,9 +257,12 @@ def test_the_record_of_somebody_else_names_no_file_of_this_machine(tmp_path: Pat
     assert continuation_of(f"{text[:-20]}") is None
     document = next(yaml.safe_load_all(PIPELINE.text))
     document["pipelineInfo"]["description"] = text
-    observer = Observer()
     run = {"run_id": "r", "state": "RUNNING", "pipeline_spec": document, "created_at": "2026-01-01T00:00:00Z"}
-    (there,) = (event.result for event in observer.observe(run) if isinstance(event, StageFinished))
+    (there,) = (
+        step.event.result
+        for step in Snapshot.of(run, RunPipeline.of(run)).steps
+        if isinstance(step.event, StageFinished)
+    )
     assert there.log_file is None
 
     @dsl.pipeline(name="small")

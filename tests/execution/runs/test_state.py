@@ -62,8 +62,8 @@ def test_iterations_are_counted_with_their_task(run: RunState) -> None:
     run.on_event(finished("inner/b[1]"))
     run.on_event(finished("inner/b[2]", State.FAILED))
     task = run.tasks["inner/b"]
-    assert list(task.active) == ["inner/b[0]", "inner/b[3]", "inner/b[4]"]
-    assert list(task.failed) == ["inner/b[2]"]
+    assert [stage.name for stage in task.active] == ["inner/b[0]", "inner/b[3]", "inner/b[4]"]
+    assert list(task.by_state[State.FAILED]) == ["inner/b[2]"]
     assert run.counts([task]) == {State.FAILED: 1, State.RUNNING: 3, State.SUCCEEDED: 1}
     assert run.counts() == {State.FAILED: 1, State.RUNNING: 3, State.SUCCEEDED: 1, State.WAITING: 3}
 
@@ -82,7 +82,7 @@ def test_a_stage_that_runs_again_after_its_end_counts_once(run: RunState) -> Non
     run.on_event(finished("inner/a", State.FAILED))
     run.on_event(Started("inner/a", "pod", 1, time=30.0))
     assert run.counts() == {State.RUNNING: 1, State.WAITING: 3}
-    assert run.tasks["inner/a"].failed == {}
+    assert run.tasks["inner/a"].by_state[State.FAILED] == {}
     assert not run.has_ended("inner/a")
 
 
@@ -122,5 +122,5 @@ def test_a_log_whose_folder_no_disk_can_have_is_none(tmp_path: Path) -> None:
         encode(Started("tr\ud800", "tr\ud800_1", 1, log_file=tmp_path / "tr\ud800_1" / "log.txt", time=11.0)),
     ]
     (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    [[started]] = read_run(tmp_path).run.attempts.values()
+    [started] = read_run(tmp_path).run.attempts_at("tr\ud800")
     assert started.log_file is None

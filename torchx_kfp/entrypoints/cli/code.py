@@ -13,10 +13,9 @@ from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest, workspace_key
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.entrypoints.cli.display.printing import print_text
-from torchx_kfp.entrypoints.cli.flags import Flags
-from torchx_kfp.entrypoints.cli.resolver import find_part, named_bases, say_latest
+from torchx_kfp.entrypoints.cli.lookup import Lookup, say_latest
 from torchx_kfp.entrypoints.cli.run_inputs import print_files
-from torchx_kfp.errors import ArgumentError, TrackerBaseError, WorkspaceError, explain
+from torchx_kfp.errors import ArgumentError, WorkspaceError, explain
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.run import HostRun
@@ -27,14 +26,13 @@ if TYPE_CHECKING:
 _NEXT_TO_HEAD = ("config", "commondir", "hooks")
 
 
-def get_code(run: str, folder: str | None, output_dir: str, flags: Flags, *, only_lists: bool) -> None:
+def get_code(run: str, folder: str | None, lookup: Lookup, *, only_lists: bool) -> None:
     """Write the code of a run, or of one of its stages, into a new folder, and print its name; or list the files.
 
     Args:
         run: a word ``RUN[/STAGE]``.
         folder: the folder. Default: one that is named after the code's digest.
-        output_dir: the directory with the folders of runs on this machine.
-        flags: the options of the host.
+        lookup: where runs are.
         only_lists: whether to write nothing.
 
     Raises:
@@ -42,10 +40,9 @@ def get_code(run: str, folder: str | None, output_dir: str, flags: Flags, *, onl
         WorkspaceError: the archive cannot be unpacked.
     """
     from torchx_kfp.contract.carried.workspace import members, unpack
-    from torchx_kfp.execution.runs.source import missing, why_not_read
     from torchx_kfp.tracking.recorder import Recorder
 
-    source, part = find_part(run, output_dir, flags)
+    source, part = lookup.find_part(run)
     stage = part or None
     record = source.read()
     say_latest(run, record.run_id)
@@ -53,9 +50,8 @@ def get_code(run: str, folder: str | None, output_dir: str, flags: Flags, *, onl
     digest = workspace_digest(url)
     if digest is None:
         raise ArgumentError(f"{url!r} of the run {record.run_id} does not name a stored workspace.")
-    base, ran_here = url.removesuffix(f"/{workspace_key(digest)}"), record.folder is not None
-    if why := why_not_read(base, named_bases([base], flags, ran_here=ran_here), ran_here=ran_here):
-        raise TrackerBaseError(missing(base, why))
+    base = url.removesuffix(f"/{workspace_key(digest)}")
+    lookup.verify_trusted(base, ran_here=record.folder is not None)
     archive = Recorder.open(record.absolute_base(base)).read_workspace(digest)
     try:
         sizes = {member.name: member.size for member in members(archive)}

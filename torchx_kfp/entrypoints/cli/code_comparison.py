@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,7 @@ from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.errors import TrackerError, WorkspaceError
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.cli.resolver import Located
-    from torchx_kfp.tracking.recorder import Recorder
+    from torchx_kfp.entrypoints.cli.recorded import Recorded
 
 #: How many differing files a sentence names.
 _NAMED = 5
@@ -59,17 +57,14 @@ class CodeComparison:
         return f"code: {len(self.files):,} {verb}: {listed((each.name for each in self.files), _NAMED)}"
 
 
-def compare_code(
-    runs: tuple[str, str], located: tuple[Located, Located], recorders: Mapping[str, Recorder]
-) -> CodeComparison:
+def compare_code(runs: tuple[str, str], located: tuple[Recorded, Recorded]) -> CodeComparison:
     """Compare the code of two runs: that of the parameter ``workspace``, or what they have recorded first.
 
     Args:
         runs: the ids of the pipeline runs.
-        located: where they are.
-        recorders: their tracker bases.
+        located: their records.
     """
-    digests = [_digest(it, run, recorders[it.base]) for it, run in zip(located, runs, strict=True)]
+    digests = [_digest(it, run) for it, run in zip(located, runs, strict=True)]
     if digests[0] == digests[1]:
         return CodeComparison(runs)
     if None in digests:
@@ -77,7 +72,7 @@ def compare_code(
     files: list[dict[str, _CodeFile]] = []
     for name, digest, it in zip(runs, digests, located, strict=True):
         try:
-            files.append(_files(recorders[it.base].read_workspace(str(digest))))
+            files.append(_files(it.recorder.read_workspace(str(digest))))
         except (TrackerError, WorkspaceError) as error:
             return CodeComparison(runs, problem=f"it differs, but that of {name} cannot be read: {error}")
         except tarfile.TarError as error:
@@ -87,12 +82,12 @@ def compare_code(
     return CodeComparison(runs, tuple(each for each in found if each.before != each.after))
 
 
-def _digest(located: Located, run: str, recorder: Recorder) -> str | None:
+def _digest(located: Recorded, run: str) -> str | None:
     given = located.arguments.get(WORKSPACE)
     digest = workspace_digest(given) if isinstance(given, str) else None
     if digest is not None:
         return digest
-    code = recorder.record(run, "code").code
+    code = located.recorder.record(run, "code").code
     return code[0].digest if code else None
 
 

@@ -24,7 +24,7 @@ class RunWord(click.types.StringParamType):
         names = [] if slash else [LATEST]
         try:
             if slash:
-                names += [f"{run}/{stage}" for stage in read_run(find_run(output_dir, run)).run.ends]
+                names += [f"{run}/{end.name}" for end in read_run(find_run(output_dir, run)).run.ends]
             else:
                 names += [folder.name for folder in find_runs(output_dir)[:_MOST]]
         except (TorchxKfpError, OSError):  # there are none, or one cannot be read

@@ -25,6 +25,13 @@ output_dir_option: Decorator = click.option(
     help="The directory that has the folders of runs.",
 )
 
+tracker_base_option: Decorator = click.option(
+    "--tracker-base",
+    "base",
+    metavar="DIR|URL",
+    help="Where the records are; RUN is then any run that has some there.  [default: the run's]",
+)
+
 parameter_option: Decorator = click.option(
     "-p",
     "--parameter",
@@ -96,14 +103,6 @@ def container_options(command: Any) -> Any:
 
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 csv_option: Decorator = click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-
-
-tracker_base_option: Decorator = click.option(
-    "--tracker-base",
-    "base",
-    metavar="DIR|URL",
-    help="Where the records are; RUN is then any run that has some there.  [default: the run's]",
-)
 
 
 def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

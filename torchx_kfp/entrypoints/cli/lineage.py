@@ -17,19 +17,12 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.entrypoints.cli.selection import (
-    choose,
-    earlier_attempts,
-    open_recorder,
-    read,
-    recorded,
-    say_cached,
-)
+from torchx_kfp.entrypoints.cli.recorded import earlier_attempts, read
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from torchx_kfp.entrypoints.cli.resolver import Located
+    from torchx_kfp.entrypoints.cli.recorded import Recorded
     from torchx_kfp.tracking import Artifact, Lineage, Link, Result
     from torchx_kfp.tracking.lineage import Start
     from torchx_kfp.tracking.recorder import Code
@@ -49,7 +42,7 @@ _INDENT, _ROOM = 4, 40
 _RESULTS, _PATH = 60, 40
 
 
-def show_lineage(located: Located, *, as_json: bool) -> None:
+def show_lineage(located: Recorded, *, as_json: bool) -> None:
     """Print the runs that a run, or a part of one, was made from, and those made from it.
 
     Runs are shown with their results and artifacts: in brackets the artifacts that were used, or in parentheses all
@@ -60,18 +53,18 @@ def show_lineage(located: Located, *, as_json: bool) -> None:
     from torchx_kfp.tracking.records import artifacts_of
     from torchx_kfp.tracking.store import is_key, pipeline_run
 
-    recorder = open_recorder(located.base)
+    recorder = located.recorder
     sources = {run_id: record.sources for run_id, record in recorder.records(None, "sources").items()}
     named = {source.run_id for found in sources.values() for source in found}
-    known = recorded(recorder, located) | sources.keys() | named
-    chosen = choose(located, known, recorder)
-    earlier = earlier_attempts(recorder, known, located.run_ids) - {*chosen.keys}
+    known = located.recorded() | sources.keys() | named
+    chosen = located.choose(known)
+    earlier = earlier_attempts(recorder, known, located.stages) - {*chosen.keys}
     sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
-    say_cached(chosen)
+    chosen.say_cached()
     lineage = trace(chosen.keys, sources, partial(artifacts_of, recorder.store))
     if not lineage.links:
         print_message(
-            f"No lineage is recorded for {located.run!r}. "
+            f"No lineage is recorded for {located.word!r}. "
             "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
     # Other sources than runs have no results, and their names need not be keys.

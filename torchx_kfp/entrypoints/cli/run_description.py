@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING, Any
 from torchx_kfp.common.text import duration, moment, without_passwords
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, show_value
-from torchx_kfp.entrypoints.cli.flags import Flags
-from torchx_kfp.entrypoints.cli.resolver import base_of
-from torchx_kfp.entrypoints.cli.selection import open_recorder
+from torchx_kfp.entrypoints.cli.lookup import Lookup
+from torchx_kfp.entrypoints.cli.recorded import open_recorder
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.execution.runs.source import RunRecord
     from torchx_kfp.tracking.records import Record
 
 
-def describe_run(record: RunRecord, flags: Flags, *, as_json: bool) -> None:
+def describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
     """Print a run's state, parameters, tags, code and what it resumes, and the table of its stages.
 
     Args:
         record: the run.
-        flags: the options of the host.
+        lookup: where runs are.
         as_json: whether to print one JSON object instead.
     """
     from torchx_kfp.entrypoints.cli.display.summary import print_stages
     from torchx_kfp.entrypoints.cli.display.tables import print_table
     from torchx_kfp.tracking.recorder import describe_code
 
-    base, recorded = _recorded(record, flags)
+    base, recorded = _recorded(record, lookup)
     resumes = [record.resumes] if record.resumes else list(recorded.resumes)
     result = record.run.result()
     for sentence in record.corrupt:
@@ -55,7 +55,7 @@ def describe_run(record: RunRecord, flags: Flags, *, as_json: bool) -> None:
     facts = {
         "name": record.name,
         "pipeline": record.pipeline,
-        "state": str(record.state),
+        "state": str(record.run.state),
         "started": moment(record.created),
         "took": duration(record.duration),
         "tracker base": without_passwords(base),
@@ -77,13 +77,13 @@ def describe_run(record: RunRecord, flags: Flags, *, as_json: bool) -> None:
     print_stages(result.stages)
 
 
-def _recorded(record: RunRecord, flags: Flags) -> tuple[str, Record]:
+def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
     """Return the run's tracker base, if it has one, and what is recorded there about the run as a whole."""
     from torchx_kfp.tracking.records import Record
 
     base = ""
     try:
-        base = base_of(record, flags)
+        base = lookup.base_of(record)
         return base, open_recorder(base).record(record.run_id)
     except ArgumentError:  # it has none, or several
         pass
@@ -92,24 +92,45 @@ def _recorded(record: RunRecord, flags: Flags) -> tuple[str, Record]:
     return base, Record()
 
 
-def done_and_failed(record: RunRecord) -> tuple[int, int]:
-    """Return the numbers of stages that have succeeded, and that have failed."""
-    counts = record.run.counts()
-    return sum(number for state, number in counts.items() if state.is_success), counts.get(State.FAILED, 0)
-
-
 def run_as_json(record: RunRecord) -> dict[str, Any]:
-    """Return a run for programs."""
-    done, failed = done_and_failed(record)
+    """Return a run for programs: the keys are those of all runs, and what is not known of one is null."""
+    counts = record.run.counts()
     return {
         "run": record.run_id,
+        "name": record.name or None,
         "pipeline": record.pipeline,
-        "state": str(record.state),
+        "state": str(record.run.state),
         "started": record.created,
         "seconds": round(record.duration, 3),
-        "done": done,
-        "failed": failed,
+        "done": sum(number for state, number in counts.items() if state.is_success),
+        "failed": counts.get(State.FAILED, 0),
         "running": record.run.active,
+        "cannot_start": {stage.name: stage.reason for stage in record.run.stages if stage.is_stuck},
         "resumes": record.resumes or None,
-        **({"link": record.link} if record.folder is None else {"folder": str(record.folder.absolute())}),
+        "schedule": None,
+        "scheduled": None,
+        "link": record.link or None,
+        "folder": None if record.folder is None else str(record.folder.absolute()),
+    }
+
+
+def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
+    """Return a run in a host's list with the same keys."""
+    end = run.finished if run.state.is_over and run.finished else now
+    return {
+        "run": run.run_id,
+        "name": run.name,
+        "pipeline": run.pipeline,
+        "state": str(run.state),
+        "started": run.created or None,
+        "seconds": round(end - run.created, 3) if run.created else None,
+        "done": None,
+        "failed": None,
+        "running": None,
+        "cannot_start": None,
+        "resumes": run.resumes or None,
+        "schedule": run.schedule_id or None,
+        "scheduled": run.scheduled or None,
+        "link": run.link or None,
+        "folder": None,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, parameter_option
-from torchx_kfp.entrypoints.cli.resolver import find_source, named_bases
-from torchx_kfp.entrypoints.cli.tags import read_tags
+from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -58,12 +57,13 @@ class RunInputs:
 
         if self.resumed is None:
             return None
-        source = find_source(self.resumed, output_dir, flags, base=self.tracker_base)
+        lookup = Lookup(output_dir, flags, self.tracker_base)
+        source = lookup.find(self.resumed)
         if not isinstance(source, RunReader):
             return source.earlier()
         record = source.read()
-        bases = {end.tracker_base for end in record.run.ends.values() if end.tracker_base}
-        return earlier_run(record, named=[self.tracker_base or "", *named_bases(bases, flags, ran_here=True)])
+        bases = {end.tracker_base for end in record.run.ends if end.tracker_base}
+        return earlier_run(record, named=[self.tracker_base or "", *lookup.named_bases(bases, ran_here=True)])
 
     def load(
         self,
@@ -148,6 +148,22 @@ class RunInputs:
         if prepared.plan is not None and not self.dry_run:
             print_message(str(prepared.plan))
         return prepared
+
+
+def read_tags(words: Iterable[str]) -> dict[str, str]:
+    """Return the tags in words ``NAME=VALUE``.
+
+    Raises:
+        ArgumentError: a word has another form, or has no value.
+    """
+    from torchx_kfp.tracking.recorder import parse_tags
+
+    tags: dict[str, str] = {}
+    for name, value in parse_tags(words).items():
+        if value is None:
+            raise ArgumentError(f"The tag {name!r} has no value. Write {name}=VALUE.")
+        tags[name] = value
+    return tags
 
 
 def input_options(base: str, *, of_schedule: bool = False) -> Decorator:

@@ -146,12 +146,12 @@ def lines_of(
     for record in source.follow(closely=True):
         mine = {
             name: stage
-            for name in record.run.attempts
+            for name in record.run.by_name
             if (stage := roles.get(without_indices(name))) and replica in stage.replicas
         }
         source.fetch(mine)
         for name, stage in mine.items():
-            for attempt in record.run.attempts[name]:
+            for attempt in record.run.attempts_at(name):
                 if attempt.log_file is not None:
                     file = files.setdefault(attempt.log_file, FileTail(attempt.log_file))
                     new = file.read_new(is_whole=not record.is_running)

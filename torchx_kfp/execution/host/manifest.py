@@ -9,7 +9,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -32,8 +32,6 @@ _STATES = {
     "Failed": State.FAILED,
     "Error": State.FAILED,
 }
-#: The outputs of drivers that tell what they have decided.
-_DECISIONS = ("cached-decision", "condition", "iteration-count", "pod-spec-patch")
 #: The most bytes of unpacked nodes that are read. A workflow has 1 MiB, and its nodes shrink to a 20th to a 30th.
 MOST_UNPACKED = 32 << 20
 #: The longest name of a pod, without the hash at its end.
@@ -56,13 +54,13 @@ class ManifestSource:
         self._nodes: Nodes | None = None
 
     def read(self) -> Nodes | None:
-        """Return the nodes; None if they are the same as before, or the host does not provide them.
+        """Return the nodes: the same object as before if nothing has changed, None if the host has not provided any.
 
         Raises:
             HostError: the host has provided nodes before, and does not now.
         """
         if not self._is_served:
-            return None
+            return self._nodes
         path = f"{V1BETA1}/runs/{quote(self._run_id, safe='')}"
         name = self._connection.name
         lost = "so its stages, their logs, exit codes and results are missing"
@@ -71,7 +69,7 @@ class ManifestSource:
             refuse_run_id(mapping(answer.get("run")).get("id"), f"GET {name}{path}", self._run_id)
             manifest = manifest_of(answer)
             if manifest == self._manifest:
-                return None
+                return self._nodes
             nodes = read_manifest(manifest)
         except HostError as error:
             if self._manifest:
@@ -81,10 +79,10 @@ class ManifestSource:
             self.problem = (
                 f"{name} reports only the state of the run (v2beta1), not its nodes (v1beta1), {lost}. ({error})"
             )
-            return None
+            return self._nodes
         except ValueError as error:
             self.problem = f"The nodes of the run cannot be read, {lost}: {error}."
-            return None
+            return self._nodes
         self.problem = ""
         self._manifest, self._nodes = manifest, nodes
         return nodes
@@ -104,7 +102,7 @@ class ManifestSource:
             ValueError: the manifest has another form than KFP's. The message is a clause.
         """
         node = self._nodes.get(driver) if self._nodes is not None else None
-        patch = node.decisions.get("pod-spec-patch", "") if node is not None else ""
+        patch = node.decision("pod-spec-patch") if node is not None else ""
         return PodSpec.parse(patch) if patch else None
 
 
@@ -150,30 +148,9 @@ def _decompressed(packed: str) -> str:
     raise ValueError(f"they have more than {MOST_UNPACKED:,} bytes" if reader.unconsumed_tail else "they are cut off")
 
 
-def _archived_log(outputs: Mapping[str, Any], store: Mapping[str, Any]) -> ArchivedLog | None:
-    for artifact in _each(outputs.get("artifacts")):
-        if artifact.get("name") != "main-logs":
-            continue
-        # What an artifact does not say of its place is as in the workflow's repository.
-        place = {**store, **mapping(artifact.get("s3"))}
-        endpoint, bucket, key = (text(place.get(name)) for name in ("endpoint", "bucket", "key"))
-        if endpoint and bucket and key:
-            return ArchivedLog(endpoint, bucket, key)
-    return None
-
-
-def _each(listed: object) -> Iterable[Mapping[str, Any]]:
-    return map(mapping, listed) if isinstance(listed, list) else ()
-
-
 def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], record: Mapping[str, Any]) -> Node:
     name, outputs = text(record.get("name")), mapping(record.get("outputs"))
     exit_code = text(outputs.get("exitCode"))
-    decisions = {
-        text(each.get("name")): text(each.get("value"))
-        for each in _each(outputs.get("parameters"))
-        if each.get("name") in _DECISIONS
-    }
     # Argo names the pod of a node after the template and the hash at the end of the node's id.
     pod, template = text(record.get("id")), text(record.get("templateName"))
     if template and not has_ids and name != workflow:
@@ -187,6 +164,6 @@ def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], record: Mappin
         message=text(record.get("message")),
         exit_code=int(exit_code) if exit_code and re.fullmatch(r"-?\d{1,9}", exit_code) else None,
         pod=pod if record.get("type") == "Pod" else "",
-        decisions=decisions,
-        log=_archived_log(outputs, store),
+        outputs=outputs,
+        store=store,
     )

@@ -19,9 +19,11 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from torchx_kfp.execution.host.answers import mapping, text
 from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -31,7 +33,7 @@ class Node:
     """A node: times are in seconds since the epoch, None if it has not started or ended.
 
     A pod that waits for its start is queued, and ``message`` says what it waits for. ``pod`` is the pod's name,
-    ``decisions`` are outputs of drivers, and ``log`` is where Argo has archived the pod's log.
+    ``outputs`` are in Argo's form, and ``store`` is the place of artifacts that do not say where they are.
     """
 
     name: str
@@ -41,16 +43,36 @@ class Node:
     message: str = ""
     exit_code: int | None = None
     pod: str = ""
-    decisions: Mapping[str, str] = field(default_factory=dict)
-    log: ArchivedLog | None = None
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    store: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_begun(self) -> bool:
         """Whether it runs or has run."""
         return self.state in (State.RUNNING, State.SUCCEEDED, State.FAILED)
 
+    def decision(self, name: str) -> str:
+        """Return what a driver has decided, which is an output of it; empty if that is not there."""
+        return next((text(each.get("value")) for each in self._listed("parameters") if each.get("name") == name), "")
 
-@dataclass(frozen=True)
+    @property
+    def log(self) -> ArchivedLog | None:
+        """Where Argo has archived the pod's log, if it has."""
+        for artifact in self._listed("artifacts"):
+            if artifact.get("name") != "main-logs":
+                continue
+            place = {**self.store, **mapping(artifact.get("s3"))}
+            endpoint, bucket, key = (text(place.get(name)) for name in ("endpoint", "bucket", "key"))
+            if endpoint and bucket and key:
+                return ArchivedLog(endpoint, bucket, key)
+        return None
+
+    def _listed(self, kind: str) -> Iterable[Mapping[str, Any]]:
+        found = self.outputs.get(kind)
+        return map(mapping, found) if isinstance(found, list) else ()
+
+
+@dataclass(frozen=True, eq=False)
 class Nodes:
     """The nodes of a workflow. ``message`` is why it failed, if that is known."""
 

@@ -7,7 +7,6 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,13 +27,15 @@ from torchx_kfp.execution.host.connection import V2BETA1, Connection
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.manifest import ManifestSource
 from torchx_kfp.execution.host.nodes import Nodes
-from torchx_kfp.execution.host.observer import Observer
 from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
-from torchx_kfp.execution.host.pod_logs import LOGS_AT_ONCE, StageLogs
-from torchx_kfp.execution.host.results import ResultReader, Sought, read_log
-from torchx_kfp.execution.host.states import read_progress, run_state, seconds
+from torchx_kfp.execution.host.pod_logs import StageLogs
+from torchx_kfp.execution.host.results import ResultReader
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
+from torchx_kfp.execution.host.snapshot import Snapshot
+from torchx_kfp.execution.host.states import run_state, seconds
+from torchx_kfp.execution.host.steps import Step, changes
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import tracked_stages, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import KnownStage, walk, without_indices
 from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
@@ -44,7 +45,7 @@ from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.unit_outputs import values_given
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Terminal, Watch
-from torchx_kfp.tracking.recorder import Recorder, is_run_id
+from torchx_kfp.tracking.recorder import Recorder
 
 #: The message of KFP's launcher if the stage's image lacks the program of an engine's launcher.
 _NO_PYTHON = 'exec: "python3": executable file not found in $PATH'
@@ -130,23 +131,24 @@ class HostRun:
         self._results = ResultReader(bases, run_ids_only=reads == "run ids")
         self._nodes = ManifestSource(connection, run_id)
         self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs, archived=self._nodes.archived_log)
-        self._observer = Observer(self.link)
+        #: The run's pipeline, from the first answer that has it, and why it cannot be read, as a sentence.
+        self._pipeline: RunPipeline | None = None
+        self._problem = ""
+        #: The pipeline of a run that names an uploaded one; None before the host has been asked.
+        self._uploaded: Mapping[str, Any] | None = None
+        #: The parts of the last answers that matter, the run as they describe it, and the last step of each thing.
+        self._facts: tuple[Any, ...] = ()
+        self._snapshot = Snapshot([])
+        self._steps: dict[str, Step] = {}
         self._events: list[Event] = []
         self._run = RunState()
-        self._has_outline = False
         self._last: RunRecord | None = None
         #: Since when the host does not answer.
         self._lost_at: float | None = None
         #: The last answer of the host, as JSON of v2beta1.
         self.answer: Mapping[str, Any] = {}
-        #: The pipeline of a run that names an uploaded one; None before the host has been asked.
-        self._uploaded: Mapping[str, Any] | None = None
-        #: Why the pipeline cannot be read, as a sentence.
-        self._problem = ""
         #: The log files of the last attempts, by stage.
         self._log_files: dict[str, Path] = {}
-        #: When each pod of a retried run has started last, by its name.
-        self._starts: dict[str, float] = {}
         #: How many more failures are looked up in logs.
         self._most_explained = _MOST_EXPLAINED
 
@@ -161,12 +163,14 @@ class HostRun:
             HostNotFoundError: it had, but the run has been deleted.
             HostError: the host does not answer, or reports an error.
         """
-        self.answer = run = self._with_pipeline(self._ask())
-        events = self._completed(self._observer.observe(run, self._read_nodes()))
-        self._fold(events)
+        self.answer = run = self._ask()
+        self._load_pipeline(run)
+        events = self._completed(self._new_events(run, self._read_nodes()))
+        for event in events:
+            self._run.on_event(event)
+        self._events += events
         is_running = not run_state(run).is_over
-        sentences = (self._observer.problem, self._problem, self._nodes.problem, *self._results.problems)
-        problems = tuple(filter(None, sentences))
+        problems = tuple(filter(None, (self._problem, self._nodes.problem, *self._results.problems)))
         last = self._last
         if last is None or events or is_running != last.is_running or problems != last.corrupt:
             self._last = self._record(run, is_running, problems)
@@ -250,7 +254,7 @@ class HostRun:
         record = self._last or self.read()
         wanted, has_all = [], True
         for name in stages:
-            attempts = record.run.attempts.get(name, [])
+            attempts = record.run.attempts_at(name)
             # A retry of the run gives the new pod the name of the failed one, whose log is lost then.
             last = {started.pod_name: started for started in attempts}
             for started in last.values():
@@ -272,13 +276,13 @@ class HostRun:
         if self._nodes.problem:
             raise self._unknown_inputs(stage or "STAGE", self._nodes.problem)
         found = choose_stage(record, stage)
-        driver = self._observer.drivers.get(found)
+        driver = self._snapshot.drivers.get(found)
         try:
             spec = self._nodes.pod_spec(driver) if driver is not None else None
         except ValueError as error:
             raise self._unknown_inputs(found, str(error)) from None
         if spec is None:
-            end = record.run.ends.get(found)
+            end = record.run.end_of(found)
             if end is not None and (end.cached_from or end.state in (State.SKIPPED, State.NOT_RUN)):
                 raise not_started(record, found)
             why = "KFP has made no pod for it so far"
@@ -288,7 +292,7 @@ class HostRun:
             raise self._unknown_inputs(found, why, is_cached=is_cached)
         pipeline = record.load()
         place, scope = place_of(pipeline, found, record.arguments)
-        started = record.run.attempts.get(found)
+        started = record.run.attempts_at(found)
         return Invocation(
             record,
             pipeline,
@@ -316,23 +320,26 @@ class HostRun:
         """
         record = self.read()
         given: dict[str, dict[str, Any]] = {}
-        ends = dict(record.run.ends)
+        ends = {end.name: end for end in record.run.ends}
         values: dict[tuple[str, str], Any] = {}
-        if (pipeline := self._observer.pipeline) is not None:
+        if self._pipeline is not None:
+            pipeline = self._pipeline.pipeline
             components = {place.name: place.component for place in walk(pipeline) if place.is_stage}
-            for stage, driver in self._observer.drivers.items():
+            for stage, driver in self._snapshot.drivers.items():
                 with contextlib.suppress(ValueError):  # of another version of KFP
                     if (spec := self._nodes.pod_spec(driver)) is not None:
                         given[stage] = spec.inputs(components[without_indices(stage)])
             values = values_given(pipeline, given)
-            ends |= self._with_run_ids(pipeline, ends, values)
+            ends |= self._with_run_ids(self._pipeline.tracked, ends, values)
         return earlier_run(record, named=self._bases, ends=ends, values=values)
 
     def _with_run_ids(
-        self, pipeline: Pipeline, ends: Mapping[str, StageResult], values: Mapping[tuple[str, str], Any]
+        self,
+        tracked: Mapping[str, KnownStage],
+        ends: Mapping[str, StageResult],
+        values: Mapping[tuple[str, str], Any],
     ) -> dict[str, StageResult]:
         """Return the ends of stages whose run ids were given to others: only that tells those of cached stages."""
-        tracked = tracked_stages(pipeline, self._last.arguments if self._last is not None else {})
         found = {
             name: dataclasses.replace(end, run_id=values[(name, RUN_ID)], tracker_base=tracked[name].tracker_base)
             for name, end in ends.items()
@@ -382,25 +389,31 @@ class HostRun:
         refuse_run_id(answer.get("run_id"), f"GET {self._connection.name}{path}", self.run_id)
         return answer
 
-    def _with_pipeline(self, run: dict[str, Any]) -> dict[str, Any]:
-        """Return the run with its pipeline, even if it only refers to one that was uploaded."""
+    def _load_pipeline(self, run: Mapping[str, Any]) -> None:
+        """Load the run's pipeline, even if the run only refers to one that was uploaded."""
+        if self._pipeline is not None or self._problem:
+            return
+        try:
+            self._pipeline = RunPipeline.of(run if run.get("pipeline_spec") else {**run, **self._ask_uploaded(run)})
+        except PipelineFileError as error:
+            self._problem = str(error)
+        except HostUnreachableError:
+            raise
+        except HostError as error:
+            self._problem = f"The pipeline of this run cannot be read, nor its stages: {error}"
+        if self._pipeline is not None:
+            self._run = RunState(outline(self._pipeline.pipeline))
+            for event in self._events:
+                self._run.on_event(event)
+
+    def _ask_uploaded(self, run: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the uploaded pipeline that a run names, as it would be in the run."""
         reference = run.get("pipeline_version_reference")
-        if run.get("pipeline_spec") or self._observer.pipeline is not None or not isinstance(reference, Mapping):
-            return run
-        if self._uploaded is None:
-            self._uploaded = {}
+        if self._uploaded is None and isinstance(reference, Mapping):
             ids = [quote(str(reference.get(name)), safe="") for name in ("pipeline_id", "pipeline_version_id")]
-            try:
-                version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
-            except HostUnreachableError:
-                self._uploaded = None
-                raise
-            except HostError as error:
-                self._problem = f"The pipeline of this run cannot be read, nor its stages: {error}"
-            else:
-                spec = version.get("pipeline_spec")
-                self._uploaded = spec if isinstance(spec, Mapping) else {}
-        return {**run, "pipeline_spec": self._uploaded} if self._uploaded else run
+            version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
+            self._uploaded = {"pipeline_spec": version.get("pipeline_spec")}
+        return self._uploaded or {}
 
     def _read_nodes(self) -> Nodes | None:
         try:
@@ -411,64 +424,39 @@ class HostRun:
 
     # Events
 
+    def _new_events(self, run: Mapping[str, Any], nodes: Nodes | None) -> list[Event]:
+        """Return what has happened since the last answers, in the order of its times."""
+        facts = (run.get("state"), run.get("state_history"), run.get("finished_at"), self._pipeline, nodes)
+        if facts == self._facts:
+            return []
+        self._facts = facts
+        self._snapshot = Snapshot.of(run, self._pipeline, nodes, self.link)
+        new = changes(self._steps, self._snapshot.steps)
+        self._steps |= {step.of: step for step in new}
+        return [step.event for step in new]
+
     def _completed(self, events: list[Event]) -> list[Event]:
-        """Return the events with log files and results."""
-        events = [self._with_log_file(event) for event in events]
-        ended = [
-            event.result
-            for event in events
-            if isinstance(event, StageFinished)
-            and event.result.run_id
-            and event.result.tracker_base
+        """Return the events with what other answers say: log files, results, and why stages have failed."""
+        by_base: dict[str, list[str]] = {}
+        for event in events if self._reads != "none" else ():
             # The record of a resumed run has the results of the stages that it has kept.
-            and not event.result.cached_from
-        ]
-        if not ended or self._reads == "none":
-            return [self._completed_one(event, {}) for event in events]
-        by_base: dict[str, list[Sought]] = {}
-        with ThreadPoolExecutor(LOGS_AT_ONCE) as pool:
-            for result, sought in zip(ended, pool.map(self._sought, ended), strict=True):
-                by_base.setdefault(result.tracker_base or "", []).append(sought)
+            if isinstance(event, StageFinished) and (result := event.result).run_id and not result.cached_from:
+                by_base.setdefault(result.tracker_base or "", []).append(result.run_id)
         found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        for base, wanted in by_base.items():
-            found |= self._results.read(base, wanted)
+        for base, run_ids in by_base.items():
+            found |= self._results.read(base, run_ids)
         return [self._completed_one(event, found) for event in events]
 
-    def _with_log_file(self, event: Event) -> Event:
+    def _completed_one(self, event: Event, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Event:
         if isinstance(event, StageStarted) and event.pod_name:
-            # A pod of a run that KFP has retried may have the name of an earlier one.
-            if len(read_progress(self.answer).periods) > 1:
-                self._starts[event.pod_name] = event.time
-            log_file = self._log_files[event.name] = self._logs.add(
-                event.name, event.pod_name, is_of_kfp=self._observer.is_import(event.name)
-            )
+            is_of_kfp = self._pipeline is not None and self._pipeline.is_import(event.name)
+            log_file = self._log_files[event.name] = self._logs.add(event.name, event.pod_name, is_of_kfp=is_of_kfp)
             return dataclasses.replace(event, log_file=log_file)
         if isinstance(event, StageFinished) and event.result.pod_name and not event.result.cached_from:
             result = event.result
-            # The host names the pod in it.
-            run_id = result.run_id if is_run_id(result.run_id or "", self.run_id) else None
-            result = dataclasses.replace(result, log_file=self._log_files.get(result.name), run_id=run_id)
-            return dataclasses.replace(event, result=result)
-        return event
-
-    def _sought(self, result: StageResult) -> Sought:
-        """Return what is known of a stage's run id. Only its log says which attempt in its pod was the last one."""
-        sought = Sought(result.run_id or "", self._starts.get(result.pod_name))
-        follows = self._observer.is_distributed(result.name) and (result.attempts > 1 or sought.since is not None)
-        if result.log_file is None or not (follows or self._observer.restarts(result.name)):
-            return sought
-        self._logs.fetch(result.log_file, is_over=True)
-        try:
-            with result.log_file.open("rb") as log:
-                return read_log(sought, log)
-        except OSError:  # it could not be read from the host
-            return sought
-
-    def _completed_one(self, event: Event, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Event:
-        if isinstance(event, StageFinished) and event.result.pod_name:
-            result = event.result
             run_id, results = found.get(result.run_id or "", (result.run_id, result.results))
-            result = dataclasses.replace(result, results=results, run_id=run_id)
+            log = self._log_files.get(result.name)
+            result = dataclasses.replace(result, log_file=log, run_id=run_id, results=results)
             return dataclasses.replace(event, result=self._explained(result))
         return event
 
@@ -479,18 +467,9 @@ class HostRun:
         self._most_explained -= 1
         self._logs.fetch(result.log_file, is_over=True)
         said = self._logs.launcher_error(result.log_file)
-        if said == _NO_PYTHON and self._observer.is_distributed(result.name):
+        if said == _NO_PYTHON and self._pipeline is not None and self._pipeline.is_distributed(result.name):
             said += ". The launcher of the stage's replicas needs python3 in the stage's image"
         return explained(result, said)
-
-    def _fold(self, events: list[Event]) -> None:
-        self._events += events
-        if self._observer.pipeline is not None and not self._has_outline:
-            self._has_outline = True
-            self._run = RunState(outline(self._observer.pipeline))
-            events = self._events
-        for event in events:
-            self._run.on_event(event)
 
     def _record(self, run: Mapping[str, Any], is_running: bool, problems: tuple[str, ...]) -> RunRecord:
         first = next((event for event in self._events if isinstance(event, RunStarted)), None)
@@ -505,12 +484,12 @@ class HostRun:
             link=self.link,
             name=str(run.get("display_name") or ""),
             arguments=first.arguments if first else {},
-            resumes=self._observer.resumes,
+            resumes=self._pipeline.resumes if self._pipeline is not None else "",
             corrupt=problems,
         )
 
     def _load(self) -> Pipeline:
-        if self._observer.pipeline is None:
-            why = self._observer.problem or self._problem or "The host does not tell it."
+        if self._pipeline is None:
+            why = self._problem or "The host does not tell it."
             raise PipelineFileError(f"There is no pipeline for the run {self.run_id}. {why}")
-        return self._observer.pipeline
+        return self._pipeline.pipeline

@@ -1,4 +1,4 @@
-"""Derive stage events from the nodes of a KFP run: those that a local run of the same pipeline would have.
+"""Read the nodes of a KFP run as the steps of its stages: those that a local run of the same pipeline would have.
 
 Stages have the same names, states and reasons as in a local run. A stage without nodes has not begun, or never will: it
 is decided by the tasks before it, as the local runner does, and at the end of the run or of the pipeline around it.
@@ -6,10 +6,10 @@ is decided by the tasks before it, as the local runner does, and at the end of t
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.execution.host.nodes import Node, Nodes
@@ -21,9 +21,11 @@ from torchx_kfp.execution.host.outcomes import (
     reason_of_driver,
     together,
 )
+from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.states import Progress
-from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline, Task, is_volume_task
-from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, StageNames, walk, without_indices
+from torchx_kfp.execution.host.steps import Step
+from torchx_kfp.execution.pipeline.spec import Component, Dag, Task, is_volume_task
+from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, walk, without_indices
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.events import (
     Event,
@@ -38,29 +40,21 @@ from torchx_kfp.execution.runs.events import (
 from torchx_kfp.execution.runs.reasons import TaskOutcome
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.tracking.recorder import is_run_id
 
 #: The most iterations of a loop that are expected before they begin: Argo's limits are lower, and a host may say more.
 _MOST_ITERATIONS = 10_000
 
 
-@dataclass(frozen=True)
-class StageEvent:
-    """An event, and ``key``, which is the same whenever it is found again.
-
-    ``round`` counts, for each nested pipeline around the stage, how often it was tried again: a stage has one end in
-    each round. Later rounds are larger. ``content`` is what may change while the key remains.
-    """
-
-    event: Event
-    key: Hashable
-    stage: str = ""
-    round: tuple[int, ...] = ()
-    content: str = ""
+_CANCELED = reasons.not_run(reasons.RUN_WAS_ENDED)
 
 
 @dataclass(frozen=True)
 class DagNode:
-    """A DAG while its nodes are read: their names begin with ``base``, and nothing more begins if it is closed."""
+    """A DAG while its nodes are read: their names begin with ``base``, and nothing more begins if it is closed.
+
+    ``round`` counts, for the run and each nested pipeline around a stage, how often it was tried again.
+    """
 
     names: StageNames
     base: str
@@ -71,34 +65,26 @@ class DagNode:
 class StageReader:
     """Reads all nodes of a run once."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        tracked: Mapping[str, KnownStage],
-        items: Mapping[str, int],
-        nodes: Nodes,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, pipeline: RunPipeline, nodes: Nodes, progress: Progress) -> None:
         """Take what is known of the run.
 
         Args:
             pipeline: its pipeline.
-            tracked: the tracked stages, by their names without indices.
-            items: how many items loops have, as far as that is known before they begin.
             nodes: the nodes of its workflow.
             progress: how far it is. If it is over, each stage has an end.
         """
-        self._pipeline, self._tracked, self._items = pipeline, tracked, items
+        self._known, self._pipeline = pipeline, pipeline.pipeline
         self._nodes = nodes
         self._progress = progress
-        self._events: list[StageEvent] = []
+        self._steps: list[Step] = []
+        #: The time of the last step of each stage.
         self._clocks: dict[str, float] = {}
         self._attempts: Counter[str] = Counter()
         #: The names of the nodes of the last drivers of stages, by the stages' names.
         self.drivers: dict[str, str] = {}
 
-    def read(self) -> list[StageEvent]:
-        """Return the events of all stages so far, in the order of their times."""
+    def read(self) -> list[Step]:
+        """Return the steps of all stages so far, in the order of their times."""
         workflow, root = self._nodes.workflow, self._pipeline.root
         rounds = [
             (body.name, (first, second), body.state)
@@ -112,8 +98,8 @@ class StageReader:
             self._dag(root, DagNode(StageNames(), base, round_, state.is_over or self._progress.is_over))
         if not rounds:
             self._pending_group(root, StageNames(), f"{workflow}(0).root-driver", (0, 0))
-        # The sort keeps the order of events with equal times.
-        return sorted(self._events, key=lambda one: one.event.time)
+        # The sort keeps the order of steps with equal times.
+        return sorted(self._steps, key=lambda step: step.event.time)
 
     # DAGs
 
@@ -167,57 +153,69 @@ class StageReader:
         """Decide on a task that has not begun in a scope in which nothing more begins."""
         if not task.runs_always and (end := self._not_begun(task, ends, scope, dag)).state:
             return end
-        time = self._progress.last.ended_at or max([*(end.time for end in ends.values()), self._progress.started_at])
-        if self._progress.last.canceled_at is not None:
-            return self._drop(task, scope, time)
         failed = next((end for end in ends.values() if end.state is State.FAILED), None)
-        if failed is None and not self._progress.is_over:
-            return TaskOutcome()  # a later answer may tell
-        why = reasons.not_run(reasons.ends_the_run((failed.failed or [failed.name])[0])) if failed else NO_START
-        return self._pass_over(task, scope, State.NOT_RUN, why, time)
+        why = self._why_never((failed.failed or [failed.name])[0] if failed else "")
+        return self._pass_over(task, scope, State.NOT_RUN, why, self._end(ends.values())) if why else TaskOutcome()
 
-    def _drop(self, task: Task, scope: DagNode, time: float) -> TaskOutcome:
-        """Report that the task does not run because the run was canceled."""
-        return self._pass_over(task, scope, State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time)
+    def _why_never(self, failed: str) -> str:
+        """Return why nothing more begins in a scope, given a failed stage in it; empty if a later answer may tell."""
+        if self._progress.last.canceled_at is not None:
+            return _CANCELED
+        if failed:
+            return reasons.not_run(reasons.ends_the_run(failed))
+        return NO_START if self._progress.is_over else ""
 
-    def _pass_over(self, task: Task, scope: DagNode, state: State, reason: str, time: float) -> TaskOutcome:
-        """Report that a task and all stages inside it do not run."""
+    def _end(self, ends: Iterable[TaskOutcome]) -> float:
+        """Return the time at which a scope in which nothing more begins has ended."""
+        return self._progress.last.ended_at or max([*(end.time for end in ends), self._progress.started_at])
+
+    def _pass_over(
+        self,
+        task: Task,
+        scope: DagNode,
+        state: State,
+        reason: str,
+        time: float,
+        *,
+        iteration: StageNames | None = None,
+    ) -> TaskOutcome:
+        """Report that a task and all stages inside it do not run, or those of one iteration of a loop."""
         component = self._pipeline.component_of(task)
         if component.dag is None:
             names = [(scope.names.of(task.name), task.name)]
         else:
-            names = [(place.name, place.task.name) for place in self._inside(component, scope.names.inside(task))]
+            inside = iteration or scope.names.inside(task)
+            names = [(place.name, place.task.name) for place in self._inside(component, inside)]
         for name, of in names:
             self._finish(StageResult(name, of, state, reason=reason), scope, time)
         group = names[0][0] if task.is_group and names else scope.names.of(task.name)
-        is_canceled = reason == reasons.not_run(reasons.RUN_WAS_ENDED)
-        return TaskOutcome(group, state, is_canceled, time)
+        return TaskOutcome(group, state, reason == _CANCELED, time)
 
     # Groups of tasks
 
     def _group(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
         """Read a nested pipeline or a branch."""
-        name = f"{scope.base}.{task.name}"
-        driver, node = self._nodes.get(f"{name}-driver"), self._nodes.get(name)
+        path = f"{scope.base}.{task.name}"
+        driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
         if driver is not None and driver.state is State.FAILED:
             return self._unprepared(task, driver, scope)
         if node is None:
-            self._pending_group(component, scope.names.inside(task), f"{name}-driver", scope.round)
+            self._pending_group(component, scope.names.inside(task), f"{path}-driver", scope.round)
         if node is None or node.state is State.NOT_RUN:
             return TaskOutcome()
         if node.state is State.SKIPPED:
             return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
         end = TaskOutcome()
-        bodies = self._nodes.attempts(name)
+        bodies = self._nodes.attempts(path)
         for index, body in enumerate(bodies):
             is_closed = scope.is_closed or body.state.is_over or index + 1 < len(bodies)
             inner = DagNode(scope.names.inside(task), body.name, (*scope.round, index), is_closed)
             end = self._dag(component, inner)
             if index + 1 < len(bodies) and not task.is_group:
-                stage = scope.names.of(task.name)
+                name = scope.names.of(task.name)
                 delay = max(0.0, self._time(bodies[index + 1].start, end.time) - end.time)
-                retried = PipelineRetried(stage, index + 1, reasons.failed_in(end.failed), delay, time=end.time)
-                self._events.append(StageEvent(retried, ("again", stage, scope.round, index + 1)))
+                retried = PipelineRetried(name, index + 1, reasons.failed_in(end.failed), delay, time=end.time)
+                self._report(name, retried, index + 1, scope.round)
         return self._group_end(task, component, node, end, scope)
 
     def _group_end(self, task: Task, component: Component, node: Node, end: TaskOutcome, scope: DagNode) -> TaskOutcome:
@@ -270,11 +268,13 @@ class StageReader:
         ]
         time = self._time(group.start)
         name = scope.names.of(task.name)
-        loop = LoopStarted(name, count, tuple(names), time=time)
-        self._events.append(StageEvent(loop, ("loop", name, scope.round, count)))
+        self._report(name, LoopStarted(name, count, tuple(names), time=time), count, scope.round)
         ends = [self._iteration(task, component, scope, index, item) for index, item in enumerate(items)]
         if scope.is_closed:
-            ends += [self._missing(task, component, scope, index, ends) for index in range(len(items), count)]
+            ends += [
+                self._missing(task, scope, scope.names.inside_iteration(index), ends)
+                for index in range(len(items), count)
+            ]
         if len(ends) < count or any(end.state is None for end in ends):
             return TaskOutcome()
         failed = [name for end in ends for name in end.failed]
@@ -282,8 +282,8 @@ class StageReader:
 
     def _count(self, task: Task, driver: Node | None, seen: int, scope: DagNode) -> int | None:
         """Return the number of iterations, as far as it is known; None if it is not."""
-        found = driver.decisions.get("iteration-count", "") if driver is not None else ""
-        known = self._items.get(without_indices(scope.names.of(task.name)))
+        found = driver.decision("iteration-count") if driver is not None else ""
+        known = self._known.items.get(without_indices(scope.names.of(task.name)))
         if found.isdecimal() and len(found) < 10:
             known = int(found)
         if known is None:
@@ -301,36 +301,25 @@ class StageReader:
                 continue
             bodies = self._nodes.attempts(name)
             if not bodies or bodies[-1].state in (State.SKIPPED, State.NOT_RUN):
-                end = self._missing(task, component, here, index, ()) if here.is_closed else TaskOutcome()
+                end = self._missing(task, scope, names, ()) if here.is_closed else TaskOutcome()
                 continue
             for second, body in enumerate(bodies):
                 is_closed = here.is_closed or body.state.is_over
                 end = self._dag(component, DagNode(names, body.name, (*here.round, second), is_closed))
         return end
 
-    def _missing(
-        self, task: Task, component: Component, scope: DagNode, index: int, ends: Iterable[TaskOutcome]
-    ) -> TaskOutcome:
-        """Report that an iteration will not begin any more."""
-        names = scope.names if scope.names.indices[-1:] == (index,) else scope.names.inside_iteration(index)
-        failed = next((name for end in ends for name in end.failed), "")
-        is_canceled = self._progress.last.canceled_at is not None
-        if not (is_canceled or failed or self._progress.is_over):
-            return TaskOutcome()  # a later answer may tell
-        if is_canceled:
-            reason = reasons.not_run(reasons.RUN_WAS_ENDED)
-        else:
-            reason = reasons.not_run(reasons.ends_the_run(failed)) if failed else NO_START
-        time = self._time(self._progress.last.ended_at)
-        for place in self._inside(component, names):
-            self._finish(StageResult(place.name, place.task.name, State.NOT_RUN, reason=reason), scope, time)
-        return TaskOutcome(scope.names.of(task.name), State.NOT_RUN, is_canceled, time)
+    def _missing(self, task: Task, scope: DagNode, names: StageNames, ends: Sequence[TaskOutcome]) -> TaskOutcome:
+        """Report that an iteration will not begin any more; ``ends`` are those of iterations before it."""
+        why = self._why_never(next((name for end in ends for name in end.failed), ""))
+        if not why:
+            return TaskOutcome()
+        return self._pass_over(task, scope, State.NOT_RUN, why, self._end(ends), iteration=names)
 
     def _unprepared(self, task: Task, driver: Node, scope: DagNode) -> TaskOutcome:
         """Report that KFP's driver has failed before a task."""
         time = self._time(driver.end, driver.start)
         if self._progress.is_canceled(driver.end):
-            return self._drop(task, scope, time)
+            return self._pass_over(task, scope, State.NOT_RUN, _CANCELED, time)
         name = scope.names.of(task.name)
         reason = f"could not be prepared: {reason_of_driver(self._nodes, driver)}"
         self._finish(StageResult(name, task.name, State.FAILED, reason=clean(reason)), scope, time)
@@ -345,7 +334,7 @@ class StageReader:
             return self._pod_of_kfp(task, component, node, scope)
         first = driver or node
         assert first is not None
-        self._report(name, StageWaiting(name, task.name, time=self._time(first.start)), "waiting", scope)
+        self._report(name, StageWaiting(name, task.name, time=self._time(first.start)), 0, scope.round)
         if driver is not None and driver.state is State.FAILED:
             return self._unprepared(task, driver, scope)
         if node is not None and node.state is State.SKIPPED:
@@ -360,9 +349,7 @@ class StageReader:
         is_skipped = bool(pods) and pods[-1].state is State.SKIPPED
         pods = [pod for pod in pods if pod.state is not State.SKIPPED]
         begun = [pod for pod in pods if pod.has_begun]
-        base = self._attempts[name]
-        self._attempts[name] += len(begun)
-        self._report_attempts(task, begun, base, scope, is_over=node is not None and node.state.is_over)
+        self._report_attempts(task, pods, scope, is_over=node is not None and node.state.is_over)
         self._pending(name, task.name, starting, scope.round)
         last = begun[-1] if begun else None
         is_cached = last is None and (is_skipped or (not pods and node is not None and node.state is State.SUCCEEDED))
@@ -373,7 +360,8 @@ class StageReader:
         if last is not None and last.state is State.SUCCEEDED:
             exit_code = 0
         pod = last.pod if last is not None else ""
-        tracked = self._tracked.get(without_indices(name)) if pod else None
+        tracked = self._known.tracked.get(without_indices(name)) if pod else None
+        run_id = f"{self._progress.run_id}/{tracked.facts.stage}/{pod}" if tracked else ""
         started = begun[0].start if begun else None
         time = self._time(end, started)
         result = StageResult(
@@ -383,9 +371,10 @@ class StageReader:
             exit_code=exit_code,
             reason=clean(reason),
             duration=max(0.0, time - started) if started is not None else 0.0,
-            attempts=base + len(begun),
+            attempts=self._attempts[name],
             pod_name=pod,
-            run_id=f"{self._progress.run_id}/{tracked.facts.stage}/{pod}" if tracked else None,
+            # The host names the pod in it.
+            run_id=run_id if is_run_id(run_id, self._progress.run_id) else None,
             tracker_base=tracked.tracker_base if tracked else None,
             started_at=started,
         )
@@ -395,25 +384,28 @@ class StageReader:
         )
         return TaskOutcome(name, state, is_canceled, time)
 
-    def _report_attempts(self, task: Task, pods: list[Node], base: int, scope: DagNode, *, is_over: bool) -> None:
+    def _report_attempts(self, task: Task, pods: Sequence[Node], scope: DagNode, *, is_over: bool) -> None:
+        """Report the attempts that have begun, after those in earlier rounds."""
         name, period = scope.names.of(task.name), self._progress.last
         is_over = is_over or period.state.is_over or period.canceled_at is not None
         for index, pod in enumerate(pods):
-            number = base + index + 1
+            if not pod.has_begun:
+                continue
+            self._attempts[name] += 1
+            number = self._attempts[name]
             started = StageStarted(name, pod.pod, number, task.name, time=self._time(pod.start))
-            self._report(name, started, ("started", number), scope)
+            self._report(name, started, 2 * number, scope.round)
             if pod.state is not State.FAILED:
                 continue
-            following = pods[index + 1] if index + 1 < len(pods) else None
             end = self._time(pod.end, pod.start)
-            if following is not None:
-                delay = max(0.0, self._time(following.start, end) - end)
+            if index + 1 < len(pods):
+                delay = max(0.0, self._time(pods[index + 1].start, end) - end)
             elif task.retry is not None and index < task.retry.count and not is_over:
                 delay = task.retry.delay(index + 1)
             else:
                 continue
             retried = StageRetried(name, number, clean(exit_of(pod)[1]), delay, time=end)
-            self._report(name, retried, ("retried", number), scope)
+            self._report(name, retried, 2 * number + 1, scope.round)
 
     def _pod_of_kfp(self, task: Task, component: Component, node: Node | None, scope: DagNode) -> TaskOutcome:
         """Read a task that KFP does by itself: an import, or a volume claim that is made or deleted."""
@@ -426,11 +418,11 @@ class StageReader:
         state, reason, failed = node.state, "", ""
         if state is State.FAILED:
             if self._progress.is_canceled(node.end):
-                return self._drop(task, scope, time)
+                return self._pass_over(task, scope, State.NOT_RUN, _CANCELED, time)
             reason = exit_of(self._nodes.failed_attempt(node), is_import=component.importer is not None)[1]
             if component.importer is not None:
                 # Its log says why.
-                self._report_attempts(task, pods, 0, scope, is_over=True)
+                self._report_attempts(task, pods, scope, is_over=True)
                 failed = pods[-1].pod
         elif state is not State.SUCCEEDED:
             if self._progress.last.state is not State.SUCCEEDED:
@@ -446,9 +438,8 @@ class StageReader:
     def _pending(self, name: str, task: str, pods: Iterable[Node], round_: tuple[int, ...]) -> None:
         """Report what the first of these pods that has not begun waits for."""
         if pod := next((pod for pod in pods if pod.state is State.QUEUED and pod.pod), None):
-            reason = pending_reason(pod)
-            event = StagePending(name, task, reason, time=self._time(pod.start))
-            self._events.append(StageEvent(event, ("pending", pod.name), name, round_, reason))
+            event = StagePending(name, task, pending_reason(pod), time=self._time(pod.start))
+            self._report(name, event, 2 * self._attempts[name] + 1, round_)
 
     def _pending_group(self, component: Component, names: StageNames, driver: str, round_: tuple[int, ...]) -> None:
         """Report what KFP's driver of a group waits for, at the first stage of the group."""
@@ -463,7 +454,7 @@ class StageReader:
                 return names.of(task.name), task.name
             if task.loop is None:
                 found = self._first_stage(inner, names.inside(task))
-            elif self._items.get(without_indices(names.of(task.name))):
+            elif self._known.items.get(without_indices(names.of(task.name))):
                 found = self._first_stage(inner, names.inside_iteration(0))
             else:
                 return None
@@ -480,10 +471,10 @@ class StageReader:
         return (place for place in walk(self._pipeline, component, names) if place.is_stage)
 
     def _finish(self, result: StageResult, scope: DagNode, time: float) -> None:
-        self._report(result.name, StageFinished(result, time=time), "finished", scope)
+        self._report(result.name, StageFinished(result, time=time), math.inf, scope.round)
 
-    def _report(self, stage: str, event: Event, what: Hashable, scope: DagNode) -> None:
-        # Clocks of pods and of KFP differ: an event of a stage is not older than the one before it.
-        time = self._clocks[stage] = max(event.time, self._clocks.get(stage, event.time))
-        event = dataclasses.replace(event, time=time) if time > event.time else event
-        self._events.append(StageEvent(event, (what, stage, scope.round), stage, scope.round))
+    def _report(self, name: str, event: Event, number: float, round_: tuple[int, ...]) -> None:
+        # Clocks of pods and of KFP differ: a step is not older than the one before it.
+        time = self._clocks[name] = max(event.time, self._clocks.get(name, event.time))
+        event = replace(event, time=time) if time > event.time else event
+        self._steps.append(Step(name, (self._progress.period_at(time), round_, number), event))

@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +131,14 @@ class Scheduler:
         self._pod_names = PodNames()
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
         self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
-        #: Signals that came; and whether a condition is being evaluated, which a signal must end.
-        self._signals: deque[int] = deque()
-        self._is_evaluating = False
+        #: What to do now: tasks begin, DAGs are closed, signals and a failure end the run. And what to do later.
+        self._due: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
+        #: Whether a signal came, and whether a condition is being evaluated, which a signal must end.
+        self._is_interrupted = self._is_evaluating = False
         #: The number of items in all loops so far.
         self._items = 0
-        #: Tasks that may begin, and DAGs whose tasks have all ended.
-        self._ready: deque[TaskRun] = deque()
-        self._over: deque[DagRun] = deque()
         #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
         self._waiting: deque[TaskRun] = deque()
         self._retrying: dict[TaskRun, None] = {}
@@ -148,8 +147,7 @@ class Scheduler:
         self._attempts = Counter[str]()
         self._results: dict[str, StageResult] = {}
         self._before: dict[str, StageResult] = {}
-        #: The stage whose failure ends the run; why nothing more begins; and the signal that ends the run.
-        self._failure: TaskRun | None = None
+        #: Why nothing more begins, and the signal that ends the run.
         self._stopped: _Stop | None = None
         self._signal: int | None = None
         #: Why the run failed, if no stage did.
@@ -166,11 +164,11 @@ class Scheduler:
             self._later(self._time_limit, self._expire)
         try:
             self._open(root)
-            self._advance()
-            while root.remaining:
-                if not self._start_next():
+            while self._due or root.remaining:
+                if self._due:
+                    self._due.popleft()()
+                elif not self._start_next():
                     self._wait()
-                self._advance()
         except BaseException:
             # A listener raised the exception; it must not get more events.
             self._kill()
@@ -182,7 +180,8 @@ class Scheduler:
 
     def interrupt(self, number: int) -> None:
         """End the run. A signal handler may call this; a second call kills the processes at once."""
-        self._signals.append(number)
+        self._is_interrupted = True
+        self._due.appendleft(lambda: self._end_run(number))
         self._messages.put(None)
         if self._is_evaluating:
             raise RuntimeError("the run was ended")
@@ -201,20 +200,6 @@ class Scheduler:
 
     def _later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), action))
-
-    def _advance(self) -> None:
-        """Do everything that is due."""
-        while True:
-            if self._signals:
-                self._end_run(self._signals.popleft())
-            elif self._failure and not self._stopped:
-                self._fail_fast(self._failure)
-            elif self._over:
-                self._close(self._over.popleft())
-            elif self._ready:
-                self._begin(self._ready.popleft())
-            else:
-                return
 
     def _end_run(self, number: int) -> None:
         for running in self._running.values():
@@ -235,6 +220,8 @@ class Scheduler:
         self._end_stages(reason, _Stop(ended, reasons.not_run(why), why))
 
     def _fail_fast(self, failed: TaskRun) -> None:
+        if self._stopped:
+            return
         why = f"{failed.name} failed"
         not_run = reasons.not_run(reasons.ends_the_run(failed.name))
         self._end_stages(why, _Stop(f"was ended: {why}", not_run, why, spares_some=True))
@@ -258,14 +245,13 @@ class Scheduler:
         It may be busy without a process, such as with a copy from a server that does not answer.
         """
         running = self._running.get(pod_name)
-        if running is None:
+        if running is None or running.ending:
             return
-        if not running.ending:
-            running.attempt.terminate(self._options.grace)
-            self._later(self._options.grace, running.attempt.kill)
-            lost = running.attempt.plan.result()
-            self._later(self._options.grace + _LEAVE, lambda: self._take(pod_name, lost))
         running.ending = state, reason
+        running.attempt.terminate(self._options.grace)
+        self._later(self._options.grace, running.attempt.kill)
+        lost = running.attempt.plan.result()
+        self._later(self._options.grace + _LEAVE, lambda: self._take(pod_name, lost))
 
     def _kill(self) -> None:
         """Kill the processes of all attempts, and wait for their ends."""
@@ -277,9 +263,11 @@ class Scheduler:
             attempt.join(max(0.0, deadline - time.monotonic()))
 
     def _open(self, dag: DagRun) -> None:
-        self._ready.extend(run for run in dag.runs.values() if run.waiting == 0)
+        for run in dag.runs.values():
+            if run.waiting == 0:
+                self._due.append(partial(self._begin, run))
         if not dag.runs:
-            self._over.append(dag)
+            self._due.append(partial(self._close, dag))
 
     def _begin(self, run: TaskRun) -> None:
         """Begin a task whose upstream tasks have all ended."""
@@ -301,8 +289,8 @@ class Scheduler:
             items = loop_items(run) if run.task.loop else []
             self._count(items)
         except Exception as error:
-            if self._signals:  # one has ended the evaluation, and will end the task
-                self._ready.append(run)
+            if self._is_interrupted:  # which has ended the evaluation, and will end the task
+                self._due.append(partial(self._begin, run))
             else:
                 self._fail(run, error)
             return
@@ -366,7 +354,7 @@ class Scheduler:
         condition = run.task.condition or ""
         try:
             self._is_evaluating = True
-            if self._signals:  # by a signal that came just before
+            if self._is_interrupted:  # by a signal that came just before
                 raise ValueError("is not evaluated: the run was ended")
             return is_true(condition, parameters_of(with_defaults(run.component, run.inputs)))
         except ValueError as error:
@@ -553,14 +541,14 @@ class Scheduler:
         failed = state is State.FAILED and not reasons.is_ignored(run.task, state)
         dag.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
         if self._options.fail_fast and failed and not _may_be_retried(dag):
-            self._failure = self._failure or run
+            self._due.appendleft(partial(self._fail_fast, run))
         dag.remaining -= 1
         for dependent in run.dependents:
             dependent.waiting -= 1
             if dependent.waiting == 0:
-                self._ready.append(dependent)
+                self._due.append(partial(self._begin, dependent))
         if dag.remaining == 0:
-            self._over.append(dag)
+            self._due.append(partial(self._close, dag))
 
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, with all stages inside it. What the run that is resumed has of them stays."""

@@ -196,20 +196,20 @@ def _read(folder: Path, *, sized: bool) -> StoredRun:
         record = read_run(folder)
     except (ArgumentError, OSError) as error:
         return StoredRun(folder, State.INTERRUPTED, modified, size, frozenset(), f"it cannot be read: {error}")
-    return StoredRun(folder, record.state, modified, size, frozenset(_uses(record)), _why_busy(record, folder))
+    return StoredRun(folder, record.run.state, modified, size, frozenset(_uses(record)), _why_busy(record, folder))
 
 
 def _why_busy(record: RunRecord, folder: Path) -> str:
     """Return why a run may not be over, as a clause; empty if its lock is free, or its end is recorded."""
     if record.is_running:
         return "it is running"
-    is_over = record.state is not State.INTERRUPTED or not is_running(folder, unknown=True)
+    is_over = record.run.state is not State.INTERRUPTED or not is_running(folder, unknown=True)
     return "" if is_over else "whether it is running is unknown here"
 
 
 def _uses(record: RunRecord) -> set[str]:
     """Return the runs that a run needs."""
-    uses = {record.resumes, *(stage.cached_from for stage in record.run.ends.values())}
+    uses = {record.resumes, *(stage.cached_from for stage in record.run.ends)}
     if record.is_running:
         uses.add(str(record.options.get("replays") or "").partition("/")[0])
     return uses - {"", record.run_id}

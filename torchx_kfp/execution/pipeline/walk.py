@@ -237,11 +237,6 @@ class KnownStage:
         return dict(self.container.env).get(CODE_URL, found) if is_code_name(found) else found
 
     @property
-    def restarts(self) -> bool:
-        """Whether its own program starts the application again if it fails."""
-        return self.facts.retries > 0 or bool(self.facts.specification and self.facts.specification.retries)
-
-    @property
     def variables(self) -> list[tuple[str, str]]:
         """The application's variables that the container and its command set."""
         of_command = self.facts.variables.items()

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from torchx_kfp.common.text import counted, shorten
-from torchx_kfp.execution.report.formats import as_number, number, text
+from torchx_kfp.execution.report.formats import as_number, text
 from torchx_kfp.execution.report.model import Row
 from torchx_kfp.tracking.recorder import Curve
 
@@ -33,20 +33,25 @@ _MOST_LABELS, _LABEL = 12, 14
 
 #: The position of each tick in pixels, and its label.
 Ticks = Sequence[tuple[float, str]]
-#: Rows, each with a value on the horizontal axis and one on the vertical axis.
-Points = Sequence[tuple[Row, Any, float]]
+Points = Sequence[tuple[Any, float]]
+#: Rows with such values.
+Placed = Sequence[tuple[Row, Any, float]]
 
 
 @dataclass(frozen=True)
 class Stroke:
-    """A path; a point is a path without length. ``kind`` are classes of its style, ``name`` is for the legend."""
+    """A line through points, or a single point. ``kind`` are classes of its style, ``name`` is for the legend.
+
+    A point is a value on the horizontal axis and one on the vertical axis; ``path`` has their places.
+    """
 
     kind: str
-    path: str
+    points: Points
     title: str = ""
     href: str = ""
     name: str = ""
     value: str = ""
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,28 +147,32 @@ def draw_results(
         if len(found) < 2 or _repeats_an_input(found):
             continue
         low, high = min(found, key=lambda pair: pair[1]), max(found, key=lambda pair: pair[1])
-        note = f"min {number(low[1])} ({low[0].title}) · max {number(high[1])} ({high[0].title})"
+        note = f"min {text(low[1])} ({low[0].title}) · max {text(high[1])} ({high[0].title})"
         if len(found) < len(rows):
             note += f" · {counted(len(rows) - len(found), over)} without a finite number"
-        points = [(row, row.number, value) for row, value in found]
-        stairs = None
+        numbered = [(row, row.number, value) for row, value in found]
         if name in better:
             best = accumulate((value for _, value in found), better[name])
-            stairs = [(row.number, value) for (row, _), value in zip(found, best, strict=True)]
-        first = _plot(name, over, points, note, stairs, log=False)
-        others = [_plot(name, it, those, note) for it, those in _swept(found)][:_MOST_INPUTS]
-        # If a single input of a loop varies, its plot comes first.
-        drawn = [*others, first] if len(others) == 1 and not stairs else [first, *others]
-        figures.append(replace(drawn[0], others=drawn[1:]))
+            so_far = [(row.number, value) for (row, _), value in zip(found, best, strict=True)]
+            first = _over(name, over, numbered, note, _stairs(so_far), is_count=True)
+            drawn = [first, *(_over(name, it, those, note) for it, those in _swept(found))]
+        else:
+            first = _over(name, over, numbered, note, _joined(numbered), is_count=True)
+            others = [_over(name, it, those, note, _joined(those)) for it, those in _swept(found)]
+            # If a single input varies, its plot comes first.
+            drawn = [*others, first] if len(others) == 1 else [first, *others]
+        figures.append(replace(drawn[0], others=drawn[1 : 1 + _MOST_INPUTS]))
     return figures[:_MOST_RESULTS]
 
 
 def draw_front(rows: Sequence[Row], signs: Mapping[str, int]) -> list[Figure]:
-    """Draw the first two of several objectives, one over the other, with the Pareto front if there are two.
+    """Draw one of two objectives over the other, with the Pareto front.
 
     ``signs`` has the factor that turns values of an objective into costs.
     """
-    over, what, *others = [*signs, "", ""]
+    if len(signs) != 2:
+        return []
+    over, what = signs
     points = [
         (row, x, y)
         for row in rows
@@ -173,7 +182,18 @@ def draw_front(rows: Sequence[Row], signs: Mapping[str, int]) -> list[Figure]:
         return []
     front = sorted(((x, y) for row, x, y in points if row.is_best), key=lambda place: signs[over] * place[0])
     note = f"{counted(len(front), 'trial')} on the Pareto front, of {len(points):,}"
-    return [_plot(what, over, points, note, [] if any(others) else front)]
+    return [_over(what, over, points, note, _stairs(front))]
+
+
+def _stairs(points: Points) -> Points:
+    """Return a line that goes to each point first horizontally and then vertically."""
+    return [*(corner for at, to in pairwise(points) for corner in (at, (to[0], at[1]))), *points[-1:]]
+
+
+def _joined(found: Placed) -> Points:
+    """Return a line through the points if there are few, each at a number of its own."""
+    points = sorted((x, y) for _, value, y in found if (x := as_number(value)) is not None)
+    return points if len({x for x, _ in points}) == len(found) <= _MOST_JOINED else ()
 
 
 def _measured(row: Row, name: str) -> float | None:
@@ -186,7 +206,7 @@ def _repeats_an_input(found: Sequence[tuple[Row, float]]) -> bool:
     return any(all(as_number(row.inputs.get(name)) == value for row, value in found) for name in found[0][0].inputs)
 
 
-def _swept(found: Sequence[tuple[Row, float]]) -> Iterator[tuple[str, Points]]:
+def _swept(found: Sequence[tuple[Row, float]]) -> Iterator[tuple[str, Placed]]:
     """Yield the inputs over which results are drawn, and the points: inputs are numbers, or texts that repeat."""
     for name in dict.fromkeys(name for row, _ in found for name in row.inputs):
         points = [(row, row.inputs[name], value) for row, value in found if name in row.inputs]
@@ -196,44 +216,32 @@ def _swept(found: Sequence[tuple[Row, float]]) -> Iterator[tuple[str, Points]]:
             yield name, points
 
 
-def _plot(
-    what: str,
-    over: str,
-    points: Points,
-    note: str,
-    stairs: Sequence[tuple[float, float]] | None = None,
-    *,
-    log: bool = True,
-) -> Figure:
-    """Draw the points, the best ones on top, and a line: the stairs, or by default one that joins them if they are few.
+def _over(what: str, over: str, found: Placed, note: str, line: Points = (), *, is_count: bool = False) -> Figure:
+    """Draw a line, and a point for each row, the best ones on top.
 
-    ``log`` is whether the horizontal axis may be logarithmic; it is not for the numbers of rows.
+    ``is_count`` is whether the rows are over their own numbers.
     """
-    x_axis = Axis((x for _, x, _ in points), LEFT, WIDTH - RIGHT, log=log)
-    y_axis = Axis((y for *_, y in points), HEIGHT - BOTTOM, TOP)
-    places = [(x_axis.place(x), y_axis.place(y)) for _, x, y in points]
-    strokes = []
-    if stairs:
-        line = _steps([(x_axis.place(x), y_axis.place(y)) for x, y in stairs])
-        strokes.append(Stroke("line", line))
-    elif stairs is None and not x_axis.names and len({x for x, _ in places}) == len(places) <= _MOST_JOINED:
-        strokes.append(Stroke("line", "M" + "L".join(f"{x} {y}" for x, y in sorted(places))))
-    dots = ""
-    for (row, value, y), place in sorted(zip(points, places, strict=True), key=lambda pair: pair[0][0].is_best):
-        path = f"M{place[0]} {place[1]}h0"
-        if len(points) > _MOST_TITLES and not row.is_best:
-            dots += path
-            continue
-        title = f"{row.title}: {what} {number(y)}" + (f", {over} {shorten(text(value), 40)}" if log else "")
-        strokes.append(Stroke("dot best" if row.is_best else "dot", path, title, row.link.href))
-    if dots:
-        strokes.insert(0, Stroke("dots", dots))
-    return Figure(what, over, strokes, x_axis.ticks(), y_axis.ticks(), note)
+    strokes = [Stroke("line", line)] if line else []
+    for row, x, y in sorted(found, key=lambda it: it[0].is_best):
+        where = "" if is_count else f", {over} {shorten(text(x), 40)}"
+        title = f"{row.title}: {what} {text(y)}{where}"
+        strokes.append(Stroke("dot best" if row.is_best else "dot", [(x, y)], title, row.link.href))
+    return _drawn(what, over, strokes, note, log=not is_count)
 
 
-def _steps(places: Sequence[tuple[float, float]]) -> str:
-    """Return a path that goes to each point first horizontally and then vertically."""
-    return "".join(f"H{x}V{y}" if index else f"M{x} {y}" for index, (x, y) in enumerate(places))
+def _drawn(what: str, over: str, strokes: Sequence[Stroke], note: str, *, log: bool = False) -> Figure:
+    """Return the figure of these strokes; ``log`` is whether its horizontal axis may be logarithmic."""
+    points = [(x, y) for stroke in strokes for x, y in stroke.points if math.isfinite(y)]
+    x_axis = Axis((x for x, _ in points), LEFT, WIDTH - RIGHT, log=log)
+    y_axis = Axis((y for _, y in points), HEIGHT - BOTTOM, TOP)
+    lines = sum(len(stroke.points) > 1 for stroke in strokes)
+    most = max(_FEWEST, min(_POINTS, _ALL_POINTS // max(1, lines)))
+    drawn = [replace(it, path=_path(thinned(it.points, most), x_axis, y_axis)) for it in strokes]
+    many = [stroke for stroke in drawn if stroke.kind == "dot"]
+    if len(many) > _MOST_TITLES:
+        dots = Stroke("dots", (), path="".join(stroke.path for stroke in many))
+        drawn = [dots, *(stroke for stroke in drawn if stroke.kind != "dot")]
+    return Figure(what, over, drawn, x_axis.ticks(), y_axis.ticks(), note)
 
 
 def draw_curves(curves: Iterable[tuple[Row, str, Curve]], path: str) -> list[Figure]:
@@ -250,32 +258,28 @@ def draw_curves(curves: Iterable[tuple[Row, str, Curve]], path: str) -> list[Fig
 
 
 def _metric(name: str, curves: Sequence[tuple[Row, Curve]]) -> Figure:
-    finite = [(row, point) for row, curve in curves for point in curve.points if math.isfinite(point.value)]
-    x_axis = Axis((point.step for _, point in finite), LEFT, WIDTH - RIGHT, log=False)
-    y_axis = Axis((point.value for _, point in finite), HEIGHT - BOTTOM, TOP)
-    most = max(_FEWEST, min(_POINTS, _ALL_POINTS // len(curves)))
     strokes = []
     for color, (row, curve) in enumerate(sorted(curves, key=lambda pair: pair[0].is_best)):
         few = len(curves) <= _MOST_COLORS
         kind = f"curve c{color}" if few else f"curve one{' best' if row.is_best else ''}"
-        path = _line(thinned([(point.step, point.value) for point in curve.points], most), x_axis, y_axis)
-        legend = (row.title, number(curve.last.value)) if few and len(curves) > 1 else ("", "")
-        strokes.append(Stroke(kind, path, f"{row.title}: {_ends(curve)}", row.link.href, *legend))
+        legend = (row.title, text(curve.last.value)) if few and len(curves) > 1 else ("", "")
+        points = [(point.step, point.value) for point in curve.points]
+        strokes.append(Stroke(kind, points, f"{row.title}: {_ends(curve)}", row.link.href, *legend))
     if len(curves) == 1:
-        note = _ends(curves[0][1])
-    else:
-        ends = {name: end(finite, key=lambda pair: pair[1].value) for name, end in (("min", min), ("max", max))}
-        note = " · ".join(
-            f"{name} {number(point.value)} ({row.title}, step {point.step:,})" for name, (row, point) in ends.items()
-        )
-        note += f" · {counted(len(curves), 'curve')}" if len(curves) > _MOST_COLORS else ""
-    return Figure(name, "step", strokes, x_axis.ticks(), y_axis.ticks(), note)
+        return _drawn(name, "step", strokes, _ends(curves[0][1]))
+    finite = [(row, point) for row, curve in curves for point in curve.points if math.isfinite(point.value)]
+    ends = {which: end(finite, key=lambda pair: pair[1].value) for which, end in (("min", min), ("max", max))}
+    note = " · ".join(
+        f"{which} {text(point.value)} ({row.title}, step {point.step:,})" for which, (row, point) in ends.items()
+    )
+    more = f" · {counted(len(curves), 'curve')}" if len(curves) > _MOST_COLORS else ""
+    return _drawn(name, "step", strokes, note + more)
 
 
 def _ends(curve: Curve) -> str:
     return (
-        f"last {number(curve.last.value)} at step {curve.last.step:,} · min {number(curve.min.value)} at "
-        f"{curve.min.step:,} · max {number(curve.max.value)} at {curve.max.step:,}"
+        f"last {text(curve.last.value)} at step {curve.last.step:,} · min {text(curve.min.value)} at "
+        f"{curve.min.step:,} · max {text(curve.max.value)} at {curve.max.step:,}"
     )
 
 
@@ -289,27 +293,22 @@ def draw_roc(metrics: Any) -> Figure | None:
         return None
     area = sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in pairwise(points))
     note = f"area under the curve {area:.4f}" if points[0][0] == 0 and points[-1][0] == 1 else ""
-    x_axis, y_axis = Axis((0, 1), LEFT, WIDTH - RIGHT), Axis((0, 1), HEIGHT - BOTTOM, TOP)
-    strokes = [
-        Stroke("line", _line([(0, 0), (1, 1)], x_axis, y_axis)),
-        Stroke("curve", _line(thinned(points, _POINTS), x_axis, y_axis), note),
-    ]
-    return Figure("recall", "false positive rate", strokes, x_axis.ticks(), y_axis.ticks(), note)
+    return _drawn("recall", "false positive rate", [Stroke("line", [(0, 0), (1, 1)]), Stroke("curve", points)], note)
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+def thinned(points: Points, most: int) -> Points:
     """Return at most about ``most`` points: the smallest and the largest of each part, so that no peak is lost."""
     if len(points) <= most:
-        return list(points)
+        return points
     size = math.ceil(2 * len(points) / most)
-    kept: list[tuple[float, float]] = []
+    kept: list[tuple[Any, float]] = []
     for start in range(0, len(points), size):
         part = [point for point in points[start : start + size] if math.isfinite(point[1])] or [points[start]]
         kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
     return kept
 
 
-def _line(points: Iterable[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
+def _path(points: Points, x_axis: Axis, y_axis: Axis) -> str:
     """Draw a line through the points, with gaps at values that are not finite. A single point becomes a dot."""
     runs: list[list[str]] = [[]]
     for x, y in points:

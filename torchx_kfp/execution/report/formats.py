@@ -13,11 +13,6 @@ from torchx_kfp.common.text import counted, duration, shorten
 SHORT, CELL, LONG = 100, 40, 20_000
 
 
-def number(value: float) -> str:
-    """Format a number with six significant digits, enough to compare by eye."""
-    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**15 else f"{value:.6g}"
-
-
 def text(value: Any) -> str:
     """Format a parameter or result: text unchanged, numbers at a legible length, the rest as JSON."""
     if isinstance(value, str):

@@ -7,7 +7,6 @@ requests, and has a different origin than the page.
 from __future__ import annotations
 
 import math
-import mimetypes
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from torchx_kfp.common.text import size_text
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import LOCATION, Artifact, artifacts_in
 from torchx_kfp.execution.report.figures import Figure, draw_roc
-from torchx_kfp.execution.report.formats import number
+from torchx_kfp.execution.report.formats import text
 from torchx_kfp.execution.report.model import Hyperlink, RunView
 from torchx_kfp.execution.runs.history import is_run
 from torchx_kfp.execution.runs.state import StageState
@@ -107,13 +106,13 @@ class Links:
         path = stage.result.log_file
         return None if path is None or self._runs is None else self.file(path, path.name)
 
-    def file(self, path: Path, label: str, type: str = "") -> Hyperlink:
+    def file(self, path: Path, label: str) -> Hyperlink:
         """Return a link to a local file; it cannot be opened if the file does not exist."""
         try:
             href = quote(os.fsencode(os.path.relpath(path.absolute(), self._place))) if path.exists() else ""
         except OSError:
             href = ""
-        return Hyperlink(label, href, type or mimetypes.guess_type(path.name)[0] or "", str(path))
+        return Hyperlink(label, href, str(path))
 
     def made(self, made: Mapping[str, Artifact | list[Artifact]]) -> Iterator[ArtifactView]:
         """Yield the artifacts that a stage has declared to KFP."""
@@ -125,8 +124,7 @@ class Links:
                 metadata = {key: value for key, value in artifact.facts.items() if key != "display_name"}
                 if artifact.location:
                     metadata.pop(LOCATION, None)
-                type = {"Markdown": "text/markdown", "HTML": "text/html"}.get(kind, "")
-                yield _view(name, kind, self._link(name, artifact, type), metadata, partial(self._text, artifact))
+                yield _view(name, kind, self._link(name, artifact), metadata, partial(self._text, artifact))
 
     def stored(self, found: Mapping[str, StoredArtifact]) -> Iterator[ArtifactView]:
         """Yield the artifacts that a stage has stored under the tracker base.
@@ -142,7 +140,7 @@ class Links:
             metadata = {"size": size_text(stored.size), **files, **artifact.metadata}
             yield _view(artifact.name, kind, link, metadata, partial(_stored_text, artifact, stored.size))
 
-    def _link(self, name: str, artifact: Artifact, type: str) -> Hyperlink:
+    def _link(self, name: str, artifact: Artifact) -> Hyperlink:
         """Return a link to the artifact's place. Of URLs, only ``http`` and ``https`` can be opened."""
         where = artifact.location or (artifact.path if artifact.is_here else artifact.uri)
         if "://" in where:
@@ -150,11 +148,11 @@ class Links:
                 opens = urlsplit(where).scheme in ("http", "https")
             except ValueError:
                 opens = False
-            return Hyperlink(where, where if opens else "", type)
+            return Hyperlink(where, where if opens else "")
         path = Path(where)
-        return (
-            self.file(path, "open" if path.name == name else path.name or where, type) if where else Hyperlink("", "")
-        )
+        if not where:
+            return Hyperlink("", "")
+        return self.file(path, "open" if path.name == name else path.name or where)
 
     def _text(self, artifact: Artifact) -> str:
         if not artifact.is_here:
@@ -222,7 +220,7 @@ def read_matrix(given: Any) -> Matrix | None:
     matrix = Matrix(classes, [])
     for name, row in zip(classes, rows, strict=True):
         total = max(sum(row), 1e-300)
-        texts = [number(int(value) if value.is_integer() else value) for value in row]
+        texts = [text(int(value) if value.is_integer() else value) for value in row]
         titles = [
             f"{name} taken for {other}: {text} ({value / total:.1%})"
             for other, text, value in zip(classes, texts, row, strict=True)

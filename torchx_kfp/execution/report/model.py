@@ -175,8 +175,7 @@ class Hyperlink:
 
     label: str
     href: str
-    #: The media type of the target, and its whole path or URL if the label is shorter.
-    type: str = ""
+    #: The whole path or URL of the target, if the label is shorter.
     title: str = ""
 
 

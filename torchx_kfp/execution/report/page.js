@@ -1,18 +1,8 @@
 "use strict";
 (() => {
-  const root = document.documentElement;
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
   // The page shows everything without this script; the controls are hidden until it runs.
-  const theme = document.getElementById("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
-  const label = () => { theme.textContent = isDark() ? "Light" : "Dark"; };
-  theme.hidden = false;
-  theme.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; label(); });
-  system.addEventListener("change", label);
-  label();
-
   // Highlight what belongs to the element that is pointed at or has the focus.
   const light = (panel, belonging) => {
     for (const [start, end] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {

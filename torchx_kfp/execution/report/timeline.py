@@ -13,10 +13,8 @@ from torchx_kfp.execution.report.model import RunView
 from torchx_kfp.execution.runs.state import Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: The wanted number of ticks, and the steps between ticks that are easy to read.
-_TICKS = 8
-_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
-_LONG_STEPS = tuple(hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 48, 120, 240, 720))
+#: Where the timeline is labeled, in percent.
+_TICKS = (0, 25, 50, 75)
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class TimelineRow:
     """A task. ``lanes`` is the largest number of its stages that ran at once."""
 
     path: str
-    state: State | None
     note: str
     lanes: int
     bars: list[Bar]
@@ -46,7 +43,7 @@ class Timeline:
     """A drawn timeline. ``ticks`` are (percent, label); ``resumed`` are the run's resumes, in percent."""
 
     rows: list[TimelineRow]
-    ticks: list[tuple[float, str]]
+    ticks: Sequence[tuple[float, str]]
     resumed: list[float]
 
     @property
@@ -58,14 +55,12 @@ def draw_timeline(run: RunView) -> Timeline:
     """Draw the run's timeline, without the time between its sessions."""
     clock = _Clock(run.sessions)
     rows = [_row(path, stages, clock, run.sessions[-1].end) for path, stages in run.tasks.items()]
-    steps, total = (*_STEPS, *_LONG_STEPS), clock.total
-    step = next((step for step in steps if total / step <= _TICKS), math.ceil(total / _TICKS / 86400) * 86400)
     return Timeline(
         rows=sorted(
             (row for row in rows if row.bars),
             key=lambda row: min(bar.left for bar in row.bars if bar.state is not State.QUEUED),
         ),
-        ticks=[(100 * count * step / total, _label(count * step, step)) for count in range(int(total / step) + 1)],
+        ticks=[(share, duration(clock.total * share / 100)) for share in _TICKS],
         resumed=[clock.percent(session.start) for session in run.sessions[1:]],
     )
 
@@ -102,8 +97,7 @@ def _row(path: str, stages: list[StageState], clock: _Clock, now: float) -> Time
         bars += drawn
         end = stage.attempts[-1].end
         heapq.heappush(free, (now if end is None else end, lane))
-    state, note = summary(stages)
-    return TimelineRow(path, state, note, lanes, bars)
+    return TimelineRow(path, summary(stages)[1], lanes, bars)
 
 
 def _bars(stage: StageState, lane: int, clock: _Clock, alone: bool) -> Iterable[Bar]:
@@ -119,15 +113,3 @@ def _bars(stage: StageState, lane: int, clock: _Clock, alone: bool) -> Iterable[
         took = f", {duration(end - attempt.start)}"
         title = f"{stage.name}{which}: {attempt.state}{took}"
         yield Bar(attempt.state, title, lane, left, max(right - left, 0.0))
-
-
-def _label(value: float, step: float) -> str:
-    if value == 0:
-        return "0"
-    if step < 60 and value < 60:
-        return f"{round(value, 3):g}s"
-    if value < 3600:
-        rest = f" {round(value % 60):02}s" if step < 60 else ""
-        return f"{int(value / 60)}m{rest}"
-    rest = f" {int(value % 3600 / 60):02}m" if step < 3600 else ""
-    return f"{int(value / 3600)}h{rest}" if value < 2 * 86400 or rest else f"{value / 86400:g}d"

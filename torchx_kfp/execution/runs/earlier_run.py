@@ -142,7 +142,7 @@ def earlier_run(
         raise ArgumentError(f"The run {record.run_id} cannot be resumed: {error}") from None
     continuation = continuation_of(pipeline.description)
     found = {end.name: end for end in continuation.ends} if continuation else {}
-    found |= record.run.ends if ends is None else ends
+    found |= {end.name: end for end in record.run.ends} if ends is None else ends
     gone: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     tracked: dict[str, list[StageResult]] = {}

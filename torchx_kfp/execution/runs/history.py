@@ -157,7 +157,7 @@ class RunReader:
             )
         self._reader = EventReader(folder)
         self._events: list[Event] = []
-        self._run = RunState(stages, _last_output)
+        self._run = RunState(stages)
         self._last: RunRecord | None = None
 
     @property
@@ -179,7 +179,7 @@ class RunReader:
                 self._events.append(event)
                 self._run.on_event(event)
             if not alive:
-                self._run.lose()
+                self._run.mark_interrupted()
             self._last = self._record(alive)
         return self._last
 
@@ -208,7 +208,7 @@ class RunReader:
         name = choose_stage(record, stage)
         pipeline = record.load()
         before = continuation_of(pipeline.description)
-        if before is not None and name in {end.name for end in before.ends} - record.run.attempts.keys():
+        if before is not None and not record.run.attempts_at(name) and name in {end.name for end in before.ends}:
             raise not_started(record, name)  # this pipeline does not have the stage
         place, scope = place_of(pipeline, name, record.arguments)
         started = self._started(record, name)
@@ -225,12 +225,12 @@ class RunReader:
 
     def _started(self, record: RunRecord, stage: str) -> StageStarted:
         """Return the start of the last attempt at a stage, or at the one from which its results were taken."""
-        if attempts := record.run.attempts.get(stage):
+        if attempts := record.run.attempts_at(stage):
             return attempts[-1]
-        end = record.run.ends.get(stage)
+        end = record.run.end_of(stage)
         if end is not None and end.cached_from and end.log_file is not None and is_run(end.log_file.parent.parent):
-            earlier = read_run(end.log_file.parent.parent).run.attempts.values()
-            found = [one for attempts in earlier for one in attempts if one.pod_name == end.log_file.parent.name]
+            earlier, pod = read_run(end.log_file.parent.parent).run, end.log_file.parent.name
+            found = [one for one in earlier.attempts_at(earlier.stage_of_pod(pod)) if one.pod_name == pod]
             if found:
                 return found[-1]
         raise not_started(record, stage)
@@ -276,14 +276,6 @@ class RunReader:
             if not is_name(cached_from) or (folder.exists() and not is_run(folder)):
                 return None
         return folder / log.parent.name / LOG_FILE
-
-
-def _last_output(attempt: StageStarted) -> float:
-    """Return the time at which the attempt last printed something."""
-    try:
-        return attempt.log_file.stat().st_mtime if attempt.log_file is not None else 0.0
-    except OSError:
-        return 0.0
 
 
 def read_run(folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> RunRecord:

@@ -47,7 +47,7 @@ class Invocation:
     @property
     def result(self) -> StageResult | None:
         """How the stage has ended; None if it is still running."""
-        return self.record.run.ends.get(self.stage)
+        return self.record.run.end_of(self.stage)
 
     @property
     def name(self) -> str:
@@ -81,17 +81,16 @@ def choose_stage(record: RunRecord, stage: str | None) -> str:
     Raises:
         ArgumentError: there is no such stage, or there are several.
     """
-    run, there = record.run, list(record.run.tasks_by_stage)
+    run, there = record.run, list(record.run.by_name)
     if stage is None:
-        failed = [name for name, end in run.ends.items() if end.state is State.FAILED]
+        failed = [end.name for end in run.ends if end.state is State.FAILED]
         if len(failed) == 1:
             return failed[0]
         what = f"{len(failed):,} stages of the run {record.run_id} failed" if failed else _none_failed(record)
         candidates = [f"{record.run_id}/{name}" for name in failed or there]
         raise ArgumentError(f"{what}. Name the stage: {listed(candidates, 10) or 'there are none yet'}.")
-    by_pod = {started.pod_name: name for name, attempts in run.attempts.items() for started in attempts}
     found = [stage] if stage in there else [name for name in there if is_execution(name, stage)]
-    found = found or [name for pod, name in by_pod.items() if pod == stage]
+    found = found or list(filter(None, [run.stage_of_pod(stage)]))
     if len(found) == 1:
         return found[0]
     if found:
@@ -107,7 +106,7 @@ def choose_stage(record: RunRecord, stage: str | None) -> str:
 
 def not_started(record: RunRecord, stage: str) -> ArgumentError:
     """Return the error about a stage of which no attempt was started in the run."""
-    end = record.run.ends.get(stage)
+    end = record.run.end_of(stage)
     why = "it waits for other stages" if end is None else f"it {end.reason or end.state}"
     if end is not None and end.cached_from:
         there = shlex.quote(f"{end.cached_from}/{stage}")

@@ -60,11 +60,6 @@ class RunRecord:
     #: Sentences about parts of the record that could not be read.
     corrupt: tuple[str, ...] = ()
 
-    @property
-    def state(self) -> State:
-        """The run's state: running, succeeded, failed, canceled, or interrupted if its process was killed."""
-        return self.run.state
-
     def absolute_base(self, base: str) -> str:
         """Return a tracker base of the run for other directories: a relative one is relative to that of its stages."""
         directory = self.options.get("directory")
@@ -119,7 +114,7 @@ def attend(source: RunSource, watch: Watch, records: Iterable[RunRecord] | None 
             watch.on_event(event)
         seen = len(record.events)
     # A result quotes the last lines of stages that failed.
-    failed = [name for name, end in record.run.ends.items() if end.state is State.FAILED]
+    failed = [end.name for end in record.run.ends if end.state is State.FAILED]
     source.fetch(failed[:_QUOTED])
     return record
 

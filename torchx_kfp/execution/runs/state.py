@@ -8,9 +8,8 @@ from the local runner, from a run's folder, or from a backend that is polled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
@@ -31,10 +30,6 @@ from torchx_kfp.execution.runs.events import (
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.vocabulary import State
-
-#: A function that returns the time at which an attempt was last known to be alive, in seconds since the epoch; 0 if it
-#: is unknown.
-Signs = Callable[[StageStarted], float]
 
 
 def outline(pipeline: Pipeline) -> dict[str, bool]:
@@ -100,8 +95,6 @@ class StageState:
     replicas: tuple[int, int] | None = None
     #: Whether nothing has happened since ``last_end``.
     _has_ended: bool = False
-    #: The number of the last session that had an event of the stage.
-    session: int = 0
 
     @property
     def is_stuck(self) -> bool:
@@ -137,22 +130,16 @@ class StageState:
             replicas=self.replicas[1] if self.replicas else None,
         )
 
+    def queue(self, when: float) -> None:
+        """Record the time at which the inputs were known; the next attempt begins a new series."""
+        self.queued_at, self.started_at, self._has_ended, self.reason = when, None, False, ""
+
     def start(self, event: StageStarted) -> None:
         """Add an attempt."""
         if self.started_at is None or self._has_ended:
             self.started_at = event.time
         self.attempts.append(Attempt(event))
         self._has_ended, self.reason, self.replicas = False, "", None
-
-    def end_attempt(self, state: State, end: float | None, reason: str = "") -> None:
-        """End the last attempt, if it is still open."""
-        if self.attempts and self.attempts[-1].is_open:
-            last = self.attempts[-1]
-            last.state, last.end, last.reason, last.is_open = state, end, reason, end is None
-
-    def queue(self, when: float) -> None:
-        """Record the time at which the inputs were known; the next attempt begins a new series."""
-        self.queued_at, self.started_at, self._has_ended, self.reason = when, None, False, ""
 
     def retry(self, reason: str, when: float) -> None:
         """Record the reason for another attempt, and the time at which it is due."""
@@ -161,8 +148,14 @@ class StageState:
     def finish(self, result: StageResult, when: float) -> None:
         """Record the stage's result and the time at which it ended."""
         self.end_attempt(result.state, when, result.reason)
-        self.task, self.last_end, self.ended_at, self._has_ended = result.task, result, when, True
-        self.reason = result.reason
+        self.task, self.last_end, self.ended_at, self.reason = result.task, result, when, result.reason
+        self._has_ended = True
+
+    def end_attempt(self, state: State, end: float | None, reason: str = "") -> None:
+        """End the last attempt, if it is still open."""
+        if self.attempts and self.attempts[-1].is_open:
+            last = self.attempts[-1]
+            last.state, last.end, last.reason, last.is_open = state, end, reason, end is None
 
     def abandoned(self, state: State) -> State:
         """Return the stage's state after the end of the run: ``state`` if the stage was running."""
@@ -180,38 +173,34 @@ class TaskState:
     path: str
     looped: bool = False
     stages: dict[str, StageState] = field(default_factory=dict)
-    #: The active and the failed stages, each with the latest last.
-    active: dict[str, StageState] = field(default_factory=dict)
-    failed: dict[str, StageState] = field(default_factory=dict)
+    #: The same stages, by their states, each with the latest last.
+    by_state: dict[State, dict[str, StageState]] = field(default_factory=lambda: {state: {} for state in State})
     started_at: float | None = None
     ended_at: float = 0.0
     #: The number of stages that the loops that have begun will have.
     expected: int = 0
-    _counts: Counter[State] = field(default_factory=Counter)
 
     def move(self, stage: StageState, state: State) -> None:
-        """Put a stage into a state; the stage may have ended before."""
-        if stage.name in self.stages:
-            self._counts[stage.state] -= 1
-        self.stages[stage.name] = stage
-        self._counts[state] += 1
+        """Put a stage into a state."""
+        self.by_state[stage.state].pop(stage.name, None)
         stage.state = state
-        for those, belongs in ((self.active, state.is_active), (self.failed, state is State.FAILED)):
-            those.pop(stage.name, None)
-            if belongs:
-                those[stage.name] = stage
+        self.stages[stage.name] = self.by_state[state][stage.name] = stage
 
-    def forget(self, stage: StageState) -> None:
-        """Remove a stage of which no attempt has begun."""
-        del self.stages[stage.name]
-        self._counts[stage.state] -= 1
+    def remove(self, stage: StageState) -> None:
+        """Remove a stage."""
+        del self.stages[stage.name], self.by_state[stage.state][stage.name]
 
-    def counts(self, unheard: State | None) -> Mapping[State, int]:
+    @property
+    def active(self) -> list[StageState]:
+        """The active stages."""
+        return [stage for state, stages in self.by_state.items() if state.is_active for stage in stages.values()]
+
+    def counts(self, unheard: State | None) -> Counter[State]:
         """Return the number of stages in each state; stages without an event count as ``unheard``."""
-        if unheard is None:
-            return +self._counts
-        missing = max(0, self.expected - len(self.stages)) if self.stages or self.expected else 1
-        return self._counts + Counter({unheard: missing})
+        counts = Counter({state: len(stages) for state, stages in self.by_state.items()})
+        if unheard is not None:
+            counts[unheard] += max(0, self.expected - len(self.stages)) if self.stages or self.expected else 1
+        return counts
 
 
 @dataclass
@@ -232,85 +221,70 @@ class Session:
 class RunState:
     """The state of a run, as far as it is known from its events."""
 
-    def __init__(self, stages: Mapping[str, bool] | None = None, signs: Signs | None = None) -> None:
-        """Begin with a run without events.
-
-        Args:
-            stages: the pipeline's stages, if they are known (see ``outline``).
-            signs: returns the time at which an attempt was last alive; it dates the end of a session whose runner was
-                killed.
-        """
+    def __init__(self, stages: Mapping[str, bool] | None = None) -> None:
+        """Begin with a run without events; ``stages`` are the pipeline's, if they are known (see ``outline``)."""
         #: The starts of the run and of its last session, and the events of that session's end.
         self.first: RunStarted | None = None
         self.started: RunStarted | None = None
         self.ending: RunEnding | None = None
         self.finished: RunFinished | None = None
         self.sessions: list[Session] = []
-        self.tasks: dict[str, TaskState] = {}
-        self._signs: Signs = signs or (lambda started: 0.0)
+        self.tasks = {name: TaskState(name, looped) for name, looped in (stages or {}).items()}
+        #: The stages that have had an event, by their names, in the order of their first ones.
+        self.by_name: dict[str, StageState] = {}
         self._loops: dict[str, int] = {}
-        self._heard: dict[str, StageState] = {}
         self._is_lost = False
-        for name, looped in (stages or {}).items():
-            self.tasks[name] = TaskState(name, looped)
 
     def on_event(self, event: Event) -> None:
         """Update the state with the next event of the run."""
-        for view in ("tasks_by_stage", "ends", "attempts"):
-            vars(self).pop(view, None)
         if isinstance(event, RunStarted):
             self._start(event)
         elif not self.sessions:
             self.sessions.append(Session(event.time, event.time))
         self.sessions[-1].end = max(event.time, self.sessions[-1].start)
-        if isinstance(event, LoopStarted):
-            # A loop begins again if the nested pipeline around it is retried.
-            more = event.iterations - self._loops.get(event.name, 0)
-            self._loops[event.name] = event.iterations
-            for name in event.stages:
-                task = self.task_of(name)
-                task.expected += more
-                task.looped = True
-        elif isinstance(event, StageWaiting):
-            self._move(event.name, event.task, State.QUEUED).queue(event.time)
-        elif isinstance(event, StagePending):
-            self._move(event.name, event.task, State.QUEUED).reason = event.reason
-        elif isinstance(event, StageStarted):
-            self._move(event.name, event.task, State.RUNNING).start(event)
-            task = self.task_of(event.name)
-            task.started_at = event.time if task.started_at is None else task.started_at
-        elif isinstance(event, StageReplicas):
-            self._move(event.name, "", State.RUNNING).replicas = event.running, event.total
-        elif isinstance(event, StageRetried):
-            stage = self._move(event.name, "", State.RETRYING)
-            stage.end_attempt(State.FAILED, event.time, event.reason)
-            stage.retry(event.reason, event.time + event.delay)
-        elif isinstance(event, PipelineRetried):
-            for stage in self._heard.values():
-                if stage.state is State.FAILED and stage.name.startswith(f"{event.name}/"):
-                    self._move(stage.name, "", State.RETRYING).retry(stage.reason, event.time + event.delay)
-        elif isinstance(event, StageFinished):
-            result = event.result
-            self._move(result.name, result.task, result.state).finish(result, event.time)
-            self.task_of(result.name).ended_at = event.time
-        elif isinstance(event, RunEnding):
-            self.ending = event
-        elif isinstance(event, RunFinished):
-            self.finished, self._is_lost = event, False
-            self.sessions[-1].seconds = event.duration
-            self._settle(State.CANCELED if event.state is State.CANCELED else State.INTERRUPTED)
+        match event:
+            case LoopStarted():
+                # A loop begins again if the nested pipeline around it is retried.
+                more = event.iterations - self._loops.get(event.name, 0)
+                self._loops[event.name] = event.iterations
+                for name in event.stages:
+                    task = self._task(name)
+                    task.expected += more
+                    task.looped = True
+            case StageWaiting():
+                self._move(event.name, State.QUEUED, event.task).queue(event.time)
+            case StagePending():
+                self._move(event.name, State.QUEUED, event.task).reason = event.reason
+            case StageStarted():
+                self._move(event.name, State.RUNNING, event.task).start(event)
+                task = self._task(event.name)
+                task.started_at = event.time if task.started_at is None else task.started_at
+            case StageReplicas():
+                self._move(event.name, State.RUNNING).replicas = event.running, event.total
+            case StageRetried():
+                stage = self._move(event.name, State.RETRYING)
+                stage.end_attempt(State.FAILED, event.time, event.reason)
+                stage.retry(event.reason, event.time + event.delay)
+            case PipelineRetried():
+                for stage in self.by_name.values():
+                    if stage.state is State.FAILED and stage.name.startswith(f"{event.name}/"):
+                        self._move(stage.name, State.RETRYING).retry(stage.reason, event.time + event.delay)
+            case StageFinished():
+                result = event.result
+                self._move(result.name, result.state, result.task).finish(result, event.time)
+                self._task(result.name).ended_at = event.time
+            case RunEnding():
+                self.ending = event
+            case RunFinished():
+                self.finished, self._is_lost = event, False
+                self.sessions[-1].seconds = event.duration
+                self._abandon(State.CANCELED if event.state is State.CANCELED else State.INTERRUPTED)
 
-    def lose(self) -> None:
-        """Record that no process runs the pipeline any more: unfinished stages were interrupted."""
-        if self.finished is not None or self._is_lost:
-            return
-        self._is_lost = True
-        if self.sessions:
-            last = self.sessions[-1]
-            open_ = [stage.attempts[-1] for stage in self._heard.values() if stage.state.is_active and stage.attempts]
-            signs = (self._signs(attempt.started) for attempt in open_ if attempt.end is None)
-            last.end = max(last.end, *signs, 0.0)
-        self._settle(State.INTERRUPTED)
+    def mark_interrupted(self) -> None:
+        """Record that no process runs the pipeline any more, unless the run has ended."""
+        if self.finished is None:
+            self._is_lost = True
+            self._abandon(State.INTERRUPTED)
 
     @property
     def run_id(self) -> str:
@@ -327,36 +301,33 @@ class RunState:
     @property
     def stages(self) -> list[StageState]:
         """The stages in the order of the pipeline and of its loops, including stages without an event so far."""
-        # In a session that has reached the run's end, each stage has an event.
-        complete = self.finished is not None and self.finished.state is not State.CANCELED
         found = []
         for task in self.tasks.values():
-            heard = [stage for stage in task.stages.values() if stage.session == len(self.sessions) or not complete]
-            found += sorted(heard, key=lambda stage: (stage.indices, stage.name))
+            found += sorted(task.stages.values(), key=lambda stage: (stage.indices, stage.name))
             if not task.stages and not task.expected and self._unheard is not None:
                 found.append(StageState(task.path, task.path.rpartition("/")[2], self._unheard))
         return found
 
-    # Readers look these up for each stage. Only events change them.
+    @property
+    def ends(self) -> list[StageResult]:
+        """The last result of each stage that has ended; it may be older than the last session."""
+        return [stage.last_end for stage in self.by_name.values() if stage.last_end is not None]
 
-    @cached_property
-    def tasks_by_stage(self) -> dict[str, str]:
-        """The task of each stage that has had an event, by the stage's name."""
-        return {stage.name: stage.task for stage in self._heard.values()}
+    def end_of(self, stage: str) -> StageResult | None:
+        """Return the last result of a stage, if it has ended."""
+        found = self.by_name.get(stage)
+        return found.last_end if found is not None else None
 
-    @cached_property
-    def ends(self) -> dict[str, StageResult]:
-        """The last result of each stage, by name; it may be older than the last resume."""
-        return {stage.name: stage.last_end for stage in self._heard.values() if stage.last_end is not None}
+    def attempts_at(self, stage: str) -> list[StageStarted]:
+        """Return the starts of all attempts at a stage."""
+        found = self.by_name.get(stage)
+        return [attempt.started for attempt in found.attempts] if found is not None else []
 
-    @cached_property
-    def attempts(self) -> dict[str, list[StageStarted]]:
-        """The starts of all attempts, by the stage's name, in the order of the stages' first events."""
-        return {
-            stage.name: [attempt.started for attempt in stage.attempts]
-            for stage in self._heard.values()
-            if stage.attempts
-        }
+    def stage_of_pod(self, pod: str) -> str:
+        """Return the name of the stage of which a pod is an attempt; empty if there is none."""
+        stages = self.by_name.values()
+        names = (stage.name for stage in stages for attempt in stage.attempts if attempt.started.pod_name == pod)
+        return next(names, "")
 
     @property
     def active(self) -> list[str]:
@@ -382,18 +353,10 @@ class RunState:
             total += max(0.0, now - self.sessions[-1].end)
         return total
 
-    def has_ended(self, name: str) -> bool:
+    def has_ended(self, stage: str) -> bool:
         """Return whether the stage has ended for good in this session of the run."""
-        stage = self._heard.get(name)
-        return self.state.is_over or (stage is not None and stage.state.is_over and stage.session == len(self.sessions))
-
-    def task_of(self, stage: str) -> TaskState:
-        """Return the task that the stage belongs to."""
-        path = without_indices(stage)
-        task = self.tasks.get(path)
-        if task is None:
-            task = self.tasks[path] = TaskState(path)
-        return task
+        found = self.by_name.get(stage)
+        return self.state.is_over or (found is not None and found.state.is_over)
 
     def result(self) -> RunResult:
         """Return the run's result, as ``torchx_kfp.local.run`` returns it."""
@@ -421,32 +384,37 @@ class RunState:
 
     def _start(self, event: RunStarted) -> None:
         if self.sessions:
-            self.lose()  # unless it has ended
-            for stage in [*self._heard.values()]:
+            self.mark_interrupted()
+            for stage in [*self.by_name.values()]:
                 for attempt in stage.attempts:
                     attempt.is_open = False
+                task = self._task(stage.name)
                 if stage.state is State.NOT_RUN and not stage.attempts:
                     # It may get other names: a loop that had not begun had no indices.
-                    del self._heard[stage.name]
-                    self.task_of(stage.name).forget(stage)
+                    task.remove(self.by_name.pop(stage.name))
                 elif not stage.state.is_success:
-                    self.task_of(stage.name).move(stage, State.WAITING)
+                    task.move(stage, State.WAITING)
         self.first = self.first or event
         self.started, self.ending, self.finished, self._is_lost = event, None, None, False
         self.sessions.append(Session(event.time, event.time))
 
-    def _settle(self, state: State) -> None:
-        for stage in self._heard.values():
+    def _abandon(self, state: State) -> None:
+        for stage in self.by_name.values():
             if not stage.state.is_over:
-                self.task_of(stage.name).move(stage, stage.abandoned(state))
+                self._task(stage.name).move(stage, stage.abandoned(state))
                 stage.end_attempt(state, None)
 
-    def _move(self, name: str, task: str, state: State) -> StageState:
-        of = self.task_of(name)
+    def _task(self, stage: str) -> TaskState:
+        path = without_indices(stage)
+        if path not in self.tasks:
+            self.tasks[path] = TaskState(path)
+        return self.tasks[path]
+
+    def _move(self, name: str, state: State, task: str = "") -> StageState:
+        """Put a stage into a state, and return it: a new one if it has not had an event."""
+        of = self._task(name)
         of.looped |= name != of.path
-        stage = self._heard.get(name)
-        if stage is None:
-            stage = self._heard[name] = StageState(name, task or of.path.rpartition("/")[2])
-        stage.session = len(self.sessions)
-        of.move(stage, state)
-        return stage
+        if name not in self.by_name:
+            self.by_name[name] = StageState(name, task or of.path.rpartition("/")[2])
+        of.move(self.by_name[name], state)
+        return self.by_name[name]

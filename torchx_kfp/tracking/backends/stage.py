@@ -75,17 +75,9 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         """Return the lineage of the run, over all pipelines that use the tracker base."""
         return AppLineage(**vars(read_lineage(self.store, [run_id])))
 
-    def run_ids(self, *, parent_run_id: str | None = None) -> Iterable[str]:
-        """Return the runs with artifacts, metadata or sources, sorted. Runs that have only results are left out.
-
-        Args:
-            parent_run_id: only runs that use this run.
-        """
-        found = self._recorder.run_ids()
-        if not parent_run_id:
-            return found
-        records = self._recorder.records(found, "sources")
-        return [key for key in found if any(it.run_id == parent_run_id for it in records[key].sources)]
+    def run_ids(self, **filters: str) -> Iterable[str]:
+        """Return the runs with artifacts, metadata or sources, sorted. Runs that have only results are left out."""
+        return self._recorder.run_ids()
 
     def __repr__(self) -> str:
         return f"StageTracker({self._recorder.tracker_base!r})"

@@ -13,8 +13,7 @@ import click
 
 from torchx_kfp.common.text import listed
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_source, host_words, refuse_foreign_latest
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.errors import ArgumentError, LocalRunError
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -30,9 +29,8 @@ ON_HOST = 120.0
 
 @click.command("cancel")
 @click.argument("run")
-@output_dir_option
-@host_options
-def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
+@finds_runs()
+def cancel_command(run: str, lookup: Lookup) -> None:
     """End RUN like Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
 
     The command waits until the run has ended. If the runner on this machine was killed, the command ends the stages
@@ -40,12 +38,11 @@ def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
     """
     from torchx_kfp.execution.runs.history import RunReader
 
-    source = find_source(run, output_dir, flags, results="none")
+    source = lookup.find(run, changes="cancel", reads="none")
     if isinstance(source, RunReader):
         _cancel_here(source.folder)
     else:
-        refuse_foreign_latest("cancel", run, source, flags)
-        _cancel_there(source, host_words(flags))
+        _cancel_there(source, lookup.words)
 
 
 def _cancel_there(source: HostRun, words: list[str]) -> None:
@@ -61,7 +58,7 @@ def _cancel_there(source: HostRun, words: list[str]) -> None:
             again = this_command("watch", record.run_id, *words)
             print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
             return
-    _say_end(record.run_id, record.state)
+    _say_end(record.run_id, record.run.state)
 
 
 def _cancel_here(folder: Path) -> None:
@@ -70,7 +67,7 @@ def _cancel_here(folder: Path) -> None:
     from torchx_kfp.execution.runs.journal import is_running, read_pid
 
     record = read_run(folder)
-    if record.state is State.INTERRUPTED:
+    if record.run.state is State.INTERRUPTED:
         from torchx_kfp.execution.local.executors.process import kill_marked, run_mark
         from torchx_kfp.local import remove_containers
 
@@ -96,11 +93,11 @@ def _cancel_here(folder: Path) -> None:
                     f"{read_pid(folder)}."
                 )
             time.sleep(0.05)
-    _say_end(record.run_id, read_run(folder).state)
+    _say_end(record.run_id, read_run(folder).run.state)
 
 
 def _ended(record: RunRecord) -> ArgumentError:
-    return ArgumentError(f"The run {record.run_id} has already ended ({record.state}): there is nothing to cancel.")
+    return ArgumentError(f"The run {record.run_id} has already ended ({record.run.state}): there is nothing to cancel.")
 
 
 def _say_end(run_id: str, state: State) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -21,29 +21,12 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     show_value,
     sparkline,
 )
-from torchx_kfp.entrypoints.cli.flags import (
-    Flags,
-    csv_option,
-    host_options,
-    json_option,
-    output_dir_option,
-    tracker_base_option,
-)
-from torchx_kfp.entrypoints.cli.resolver import Located, locate
-from torchx_kfp.entrypoints.cli.selection import (
-    Chosen,
-    choose,
-    open_recorder,
-    parts,
-    read,
-    recorded,
-    say_cached,
-    say_nothing_recorded,
-    titled,
-)
+from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, read, titled
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.recorder import History, Recorder, Search
+    from torchx_kfp.tracking.recorder import History, Search
 
 _RESULT, _METADATA, _CACHED, _PARAMETER, _SEARCH, _TAG = "result", "metadata", "cached", "parameter", "search", "tag"
 #: The values of a run, from all executions of a stage, by the stage and their name.
@@ -88,24 +71,14 @@ class _Compared:
 @click.command("compare")
 @click.argument("runs", nargs=-1, metavar="RUN[/STAGE] ...")
 @click.option("--changed", is_flag=True, help="Show only differences between the runs.")
-@tracker_base_option
-@output_dir_option
 @json_option
 @csv_option
-@host_options
-def compare_command(
-    runs: tuple[str, ...],
-    changed: bool,
-    base: str | None,
-    output_dir: str,
-    as_json: bool,
-    as_csv: bool,
-    flags: Flags,
-) -> None:
+@finds_runs(recorded=True)
+def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv: bool, lookup: Lookup) -> None:
     """Compare runs: their parameters, tags, results, metrics logged by step, and metadata.
 
-    With --tracker-base, parameters are not compared. Cached stages of a run on this machine count with the results that
-    they took from the cache.
+    Parameters are compared if the runs themselves are found, and not only their records. Cached stages of a run on this
+    machine count with the results that they took from the cache.
 
     \b
     torchx-kfp compare digits-20260101-120000 latest --changed
@@ -121,26 +94,19 @@ def compare_command(
 
     if len(runs) < 2:
         raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
-    located = locate(runs, base, output_dir, flags)
-    recorders = {it.base: open_recorder(it.base) for it in located}
-    known: dict[str, Collection[str]] = {}
-    chosen = []
-    for it in located:
-        recorder = recorders[it.base]
-        if not it.is_found and it.base not in known:
-            known[it.base] = recorded(recorder)
-        chosen.append(choose(it, recorded(recorder, it) if it.is_found else known[it.base], recorder))
+    located = lookup.locate(*runs)
+    chosen = [it.choose() for it in located]
     labels = [one.name for one in chosen]
     if again := [label for label in labels if labels.count(label) > 1]:
         raise click.UsageError(f"The run {again[0]!r} is given twice. Name different runs.")
     whole = [label.partition("/")[0] for label in labels]
     # Each run is compared with the first one.
-    codes = [compare_code((whole[0], whole[at]), (located[0], located[at]), recorders) for at in range(1, len(whole))]
-    tags = [recorders[it.base].record(run, "tags").tags for it, run in zip(located, whole, strict=True)]
+    codes = [compare_code((whole[0], whole[at]), (located[0], located[at])) for at in range(1, len(whole))]
+    tags = [it.recorder.record(run, "tags").tags for it, run in zip(located, whole, strict=True)]
     rows = [
         *_rows(_PARAMETER, [_of_run(_arguments(it)) for it in located]),
         *_rows(_TAG, list(map(_of_run, tags))),
-        *_recorded_rows(located, recorders, chosen),
+        *_recorded_rows(located, chosen),
         *_cached_rows(chosen),
     ]
     stages = dict.fromkeys(row.stage for row in rows)
@@ -148,9 +114,9 @@ def compare_command(
     if not rows and not any(map(str, codes)):
         print_message("The runs do not differ." if changed else "The runs have recorded nothing.")
     for it, one in zip(located, chosen, strict=True):
-        say_cached(one)
+        one.say_cached()
         if not one.keys:
-            say_nothing_recorded(it, one.name)
+            print_message(it.nothing_recorded(one.name))
     if as_csv:
         cells = ([row.stage, row.kind, row.name, *map(_cell, row.values)] for row in rows)
         print_csv(["stage", "kind", "name", *labels], cells)
@@ -176,7 +142,7 @@ def _of_run(values: Mapping[str, Any]) -> _Values:
     return {("", name): [value] for name, value in values.items()}
 
 
-def _arguments(located: Located) -> dict[str, Any]:
+def _arguments(located: Recorded) -> dict[str, Any]:
     """Return the arguments of a run without the tracker base. In lists and dicts, KFP makes floats of all numbers."""
     found = {name: value for name, value in located.arguments.items() if name != TRACKER_BASE}
     return {name: _whole(value) if isinstance(value, (list, Mapping)) else value for name, value in found.items()}
@@ -192,16 +158,14 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-def _recorded_rows(
-    located: Sequence[Located], recorders: Mapping[str, Recorder], chosen: Sequence[Chosen]
-) -> list[_Compared]:
+def _recorded_rows(located: Sequence[Recorded], chosen: Sequence[Chosen]) -> list[_Compared]:
     """Return the rows of searches, results, metrics logged by step, and metadata."""
     keys = [one.keys for one in chosen]
     results: dict[str, Mapping[str, Any]] = {}
     metadata: dict[str, Mapping[str, Any]] = {}
     history: dict[str, History] = {}
     stated: dict[str, Search | None] = {}
-    for base, recorder in recorders.items():
+    for base, recorder in {it.base: it.recorder for it in located}.items():
         of_base = (found for found, it in zip(keys, located, strict=True) if it.base == base)
         wanted = list(dict.fromkeys(key for found in of_base for key in found))
         results.update(read(recorder, wanted))

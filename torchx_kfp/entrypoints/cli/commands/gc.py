@@ -13,8 +13,8 @@ import click
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text, without_passwords
 from torchx_kfp.entrypoints.cli.display.printing import ask, print_json, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, json_option, refuse_empty
-from torchx_kfp.entrypoints.cli.resolver import Located, usual_base
-from torchx_kfp.entrypoints.cli.selection import choose_run, open_recorder
+from torchx_kfp.entrypoints.cli.lookup import usual_base
+from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
     recorder = open_recorder(tracker_base)
     store = recorder.store
     if one is not None:
-        one = choose_run(Located(tracker_base, one, ""), recorder)
+        one = Recorded(recorder, one).pipeline_run()
     before = time.time() if age is None else time.time() - age
     findings = find_old_runs(store, before, only=one)
     shown_base = without_passwords(repr(tracker_base))
@@ -188,11 +188,11 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
                 run.modified,
                 run.run in gone,
                 f"kept: {run.kept}" if run.kept else rest,
-                {"stages": " ".join(run.stages), "files": f"{run.files:,}"},
+                {"stages": " ".join(run.stages), "files": f"{len(run.files):,}"},
             )
             for run in findings.old
         ]
-        number = sum(run.files for run in findings.old if run.run in gone)
+        number = sum(len(run.files) for run in findings.old if run.run in gone)
         if as_json:
             others = {"younger": findings.younger, "left_alone": dict(findings.left_alone)}
             archives = [{"digest": code.digest, "size": code.archive.size} for code in codes]

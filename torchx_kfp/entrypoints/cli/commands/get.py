@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.common.text import did_you_mean, listed, shown
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, show_stored
-from torchx_kfp.entrypoints.cli.flags import (
-    Flags,
-    host_options,
-    json_option,
-    output_dir_option,
-    tracker_base_option,
-)
-from torchx_kfp.entrypoints.cli.resolver import locate
-from torchx_kfp.entrypoints.cli.selection import choose, open_recorder, recorded, say_cached, titled
+from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, show_stored
+from torchx_kfp.entrypoints.cli.flags import json_option
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.recorded import titled
 from torchx_kfp.errors import ArgumentError, explain
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.cli.resolver import Located
+    from torchx_kfp.entrypoints.cli.recorded import Recorded
     from torchx_kfp.tracking import Artifact
 
 
@@ -33,9 +27,7 @@ if TYPE_CHECKING:
 @click.option("--list", "only_lists", is_flag=True, help="List the artifacts, or the files of the code.")
 @click.option("--overwrite", is_flag=True, help="Replace what is in DIR under the artifact's name.")
 @json_option
-@tracker_base_option
-@output_dir_option
-@host_options
+@finds_runs(recorded=True)
 def get_command(
     run: str,
     folder: str | None,
@@ -43,9 +35,7 @@ def get_command(
     only_lists: bool,
     overwrite: bool,
     as_json: bool,
-    base: str | None,
-    output_dir: str,
-    flags: Flags,
+    lookup: Lookup,
 ) -> None:
     """Copy the artifact NAME of a stage into the folder DIR, by default the current one, and print its path.
 
@@ -64,48 +54,48 @@ def get_command(
     from torchx_kfp.entrypoints.cli.code import get_code
 
     if code:
-        for name, value in {"--overwrite": overwrite, "--json": as_json, "--tracker-base": base}.items():
+        for name, value in {"--overwrite": overwrite, "--json": as_json, "--tracker-base": lookup.base}.items():
             if value:
                 raise click.UsageError(f"{name} is for artifacts, not for --code.")
-        get_code(run, folder, output_dir, flags, only_lists=only_lists)
+        get_code(run, folder, lookup, only_lists=only_lists)
     elif only_lists or as_json:
-        [located] = locate([run], base, output_dir, flags)
+        [located] = lookup.locate(run)
         _list(located, as_json=as_json)
     else:
-        [located] = locate([run], base, output_dir, flags)
+        [located] = lookup.locate(run)
         _get(run, located, folder or os.curdir, overwrite=overwrite)
 
 
-def _list(located: Located, *, as_json: bool) -> None:
+def _list(located: Recorded, *, as_json: bool) -> None:
+    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
+
     name, found = _read(located)
-    if as_json:
-        print_json(
-            [
-                {
-                    "run_id": run_id,
-                    "name": artifact.name,
-                    "path": artifact.url,
-                    "stored": artifact.stored.encode() if artifact.stored else None,
-                    "metadata": dict(artifact.metadata),
-                }
-                for run_id, artifact in found
-            ]
-        )
-    elif found:
-        from torchx_kfp.entrypoints.cli.display.tables import print_table
-
-        print_table(
-            ("run id", "name", "size", "where"),
-            [(run_id, it.name, show_stored(it.stored), it.url) for run_id, it in found],
-            above=f"Artifacts of {titled(located.name, name)}",
-        )
-    else:
+    if not found and not as_json:
         print_message(f"{name} has no artifacts. A stage registers them with current_run().add_artifact(name, path).")
+        return
+    rows = [
+        {
+            "run_id": run_id,
+            "name": artifact.name,
+            "path": artifact.url,
+            "stored": artifact.stored.encode() if artifact.stored else None,
+            "metadata": dict(artifact.metadata),
+        }
+        for run_id, artifact in found
+    ]
+    sizes = {(run_id, artifact.name): show_stored(artifact.stored) for run_id, artifact in found}
+    columns = (
+        Column("run id", lambda row: row["run_id"]),
+        Column("name"),
+        Column("size", lambda row: sizes[row["run_id"], row["name"]]),
+        Column("where", lambda row: row["path"]),
+    )
+    print_rows(rows, columns, as_json=as_json, above=f"Artifacts of {titled(located.name, name)}")
 
 
-def _get(word: str, located: Located, folder: str, *, overwrite: bool) -> None:
-    run, _, wanted = (located.run or "").partition("/")
-    name, found = _read(dataclasses.replace(located, run=run))
+def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
+    run, _, wanted = located.word.partition("/")
+    name, found = _read(dataclasses.replace(located, word=run))
     by_name: dict[str, list[tuple[str, Artifact]]] = {}
     short = []
     for run_id, artifact in found:
@@ -136,10 +126,9 @@ def _get(word: str, located: Located, folder: str, *, overwrite: bool) -> None:
     print_text(path)
 
 
-def _read(located: Located) -> tuple[str, list[tuple[str, Artifact]]]:
+def _read(located: Recorded) -> tuple[str, list[tuple[str, Artifact]]]:
     """Return the full name of the run, and its artifacts with the run ids that have registered them."""
-    recorder = open_recorder(located.base)
-    chosen = choose(located, recorded(recorder, located), recorder)
-    say_cached(chosen)
-    found = recorder.records(chosen.keys, "artifacts")
+    chosen = located.choose()
+    chosen.say_cached()
+    found = located.recorder.records(chosen.keys, "artifacts")
     return chosen.name, [(key, it) for key in chosen.keys for it in found[key].artifacts.values()]

@@ -14,8 +14,7 @@ import click
 
 from torchx_kfp.common.text import clean_line, did_you_mean, listed
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_part, find_source, say_latest
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError, UnknownRunError, explain
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -31,16 +30,8 @@ _CHUNK = 1 << 16
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
 @click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
 @click.option("--all", "raw", is_flag=True, help="Also the lines that KFP's launcher prints around a stage's own.")
-@output_dir_option
-@host_options
-def logs_command(
-    run: str,
-    follow: bool,
-    attempt: int | None,
-    raw: bool,
-    output_dir: str,
-    flags: Flags,
-) -> None:
+@finds_runs()
+def logs_command(run: str, follow: bool, attempt: int | None, raw: bool, lookup: Lookup) -> None:
     """Print the output of the stages of RUN, or of one of them.
 
     STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop, for all its
@@ -53,7 +44,7 @@ def logs_command(
     torchx-kfp logs latest/train | grep '^trainer/3 |'
     """
     _end_orderly()
-    source, part = find_part(run, output_dir, flags, results="none", raw_logs=raw)
+    source, part = lookup.find_part(run, reads="none", raw_logs=raw)
     stage = part or None
     if attempt is not None and stage is None:
         raise ArgumentError("--attempt needs a stage: RUN/STAGE.")
@@ -62,7 +53,7 @@ def logs_command(
     say_latest(run, first.run_id)
     for sentence in first.corrupt:
         print_message(sentence)
-    choice = _Choice(first, stage, attempt, partial(_origin, output_dir=output_dir, flags=flags, raw=raw))
+    choice = _Choice(first, stage, attempt, partial(_origin, lookup=lookup, raw=raw))
     choice.verify(first, follow)
     printer = _Printer(prefixed=stage is None or len(choice.stages(first)) > 1)
     for record in itertools.chain([first], records):
@@ -79,7 +70,7 @@ def logs_command(
         what = f"The stage {stage!r} has" if stage else "The stages have"
         print_message(f"{what} printed nothing{'' if choice.is_over(record) else ' yet'}.")
         for name in choice.stages(record):
-            result = record.run.ends.get(name)
+            result = record.run.end_of(name)
             if result is not None and result.state is State.FAILED:
                 print_message(f"{name} {result.reason or 'failed'}.")
 
@@ -96,13 +87,13 @@ def _end_orderly() -> None:
             signal.signal(number, end)
 
 
-def _origin(run: str, output_dir: str, flags: Flags, *, raw: bool) -> RunSource:
+def _origin(run: str, lookup: Lookup, *, raw: bool) -> RunSource:
     """Find the run from which a resumed one has kept stages. The record of a resumed run may be anybody's."""
     from torchx_kfp.execution.runs.history import is_name
 
     if not is_name(run):
         raise UnknownRunError(f"There is no run {run!r}.")
-    return find_source(run, output_dir, flags, results="none", raw_logs=raw)
+    return lookup.find(run, reads="none", raw_logs=raw)
 
 
 class _Choice:
@@ -120,15 +111,15 @@ class _Choice:
         self._attempt = attempt
         self._pod: str | None = None
         #: The index of the first attempt that is shown, by stage: later ones are shown, too.
-        self._first = {name: len(attempts) - 1 for name, attempts in record.run.attempts.items()}
-        executed = [event for events in record.run.attempts.values() for event in events if event.pod_name == stage]
-        if executed and stage not in record.run.tasks_by_stage:
-            self._stage = executed[0].name
+        self._first = {name: len(known.attempts) - 1 for name, known in record.run.by_name.items()}
+        of_pod = record.run.stage_of_pod(stage or "")
+        if of_pod and stage not in record.run.by_name:
+            self._stage = of_pod
             self._pod = stage if attempt is None else None
         origins: dict[str, list[str]] = {}
         for name in self.stages(record):
-            end = record.run.ends.get(name)
-            if end is not None and end.cached_from and end.log_file is None and name not in record.run.attempts:
+            end = record.run.end_of(name)
+            if end is not None and end.cached_from and end.log_file is None and not record.run.attempts_at(name):
                 origins.setdefault(end.cached_from, []).append(name)
         #: The runs in which kept stages ran, which remove their copies of logs when they go, and the logs.
         self._origins: list[RunSource] = []
@@ -136,36 +127,36 @@ class _Choice:
         for origin, names in origins.items():
             try:
                 source = find_origin(origin)
-                attempts = source.read().run.attempts
+                found = source.read().run
                 source.fetch(names)
             except (UnknownRunError, HostError) as error:
                 print_message(f"The log of {listed(names)} is one of the run {origin}, which cannot be read: {error}")
                 continue
             self._origins.append(source)
-            logs = {name: attempts[name][-1].log_file for name in names if name in attempts}
+            logs = {name: started.log_file for name in names for started in found.attempts_at(name)[-1:]}
             self._kept.update((name, log) for name, log in logs.items() if log is not None)
 
     def stages(self, record: RunRecord) -> list[str]:
         """Return the names of the chosen stages that are already known."""
-        tasks = record.run.tasks_by_stage
+        known = record.run.by_name
         if self._stage is None:
-            return list(tasks)
-        if self._stage in tasks:
+            return list(known)
+        if self._stage in known:
             return [self._stage]
-        return [name for name, task in tasks.items() if task == self._stage]
+        return [stage.name for stage in known.values() if stage.task == self._stage]
 
     def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
         """Yield stages and their logs, in the order in which they started."""
-        chosen = set(self.stages(record))
-        for name, attempts in record.run.attempts.items():
-            if name in chosen:
-                for started in self._wanted(name, attempts):
-                    if started.log_file is not None:
-                        yield name, started.log_file
-        for name, result in record.run.ends.items():
+        chosen = self.stages(record)
+        for name in chosen:
+            for started in self._wanted(name, record.run.attempts_at(name)):
+                if started.log_file is not None:
+                    yield name, started.log_file
+        for name in chosen:
             # A cached stage has the log of the run that it comes from.
-            log = self._kept.get(name) or result.log_file
-            if name in chosen and name not in record.run.attempts and log is not None:
+            end = None if record.run.attempts_at(name) else record.run.end_of(name)
+            log = self._kept.get(name) or end.log_file if end is not None else None
+            if log is not None:
                 yield name, log
 
     def is_over(self, record: RunRecord) -> bool:
@@ -180,7 +171,7 @@ class _Choice:
         stages = self.stages(record)
         waits = follow and record.is_running
         for name in stages:
-            result = record.run.ends.get(name)
+            result = record.run.end_of(name)
             if result and result.cached_from and result.log_file and not result.log_file.exists():
                 sentence = (
                     f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
@@ -195,16 +186,16 @@ class _Choice:
         elif not stages and not _may_come(record, self._stage):
             raise _unknown(record, self._stage)
         elif self._attempt and not waits and not any(self.logs(record)):
-            there = sum(len(record.run.attempts.get(name, ())) for name in stages)
+            there = sum(len(record.run.attempts_at(name)) for name in stages)
             raise ArgumentError(
                 f"There is no attempt {self._attempt} at {self._stage!r} in the run {record.run_id}, but {there}."
             )
         elif not any(self.logs(record)) and not (waits and not self.is_over(record)):
-            result = record.run.ends.get(stages[0]) if stages else None
+            result = record.run.end_of(stages[0]) if stages else None
             if result and result.state is State.CACHED and not result.reason:
                 why = "it was taken from the cache"
             else:
-                why = f"it {result.reason or result.state}" if result else f"it was not started ({record.state})"
+                why = f"it {result.reason or result.state}" if result else f"it was not started ({record.run.state})"
             raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
 
     def _wanted(self, name: str, attempts: list[StageStarted]) -> list[StageStarted]:
@@ -215,7 +206,7 @@ class _Choice:
         return attempts[self._first.get(name, 0) :]
 
     def _has_ended(self, record: RunRecord, name: str) -> bool:
-        attempts = record.run.attempts.get(name, [])
+        attempts = record.run.attempts_at(name)
         wanted = self._wanted(name, attempts) if attempts else []
         if (self._pod or self._attempt) and wanted and wanted[-1] is not attempts[-1]:
             return True  # another attempt has followed
@@ -281,7 +272,7 @@ def _may_come(record: RunRecord, stage: str) -> bool:
     """Return whether the pipeline has this stage, although it has not had an event yet."""
     from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
 
-    if record.state in (State.SUCCEEDED, State.FAILED):
+    if record.run.state in (State.SUCCEEDED, State.FAILED):
         return False  # every stage has had an event
     try:
         planned = {place.name: place.looped for place in walk(record.load()) if place.is_stage}
@@ -292,7 +283,7 @@ def _may_come(record: RunRecord, stage: str) -> bool:
 
 
 def _unknown(record: RunRecord, stage: str) -> ArgumentError:
-    there = list(record.run.tasks_by_stage)
+    there = list(record.run.by_name)
     hint = did_you_mean(stage, there)
     return ArgumentError(
         f"There is no stage {stage!r} in the run {record.run_id}.{hint} Its stages: {listed(there) or 'none yet'}."

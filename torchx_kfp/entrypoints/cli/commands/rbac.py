@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import TYPE_CHECKING
 
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_text
-from torchx_kfp.entrypoints.cli.flags import KnownName, engine_names
+from torchx_kfp.entrypoints.cli.flags import KnownName, engine_names, refuse_empty
 
 if TYPE_CHECKING:
     from torchx_kfp.authoring.engines import Engine
 
-
-#: Matches a label of a name in Kubernetes.
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
-
-
-class KubernetesName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
-    """A name that Kubernetes accepts: a label, or several joined by dots if ``dotted``."""
-
-    name = "name"
-
-    def __init__(self, *, dotted: bool = False) -> None:
-        self.dotted = dotted
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        parts = text.split(".") if self.dotted else [text]
-        if len(text) > (253 if self.dotted else 63) or not all(map(_LABEL.fullmatch, parts)):
-            self.fail(
-                f"{value!r} cannot be a name in Kubernetes. Use lowercase letters, digits and '-'"
-                f"{' in parts joined by dots' if self.dotted else ', at most 63'}.",
-                param,
-                ctx,
-            )
-        return text
+_GROUP = "rbac.authorization.k8s.io"
 
 
 @click.command("rbac")
@@ -51,7 +26,7 @@ class KubernetesName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
 @click.option(
     "--service-account",
     metavar="NAME",
-    type=KubernetesName(dotted=True),
+    callback=refuse_empty,
     default="pipeline-runner",
     show_default=True,
     help="The service account with which the stages run.",
@@ -59,7 +34,7 @@ class KubernetesName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
 @click.option(
     "--namespace",
     metavar="NAME",
-    type=KubernetesName(),
+    callback=refuse_empty,
     default="kubeflow",
     show_default=True,
     help="The namespace in which they run.",
@@ -93,8 +68,13 @@ def rights_text(engine: type[Engine], service_account: str, namespace: str) -> s
         service_account: the service account with which the stages run.
         namespace: the namespace in which they run.
     """
+    import yaml
+
+    def manifest(kind: str, name: str, **content: object) -> dict[str, object]:
+        head = {"apiVersion": f"{_GROUP}/v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}}
+        return {**head, **content}
+
     role = f"torchx-kfp-{engine.NAME}"
-    remark = "# KFP's own service account, pipeline-runner, has all of these rights already.\n"
     # The launcher makes the object, finds that of an earlier attempt and becomes its owner, and deletes it. It creates
     # the object's companions, lists the replicas, and reads their logs.
     allowed = [
@@ -103,31 +83,11 @@ def rights_text(engine: type[Engine], service_account: str, namespace: str) -> s
         ("", "pods", ["list"]),
         ("", "pods/log", ["get"]),
     ]
-    rules = "".join(
-        f"  - apiGroups: {json.dumps([group])}\n"
-        f"    resources: {json.dumps([resource])}\n"
-        f"    verbs: {json.dumps(verbs)}\n"
-        for group, resource, verbs in allowed
+    rules = [{"apiGroups": [group], "resources": [resource], "verbs": verbs} for group, resource, verbs in allowed]
+    account = {"kind": "ServiceAccount", "name": service_account, "namespace": namespace}
+    binding = {"roleRef": {"apiGroup": _GROUP, "kind": "Role", "name": role}, "subjects": [account]}
+    remark = "# KFP's own service account, pipeline-runner, has all of these rights already.\n"
+    manifests = [manifest("Role", role, rules=rules), manifest("RoleBinding", f"{role}-{service_account}", **binding)]
+    return (remark if engine.STOCK_RIGHTS else "") + str(
+        yaml.safe_dump_all(manifests, sort_keys=False, default_flow_style=None)
     )
-    return f"""\
-{remark if engine.STOCK_RIGHTS else ""}apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata:
-  name: {role}
-  namespace: {json.dumps(namespace)}
-rules:
-{rules}---
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata:
-  name: {role}-{service_account}
-  namespace: {json.dumps(namespace)}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: Role
-  name: {role}
-subjects:
-  - kind: ServiceAccount
-    name: {json.dumps(service_account)}
-    namespace: {json.dumps(namespace)}
-"""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message
-from torchx_kfp.entrypoints.cli.flags import Flags, container_options, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_part, refuse_foreign_latest
+from torchx_kfp.entrypoints.cli.flags import container_options
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     "--unset", metavar="NAME", multiple=True, help="Remove a variable of the stage. May be given several times."
 )
 @container_options
-@output_dir_option
-@host_options
-def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> None:
+@finds_runs()
+def replay_command(run: str, lookup: Lookup, **options: Any) -> None:
     """Run one stage of RUN on this machine, with what it was given: arguments, variables, inputs, code, and the results
     that it reads.
 
@@ -64,8 +63,7 @@ def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> N
     from torchx_kfp.execution.local.replay import replay_invocation
     from torchx_kfp.execution.local.replay_plan import Overrides
 
-    source, stage = find_part(run, output_dir, flags)
-    refuse_foreign_latest("replay", run, source, flags)
+    source, stage = lookup.find_part(run, changes="replay")
     invocation = source.invocation(stage or None)
     code = options["workspace"]
     is_here = invocation.record.folder is not None
@@ -85,10 +83,10 @@ def replay_command(run: str, output_dir: str, flags: Flags, **options: Any) -> N
             "directory": options["directory"],
         },
         # A run on this machine keeps its replays.
-        output_dir=None if is_here else output_dir,
+        output_dir=None if is_here else lookup.output_dir,
         secrets=parse_given(options["secrets"], "--secret"),
         config_maps=parse_given(options["config_maps"], "--config-map"),
-        named_base="" if is_here else read_settings(flags).tracker_base,
+        named_base="" if is_here else read_settings(lookup.flags).tracker_base,
         say=print_message,
     )
     _show(result, has_shell=options["shell"])

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_bytes, print_text
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option
-from torchx_kfp.entrypoints.cli.resolver import find_source, named_bases, say_latest
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -26,9 +25,8 @@ _LONGEST = 150
     help="Where to write the report; - is stdout.  [default: report.html in the run's folder; for a run on KFP, "
     "<pipeline>-<run id>.html]",
 )
-@output_dir_option
-@host_options
-def report_command(run: str, output: str | None, output_dir: str, flags: Flags) -> None:
+@finds_runs()
+def report_command(run: str, output: str | None, lookup: Lookup) -> None:
     """Write RUN as one HTML page that opens offline.
 
     The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
@@ -38,7 +36,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
     from torchx_kfp.execution.report import read_model, render, view, write_report
     from torchx_kfp.execution.runs.history import RunReader
 
-    source = find_source(run, output_dir, flags)
+    source = lookup.find(run)
     if output is not None:  # otherwise, the path has the run's id
         say_latest(run, source.run_id)
     if isinstance(source, RunReader):
@@ -46,10 +44,10 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
         read, name = read_model(folder), str(folder / "report.html")
     else:
         record = source.read()
-        source.fetch({name for name, end in record.run.ends.items() if end.state is State.FAILED})
+        source.fetch({end.name for end in record.run.ends if end.state is State.FAILED})
         read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     bases = {stage.result.tracker_base for stage in read.stages if stage.result.tracker_base}
-    read = dataclasses.replace(read, named=named_bases(bases, flags, ran_here=read.record.folder is not None))
+    read = dataclasses.replace(read, named=lookup.named_bases(bases, ran_here=read.record.folder is not None))
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))

@@ -7,7 +7,6 @@ import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +14,7 @@ import click
 from torchx_kfp.common.text import counted, did_you_mean, listed, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import (
+    at,
     is_number,
     print_csv,
     print_json,
@@ -24,34 +24,22 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.entrypoints.cli.flags import (
-    Flags,
-    csv_option,
-    host_options,
-    json_option,
-    output_dir_option,
-    refuse_empty,
-    tracker_base_option,
-)
-from torchx_kfp.entrypoints.cli.resolver import Located, connect, locate, named_bases, usual_base
-from torchx_kfp.entrypoints.cli.scheduling import at, keys_of_runs
-from torchx_kfp.entrypoints.cli.selection import (
+from torchx_kfp.entrypoints.cli.flags import csv_option, json_option, refuse_empty
+from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, usual_base
+from torchx_kfp.entrypoints.cli.recorded import (
     Chosen,
-    RunsHere,
-    choose,
+    Recorded,
     last_attempts,
     nothing,
     open_recorder,
     parts,
     read,
-    say_cached,
-    say_if_misplaced,
-    say_nothing_recorded,
     titled,
 )
-from torchx_kfp.errors import ArgumentError, KeyRefusedError, MissingResultsError, TrackerBaseError
+from torchx_kfp.errors import ArgumentError, MissingResultsError, TorchxKfpError
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.tracking import Result
     from torchx_kfp.tracking.recorder import Recorder
 
@@ -100,22 +88,18 @@ _COMPARISON = re.compile(
     callback=refuse_empty,
     help="Show the runs that this schedule of the host has started, the oldest first.",
 )
-@tracker_base_option
-@output_dir_option
 @json_option
 @csv_option
-@host_options
+@finds_runs(recorded=True)
 def results_command(
     run: str | None,
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
     comparisons: tuple[str, ...],
     schedule: str | None,
-    base: str | None,
-    output_dir: str,
     as_json: bool,
     as_csv: bool,
-    flags: Flags,
+    lookup: Lookup,
 ) -> None:
     """Show the results that the stages of RUN have recorded.
 
@@ -135,83 +119,78 @@ def results_command(
 
     JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
-    name, located = "", None
+    located: Recorded | None = None
     if schedule is not None:
         if run is not None:
             raise click.UsageError("--schedule names the runs: give no RUN.")
-        recorder, chosen = _of_schedule(schedule, base, flags)
-        keys = list(chosen.keys)
+        recorder, chosen = _of_schedule(schedule, lookup)
+    elif run is not None:
+        [located] = lookup.locate(run)
+        recorder, chosen = located.recorder, _chosen(located)
     else:
-        if run is None and base is None:
-            base = usual_base(output_dir)
-        if run is None and base is None:
+        base = lookup.base or usual_base(lookup.output_dir)
+        if base is None:
             raise click.UsageError("Give a RUN, such as latest, or --tracker-base for all runs there.")
-        [located] = [Located(str(base), None, output_dir)] if run is None else locate([run], base, output_dir, flags)
-        name = located.name.partition("/")[0]
-        recorder = open_recorder(located.base)
-        chosen = _chosen(recorder, located)
-        keys = list(chosen.keys)
-        if located.run is None and not (as_json or as_csv or stages or sorts or comparisons):
-            _list_runs(keys, RunsHere(output_dir, located.base, frozenset(keys)))
-            say_if_misplaced(located.base, keys)
+        recorder = open_recorder(base)
+        chosen = _all(recorder)
+        if not (as_json or as_csv or stages or sorts or comparisons):
+            _list_runs(chosen.keys)
             return
-    named = located.stages if located else {}
+    keys, named = list(chosen.keys), located.stages if located else {}
     found: Results = read(recorder, _of_stages(_in_order(keys, named), stages))
     found = _matching(found, list(map(_Comparison.parse, comparisons)), recorder)
     for sort in reversed(sorts if found else ()):
         found = _sorted(found, sort)
     if located is not None and not keys:
-        say_nothing_recorded(located, chosen.name, "no results")
+        print_message(located.nothing_recorded(chosen.name, "no results"))
     elif not found:
         print_message(f"None of {counted(len(keys), 'run id')} matches.")
-    say_cached(chosen)
+    chosen.say_cached()
     if as_json:
         print_json(found)
     elif as_csv:
         _print_csv(found)
     elif keys:
-        _print_table(found, chosen, name, named)
+        _print_table(found, chosen, located.name.partition("/")[0] if located else "", named)
 
 
-def _chosen(recorder: Recorder, located: Located) -> Chosen:
+def _chosen(located: Recorded) -> Chosen:
+    known = located.recorded(results=True)
+    if not known and located.run is None:
+        raise _nothing(located.recorder, located.word)
+    return located.choose(known)
+
+
+def _all(recorder: Recorder) -> Chosen:
+    """Return all run ids under a tracker base, without those of replays."""
     from torchx_kfp.tracking.store import pipeline_run
 
-    run, output_dir = located.run, located.output_dir
-    # Keys below the name are listed first: a base may have many other runs.
-    keys: list[str] = []
-    with contextlib.suppress(KeyRefusedError):  # a run cannot have this name, such as '..'
-        keys = recorder.keys(run.rstrip("/") or run) if run is not None else []
-    # The results that a cached stage was given are those of another run.
-    if keys and run is not None and not (located.taken_over or Path(output_dir, run.partition("/")[0]).is_dir()):
-        return Chosen(run.rstrip("/"), tuple(last_attempts(recorder, keys, run.rstrip("/"), located.run_ids)))
-    if located.is_found:
-        known = [key for its in located.runs for key in recorder.keys(its)]
-        return choose(located, known, recorder)
     known = recorder.keys()
     if not known:
-        if not (others := recorder.run_ids()):
-            raise nothing(recorder.tracker_base, run)
-        raise MissingResultsError(
-            f"There are no results under {recorder.tracker_base!r}, only metadata, artifacts or sources of "
-            f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
-        )
-    if run is None:
-        replays = recorder.replays_among(known)
-        if replays:
-            runs = sorted({pipeline_run(key) for key in replays})
-            names = printable(listed(runs))
-            if replays.issuperset(known):
-                raise MissingResultsError(
-                    f"There are only replays under {recorder.tracker_base!r}: {names}. Name one to see its results."
-                )
-            which = "it" if len(runs) == 1 else "one"
-            print_message(f"Left out: {counted(len(runs), 'replay')}. Name {which} to see its results: {names}.")
-        known = [key for key in known if key not in replays]
-        return Chosen("", tuple(last_attempts(recorder, known, located.base)))
-    return choose(located, known, recorder)
+        raise _nothing(recorder)
+    if replays := recorder.replays_among(known):
+        runs = sorted({pipeline_run(key) for key in replays})
+        names = printable(listed(runs))
+        if replays.issuperset(known):
+            raise MissingResultsError(
+                f"There are only replays under {recorder.tracker_base!r}: {names}. Name one to see its results."
+            )
+        which = "it" if len(runs) == 1 else "one"
+        print_message(f"Left out: {counted(len(runs), 'replay')}. Name {which} to see its results: {names}.")
+    keys = [key for key in known if key not in replays]
+    return Chosen("", tuple(last_attempts(recorder, keys, recorder.tracker_base)))
 
 
-def _of_schedule(name: str, base: str | None, flags: Flags) -> tuple[Recorder, Chosen]:
+def _nothing(recorder: Recorder, run: str | None = None) -> TorchxKfpError:
+    if not (others := recorder.run_ids()):
+        return nothing(recorder.tracker_base, run)
+    return MissingResultsError(
+        f"There are no results under {recorder.tracker_base!r}, only metadata, artifacts or sources of "
+        f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
+    )
+
+
+def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
     """Return the records of the runs of a schedule, labeled with the times for which they were made.
 
     Raises:
@@ -221,18 +200,17 @@ def _of_schedule(name: str, base: str | None, flags: Flags) -> tuple[Recorder, C
     """
     from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run_filter import RunFilter
-    from torchx_kfp.execution.runs.source import missing, why_not_read
 
-    host = connect(flags)
+    host = connect(lookup.flags)
     schedules = Schedules(host)
-    given = base or schedules.find(name).tracker_base
+    given = lookup.base or schedules.find(name).tracker_base
     if not given:
         raise ArgumentError(
             f"The pipeline of the schedule {name!r} has no parameter {TRACKER_BASE!r} with a value. Name "
             "the tracker base: --tracker-base."
         )
-    if base is None and (why := why_not_read(given, named_bases([given], flags, ran_here=False))):
-        raise TrackerBaseError(missing(given, why))
+    if lookup.base is None:
+        lookup.verify_trusted(given, ran_here=False)
     recorder = open_recorder(given)
     where = RunFilter(archived=None, schedule_id=schedules.find_id(name))
     runs = sorted(host.list(where), key=lambda run: run.scheduled)
@@ -241,7 +219,10 @@ def _of_schedule(name: str, base: str | None, flags: Flags) -> tuple[Recorder, C
             f"{host.connection.name} has no runs of the schedule {name!r}. `torchx-kfp schedule list` says if it is "
             "paused."
         )
-    found = keys_of_runs(recorder, runs)
+    found: dict[str, RunSummary] = {}
+    for run in runs:
+        keys = recorder.keys(run.run_id)
+        found |= dict.fromkeys(last_attempts(recorder, keys, run.run_id) if keys else (), run)
     labels = {key: f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip() for key, run in found.items()}
     if not labels:
         raise MissingResultsError(f"No run of {name!r} has results under {given!r}, of {counted(len(runs), 'run')}.")
@@ -252,7 +233,7 @@ def _of_schedule(name: str, base: str | None, flags: Flags) -> tuple[Recorder, C
     return recorder, Chosen(name, tuple(labels), labels=labels)
 
 
-def _list_runs(keys: Iterable[str], here: RunsHere) -> None:
+def _list_runs(keys: Iterable[str]) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import print_table
     from torchx_kfp.tracking.store import pipeline_run
 
@@ -260,23 +241,8 @@ def _list_runs(keys: Iterable[str], here: RunsHere) -> None:
     for key in keys:
         run = pipeline_run(key)
         stages.setdefault(run, []).append(parts(key).get("stage") or key[len(run) + 1 :].partition("/")[0])
-    cached: dict[str, int] = {}
-    for run in reversed(list(here.folders)):
-        handed_on = here.handed_on(run)
-        if handed_on:
-            cached[run] = len(handed_on)
-            stages.setdefault(run, []).extend(key.split("/")[1] for key in handed_on)
-    rows = [
-        (
-            run,
-            str(len(names) - cached.get(run, 0)),
-            *([str(cached.get(run, 0))] if cached else []),
-            " ".join(sorted(set(filter(None, names)))),
-        )
-        for run, names in sorted(stages.items())
-    ]
-    columns = ("run", "with results", *(["cached"] if cached else []), "stages")
-    print_table(columns, rows, right=("with results", "cached"))
+    rows = [(run, str(len(names)), " ".join(sorted({*names} - {""}))) for run, names in sorted(stages.items())]
+    print_table(("run", "with results", "stages"), rows, right=("with results",))
 
 
 def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option, view_options
-from torchx_kfp.entrypoints.cli.resolver import find_source, host_words, refuse_foreign_latest
+from torchx_kfp.entrypoints.cli.flags import view_options
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 
 
 @click.command("retry")
 @click.argument("run")
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
-@output_dir_option
 @view_options
-@host_options
+@finds_runs()
 @click.pass_context
 def retry_command(
     context: click.Context,
     run: str,
     watch: bool,
-    output_dir: str,
     quiet: bool,
     verbose: bool,
     as_json: bool,
-    flags: Flags,
+    lookup: Lookup,
 ) -> None:
     """Run again what failed in RUN, or was canceled. Stages that succeeded are kept.
 
@@ -36,14 +34,13 @@ def retry_command(
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.runs.history import RunReader
 
-    source = find_source(run, output_dir, flags)
+    source = lookup.find(run, changes="retry")
     view = {"quiet": quiet, "verbose": verbose, "as_json": as_json}
     if isinstance(source, RunReader):
         folder = source.folder
         context.invoke(run_command, resumed=folder.name, output_dir=str(folder.parent), **view)
         return
-    words = host_words(flags)
-    refuse_foreign_latest("retry", run, source, flags)
+    words = lookup.words
     source.retry()
     if watch:
         attach(source, words, **view)

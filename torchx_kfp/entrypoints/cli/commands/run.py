@@ -20,7 +20,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     refuse_empty,
     view_options,
 )
-from torchx_kfp.entrypoints.cli.resolver import usual_base
+from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs import OUTPUT_DIR

@@ -12,49 +12,34 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from torchx_kfp.common.text import counted, duration, printable, size_text
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.display.printing import (
-    print_json,
-    print_message,
-    say_left_out,
-    terminal_width,
-    this_command,
-)
-from torchx_kfp.entrypoints.cli.flags import (
-    Duration,
-    Flags,
-    host_options,
-    json_option,
-    output_dir_option,
-    refuse_empty,
-)
-from torchx_kfp.entrypoints.cli.resolver import connect, is_host_set_up, named_bases, names_host
-from torchx_kfp.entrypoints.cli.run_description import done_and_failed, run_as_json
-from torchx_kfp.entrypoints.cli.tags import read_tags, with_tags
-from torchx_kfp.errors import ArgumentError, HostError, UnknownTagError
+from torchx_kfp.common.text import counted, duration, size_text
+from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out, terminal_width, this_command
+from torchx_kfp.entrypoints.cli.flags import Duration, json_option, refuse_empty
+from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, is_host_set_up, names_host
+from torchx_kfp.entrypoints.cli.run_description import run_as_json, summary_as_json
+from torchx_kfp.errors import ArgumentError, HostError
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.host_runs import Host, RunSummary
+    from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.run_filter import RunFilter
-    from torchx_kfp.execution.runs.source import RunRecord
 
 #: For no more running runs than this, the host is asked which stages cannot start.
 _MOST_LOOKED_INTO = 8
 #: The seconds in which the files of runs on this machine are counted.
 _COUNTING = 0.5
+#: The length of the beginning of a host's run id that a narrow terminal shows at least.
+_SHORTEST = 8
 
 
 @click.command("runs")
 @click.option(
     "--limit",
     metavar="N",
-    type=click.IntRange(1),
+    type=click.IntRange(0),
     default=20,
-    help="The number of runs that are listed: on this machine, and of the host.  [default: 20]",
+    help="The number of runs that are listed; 0 for all.  [default: 20]",
 )
-@click.option("--all", "is_unlimited", is_flag=True, help="List all runs.")
 @click.option(
     "--state",
     "states",
@@ -63,7 +48,6 @@ _COUNTING = 0.5
     help="Only runs in this state. May be given several times.",
 )
 @click.option("--name", metavar="TEXT", callback=refuse_empty, help="Only runs with this text in their names.")
-@click.option("--experiment", metavar="NAME", callback=refuse_empty, help="Only runs of this experiment of the host.")
 @click.option(
     "--schedule", metavar="NAME", callback=refuse_empty, help="Only runs that this schedule of the host has started."
 )
@@ -71,27 +55,17 @@ _COUNTING = 0.5
     "--newer-than", metavar="AGE", type=Duration(), help="Only runs that began after this, such as 12h or 7d."
 )
 @click.option("--older-than", metavar="AGE", type=Duration(), help="Only runs that began before this.")
-@click.option(
-    "--archived", is_flag=True, help="Only runs of the host that are archived, which are not listed otherwise."
-)
-@click.option(
-    "--tag",
-    "tag_words",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Only runs with this tag under their tracker bases. May be given several times.",
-)
-@output_dir_option
 @json_option
-@host_options
+@finds_runs()
 def runs_command(
     limit: int,
-    is_unlimited: bool,
-    tag_words: tuple[str, ...],
-    output_dir: str,
+    states: tuple[str, ...],
+    name: str | None,
+    schedule: str | None,
+    newer_than: float | None,
+    older_than: float | None,
     as_json: bool,
-    flags: Flags,
-    **words: Any,
+    lookup: Lookup,
 ) -> None:
     """List the runs on this machine and on the configured KFP host, the newest first.
 
@@ -100,171 +74,103 @@ def runs_command(
     that KFP has not begun is queued. A host that does not answer within some seconds is left out, with a message;
     without runs on this machine, that is an error.
 
-    To archive or delete runs of a host, use KFP's UI, or `kfp run archive` and `kfp run delete`.
+    Experiments and archived runs of a host are in KFP's UI, and in `kfp run list`.
     """
-    where = _filter(flags, **words)
-    most = None if is_unlimited else limit
-    tags = read_tags(tag_words)
-    given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
-    here: list[RunRecord] = []
-    there: list[RunSummary] = []
-    name, none_here, stuck = "", "", dict[str, dict[str, str]]()
-    is_filtered = bool(tags) or where != type(where)()
-    none = "No run {} matches.".format if is_filtered else "There are no runs {}.".format
-    if names_host(flags):
-        host = connect(flags)
-        name, there = host.connection.name, _runs_of(host, where, most, tags, flags)
-        stuck = _stuck(host, there)
-    else:
-        name, there, failure = ("", [], None) if given else _runs_there(where, most, tags, flags)
-        none_here = none(f"in {output_dir!r}")
-        try:
-            known = [(it, _base(it)) for it in _runs_here(output_dir, where, None if tags else most)]
-            here = with_tags(known, tags, f"in {output_dir!r}")[:most]
-            if known and isinstance(failure, UnknownTagError):
-                failure = None  # It is a tag of runs on this machine only.
-        except ArgumentError as error:
-            if not name and not failure:
-                raise
-            none_here = str(error)
-        if failure and not here:
-            print_message(none_here)
-            raise failure
-        if failure:
-            print_message(f"The runs on the KFP host are missing: {failure}")
-    if as_json:
-        listed = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
-        print_json([*map(run_as_json, here), *listed])
-        return
-    _print(here, there, stuck, name, output_dir, [none(f"on {name}")] * bool(name) + [none_here] * bool(none_here))
-
-
-def _print(
-    here: Sequence[RunRecord],
-    there: Sequence[RunSummary],
-    stuck: Mapping[str, Mapping[str, str]],
-    name: str,
-    output_dir: str,
-    none: Sequence[str],
-) -> None:
-    """Print the runs on this machine, and those on the host with this name, or that there are none.
-
-    Stages that cannot start are named.
-    """
-    if not here and not there:
-        print_message("\n".join(none))
-    if here:
-        _print_here(here, output_dir, above=f"On this machine, in {output_dir}" if there else "")
-    if there:
-        _print_there(there, above=f"\nOn {name}" if here else "")
-    for run_id, stages in stuck.items():
-        print_message("\n".join(f"{run_id}: {stage} cannot start: {why}." for stage, why in stages.items()))
-
-
-def _runs_of(
-    host: Host, where: RunFilter, limit: int | None, tags: Mapping[str, str], flags: Flags
-) -> list[RunSummary]:
-    """Return the runs of a host that the filter selects, and that have all these tags."""
-    from torchx_kfp.execution.runs.source import why_not_read
-
-    if not tags:
-        return list(host.list(where, limit=limit))
-    runs = list(host.list(where))
-    named = named_bases({run.tracker_base for run in runs}, flags, ran_here=False)
-    bases = ("" if why_not_read(run.tracker_base, named) else run.tracker_base for run in runs)
-    return with_tags(zip(runs, bases, strict=True), tags, f"on {host.connection.name}")[:limit]
-
-
-def _runs_there(
-    where: RunFilter, limit: int | None, tags: Mapping[str, str], flags: Flags
-) -> tuple[str, list[RunSummary], HostError | UnknownTagError | None]:
-    """Return the name and runs of the host that is set up, if one is, and why they cannot be read or chosen."""
-    try:
-        if not is_host_set_up() or where.states == (State.INTERRUPTED,):
-            return "", [], None
-        host = connect(flags, is_patient=False)
-        return host.connection.name, _runs_of(host, where, limit, tags, flags), None
-    except (HostError, UnknownTagError) as error:
-        return "", [], error
-
-
-def _filter(
-    flags: Flags,
-    states: tuple[str, ...],
-    name: str | None,
-    experiment: str | None,
-    schedule: str | None,
-    **of_filter: Any,
-) -> RunFilter:
-    """Return the filter that the options describe."""
+    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
     from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run_filter import RunFilter
 
-    schedule_id = Schedules(connect(flags)).find_id(schedule) if schedule else ""
-    return RunFilter(
-        tuple(State(state) for state in states), name or "", experiment or "", schedule_id=schedule_id, **of_filter
+    schedule_id = Schedules(connect(lookup.flags)).find_id(schedule) if schedule else ""
+    chosen = tuple(State(state) for state in states)
+    where = RunFilter(chosen, name or "", newer_than=newer_than, older_than=older_than, schedule_id=schedule_id)
+    is_given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
+    output_dir, most, now = lookup.output_dir, limit or None, time.time()
+    is_on_host = names_host(lookup.flags)
+    here: list[dict[str, Any]] = []
+    there: list[dict[str, Any]] = []
+    messages: list[str] = []
+    failure: HostError | None = None
+    none = "No run {} matches." if where != RunFilter() else "There are no runs {}."
+    try:
+        if is_on_host or (not is_given and chosen != (State.INTERRUPTED,) and is_host_set_up()):
+            host = connect(lookup.flags, is_patient=is_on_host)
+            there = [summary_as_json(run, now) for run in host.list(where, limit=most)]
+            if is_on_host:
+                _look_into(host, there)
+            messages.append(none.format(f"on {host.connection.name}"))
+    except HostError as error:
+        if is_on_host:
+            raise
+        failure = error
+    if not is_on_host:
+        try:
+            here = _runs_here(output_dir, where, most, now)
+            messages.append(none.format(f"in {output_dir!r}"))
+        except ArgumentError as error:
+            if not there and not messages and failure is None:
+                raise
+            messages.append(str(error))
+    if failure is not None:
+        if not here:
+            print_message("\n".join(messages))
+            raise failure
+        print_message(f"The runs on the KFP host are missing: {failure}")
+    rows = sorted([*here, *there], key=lambda row: row["started"] or 0.0, reverse=True)[:most]
+    if not rows and not as_json:
+        print_message("\n".join(messages))
+        return
+    columns = (
+        Column("run"),
+        Column("name", cut=True),
+        Column("state"),
+        Column("started", lambda row: row["started"] and _started(row["started"])),
+        Column("took", lambda row: None if row["seconds"] is None else duration(row["seconds"]), right=True),
+        Column("done", _done),
+        Column("resumes"),
     )
+    print_rows(rows, columns, as_json=as_json, short=_short([row["run"] for row in rows if row["folder"] is None]))
+    for row in () if as_json else rows:
+        for stage, why in (row["cannot_start"] or {}).items():
+            print_message(f"{row['run']}: {stage} cannot start: {why}.")
+    if here and not as_json:
+        _say_size(output_dir)
 
 
-def _stuck(host: Host, runs: Sequence[RunSummary]) -> dict[str, dict[str, str]]:
-    """Return the stages of the newest running runs whose pods cannot start, and why, by the ids of the runs."""
+def _done(row: Mapping[str, Any]) -> str | None:
+    """Return the numbers of stages that have succeeded, and that have failed."""
+    if row["done"] is None:
+        return None
+    return f"{row['done']:,}" + (f", {row['failed']:,} failed" if row["failed"] else "")
+
+
+def _short(run_ids: Sequence[str]) -> dict[str, str]:
+    """Return the beginnings of runs' ids on a host, which commands take: a name says more than the rest."""
+    most = max(map(len, run_ids), default=0)
+    lengths = range(_SHORTEST, most)
+    length = next((length for length in lengths if len({it[:length] for it in run_ids}) == len(run_ids)), most)
+    return {run_id: run_id[:length].rstrip("-") for run_id in run_ids}
+
+
+def _look_into(host: Host, rows: Sequence[dict[str, Any]]) -> None:
+    """Add the stages of the newest running runs whose pods cannot start, and why."""
     from concurrent.futures import ThreadPoolExecutor
 
     from torchx_kfp.execution.host.run import HostRun
 
-    def read(run_id: str) -> dict[str, str]:
+    def stuck(run_id: str) -> dict[str, str]:
         try:
             record = HostRun(host.connection, run_id, reads="none", say=lambda sentence: None).read()
         except HostError:
             return {}
         return {stage.name: stage.reason for stage in record.run.stages if stage.is_stuck}
 
-    running = [run.run_id for run in runs if run.state is State.RUNNING][:_MOST_LOOKED_INTO]
+    running = [row for row in rows if row["state"] == str(State.RUNNING)][:_MOST_LOOKED_INTO]
     with ThreadPoolExecutor(_MOST_LOOKED_INTO) as pool:
-        found = dict(zip(running, pool.map(read, running), strict=True))
-    return {run_id: stages for run_id, stages in found.items() if stages}
+        for row, found in zip(running, pool.map(stuck, [row["run"] for row in running]), strict=True):
+            row["cannot_start"] = found
 
 
-def _print_there(runs: Sequence[RunSummary], above: str) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import fits, print_table
-
-    columns: tuple[str, ...] = ("run", "name", "state", "started", "took")
-    rows: list[tuple[str, ...]] = []
-    shows_chains = any(run.resumes for run in runs)
-    if shows_chains:
-        columns = (*columns, "resumes")
-    for run in runs:
-        end = run.finished if run.state.is_over and run.finished else time.time()
-        times = (_started(run.created), duration(end - run.created)) if run.created else ("", "")
-        chain = (printable(run.resumes),) if shows_chains else ()
-        rows.append((run.run_id, printable(run.name), str(run.state), *times, *chain))
-    if not fits(columns, rows):
-        # The beginning of an id is enough for commands, and a name says more than the rest.
-        ids = {run.run_id for run in runs}
-        most = max(map(len, ids))
-        length = next(
-            (length for length in range(8, most) if len({run_id[:length] for run_id in ids}) == len(ids)), most
-        )
-        rows = [(run_id[:length].rstrip("-"), *row) for run_id, *row in rows]
-    print_table(columns, rows, right=("took",), cut=("name",), above=above)
-
-
-def _summary_as_json(run: RunSummary) -> dict[str, Any]:
-    return {
-        "run": run.run_id,
-        "name": run.name,
-        "pipeline": run.pipeline,
-        "state": str(run.state),
-        "started": run.created or None,
-        "schedule": run.schedule_id or None,
-        "scheduled": run.scheduled or None,
-        "finished": run.finished,
-        "resumes": run.resumes or None,
-        "link": run.link,
-    }
-
-
-def _runs_here(output_dir: str, where: RunFilter, most: int | None) -> list[RunRecord]:
+def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) -> list[dict[str, Any]]:
     """Return the runs on this machine that a filter selects; say what cannot be read, and that there are older ones.
 
     Raises:
@@ -273,13 +179,12 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None) -> list[RunR
     from torchx_kfp.execution.runs.history import find_runs, read_run
 
     folders = find_runs(output_dir)
-    if where.experiment or where.archived or where.schedule_id:
-        return []  # only runs on a host have these
-    found: list[RunRecord] = []
-    now = time.time()
+    if where.schedule_id:
+        return []  # only runs on a host have one
+    found: list[dict[str, Any]] = []
     for read, folder in enumerate(folders):
         if most is not None and len(found) == most:
-            print_message(f"{counted(len(folders) - read, 'older run')} in {output_dir}: --all lists all runs.")
+            print_message(f"{counted(len(folders) - read, 'older run')} in {output_dir}: --limit 0 lists all runs.")
             break
         try:
             record = read_run(folder)
@@ -288,32 +193,14 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None) -> list[RunR
             continue
         for sentence in record.corrupt:
             print_message(sentence)
-        if where.selects(record.state, record.run_id, record.created, now):
-            found.append(record)
+        if where.selects(record.run.state, record.run_id, record.created, now):
+            found.append(run_as_json(record))
     return found
 
 
-def _base(record: RunRecord) -> str:
-    """Return the tracker base of a run on this machine; empty if it has none."""
-    base = record.arguments.get(TRACKER_BASE)
-    return record.absolute_base(base) if isinstance(base, str) and base else ""
-
-
-def _print_here(records: Sequence[RunRecord], output_dir: str, above: str) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import print_table
+def _say_size(output_dir: str) -> None:
     from torchx_kfp.execution.local.old_runs import total_size
 
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]] = []
-    for record in records:
-        done, failed = done_and_failed(record)
-        ended = f"{done:,}" + (f", {failed:,} failed" if failed else "")
-        rows.append((record.run_id, str(record.state), _started(record.created), duration(record.duration), ended))
-    columns = ("run", "state", "started", "took", "done")
-    if any(record.resumes for record in records):
-        columns = (*columns, "resumes")
-        rows = [(*row, printable(record.resumes)) for row, record in zip(rows, records, strict=True)]
-    print_table(columns, rows, right=("took",), above=above)
     size, is_whole = total_size(output_dir, _COUNTING)
     takes = f"{'' if is_whole else 'more than '}{size_text(size)}"
     print_message(f"{output_dir} takes {takes}. To remove old runs: {this_command('gc', '--output-dir', output_dir)}")

@@ -11,11 +11,10 @@ import click
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
+from torchx_kfp.entrypoints.cli.display.printing import at, print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Duration, Flags, host_options, json_option, submission_options
-from torchx_kfp.entrypoints.cli.resolver import connect, host_words
+from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
-from torchx_kfp.entrypoints.cli.scheduling import at
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host, RunSummary
@@ -201,7 +200,7 @@ def _say_created(schedule: Schedule, submission: Submission, words: list[str], *
 def _list(host: Host, schedules: Schedules, as_json: bool) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 
     def last_run(schedule: Schedule) -> RunSummary | None:
         return next(host.list(schedules.runs_of(schedule), limit=1), None)
@@ -209,36 +208,23 @@ def _list(host: Host, schedules: Schedules, as_json: bool) -> None:
     found = list(schedules.list())
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         last = list(pool.map(last_run, found))
-    pairs = list(zip(found, last, strict=True))
-    if as_json:
-        print_json(
-            [
-                {
-                    **_as_dict(schedule),
-                    "last": run and {"run": run.run_id, "state": str(run.state), "scheduled": run.scheduled},
-                }
-                for schedule, run in pairs
-            ]
-        )
-        return
-    if not found:
+    if not found and not as_json:
         print_message(f"There are no schedules on {host.connection.name}.")
         return
-    rows = [
-        (
-            schedule.name,
-            schedule.state,
-            str(schedule.timing or ""),
-            f"{at(run.scheduled)} ({run.state})" if run else "",
-            schedule.schedule_id,
-        )
-        for schedule, run in pairs
-    ]
-    print_table(("name", "state", "when", "last run", "id"), rows, cut=("name",))
+    rows = [_as_dict(schedule, run) for schedule, run in zip(found, last, strict=True)]
+    when = {schedule.schedule_id: str(schedule.timing or "") for schedule in found}
+    columns = (
+        Column("name", cut=True),
+        Column("state"),
+        Column("when", lambda row: when[row["schedule"]]),
+        Column("last run", lambda row: row["last"] and f"{at(row['last']['scheduled'])} ({row['last']['state']})"),
+        Column("id", lambda row: row["schedule"]),
+    )
+    print_rows(rows, columns, as_json=as_json)
 
 
-def _as_dict(schedule: Schedule) -> dict[str, Any]:
-    """Return a schedule for JSON."""
+def _as_dict(schedule: Schedule, last: RunSummary | None = None) -> dict[str, Any]:
+    """Return a schedule, with its last run, for JSON."""
     timing = schedule.timing
     return {
         "schedule": schedule.schedule_id,
@@ -251,4 +237,5 @@ def _as_dict(schedule: Schedule) -> dict[str, Any]:
         "max_runs": timing.max_runs if timing else None,
         "catchup": timing.catchup if timing else None,
         "created": schedule.created or None,
+        "last": last and {"run": last.run_id, "state": str(last.state), "scheduled": last.scheduled},
     }

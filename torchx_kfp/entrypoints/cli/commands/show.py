@@ -18,17 +18,9 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     sparkline,
     this_command,
 )
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, json_option, output_dir_option, tracker_base_option
-from torchx_kfp.entrypoints.cli.resolver import find_part, host_words, locate
-from torchx_kfp.entrypoints.cli.selection import (
-    choose,
-    nothing_recorded,
-    open_recorder,
-    read,
-    recorded,
-    say_cached,
-    titled,
-)
+from torchx_kfp.entrypoints.cli.flags import json_option
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.recorded import read, titled
 from torchx_kfp.errors import MissingResultsError, UnknownRunError
 
 if TYPE_CHECKING:
@@ -41,11 +33,9 @@ if TYPE_CHECKING:
 @click.option(
     "--lineage", is_flag=True, help="Show the runs that RUN was made from, and those made from it, in all pipelines."
 )
-@tracker_base_option
-@output_dir_option
 @json_option
-@host_options
-def show_command(run: str, lineage: bool, base: str | None, output_dir: str, as_json: bool, flags: Flags) -> None:
+@finds_runs(recorded=True)
+def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None:
     """Show RUN: its state, parameters, tags and code, what it resumes, and its stages.
 
     Of a stage, all records are shown: results, metrics, metadata, artifacts, the runs that it reads, its start, and the
@@ -66,32 +56,31 @@ def show_command(run: str, lineage: bool, base: str | None, output_dir: str, as_
     from torchx_kfp.entrypoints.cli.run_description import describe_run
     from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
-    if not lineage and base is None:
-        source, part = find_part(run, output_dir, flags)
+    if not lineage and lookup.base is None:
+        source, part = lookup.find_part(run)
         if not part:
-            describe_run(source.read(), flags, as_json=as_json)
+            describe_run(source.read(), lookup, as_json=as_json)
             return
-    [located] = locate([run], base, output_dir, flags)
+    [located] = lookup.locate(run)
     if lineage:
         show_lineage(located, as_json=as_json)
         return
-    recorder = open_recorder(located.base)
-    chosen = choose(located, recorded(recorder, located), recorder)
+    recorder, chosen = located.recorder, located.choose()
     if not chosen.keys:
-        raise MissingResultsError(nothing_recorded(located, chosen.name))
+        raise MissingResultsError(located.nothing_recorded(chosen.name))
     run_id, *others = chosen.keys
     stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
     if len(stages) > 1:
-        place = [*host_words(flags), "--tracker-base", located.base]
+        place = [*lookup.words, "--tracker-base", located.base]
         one = this_command("show", f"{chosen.name}/{stages[0]}", *place)
         every = this_command("results", chosen.name, *place)
         raise UnknownRunError(
-            f"{located.run!r} has records of {len(stages):,} stages under {located.base!r}: {listed(stages)}. "
+            f"{located.word!r} has records of {len(stages):,} stages under {located.base!r}: {listed(stages)}. "
             f"Name one: {one}. For the results of all: {every}"
         )
     if others:
         raise UnknownRunError(
-            f"{located.run!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
+            f"{located.word!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
             f"{listed([run_id, *others])}. Give the run id of one."
         )
     whole_id = pipeline_run(run_id)
@@ -110,7 +99,7 @@ def show_command(run: str, lineage: bool, base: str | None, output_dir: str, as_
         "resumes": whole.resumes,
         "started": vars(record.started) if record.started else None,
     }
-    say_cached(chosen)
+    chosen.say_cached()
     if as_json:
         print_json(found)
     else:

@@ -16,7 +16,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     submission_options,
     view_options,
 )
-from torchx_kfp.entrypoints.cli.resolver import connect, host_words
+from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import SEND_CODE, RunInputs, input_options, resume_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission
@@ -86,7 +86,7 @@ def submit_command(
     if not as_json:
         print_text(run.run_id)
     elif not watch:
-        print_json({"run_id": run.run_id, "link": run.link})
+        print_json({"run": run.run_id, "link": run.link or None})
     if watch:
         attach(run, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
     elif not (as_json or quiet):

@@ -6,22 +6,18 @@ import click
 
 from torchx_kfp.common.text import listed, printable
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option, tracker_base_option
-from torchx_kfp.entrypoints.cli.resolver import locate
-from torchx_kfp.entrypoints.cli.selection import choose_run, open_recorder
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 
 
 @click.command("tag")
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[NAME=VALUE ...]")
-@tracker_base_option
-@output_dir_option
-@host_options
-def tag_command(run: str, words: tuple[str, ...], base: str | None, output_dir: str, flags: Flags) -> None:
+@finds_runs(recorded=True)
+def tag_command(run: str, words: tuple[str, ...], lookup: Lookup) -> None:
     """Give RUN tags, or print those that it has.
 
     Tags are kept with the run's records under its tracker base, so everybody who reads them there sees them:
-    `results --where 'tag.team == a'`, `runs --tag team=a`, `compare`, `show`, and the report. A tag that the run has
+    `results --where 'tag.team == a'`, `compare`, `show`, and the report. A tag that the run has
     gets the new value; without a value (NAME=), it is removed.
 
     \b
@@ -34,13 +30,10 @@ def tag_command(run: str, words: tuple[str, ...], base: str | None, output_dir: 
         if "=" not in word:
             raise click.UsageError(f"{word!r} is not a tag: write NAME=VALUE, such as {word}=yes.")
     tags = parse_tags(words)
-    [located] = locate([run], base, output_dir, flags)
-    recorder = open_recorder(located.base)
-    name = pipeline_run(located.run or "")
-    if stage := (located.run or "")[len(name) :].strip("/"):
+    [located] = lookup.locate(run)
+    if stage := located.word[len(pipeline_run(located.word)) :].strip("/"):
         raise click.UsageError(f"Tags are for whole runs: leave out {stage!r}.")
-    if not located.is_found:
-        name = choose_run(located, recorder)
+    recorder, name = located.recorder, located.pipeline_run()
     gone = [tag for tag, value in tags.items() if value is None]
     if absent := {*gone} - recorder.record(name, "tags").tags.keys() if gone else set():
         print_message(f"The run has no tag {listed(map(repr, sorted(absent)))} that could be removed.")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import click
 
-from torchx_kfp.entrypoints.cli.flags import Flags, host_options, output_dir_option, view_options
-from torchx_kfp.entrypoints.cli.resolver import find_source, host_words
+from torchx_kfp.entrypoints.cli.flags import view_options
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 
 
 @click.command("watch")
 @click.argument("run")
-@output_dir_option
 @view_options
-@host_options
-def watch_command(run: str, output_dir: str, quiet: bool, verbose: bool, as_json: bool, flags: Flags) -> None:
+@finds_runs()
+def watch_command(run: str, quiet: bool, verbose: bool, as_json: bool, lookup: Lookup) -> None:
     """Show RUN until it ends, and then the table of its stages.
 
     The exit code is that of the run: 0 if it succeeded. Ctrl-C ends the view, not the run.
@@ -22,6 +21,6 @@ def watch_command(run: str, output_dir: str, quiet: bool, verbose: bool, as_json
     from torchx_kfp.execution.runs import output_dir_words
     from torchx_kfp.execution.runs.history import RunReader
 
-    source = find_source(run, output_dir, flags)
-    words = output_dir_words(source.folder) if isinstance(source, RunReader) else host_words(flags)
+    source = lookup.find(run)
+    words = output_dir_words(source.folder) if isinstance(source, RunReader) else lookup.words
     attach(source, words, quiet=quiet, verbose=verbose, as_json=as_json)

@@ -203,9 +203,9 @@ def _rows(
         if member.started_at is not None:
             is_active = bool(member.active)
             row.time = duration((now if is_active else member.ended_at) - member.started_at, whole=is_active)
-        failed = list(member.failed.values())[-_FAILED:]
-        stuck = [stage for stage in member.stages.values() if stage.is_stuck] if State.QUEUED in counts else []
-        for stage in (*member.active.values(), *stuck[:_FAILED], *failed):
+        stuck = [stage for stage in member.by_state[State.QUEUED].values() if stage.is_stuck]
+        failed = list(member.by_state[State.FAILED].values())
+        for stage in (*member.active, *stuck[:_FAILED], *failed[-_FAILED:]):
             inner = _stage_row(tails, stage, row, now, {})
             inner.rank = (inner.rank[0] + 1, inner.rank[1])
             yield inner

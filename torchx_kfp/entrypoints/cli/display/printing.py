@@ -15,6 +15,7 @@ import select
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -75,6 +76,11 @@ def styled(text: str, **style: Any) -> str:
 def symbol(character: str, otherwise: str) -> str:
     """Return the character, or the other text if stdout cannot encode it."""
     return character if encodable(character) == character else otherwise
+
+
+def at(seconds: float) -> str:
+    """Return the local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def print_json(value: Any) -> None:

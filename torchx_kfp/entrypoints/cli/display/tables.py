@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.cells import cell_len, chop_cells
@@ -14,13 +15,62 @@ from rich.table import Table
 from rich.text import Text
 
 from torchx_kfp.common.text import printable
-from torchx_kfp.entrypoints.cli.display.printing import has_styles, print_text, symbol, terminal_width
+from torchx_kfp.entrypoints.cli.display.printing import has_styles, print_json, print_text, symbol, terminal_width
 
 #: The gap between two columns, and the least widths: of a column that is cut, of the last column when it is folded, and
 #: of other columns that are folded.
 _GAP, _CUT, _FOLDED, _NARROW = 3, 12, 32, 8
 #: The width if stdout is not a terminal, the widest cell there, and the indent of lines below a row's first cell.
 _WIDE, _WIDEST_CELL, _INDENT = 10_000, 100, 4
+
+
+class Column(NamedTuple):
+    """A column of a table whose rows are the objects that ``--json`` prints.
+
+    Attributes:
+        heading: its heading.
+        cell: returns what it shows of a row; by default, the value with the name of the heading.
+        right: whether it is aligned to the right.
+        cut: whether it may be cut.
+    """
+
+    heading: str
+    cell: Callable[[Mapping[str, Any]], object] | None = None
+    right: bool = False
+    cut: bool = False
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        """Return the text of a row."""
+        value = row[self.heading] if self.cell is None else self.cell(row)
+        return "" if value is None else str(value)
+
+
+def print_rows(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
+    *,
+    as_json: bool,
+    above: str = "",
+    short: Mapping[str, str] | None = None,
+) -> None:
+    """Print rows as JSON, or as a table without the columns that are empty.
+
+    Args:
+        rows: an object for each row.
+        columns: what a table shows.
+        as_json: whether to print the rows themselves.
+        above: a line before the table.
+        short: shorter texts for those of the first column, if the table does not fit.
+    """
+    if as_json:
+        print_json(rows)
+        return
+    filled = [column for column in columns if any(column.text(row) for row in rows)]
+    headings, cut = [column.heading for column in filled], [column.heading for column in filled if column.cut]
+    cells = [[column.text(row) for column in filled] for row in rows]
+    if short and not fits(headings, cells, cut):
+        cells = [[short.get(first, first), *others] for first, *others in cells]
+    print_table(headings, cells, right=[column.heading for column in filled if column.right], cut=cut, above=above)
 
 
 def print_table(

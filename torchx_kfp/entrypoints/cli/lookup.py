@@ -1,0 +1,335 @@
+"""Find the runs that a command line names: on this machine, or on a KFP host.
+
+A run is named by its id, the beginning or end of its id, its name, the URL of its page, the path of its folder, or
+``latest``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.common.text import UUID, listed, without_passwords
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
+from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, host_options, output_dir_option, tracker_base_option
+from torchx_kfp.errors import AmbiguousRunError, ArgumentError, HostError, TrackerBaseError, UnknownRunError
+from torchx_kfp.execution.host.settings import flag, read_settings
+from torchx_kfp.execution.runs import OUTPUT_DIR
+
+if TYPE_CHECKING:
+    from torchx_kfp.entrypoints.cli.recorded import Recorded
+    from torchx_kfp.execution.host.host_runs import Host
+    from torchx_kfp.execution.host.run import HostRun
+    from torchx_kfp.execution.runs.history import RunReader
+    from torchx_kfp.execution.runs.source import RunRecord
+
+#: A part of the URL of a run's page in KFP's UI.
+_PAGE_OF_RUN = "/runs/details/"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Where a command looks for runs: what its options name.
+
+    Attributes:
+        output_dir: the directory with the folders of runs on this machine.
+        flags: the options of the host.
+        base: the tracker base; None if the user has named none.
+    """
+
+    output_dir: str = OUTPUT_DIR
+    flags: Flags = field(default_factory=dict)
+    base: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The options with which another command finds the same host."""
+        return host_words(self.flags)
+
+    def find(self, run: str, *, changes: str = "", part: str = "", **reading: Any) -> RunReader | HostRun:
+        """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
+
+        The whole id of a run on this machine means that run, even if the flags name a host.
+
+        Args:
+            run: the run. ``latest`` is the newest on the host that the flags name, or else the newest on this machine
+                and on the host that is set up.
+            changes: the command, if it changes the run or runs its code: a latest run on a host that the flags do not
+                name is refused.
+            part: what follows the run in the word, for that message.
+            reading: what is read of a run on a host: ``reads`` and ``raw_logs`` of ``HostRun``.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            AmbiguousRunError: several runs match.
+            HostError: the host does not answer.
+        """
+        from torchx_kfp.execution.pipeline.walk import LATEST
+        from torchx_kfp.execution.runs.history import RunReader, is_run
+
+        if os.sep not in run and is_run(Path(run)) and not is_run(Path(self.output_dir, run)):
+            run = os.path.join(os.curdir, run)  # a command in the directory with the folders of runs
+        if names_host(self.flags) and not is_run(Path(self.output_dir, run)):
+            return self._on_host(run, reading)
+        source = self._anywhere(run, reading)
+        if run == LATEST and changes and not isinstance(source, RunReader):
+            raise ArgumentError(
+                f"The latest run is on the KFP host, and may be another user's. If you mean it, name it: "
+                f"{this_command(changes, f'{source.run_id}{part}', *self.words)}"
+            )
+        return source
+
+    def find_part(self, word: str, **reading: Any) -> tuple[RunReader | HostRun, str]:
+        """Find the run that a word ``RUN[/STAGE[/NAME]]`` means, and return it with what follows it in the word."""
+        name = word
+        if "://" not in word and not os.path.exists(word):
+            parts = word.split("/")
+            # The path of a run's folder has slashes, and so have the names of stages, and of runs on a host.
+            folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
+            name = next(filter(os.path.isdir, folders), parts[0])
+        try:
+            return self.find(name, part=word[len(name) :], **reading), word[len(name) + 1 :]
+        except UnknownRunError:
+            if name != word:
+                with contextlib.suppress(UnknownRunError, HostError):
+                    source = self.find(word, **reading)
+                    source.read()
+                    return source, ""
+            raise
+
+    def locate(self, *words: str) -> list[Recorded]:
+        """Find runs, or parts of them, whose records are wanted: words ``RUN[/STAGE]``.
+
+        With a tracker base, a run is whatever has recorded something there, unless it is the whole id of a run on this
+        machine, or a host is named.
+
+        Raises:
+            UsageError: a word is a tracker base.
+            UnknownRunError: there is no such run.
+            ArgumentError: a run has no tracker base, or several.
+            TrackerBaseError: only pods have the tracker base, or only the run names it.
+            HostError: the host does not answer.
+        """
+        from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
+        from torchx_kfp.execution.runs.history import is_run
+
+        found: list[Recorded] = []
+        for word in words:
+            is_here = is_run(Path(self.output_dir, word.partition("/")[0]))
+            if self.base is None or is_here or names_host(self.flags):
+                found.append(self._located(word))
+            else:
+                found.append(Recorded(open_recorder(self.base), word))
+        return found
+
+    def _anywhere(self, run: str, reading: dict[str, Any]) -> RunReader | HostRun:
+        from torchx_kfp.execution.pipeline.walk import LATEST
+        from torchx_kfp.execution.runs.history import RunReader, find_run
+
+        try:
+            folder = find_run(self.output_dir, run)
+        except ArgumentError as error:
+            several_here = isinstance(error, AmbiguousRunError)
+            # Only runs on a host have such an id.
+            if not UUID.search(run.lower()) and not _is_host_known():
+                kind = AmbiguousRunError if several_here else UnknownRunError
+                raise kind(f"{error} For a run on KFP, give its --host.") from None
+            try:
+                source = self._on_host(run, reading)
+                source.read()  # whether it exists: a whole id is not looked up
+            except (UnknownRunError, HostError) as other:
+                is_about_host = isinstance(other, (HostError, AmbiguousRunError))
+                if several_here:
+                    both = f"{error} And on the host: {other}"
+                    raise AmbiguousRunError(both if is_about_host else f"{error}") from None
+                if (is_about_host or not _has_runs(self.output_dir)) and _is_host_known():
+                    raise  # this machine has nothing to do with it
+                raise type(other)(f"{error} And on the host: {other}") from None
+            return source
+        newest = self._newer_on_host(folder) if run == LATEST else None
+        return RunReader(folder) if newest is None else self._on_host(newest, reading)
+
+    def _on_host(self, run: str, reading: dict[str, Any]) -> HostRun:
+        from torchx_kfp.execution.host.run import HostRun
+
+        host = connect(self.flags)
+        return HostRun(host.connection, host.find(run), named=[self.base or ""], **reading)
+
+    def _newer_on_host(self, folder: Path) -> str | None:
+        """Return the newest run on the host that is set up, if it is newer than the one in the folder."""
+        from torchx_kfp.execution.runs.history import created
+
+        try:
+            newest = next(connect(self.flags, is_patient=False).list(limit=1), None) if _is_host_known() else None
+        except HostError as error:
+            print_message(f"Only the runs on this machine were looked at: {error}")
+            return None
+        return None if newest is None or newest.created < created(folder) else newest.run_id
+
+    def _located(self, word: str) -> Recorded:
+        from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
+
+        if "://" in word and _PAGE_OF_RUN not in word:
+            raise click.UsageError(f"{word!r} is not a run. A tracker base is an option: --tracker-base {word}.")
+        try:
+            source, part = self.find_part(word, reads="run ids")
+        except UnknownRunError as error:
+            if os.path.isdir(word) and not isinstance(error, AmbiguousRunError):
+                raise UnknownRunError(f"{error} If {word!r} is a tracker base: --tracker-base {word}.") from None
+            raise
+        record = source.read()
+        recorder = open_recorder(self.base or self.base_of(record))
+        return Recorded(recorder, "/".join(filter(None, [record.run_id, _key_of(record, part)])), record)
+
+    def base_of(self, record: RunRecord) -> str:
+        """Return the tracker base of a run: its argument, or the one that its stages have used.
+
+        Raises:
+            ArgumentError: it has none, or several.
+            TrackerBaseError: only pods have it, or only the run names it.
+        """
+        given = record.arguments.get(TRACKER_BASE)
+        used = [stage.tracker_base for stage in record.run.ends if stage.tracker_base]
+        bases = list(dict.fromkeys([given] if isinstance(given, str) and given else used))
+        if len(bases) != 1:
+            why = f"used several tracker bases: {listed(bases)}"
+            if not bases:
+                why = f"has no argument {TRACKER_BASE!r}, and none of its stages has said where it records"
+            raise ArgumentError(f"The run {record.run_id} {why}. Name one: --tracker-base.")
+        self.verify_trusted(bases[0], ran_here=record.folder is not None)
+        return record.absolute_base(bases[0])
+
+    def verify_trusted(self, base: str, *, ran_here: bool) -> None:
+        """Raise TrackerBaseError for a base that is not read here if only a run names it."""
+        from torchx_kfp.execution.runs.source import missing, why_not_read
+
+        if why := why_not_read(base, self.named_bases([base], ran_here=ran_here), ran_here=ran_here):
+            raise TrackerBaseError(missing(base, why))
+
+    def named_bases(self, bases: Iterable[str], *, ran_here: bool) -> tuple[str, ...]:
+        """Return the tracker base that the user has named, if one of these bases needs that to be read.
+
+        Otherwise, the settings of the host are not read: most runs on this machine do not need them.
+        """
+        from torchx_kfp.execution.runs.source import why_not_read
+
+        is_needed = any(why_not_read(base, (), ran_here=ran_here) for base in bases)
+        return (read_settings(self.flags).tracker_base,) if is_needed else ()
+
+
+def finds_runs(*, recorded: bool = False) -> Decorator:
+    """Add the options that say where runs are, which the command takes as the argument ``lookup``.
+
+    ``recorded`` adds ``--tracker-base``.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Any:
+        @wraps(command)
+        def with_lookup(output_dir: str, flags: Flags, base: str | None = None, **words: Any) -> Any:
+            return command(lookup=Lookup(output_dir, flags, base), **words)
+
+        decorated = output_dir_option(host_options(with_lookup))
+        return tracker_base_option(decorated) if recorded else decorated
+
+    return decorate
+
+
+def _has_runs(output_dir: str) -> bool:
+    """Tell whether there are runs on this machine."""
+    from torchx_kfp.execution.runs.history import find_runs
+
+    try:
+        return bool(find_runs(output_dir))
+    except ArgumentError:
+        return False
+
+
+def _key_of(record: RunRecord, part: str) -> str:
+    """Return the part of run ids for a stage that tables name ``train[1]`` or ``inner/train``, and what is below it."""
+    within = (end for end in record.run.ends if f"{part}/".startswith(f"{end.name}/") and {*end.name} & {*"[/"})
+    end = max(within, key=lambda end: len(end.name), default=None)
+    return f"{end.run_id.partition('/')[2]}{part[len(end.name) :]}" if end is not None and end.run_id else part
+
+
+def say_latest(word: str, run_id: str) -> None:
+    """Say on stderr which run ``latest`` means, for commands that do not show it."""
+    from torchx_kfp.execution.pipeline.walk import LATEST
+
+    if word.partition("/")[0] == LATEST:
+        print_message(f"The run is {run_id}.")
+
+
+def usual_base(output_dir: str | None = None) -> str | None:
+    """Return the tracker base of commands that are given none, and say which it is; None if there is none.
+
+    Args:
+        output_dir: the directory with the folders of runs on this machine, of which the newest has the base if no
+            setting names one; None if only a setting counts.
+    """
+    from torchx_kfp.execution.pipeline.walk import LATEST
+    from torchx_kfp.execution.runs.history import find_run, read_run
+
+    settings = read_settings({})
+    base, why = settings.tracker_base, settings.source("tracker_base")
+    if not base and output_dir is not None:
+        try:
+            record = read_run(find_run(output_dir, LATEST))
+            base, why = Lookup().base_of(record), record.run_id
+        except (ArgumentError, TrackerBaseError):
+            return None
+    if not base:
+        return None
+    print_message(without_passwords(f"The tracker base is {base} ({why})."))
+    return base
+
+
+def connect(flags: Flags, *, is_patient: bool = True) -> Host:
+    """Return the host that the flags, the environment or the settings file name.
+
+    Args:
+        flags: the options of the host.
+        is_patient: whether a host that does not answer is asked again. Otherwise a request takes some seconds at most.
+
+    Raises:
+        HostSettingsError: a setting is wrong.
+    """
+    from torchx_kfp.execution.host.connection import Connection, Patience
+    from torchx_kfp.execution.host.host_runs import Host
+
+    settings = read_settings(flags)
+    for sentence in settings.warnings:
+        print_message(sentence)
+    patience = Patience() if is_patient else Patience(connect=2.0, read=5.0, retries=0)
+    return Host(Connection(settings, patience, print_message))
+
+
+def host_words(flags: Flags) -> list[str]:
+    """Return the options with which another command finds the same host."""
+    return [word for name, value in flags.items() for word in (flag(name), str(value))]
+
+
+def names_host(flags: Flags) -> bool:
+    """Tell whether the flags themselves name a host."""
+    return bool(flags.get("host") or flags.get("kube_context"))
+
+
+def is_host_set_up() -> bool:
+    """Tell whether the environment or the settings file names a host.
+
+    Raises:
+        HostSettingsError: a setting is wrong.
+    """
+    return names_host(vars(read_settings()))
+
+
+def _is_host_known() -> bool:
+    """Tell whether a host is set up, or this process runs in a cluster."""
+    return is_host_set_up() or bool(os.environ.get("KUBERNETES_SERVICE_HOST"))

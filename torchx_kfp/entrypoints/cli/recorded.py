@@ -1,0 +1,331 @@
+"""The records of a run under its tracker base: those that a word means, or those of a run that was found."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torchx_kfp.common.text import LISTED, UUID, counted, did_you_mean_path, listed, most_similar, nearest, printable
+from torchx_kfp.contract.protocol import superseded
+from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
+from torchx_kfp.errors import (
+    CorruptResultError,
+    KeyRefusedError,
+    MissingResultsError,
+    TorchxKfpError,
+    TrackerBaseError,
+    UnknownRunError,
+)
+from torchx_kfp.execution.runs.vocabulary import State
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.runs.source import RunRecord
+    from torchx_kfp.tracking import Result
+    from torchx_kfp.tracking.recorder import Recorder
+
+
+def open_recorder(base: str) -> Recorder:
+    """Open this tracker base.
+
+    Raises:
+        TrackerBaseError: the base is malformed, or a local one does not exist: reading itself would not fail.
+    """
+    from torchx_kfp.tracking.recorder import Recorder
+
+    recorder = Recorder.open(base)
+    folder = recorder.folder
+    if folder is None or os.path.isdir(folder):
+        return recorder
+    base = recorder.tracker_base
+    wrong = f"{base!r} is not a directory" if os.path.lexists(folder) else f"There is no directory {base!r}"
+    way_out = (
+        " A tracker base is a directory, or a URL such as s3://bucket/results: the one that the pipeline ran with."
+    )
+    raise TrackerBaseError(
+        f"{wrong}.{did_you_mean_path(base if os.path.abspath(base) == folder else folder) or way_out}"
+    )
+
+
+def parts(key: str) -> dict[str, str]:
+    """Return the ``run``, ``stage`` and ``execution`` in a run id; they are empty for another key."""
+    from torchx_kfp.tracking.store import run_id_parts
+
+    found = run_id_parts(key)
+    return dict(zip(("run", "stage", "execution"), found, strict=True)) if found else {}
+
+
+def read(recorder: Recorder, keys: Iterable[str]) -> dict[str, dict[str, Result]]:
+    """Return the results of the keys. Files without results are named on stderr and left out."""
+    corrupt: list[CorruptResultError] = []
+    found = recorder.get_many(keys, corrupt=corrupt.append)
+    for error in corrupt[:LISTED]:
+        say_left_out(error)
+    if len(corrupt) > LISTED:
+        print_message(f"Also left out: {counted(len(corrupt) - LISTED, 'more file')} without results.")
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The run ids that a command line names.
+
+    Attributes:
+        name: the full name of the run, or of the part of a run.
+        keys: its run ids.
+        cached: the run ids that cached results would have in this run, by the run ids with which an earlier run has
+            recorded them.
+        labels: what is shown in place of run ids.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    cached: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def say_cached(self) -> None:
+        """Say on stderr which stages of the run were cached, and which runs their results come from."""
+        origins: dict[str, list[str]] = {}
+        for real, key in self.cached.items():
+            origins.setdefault(real.partition("/")[0], []).append(key.split("/")[1])
+        for origin, stages in origins.items():
+            names = listed(dict.fromkeys(stages), 20)
+            print_message(f"Cached in {printable(self.name.partition('/')[0])}: {names}, from {printable(origin)}.")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run, or a part of one, and the tracker base that has its records.
+
+    Attributes:
+        recorder: the records under the tracker base.
+        word: the run id, or the beginning of one, to look for; that of a run that was found begins with its whole id.
+        run: the run that was found; None if it is only looked for under the base.
+    """
+
+    recorder: Recorder
+    word: str
+    run: RunRecord | None = None
+
+    @property
+    def base(self) -> str:
+        """The tracker base."""
+        return self.recorder.tracker_base
+
+    @property
+    def name(self) -> str:
+        """The run's name on its host, with the part; empty if it has none."""
+        part = self.word.partition("/")[2]
+        return "" if self.run is None else "/".join(filter(None, [self.run.name, part])) if self.run.name else ""
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of the run, as far as they are known."""
+        return {} if self.run is None else self.run.arguments
+
+    @cached_property
+    def _ended(self) -> dict[str, str]:
+        ends = [] if self.run is None else self.run.run.ends
+        return {end.run_id: end.name for end in ends if end.run_id}
+
+    @property
+    def stages(self) -> Mapping[str, str]:
+        """The names of the stages that have ended by their run ids.
+
+        A run that is not described in full does not say which attempts were the last ones.
+        """
+        return {} if self.run is None or self.run.corrupt else self._ended
+
+    def recorded(self, *, results: bool = False) -> set[str]:
+        """Return the run ids of the run, and of those from which it has stages, that have any records, or results.
+
+        If the run was not found, and has recorded nothing, those under the whole base.
+        """
+        from torchx_kfp.tracking.store import pipeline_run
+
+        def below(run: str | None) -> set[str]:
+            return {*self.recorder.keys(run), *([] if results else self.recorder.run_ids(run))}
+
+        if self.run is not None:
+            runs = {self.run.run_id, *(run_id.partition("/")[0] for run_id in self._ended)}
+            return {key for run in runs for key in below(run)}
+        with contextlib.suppress(KeyRefusedError):  # a run cannot have this name, such as '..'
+            if found := below(pipeline_run(self.word)):
+                return found
+        return below(None)
+
+    def choose(self, known: Collection[str] | None = None) -> Chosen:
+        """Find the run ids of the run. Each part of its name may be cut short, as long as only one run matches.
+
+        A run that was found and has recorded nothing has none.
+
+        Args:
+            known: the run ids to choose from, by default ``recorded()``.
+
+        Raises:
+            UnknownRunError: no run matches, or several do.
+        """
+        from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
+
+        known = sorted(self.recorded() if known is None else known)
+        if not known and self.run is None:
+            raise nothing(self.base, self.word)
+        words = (self.word.rstrip("/") or self.word).split("/")
+        if words[0] == LATEST and not any(key.startswith(f"{LATEST}/") for key in known):
+            words[0] = _newest(self.recorder) or LATEST
+        found = {**{key: key for key in known}, **_taken_over(words[0], self._ended, known)}
+        if self.run is not None and not any(key.startswith(f"{words[0]}/") for key in found):
+            if len(words) > 1:
+                raise UnknownRunError(self.nothing_recorded(words[0]))
+            return Chosen(self.word, ())
+        done = ""
+        for word in words:
+            names = matching_names(word, list(dict.fromkeys(filter(None, (_next(key, done) for key in found)))))
+            if not names and not word and any(_next(key, done) == "" for key in found):
+                names = [""]  # between the two slashes of an app handle
+            if not names:
+                raise self._unknown("/".join(words), word, done, found)
+            if len(names) > 1:
+                end = "beginning" if names[0].startswith(word) else "end"
+                raise UnknownRunError(
+                    f"{self.word!r} is the {end} of {len(names):,} runs under {self.base!r}: "
+                    f"{listed(done + name for name in names)}. Give a longer part of it."
+                )
+            found = {key: real for key, real in found.items() if _next(key, done) == names[0]}
+            done += f"{names[0]}/"
+        cached = {real: key for key, real in found.items() if key != real}
+        keys = dict.fromkeys(found[key] for key in sorted(found))
+        return Chosen(done[:-1], tuple(last_attempts(self.recorder, keys, done[:-1], self.stages)), cached)
+
+    def pipeline_run(self) -> str:
+        """Return the id of the pipeline run. The whole id on KFP may have recorded nothing yet.
+
+        Raises:
+            UnknownRunError: no run matches, or several do.
+        """
+        from torchx_kfp.tracking.store import pipeline_run
+
+        word = pipeline_run(self.word)
+        if self.run is not None or UUID.fullmatch(word):
+            return word
+        return Recorded(self.recorder, word).choose(self.recorder.last_written()).name
+
+    def nothing_recorded(self, name: str, nothing: str = "nothing") -> str:
+        """Return the sentence that the run, or the part with this run id, has recorded nothing, and why."""
+        part = self.word.removeprefix(name)
+        run = titled(self.name.removesuffix(part), name)
+        ends = [] if self.run is None else self.run.run.ends
+        if cached := [end.name for end in ends if end.state is State.CACHED and not end.run_id]:
+            stages = printable(listed(cached, 20))
+            return f"{run} has recorded {nothing}: {stages} came from KFP's cache, and KFP does not say from which run."
+        return f"{run} has recorded {nothing} under {printable(self.base)}."
+
+    def _unknown(self, run: str, word: str, done: str, found: Iterable[str]) -> UnknownRunError:
+        """Return the error for a missing run, which names the runs that exist, the most similar first.
+
+        ``word`` is the part of ``run`` that does not exist, after the parts in ``done``, with which ``found`` begin.
+        """
+        from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
+        from torchx_kfp.tracking.store import pipeline_run
+
+        executions: dict[str, str] = {}
+        if done:
+            # The pipeline run exists: its own stages help more than other runs.
+            there = sorted(found)
+            names = list(dict.fromkeys(filter(None, (_next(key, done) for key in there))))
+            # The name of an execution without that of its stage.
+            executions = {key.rpartition("/")[2]: key.removeprefix(done) for key in there}
+        else:
+            there = list(dict.fromkeys(map(pipeline_run, found)))
+            names = [LATEST, *there]
+        meant = matching_names(word, list(executions))
+        # "latest" itself does not exist if there are only replays.
+        near = executions[meant[0]] if len(meant) == 1 else most_similar(word, [name for name in names if name != word])
+        return UnknownRunError(
+            f"Nothing is recorded for {run!r} under {self.base!r}.{f' Did you mean {done + near!r}?' if near else ''} "
+            f"{'Run ids' if done else 'Runs'} there: {listed(nearest(run, there))}."
+        )
+
+
+def titled(name: str, run_id: str) -> str:
+    """Return a run id for people, after the name that the run has on its host."""
+    return printable(f"{name} ({run_id})" if name else run_id)
+
+
+def nothing(base: str, run: str | None = None) -> TorchxKfpError:
+    """Return the error for a base without results."""
+    kind = MissingResultsError if run is None else UnknownRunError
+    return kind(f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?")
+
+
+def _taken_over(name: str, run_ids: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """Map the run ids that stages of earlier runs would have in this run to those with which they have recorded."""
+    found: dict[str, str] = {}
+    for run_id in run_ids:
+        run, _, rest = run_id.partition("/")
+        if run == name or run_id not in known:
+            continue
+        # An execution of this run, or of a second earlier run, may have the same name.
+        key = f"{name}/{rest}"
+        found[f"{key}-of-{run}" if key in found or key in known else key] = run_id
+    return found
+
+
+def _newest(recorder: Recorder) -> str | None:
+    """Return the pipeline run that was written last."""
+    from torchx_kfp.tracking.recorder import REPLAY
+
+    def is_replay(run: str) -> bool:
+        # Only for these names, the records of the run are listed.
+        return run.startswith(REPLAY) and bool(recorder.replays_among(recorder.run_ids(run)))
+
+    times = recorder.last_written()
+    # The times of S3 are whole seconds; the names of runs often have the time, too.
+    ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)
+    return next((run for run in ordered if not is_replay(run)), None)
+
+
+def _next(key: str, done: str) -> str | None:
+    """Return the name in the key after ``done``; None if the key ends there or begins with something else."""
+    return key[len(done) :].partition("/")[0] if key.startswith(done) and len(key) >= len(done) else None
+
+
+def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = ()) -> list[str]:
+    """Return the run ids without those of earlier attempts, which are named on stderr.
+
+    Args:
+        recorder: the records under the tracker base.
+        keys: the run ids.
+        named: the part of run ids that the user has named, or the base; an attempt that is named itself is kept.
+        last: see ``earlier_attempts``.
+
+    Raises:
+        MissingResultsError: only earlier attempts have recorded anything.
+    """
+    keys = list(keys)
+    earlier = earlier_attempts(recorder, keys, last) & {*keys} - {named}
+    if keys and earlier.issuperset(keys):
+        raise MissingResultsError(
+            f"The last attempts in {named!r} have recorded nothing. Earlier ones have: "
+            f"{printable(listed(sorted(earlier)))}. Name one of them to see that."
+        )
+    if earlier:
+        print_message(f"Left out, as those of earlier attempts: {printable(listed(sorted(earlier)))}.")
+    return [key for key in keys if key not in earlier]
+
+
+def earlier_attempts(recorder: Recorder, keys: Iterable[str], last: Collection[str] = ()) -> set[str]:
+    """Return the run ids of attempts that other ones have followed: see ``superseded``.
+
+    Args:
+        recorder: the records under the tracker base.
+        keys: run ids.
+        last: the last attempts according to the run. They may have recorded nothing.
+    """
+    runs = {key.partition("/")[0] for key in keys}
+    written = recorder.written(*runs) if len(runs) == 1 else recorder.written()
+    return superseded({**written, **dict.fromkeys(last, math.inf)})

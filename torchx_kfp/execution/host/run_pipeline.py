@@ -1,0 +1,100 @@
+"""The pipeline of a run on a host, and what is known from it and the run's arguments before the run begins."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.pipeline.load import pipeline_from_documents
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_inputs, tracked_stages, without_indices
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.resume_record import continuation_of
+
+
+@dataclass(frozen=True, eq=False)
+class RunPipeline:
+    """A pipeline as it runs. Its stages and loops go by their names without indices.
+
+    Attributes:
+        pipeline: the pipeline.
+        arguments: the values of its parameters.
+        tracked: the tracked stages.
+        items: how many items loops have, as far as that is known.
+        distributed: the stages whose replicas an engine runs.
+        imports: the importers, whose pods run nothing but KFP's launcher.
+        resumes: the id of the run that it resumes; empty if it resumes none.
+        kept: the ends of the stages that it has kept of that run.
+    """
+
+    pipeline: Pipeline
+    arguments: Mapping[str, Any]
+    tracked: Mapping[str, KnownStage]
+    items: Mapping[str, int]
+    distributed: frozenset[str]
+    imports: frozenset[str]
+    resumes: str = ""
+    kept: tuple[StageResult, ...] = ()
+
+    @classmethod
+    def of(cls, run: Mapping[str, Any]) -> RunPipeline | None:
+        """Return the pipeline in v2beta1's answer about a run, if it is there.
+
+        Raises:
+            PipelineFileError: it cannot be read.
+        """
+        spec = run.get("pipeline_spec")
+        if not isinstance(spec, Mapping) or not spec:
+            return None
+        inner = spec.get("pipeline_spec")
+        documents = [spec] if inner is None else [inner, spec.get("platform_spec")]
+        try:
+            pipeline = pipeline_from_documents([each for each in documents if each], f"run {text(run.get('run_id'))}")
+            arguments = given_arguments(run)
+            with contextlib.suppress(TorchxKfpError):  # they are not those of this pipeline
+                arguments = complete_arguments(pipeline, arguments)
+            places = list(known_inputs(pipeline, arguments))
+            tracked = tracked_stages(pipeline, arguments)
+        except (TorchxKfpError, ValueError) as error:
+            raise PipelineFileError(f"The pipeline of this run cannot be read: {error}") from None
+        resumed = continuation_of(pipeline.description)
+        # The record may be anybody's: it names no files of this machine.
+        ends = resumed.ends if resumed else ()
+        return cls(
+            pipeline,
+            arguments,
+            tracked,
+            items={place.name: count for place, known in places if (count := _items(place, known)) is not None},
+            distributed=frozenset(place.name for place, _ in places if place.component.facts.replica_roles),
+            imports=frozenset(place.name for place, _ in places if place.component.importer is not None),
+            resumes=resumed.resumes if resumed else "",
+            kept=tuple(dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in ends),
+        )
+
+    def is_distributed(self, stage: str) -> bool:
+        """Tell whether an engine runs the replicas of a stage."""
+        return without_indices(stage) in self.distributed
+
+    def is_import(self, stage: str) -> bool:
+        """Tell whether a stage is an importer."""
+        return without_indices(stage) in self.imports
+
+
+def given_arguments(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a run in v2beta1's answer."""
+    return dict(mapping(mapping(run.get("runtime_config")).get("parameters")))
+
+
+def _items(place: ScopedTask, known: Mapping[str, Any]) -> int | None:
+    """Return how many items a loop has, if that is known before it begins."""
+    if (loop := place.task.loop) is None:
+        return None
+    items = known.get(loop.from_input or "") if loop.raw is None else json.loads(loop.raw)
+    return len(items) if isinstance(items, list) else None

@@ -1,0 +1,125 @@
+"""A run on a KFP host as one answer describes it: its steps so far, which are those that the local runner would report.
+
+Whatever ``RunState`` computes from their events is therefore the same: the view, the table, the report and ``--json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx_kfp.common.text import clean
+from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.host.nodes import Nodes
+from torchx_kfp.execution.host.outcomes import reason_of_workflow
+from torchx_kfp.execution.host.run_pipeline import RunPipeline, given_arguments
+from torchx_kfp.execution.host.stages import StageReader
+from torchx_kfp.execution.host.states import Period, Progress, read_progress
+from torchx_kfp.execution.host.steps import RUN, Step
+from torchx_kfp.execution.runs.events import (
+    CANCELED_ON_KFP,
+    KFP_GRACE,
+    RunEnding,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+)
+from torchx_kfp.execution.runs.vocabulary import State
+
+#: The sentence that ends a canceled run: "Run X was ended by ...".
+CANCELED_BY = "a request to KFP"
+#: Seconds that the replicas of an engine have after SIGTERM.
+_GRACE_OF_REPLICAS = 30.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All steps of a run so far, in order, and the names of the nodes of its stages' last drivers, by stage."""
+
+    steps: Sequence[Step]
+    drivers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, run: Mapping[str, Any], pipeline: RunPipeline | None = None, nodes: Nodes | None = None, link: str = ""
+    ) -> Snapshot:
+        """Read the answers about a run.
+
+        Args:
+            run: v2beta1's answer.
+            pipeline: its pipeline. Without it, or without nodes, there are no steps of stages.
+            nodes: the run's nodes.
+            link: the run's page in KFP's UI.
+        """
+        progress = read_progress(run)
+        if pipeline is None or nodes is None:
+            return cls(list(_steps(run, progress, pipeline, nodes, [], link)))
+        reader = StageReader(pipeline, nodes, progress)
+        return cls(list(_steps(run, progress, pipeline, nodes, reader.read(), link)), reader.drivers)
+
+
+def _steps(
+    run: Mapping[str, Any],
+    progress: Progress,
+    pipeline: RunPipeline | None,
+    nodes: Nodes | None,
+    of_stages: Sequence[Step],
+    link: str,
+) -> Iterator[Step]:
+    """Yield the steps of the run and, in the period in which they were, those of its stages."""
+    last = len(progress.periods) - 1
+    for index, period in enumerate(progress.periods):
+        stages = [step for step in of_stages if step.at[0] == index]
+        if index == last:
+            stages = [*_carried(of_stages, progress), *stages]
+        started = RunStarted(
+            pipeline=pipeline.pipeline.name if pipeline is not None else text(run.get("display_name")),
+            run_id=progress.run_id,
+            arguments=pipeline.arguments if pipeline is not None else given_arguments(run),
+            resumed=index > 0,
+            time=period.started_at,
+            link=link,
+        )
+        yield Step(RUN, (index, (), 0), started)
+        for end in pipeline.kept if pipeline is not None else ():
+            yield Step(end.name, (index, (), 0), StageFinished(end, kept=True, time=period.started_at))
+        canceled = period.canceled_at
+        before = [step for step in stages if canceled is None or step.event.time < canceled]
+        yield from before
+        if canceled is not None:
+            grace = _GRACE_OF_REPLICAS if pipeline is not None and pipeline.distributed else KFP_GRACE
+            yield Step(RUN, (index, (), 1), RunEnding(CANCELED_ON_KFP, grace, time=canceled))
+        yield from stages[len(before) :]
+        if period.state.is_over:
+            reason = _reason(run, period, stages, nodes, is_last=index == last)
+            latest = max((step.event.time for step in stages), default=period.started_at)
+            time = max(period.ended_at or latest, latest)
+            finished = RunFinished(
+                progress.run_id, period.state, time - period.started_at, reason=clean(reason), time=time
+            )
+            yield Step(RUN, (index, (), 2), finished)
+
+
+def _carried(steps: Sequence[Step], progress: Progress) -> Iterator[Step]:
+    """Yield the ends of stages that a retry of the run has kept, as steps of the last period."""
+    ends = {step.of: (step.at[0], step.event.result) for step in steps if isinstance(step.event, StageFinished)}
+    last = len(progress.periods) - 1
+    for name, (period, result) in ends.items():
+        # Until the retry has removed what failed, the nodes are those of the period before.
+        if period < last and (progress.is_over or result.state.is_success or result.state is State.SKIPPED):
+            event = StageFinished(result, kept=result.state.is_success, time=progress.last.started_at)
+            yield Step(name, (last, (), 0), event)
+
+
+def _reason(
+    run: Mapping[str, Any], period: Period, stages: Sequence[Step], nodes: Nodes | None, *, is_last: bool
+) -> str:
+    """Return why a period has ended, unless that is a stage that has failed in it."""
+    if period.state is State.CANCELED:
+        return CANCELED_BY
+    ends = (step.event.result.state for step in stages if isinstance(step.event, StageFinished))
+    if not is_last or period.state is not State.FAILED or State.FAILED in ends:
+        return ""
+    said = text(mapping(run.get("error")).get("message")) or (reason_of_workflow(nodes) if nodes is not None else "")
+    return said or "KFP does not say why"
