@@ -13,6 +13,11 @@ from dataclasses import dataclass
 
 #: ``git@host:path``, as ssh and git have it.
 _SCP = re.compile(r"(?:[\w.+-]+@)?[\w.-]+:(?!:)[^@]*")
+#: A URL, whose parts cannot hide credentials elsewhere.
+_URL = re.compile(
+    r"(?P<scheme>\w[\w+.-]*)://(?:(?P<user>[^/@:]*)(?::[^/@]*)?@)?(?P<host>(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d+)?)?"
+    r"(?P<path>/[^@?#]*)?(?:[?#].*)?"
+)
 
 
 @dataclass(frozen=True)
@@ -135,23 +140,14 @@ def without_credentials(remote: str) -> str | None:
 
     The user of ssh (``git@``) is kept: it is part of the address.
     """
-    from urllib.parse import urlsplit, urlunsplit  # applications import the module, for its class only
-
     if "://" not in remote:
         is_path = remote.startswith(("/", "./", "../"))
         return remote if is_path or _SCP.fullmatch(remote) else None
-    try:
-        parts = urlsplit(remote)
-        user, host, port = parts.username, parts.hostname, parts.port
-    except ValueError:
+    found = _URL.fullmatch(remote)
+    if found is None or not (found["host"] or found["scheme"] == "file"):
         return None
-    if "@" in parts.path or (host is None and parts.scheme != "file"):
-        return None
-    place = f"[{host}]" if host and ":" in host else host or ""
-    place += f":{port}" if port is not None else ""
-    if user and "ssh" in parts.scheme:
-        place = f"{user}@{place}"
-    return urlunsplit((parts.scheme, place, parts.path, "", ""))
+    user = f"{found['user']}@" if found["user"] and "ssh" in found["scheme"] else ""
+    return f"{found['scheme']}://{user}{found['host'] or ''}{found['path'] or ''}"
 
 
 def _line(folder: str, *words: str) -> str | None:
