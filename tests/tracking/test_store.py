@@ -1,4 +1,4 @@
-"""Patience, calls that are made many at once, and files of NFS."""
+"""Calls that are made many at once, and files of NFS."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.facts import says
 from torchx_kfp.common import safe_files
 from torchx_kfp.tracking import FsspecResultTracker
-
-
-@pytest.mark.parametrize("patience", [-1, float("nan"), "5", True, None])
-def test_patience_is_a_number_of_seconds(tmp_path: object, patience: object) -> None:
-    with pytest.raises(ValueError, match=says("patience", "seconds", "0 or more", f"Got: {patience!r}")):
-        FsspecResultTracker(str(tmp_path), patience=patience)
 
 
 def test_each_gives_what_was_done_before_the_error(tmp_path: Path) -> None:

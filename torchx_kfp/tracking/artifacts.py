@@ -128,11 +128,7 @@ def add_artifact(
     """
     if not isinstance(name, str) or not name:
         raise ResultRefusedError(f"An artifact's name is text, such as 'model'. Got: {shown(name)}.")
-    text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(text, str):
-        raise ResultRefusedError(
-            f"The path of the artifact {name!r} is text: a local path or an fsspec URL. Got: {shown(text)}."
-        )
+    text = os.fspath(path)
     content: dict[str, object] = {"path": absolute(text), "metadata": dict(metadata or {})}
     encode_json(content, f"metadata of the artifact {name!r}")  # before a long upload
     if stored:

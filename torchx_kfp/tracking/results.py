@@ -33,11 +33,6 @@ def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
     Raises:
         ResultRefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
     """
-    if not isinstance(results, Mapping):
-        raise ResultRefusedError(
-            f"The results for the key {shown(key)} must be a mapping of names to values. "
-            f"Got {type(results).__name__}: {shown(results)}."
-        )
     return {_name(key, name): _value(key, name, value) for name, value in results.items()}
 
 

@@ -304,8 +304,6 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
             f"The tracker base {base!r} begins with '~', but the home folder of that user is not known here. Write "
             f"the whole path, or './{base}' if you mean a directory of that name."
         )
-    if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not patience >= 0:
-        raise ValueError(f"patience must be a number of seconds, 0 or more. Got: {patience!r}.")
     folder = _local_folder(base)
     if folder is not None:
         return DiskStore(base, folder)
@@ -347,13 +345,8 @@ def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
     """Return the tracker base as text if its form is right. Whether the place exists is not checked.
 
     Raises:
-        TrackerBaseError: it is not a str or path, is empty, or has a typo that would make it another place.
+        TrackerBaseError: it is empty, or has a typo that would make it another place.
     """
-    if not isinstance(tracker_base, (str, os.PathLike)):
-        raise TrackerBaseError(
-            f"A tracker base is an fsspec URL or a local directory. Got {type(tracker_base).__name__}: "
-            f"{shown(tracker_base)}."
-        )
     base = os.fspath(tracker_base)
     if not isinstance(base, str) or not base.strip() or "\0" in base:
         raise TrackerBaseError(
