@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 import torchx_kfp
-from torchx_kfp.common.text import did_you_mean, without_passwords
+from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.entrypoints.cli.display.printing import discard, has_reader, print_message
 from torchx_kfp.errors import StageFailedError, TorchxKfpError
 
@@ -200,7 +200,7 @@ class _CommandGroup(click.Group):
             if ctx.params.get("traceback"):
                 print_message(traceback.format_exc())
             # The end of a stage's log keeps its colors.
-            print_message(f"Error: {without_passwords(str(error))}", colours=isinstance(error, StageFailedError))
+            print_message(f"Error: {error}", colours=isinstance(error, StageFailedError))
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             print_message("Interrupted.")

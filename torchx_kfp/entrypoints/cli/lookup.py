@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import UUID, listed, without_passwords
+from torchx_kfp.common.text import UUID, listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, host_options, output_dir_option, tracker_base_option
@@ -287,7 +287,7 @@ def usual_base(output_dir: str | None = None) -> str | None:
             return None
     if not base:
         return None
-    print_message(without_passwords(f"The tracker base is {base} ({why})."))
+    print_message(f"The tracker base is {base} ({why}).")
     return base
 
 

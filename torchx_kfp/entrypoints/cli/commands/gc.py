@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import counted, duration, listed, printable, size_text, without_passwords
+from torchx_kfp.common.text import counted, duration, listed, printable, size_text
 from torchx_kfp.entrypoints.cli.display.printing import ask, print_json, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, json_option, refuse_empty
 from torchx_kfp.entrypoints.cli.lookup import usual_base
@@ -148,7 +148,7 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
         one = Recorded(recorder, one).pipeline_run()
     before = time.time() if age is None else time.time() - age
     findings = find_old_runs(store, before, only=one)
-    shown_base = without_passwords(repr(tracker_base))
+    shown_base = repr(tracker_base)
     going = [run for run in findings.old if not run.kept]
     unused = find_unused_code(store, before, {run.run for run in going}) if one is None else []
     if one is None:

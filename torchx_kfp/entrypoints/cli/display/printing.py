@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from torchx_kfp.common.text import clean, counted, escape_json, printable, size_text
+from torchx_kfp.common.text import clean, counted, escape_json, printable, size_text, without_passwords
 from torchx_kfp.errors import CorruptResultError, TorchxKfpError
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ def _echo(what: str | bytes) -> None:
 
 
 def print_message(text: str, *, colours: bool = False) -> None:
-    """Print a message on stderr without control characters; ``colours`` keeps those of quoted logs."""
+    """Print a message on stderr without control characters and passwords; ``colours`` keeps those of quoted logs."""
     try:
-        click.echo(clean(text, colours=colours), err=True)
+        click.echo(clean(without_passwords(text), colours=colours), err=True)
     except OSError:  # there is no reader to tell
         discard(sys.stderr)
 
