@@ -271,7 +271,6 @@ def test_wrong_words_name_the_way_out(call, here, tmp_path, monkeypatch):
         (["latest/first", "--workspace", "nowhere"], ("nowhere", "not a folder")),
         (["latest/first", "--mount", "/tmp"], ("--docker",)),
         (["latest/first", "--env", "NO_SUCH"], ("NO_SUCH", "--env NAME=VALUE")),
-        (["latest/first", "--directory", "nowhere"], ("nowhere",)),
         (["latest/plain", "--secret", f"kyes={_secret(tmp_path)}"], ("kyes",)),
         (["nothing/first"], ("nothing",)),
     ):

@@ -225,7 +225,7 @@ def _differences(
         place = facts.workspace or ("the run's directory" if was_process else "its image")
         yield f"The code is that of {overrides.code}, not that of {place}"
     elif not (brings_code or in_container or was_process):
-        yield f"The code is that of {attempt.directory}, not that in the image (--workspace, --directory)"
+        yield f"The code is that of {attempt.directory}, not that in the image (--workspace)"
     # A process of this machine did not have then what it does not have now, except for variables.
     lacks = missing_variables(component, context.given, invocation.scope, os.environ, in_container=in_container)
     if in_container or not was_process:

@@ -13,10 +13,7 @@ from torchx_kfp.errors import PipelineFileError
 @click.argument("target", metavar="FILE[:NAME]|COMPONENT")
 @component_argument
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
-@click.option(
-    "--strict", is_flag=True, help="Write nothing and exit with 2 if the pipeline fails or differs on KFP's backend."
-)
-def compile_command(target: str, component: ComponentWords, output: str, strict: bool) -> None:
+def compile_command(target: str, component: ComponentWords, output: str) -> None:
     """Compile the pipeline in a Python file to YAML.
 
     A TorchX component becomes a pipeline of one stage; its arguments follow `--`.
@@ -25,13 +22,13 @@ def compile_command(target: str, component: ComponentWords, output: str, strict:
     `torchx-kfp run`. NAME selects one of several pipelines in the file.
 
     Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
-    pipeline, it says how close a run comes to Argo's limits.
+    pipeline, it says how close a run comes to Argo's limits. For an exit code, use `torchx-kfp check --strict`.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import load_pipeline_function
     from torchx_kfp.entrypoints.cli.run_inputs import refuse_folders
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
     from torchx_kfp.execution.model.checks import of_arguments
-    from torchx_kfp.execution.model.findings import about_backends, refuse
+    from torchx_kfp.execution.model.findings import about_backends
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
     from torchx_kfp.execution.pipeline.load import compile_function
 
@@ -40,8 +37,6 @@ def compile_command(target: str, component: ComponentWords, output: str, strict:
     size = measure(pipeline.text)
     problems = [*check_pipeline(pipeline), *of_arguments(defaults_of(pipeline)), *check_size(size)]
     findings = about_backends(problems)
-    if strict:
-        refuse(pipeline.name, findings, "nothing was written")
     for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(remark)
     if output == "-":

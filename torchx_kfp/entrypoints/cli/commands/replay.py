@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 @click.option("--shell", is_flag=True, help="Open a shell with everything set up, in place of the application.")
 @click.option("--replica", metavar="ROLE/INDEX", default="", help="Run one replica of a distributed stage alone.")
 @click.option(
-    "--directory", metavar="DIR", help="The directory in which it runs.  [default: that of the run, or the current one]"
-)
-@click.option(
     "--tracker-base",
     metavar="DIR|URL",
     default="",
@@ -80,7 +77,6 @@ def replay_command(run: str, lookup: Lookup, **options: Any) -> None:
             "docker": options["docker"],
             "mounts": options["mounts"],
             "copy_from": options["copy_from"],
-            "directory": options["directory"],
         },
         # A run on this machine keeps its replays.
         output_dir=None if is_here else lookup.output_dir,

@@ -5,23 +5,18 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
-from torchx_kfp.entrypoints.cli.flags import view_options
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 
 
 @click.command("retry")
 @click.argument("run")
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
-@view_options
 @finds_runs()
 @click.pass_context
 def retry_command(
     context: click.Context,
     run: str,
     watch: bool,
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
     lookup: Lookup,
 ) -> None:
     """Run again what failed in RUN, or was canceled. Stages that succeeded are kept.
@@ -35,15 +30,14 @@ def retry_command(
     from torchx_kfp.execution.runs.history import RunReader
 
     source = lookup.find(run, changes="retry")
-    view = {"quiet": quiet, "verbose": verbose, "as_json": as_json}
     if isinstance(source, RunReader):
         folder = source.folder
-        context.invoke(run_command, resumed=folder.name, output_dir=str(folder.parent), **view)
+        context.invoke(run_command, resumed=folder.name, output_dir=str(folder.parent))
         return
     words = lookup.words
     source.retry()
     if watch:
-        attach(source, words, **view)
-    elif not quiet:
+        attach(source, words, quiet=False, verbose=False, as_json=False)
+    else:
         print_message(f"KFP retries {source.run_id}: {source.link}".rstrip(": "))
         print_message(f"To watch it: {this_command('watch', source.run_id, *words)}")

@@ -54,7 +54,6 @@ _SHORTEST = 8
 @click.option(
     "--newer-than", metavar="AGE", type=Duration(), help="Only runs that began after this, such as 12h or 7d."
 )
-@click.option("--older-than", metavar="AGE", type=Duration(), help="Only runs that began before this.")
 @json_option
 @finds_runs()
 def runs_command(
@@ -63,7 +62,6 @@ def runs_command(
     name: str | None,
     schedule: str | None,
     newer_than: float | None,
-    older_than: float | None,
     as_json: bool,
     lookup: Lookup,
 ) -> None:
@@ -82,7 +80,7 @@ def runs_command(
 
     schedule_id = Schedules(connect(lookup.flags)).find_id(schedule) if schedule else ""
     chosen = tuple(State(state) for state in states)
-    where = RunFilter(chosen, name or "", newer_than=newer_than, older_than=older_than, schedule_id=schedule_id)
+    where = RunFilter(chosen, name or "", newer_than=newer_than, schedule_id=schedule_id)
     is_given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     output_dir, most, now = lookup.output_dir, limit or None, time.time()
     is_on_host = names_host(lookup.flags)
