@@ -251,14 +251,11 @@ TRACKERS: list[Row] = [
             lambda: component_from_app(make_app(), trackers={"mlflow": None}),
         )
     ),
-    *(
-        (
-            lambda config=config: component_from_app(
-                make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"}), tracked=True, trackers={"mlflow": config}
-            ),
-            *("TORCHX_TRACKER_MLFLOW_CONFIG", "'x'", "tracked", "'trainer'"),
-        )
-        for config in (None, "http://mlflow:5000")
+    (
+        lambda: component_from_app(
+            make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"}), tracked=True, trackers={"mlflow": "http://mlflow:5000"}
+        ),
+        *("TORCHX_TRACKER_MLFLOW_CONFIG", "'x'", "tracked", "'trainer'"),
     ),
 ]
 

@@ -80,7 +80,7 @@ def test_components_of_each_form_name_their_trackers(tmp_path: Path) -> None:
         ]
 
 
-def test_a_configuration_may_be_a_secret_or_that_of_an_untracked_role() -> None:
+def test_a_configuration_may_be_a_secret_or_that_of_the_role() -> None:
     secrets = {"mlflow": {"uri": "TORCHX_TRACKER_MLFLOW_CONFIG"}}
     component_from_app(make_app(), tracked=True, trackers={"mlflow": None}, secrets=secrets)
-    component_from_app(make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"}), tracked=True)
+    component_from_app(make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"}), tracked=True, trackers={"mlflow": None})

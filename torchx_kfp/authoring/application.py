@@ -22,7 +22,7 @@ from torchx_kfp.authoring.channels import check_text, ir_type, parse, parse_chec
 from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
 from torchx_kfp.authoring.options import StageOptions
-from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant, join_constants
+from torchx_kfp.authoring.references import REPLICA, Text, check_word, is_constant, join_constants, parameter_text
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, check_variables, secret_variables, tracker_env
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.folders import folders_placeholder
@@ -91,15 +91,9 @@ def role_application(
             is not checked, and an engine sets the host of replica 0.
     """
     where = f"role {role.name!r}"
-    tracked = options.tracker_base is not None
-    of_trackers = tracker_env(options.trackers)
-    configs = [protocol.tracker_config_variable(name) for name in options.trackers or {}]
-    for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, *configs) if tracked else ():
-        if name in role.env:
-            raise AppDefError(
-                f"env of {where} sets {name} to {role.env[name]!r}, but a tracked stage gets this variable from the "
-                "pipeline. Remove it, or do not track the stage (no tracker_base)."
-            )
+    of_stage = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if options.tracker_base is not None else ()
+    secrets = options.secrets or {}
+    check_variables(role.env, secrets, (*of_stage, *(protocol.OF_REPLICAS if replicas else ())), where)
     # The values of ``torchx.specs.macros``. ``app_id`` is the AppDef's name, because a value that changed with each run
     # would defeat KFP's caching. In a container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler, where
     # ``base_img_root`` is deprecated.
@@ -107,7 +101,7 @@ def role_application(
         "img_root": "",
         "base_img_root": "",
         "app_id": app.name,
-        "replica_id": "\0" if replicas else "0",  # no word contains a NUL
+        "replica_id": parameter_text(REPLICA) if replicas else "0",
         "rank0_env": protocol.RANK0_HOST,
     }
     texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
@@ -116,21 +110,9 @@ def role_application(
         variables.setdefault(protocol.RANK0_HOST, "localhost")
 
     def read(value: object, place: str) -> Text:
-        if not isinstance(value, str):
-            return parse(value, place)
         # In one pass: a value that looks like a macro stays as it is.
-        filled = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], value)
-        if not replicas:
-            return parse(filled, place)
-        check_word(value, place)
-        parts: list[str | Reference] = []
-        for part in parse(filled, place):
-            if isinstance(part, Reference):
-                parts.append(part)
-                continue
-            for index, piece in enumerate(part.split("\0")):
-                parts += [REPLICA, piece] if index else [piece]
-        return tuple(part for part in parts if part != "") or ("",)
+        filled = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], f"{value}")
+        return parse(filled if isinstance(value, str) else value, place)
 
     env: dict[str, Text] = {}
     field_paths: dict[str, str] = {}
@@ -152,21 +134,22 @@ def role_application(
     # TorchX applies macros only to args and env.
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
-    secrets = options.secrets or {}
-    args, expanded = expand_channels(entrypoint, args, where, {*variables, *secret_variables(secrets), *configs})
+    args, expanded = expand_channels(entrypoint, args, where, {*variables, *secret_variables(secrets)})
     env.update({variable: (reference,) for variable, reference in expanded.items()})
     if options.inputs:
         env[protocol.STAGE_INPUTS] = (":".join(options.inputs),)
     args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
-    reserved = (*PROTOCOL_VARIABLES, *of_trackers) if tracked else ()
-    check_variables(secrets, {*env, *field_paths}, reserved, where)
     image = parse_checked(role.image, f"image of {where}")
     starter = _unpacking(role_workspace(role, options))
     return Application((entrypoint, *args), env, field_paths, image, starter, (LAUNCHER_FAILED,) if starter else ())
 
 
 def _check(parts: Text, place: str) -> Text:
-    return parts if REPLICA in parts else check_text(parts, place)
+    if REPLICA not in parts:
+        return check_text(parts, place)
+    for part in parts:
+        check_word(part if isinstance(part, str) else "", place)
+    return parts
 
 
 def _unpacking(workspace: Text) -> list[Text]:

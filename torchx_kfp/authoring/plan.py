@@ -102,7 +102,7 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
             "publish_results needs the tracker base of a stage that is not a task of task_from_app: "
             "publish_results(run_id, ..., tracker_base=...)."
         )
-    check_variables(options.secrets or {}, (), PROTOCOL_VARIABLES, "the publisher")
+    check_variables({}, options.secrets or {}, PROTOCOL_VARIABLES, "the publisher")
     if image == "":
         raise AppDefError(
             "publish_results has no image. Name one with python3 and fsspec, such as components/publisher."

@@ -93,8 +93,8 @@ def parameter(name: str, kind: str) -> Reference:
     return Reference(f"parameter {name}", None, name, kind)
 
 
-#: The index of a replica, which only the replica knows: its launcher fills it in, not KFP.
-REPLICA = Reference("replica", None, "replica_id", "STRING")
+#: The index of a replica, which only the replica knows: its launcher fills it in, not KFP. No input has such a name.
+REPLICA = parameter("0", "STRING")
 
 
 def parameter_text(reference: Reference) -> str:

@@ -167,12 +167,6 @@ def _check_roles(app: specs.AppDef) -> None:
         fewest = getattr(role, "min_replicas", None)
         if fewest is not None and whole_number(fewest, f"min_replicas of {where}", 1) > most:
             raise AppDefError(f"{where} has min_replicas={fewest}, which is more than its num_replicas ({most}).")
-        for name in protocol.OF_REPLICAS:
-            if name in role.env:
-                raise AppDefError(
-                    f"env of role {role.name!r} sets {name} to {role.env[name]!r}, but each replica gets this variable "
-                    "from its engine. Remove it."
-                )
     known = [role.name for role in app.roles]
     for name in known:
         if known.count(name) > 1:

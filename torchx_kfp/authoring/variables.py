@@ -45,13 +45,19 @@ def secret_variables(secrets: Secrets) -> list[str]:
     return [variable for variables in secrets.values() for variable in variables.values()]
 
 
-def check_variables(secrets: Secrets, env: Container[str], reserved: Container[str], where: str) -> None:
-    """Reject variables from secrets that the role sets (``env``), or the pipeline (``reserved``)."""
+def check_variables(env: Mapping[str, object], secrets: Secrets, reserved: Container[str], where: str) -> None:
+    """Reject variables with two sources, which are a role's env, secrets and, for ``reserved`` ones, the stage."""
+    for variable, value in env.items():
+        if variable in reserved:
+            raise AppDefError(
+                f"env of {where} sets {variable} to {value!r}, but a tracked or distributed stage gets this variable "
+                "from the pipeline. Remove it."
+            )
     for secret, variables in secrets.items():
         for key, variable in variables.items():
             gives = f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}"
             if variable in reserved:
-                raise AppDefError(f"{gives}, which a tracked stage gets from the pipeline. Use another one.")
+                raise AppDefError(f"{gives}, which a tracked or distributed stage gets itself. Use another one.")
             if variable in env:
                 raise AppDefError(f"{gives}, which env of {where} sets as well. Remove one of them.")
 
