@@ -100,11 +100,11 @@ def plan_of_a_resumed_run() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, fails = f"{folder}/many.yaml", Path(folder, "fail-999")
         compiler.Compiler().compile(many, path)
+        load = timed(lambda: load_pipeline(path))
         fails.touch()
         failed = run(path, {"folder": folder}, output_dir=folder, cache=False, watch=Watch())
         fails.unlink()
         plans = [timed(lambda: plan_run(path, resume=failed)) for _ in range(3)]
-        load = timed(lambda: load_pipeline(path))
         assert len(plan_run(path, resume=failed).kept) == 999
     show(
         "the plan of a resumed run of 1,000 stages",

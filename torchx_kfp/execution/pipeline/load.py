@@ -37,8 +37,9 @@ SUFFIXES = (".yaml", ".yml", ".json")
 _LONGEST = 16 << 20
 _DEEPEST = 100
 _LARGEST = 1_000_000
-#: The last large texts, and what they contain; and how many characters such a text has.
+#: The last large texts, what they contain, and the pipelines in them; and how many characters such a text has.
 _RECENT: dict[str, bytes] = {}
+_READ: dict[str, Pipeline] = {}
 _LARGE = 100_000
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_DEEP = f"it contains lists or dicts that are nested more than {_DEEPEST} levels deep"
@@ -154,6 +155,8 @@ def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
     Raises:
         PipelineFileError: it is not a compiled KFP v2 pipeline.
     """
+    if text in _READ:
+        return _READ[text]
     try:
         documents = _documents(text)
     except _TooMuch as error:
@@ -161,7 +164,9 @@ def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
         # PyYAML does not catch Python's exceptions about malformed dates, numbers and keys.
         raise PipelineFileError(f"The file {name!r} is not valid YAML: {error}") from None
-    return pipeline_from_documents(documents, name, text)
+    pipeline = pipeline_from_documents(documents, name, text)
+    _remember(_READ, text, pipeline)
+    return pipeline
 
 
 def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
@@ -175,10 +180,16 @@ def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
         return found
     found = _parsed(text, is_compiled=is_compiled)
     if len(text) > _LARGE:
-        while len(_RECENT) > 1:
-            del _RECENT[next(iter(_RECENT))]
-        _RECENT[text] = pickle.dumps(found)
+        _remember(_RECENT, text, pickle.dumps(found))
     return found
+
+
+def _remember(recent: dict[str, Any], text: str, found: Any) -> None:
+    """Remember what was found in one of the last two large texts."""
+    if len(text) > _LARGE:
+        while len(recent) > 1:
+            del recent[next(iter(recent))]
+        recent[text] = found
 
 
 def _parsed(text: str, *, is_compiled: bool) -> list[Any]:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,6 +225,11 @@ class KnownStage:
     facts: DecodedCommand
 
     @property
+    def is_tracked(self) -> bool:
+        """Whether it is a tracked stage whose name is known."""
+        return bool(self.facts.stage) and "{{$" not in str(self.facts.stage)
+
+    @property
     def tracker_base(self) -> str | None:
         """The tracker base of a tracked stage; None if it is not known."""
         base = self.facts.tracker_base
@@ -245,7 +250,12 @@ class KnownStage:
 
 def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[KnownStage]:
     """Yield every task that runs a container; ``arguments`` has the values of all parameters."""
-    for place, inputs in known_inputs(pipeline, arguments):
+    yield from stages_among(known_inputs(pipeline, arguments))
+
+
+def stages_among(places: Iterable[tuple[ScopedTask, Mapping[str, Any]]]) -> Iterator[KnownStage]:
+    """Yield those tasks that run a container; ``places`` are of ``known_inputs``."""
+    for place, inputs in places:
         container = place.component.container
         if container is not None:
             words = resolve_command(container.words, Facts(parameters=inputs))
@@ -255,7 +265,7 @@ def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[K
 def tracked_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, KnownStage]:
     """Return the tracked stages by their names without indices; ``arguments`` has the values of all parameters."""
     stages = known_stages(pipeline, arguments)
-    return {each.place.name: each for each in stages if each.facts.stage and "{{$" not in each.facts.stage}
+    return {each.place.name: each for each in stages if each.is_tracked}
 
 
 def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[KnownStage]]:

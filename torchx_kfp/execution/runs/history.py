@@ -256,9 +256,9 @@ class RunReader:
         """Return the event with current paths: the folder may have been moved, even to another machine."""
         if isinstance(event, RunStarted) and event.folder is not None:
             event = dataclasses.replace(event, folder=self.folder.absolute())
-        elif isinstance(event, StageStarted):
+        elif isinstance(event, StageStarted) and event.log_file is not None:
             event = dataclasses.replace(event, log_file=self._place_now(event.log_file))
-        elif isinstance(event, StageFinished):
+        elif isinstance(event, StageFinished) and event.result.log_file is not None:
             place = self._place_now(event.result.log_file, event.result.cached_from)
             event = dataclasses.replace(event, result=dataclasses.replace(event.result, log_file=place))
         return event

@@ -20,13 +20,7 @@ from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
-from torchx_kfp.execution.pipeline.walk import (
-    ScopedTask,
-    indices_of,
-    known_inputs,
-    tracked_stages,
-    without_indices,
-)
+from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
 from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
@@ -35,11 +29,10 @@ from torchx_kfp.execution.runs.unit_outputs import OutputLookup, OutputNotKnownE
 from torchx_kfp.execution.runs.units import (
     CONDITION,
     Definition,
+    KnownUnits,
     Unit,
-    definitions_of,
     differences,
     outputs_of,
-    units_of,
 )
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -188,12 +181,12 @@ class _Planner:
         directory: str,
     ) -> None:
         self._earlier, self._pipeline, self._is_here, self._directory = earlier, pipeline, is_here, directory
-        self._arguments = arguments
-        self._units = units_of(pipeline)
-        self._definitions = definitions_of(pipeline, self._units, arguments)
+        self._now = now = KnownUnits.of(pipeline, arguments)
+        self._units, self._definitions = now.by_path, now.definitions
         before, known = earlier.continuation, continuation_of(pipeline.description)
-        old = units_of(earlier.pipeline)
-        own = definitions_of(earlier.pipeline, old, earlier.record.arguments)
+        is_same = pipeline is earlier.pipeline and arguments == earlier.record.arguments
+        then = now if is_same else KnownUnits.of(earlier.pipeline, earlier.record.arguments)
+        old, own = then.by_path, then.definitions
         #: The definitions of the earlier run's units, by their keys.
         self._before: dict[str, Definition] = {**own, **(before.definitions if before else {})}
         #: The definitions that are recorded: those in the whole pipeline.
@@ -213,7 +206,6 @@ class _Planner:
             self._executions.setdefault(without_indices(end.name), []).append(end)
         leaves = not is_here and earlier.record.folder is not None
         self._outputs = OutputLookup(pipeline, earlier.ends, earlier.values, leaves=leaves)
-        self._inputs = {place.path: inputs for place, inputs in known_inputs(pipeline, arguments)}
         self._readers: dict[str, list[Unit]] = {}
         self._followers: dict[str, list[Unit]] = {}
         for unit in self._units.values():
@@ -296,7 +288,7 @@ class _Planner:
 
     def _uses_workspace(self, place: ScopedTask) -> bool:
         container = place.component.container
-        texts = [*(container.words if container else ()), *map(str, self._inputs[place.path].values())]
+        texts = [*(container.words if container else ()), *map(str, self._now.inputs[place.path].values())]
         return any(WORKSPACE in text for text in texts)
 
     def _mark(self, unit: Unit, reason: str) -> bool:
@@ -499,7 +491,7 @@ class _Planner:
 
     def _verify_bases(self, ends: Sequence[StageResult]) -> list[str]:
         """Raise ArgumentError if stages that run would look for kept results in another place than they are."""
-        now = tracked_stages(self._pipeline, self._arguments)
+        now = {stage.place.name: stage for stage in self._now.stages.values() if stage.is_tracked}
         record = self._earlier.record
         notes: dict[str, str] = {}
         for end in ends:

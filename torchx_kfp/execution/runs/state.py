@@ -7,7 +7,7 @@ from the local runner, from a run's folder, or from a backend that is polled.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -174,7 +174,7 @@ class TaskState:
     looped: bool = False
     stages: dict[str, StageState] = field(default_factory=dict)
     #: The same stages, by their states, each with the latest last.
-    by_state: dict[State, dict[str, StageState]] = field(default_factory=lambda: {state: {} for state in State})
+    by_state: defaultdict[State, dict[str, StageState]] = field(default_factory=lambda: defaultdict(dict))
     started_at: float | None = None
     ended_at: float = 0.0
     #: The number of stages that the loops that have begun will have.
@@ -193,7 +193,7 @@ class TaskState:
     @property
     def active(self) -> list[StageState]:
         """The active stages."""
-        return [stage for state, stages in self.by_state.items() if state.is_active for stage in stages.values()]
+        return [*self.by_state[State.RUNNING].values(), *self.by_state[State.RETRYING].values()]
 
     def counts(self, unheard: State | None) -> Counter[State]:
         """Return the number of stages in each state; stages without an event count as ``unheard``."""

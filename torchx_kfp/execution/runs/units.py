@@ -29,7 +29,7 @@ from torchx_kfp.execution.pipeline.spec import (
 )
 from torchx_kfp.execution.pipeline.surgery import is_exit_handler
 from torchx_kfp.execution.pipeline.values import to_text
-from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_inputs, known_stages, walk
+from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_inputs, stages_among, walk
 
 
 class UnitRead(NamedTuple):
@@ -219,16 +219,33 @@ CODE = "code"
 Definition = Mapping[str, str]
 
 
-def definitions_of(
-    pipeline: Pipeline, units: Mapping[str, Unit], arguments: Mapping[str, Any]
-) -> dict[str, Definition]:
-    """Return what defines each unit, by its key; ``arguments`` has the values of all parameters."""
-    inputs = {place.path: known for place, known in known_inputs(pipeline, arguments)}
-    stages = {stage.place.path: stage for stage in known_stages(pipeline, arguments)}
-    return {
-        unit.key: {name: _digest(value) for name, value in _definition(unit, units, inputs, stages)}
-        for unit in units.values()
-    }
+@dataclass(frozen=True)
+class KnownUnits:
+    """The units of a pipeline that gets certain arguments.
+
+    Attributes:
+        by_path: the units.
+        inputs: the known inputs of all tasks, by their paths.
+        stages: the stages that run a container, by their paths.
+        definitions: what defines each unit, by its key.
+    """
+
+    by_path: Mapping[str, Unit]
+    inputs: Mapping[str, Mapping[str, Any]]
+    stages: Mapping[str, KnownStage]
+    definitions: Mapping[str, Definition]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, arguments: Mapping[str, Any]) -> KnownUnits:
+        """Find the units of a pipeline; ``arguments`` has the values of all parameters."""
+        units, places = units_of(pipeline), list(known_inputs(pipeline, arguments))
+        inputs = {place.path: known for place, known in places}
+        stages = {stage.place.path: stage for stage in stages_among(places)}
+        definitions = {
+            unit.key: {name: _digest(value) for name, value in _definition(unit, units, inputs, stages)}
+            for unit in units.values()
+        }
+        return cls(units, inputs, stages, definitions)
 
 
 def _digest(value: Any) -> str:
