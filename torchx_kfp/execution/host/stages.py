@@ -86,22 +86,37 @@ class StageReader:
     def read(self) -> list[Step]:
         """Return the steps of all stages so far, in the order of their times."""
         workflow, root = self._nodes.workflow, self._pipeline.root
-        rounds = [
-            (body.name, (first, second), body.state)
-            for first, whole in enumerate(self._nodes.attempts(workflow) if workflow else ())
-            for second, body in enumerate(self._nodes.attempts(f"{whole.name}.root"))
+        run = DagNode(StageNames(), "", (), self._progress.is_over)
+        bodies = [
+            body
+            for _, whole in (self._bodies(workflow, run) if workflow else ())
+            for body in self._bodies(f"{whole.base}.root", whole)
         ]
         # Nothing begins in an attempt whose root is omitted because its driver has failed, so only one attempt
         # reports it.
-        begun = [each for each in rounds if each[2] is not State.NOT_RUN] or rounds[-1:]
-        for base, round_, state in begun or [("", (0, 0), State.RUNNING)]:
-            self._dag(root, DagNode(StageNames(), base, round_, state.is_over or self._progress.is_over))
-        if not rounds:
-            self._pending_group(root, StageNames(), f"{workflow}(0).root-driver", (0, 0))
+        for _, body in [each for each in bodies if each[0].state is not State.NOT_RUN] or bodies[-1:]:
+            self._dag(root, body)
+        if not bodies:
+            self._dag(root, run)
+            self._pending_group(root, StageNames(), f"{workflow}(0).root-driver", run.round)
         # The sort keeps the order of steps with equal times.
         return sorted(self._steps, key=lambda step: step.event.time)
 
     # DAGs
+
+    def _bodies(self, name: str, scope: DagNode, names: StageNames | None = None) -> list[tuple[Node, DagNode]]:
+        """Return the attempts at a node of a DAG. Nothing more begins in one that has ended, or that another follows.
+
+        Args:
+            name: the node's name.
+            scope: the DAG around it.
+            names: the names of the stages inside, if they are others than in the scope.
+        """
+        bodies, found = self._nodes.attempts(name), []
+        for index, body in enumerate(bodies):
+            is_closed = scope.is_closed or body.state.is_over or index + 1 < len(bodies)
+            found.append((body, DagNode(names or scope.names, body.name, (*scope.round, index), is_closed)))
+        return found
 
     def _dag(self, component: Component, scope: DagNode) -> TaskOutcome:
         """Read the tasks of a DAG."""
@@ -205,17 +220,14 @@ class StageReader:
             return TaskOutcome()
         if node.state is State.SKIPPED:
             return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
-        end = TaskOutcome()
-        bodies = self._nodes.attempts(path)
-        for index, body in enumerate(bodies):
-            is_closed = scope.is_closed or body.state.is_over or index + 1 < len(bodies)
-            inner = DagNode(scope.names.inside(task), body.name, (*scope.round, index), is_closed)
-            end = self._dag(component, inner)
-            if index + 1 < len(bodies) and not task.is_group:
-                name = scope.names.of(task.name)
-                delay = max(0.0, self._time(bodies[index + 1].start, end.time) - end.time)
-                retried = PipelineRetried(name, index + 1, reasons.failed_in(end.failed), delay, time=end.time)
-                self._report(name, retried, index + 1, scope.round)
+        end, before = TaskOutcome(), 0
+        for body, inner in self._bodies(path, scope, scope.names.inside(task)):
+            if before and not task.is_group:
+                name, start = scope.names.of(task.name), self._time(body.start, end.time)
+                failed = reasons.failed_in(end.failed)
+                retried = PipelineRetried(name, before, failed, max(0.0, start - end.time), time=end.time)
+                self._report(name, retried, before, scope.round)
+            end, before = self._dag(component, inner), before + 1
         return self._group_end(task, component, node, end, scope)
 
     def _group_end(self, task: Task, component: Component, node: Node, end: TaskOutcome, scope: DagNode) -> TaskOutcome:
@@ -237,10 +249,7 @@ class StageReader:
         if node is None:
             return TaskOutcome()
         end = TaskOutcome()
-        bodies = self._nodes.attempts(node.name)
-        for index, body in enumerate(bodies):
-            is_closed = scope.is_closed or body.state.is_over
-            inner = DagNode(scope.names, body.name, (*scope.round, index), is_closed)
+        for _, inner in self._bodies(node.name, scope):
             end = self._iterations(task, component, inner)
         if end.state in (State.SKIPPED, State.NOT_RUN):
             return end
@@ -292,20 +301,17 @@ class StageReader:
 
     def _iteration(self, task: Task, component: Component, scope: DagNode, index: int, item: Node) -> TaskOutcome:
         names, end = scope.names.inside_iteration(index), TaskOutcome()
-        for first, whole in enumerate(self._nodes.attempts(item.name)):
-            name = f"{whole.name}.iteration-item"
+        for _, whole in self._bodies(item.name, scope, names):
+            name = f"{whole.base}.iteration-item"
             driver = self._nodes.get(f"{name}-driver")
-            here = DagNode(names, whole.name, (*scope.round, first), scope.is_closed or whole.state.is_over)
+            bodies = self._bodies(name, whole)
             if driver is not None and driver.state is State.FAILED:
-                end = self._unprepared(task, driver, here)
-                continue
-            bodies = self._nodes.attempts(name)
-            if not bodies or bodies[-1].state in (State.SKIPPED, State.NOT_RUN):
-                end = self._missing(task, scope, names, ()) if here.is_closed else TaskOutcome()
-                continue
-            for second, body in enumerate(bodies):
-                is_closed = here.is_closed or body.state.is_over
-                end = self._dag(component, DagNode(names, body.name, (*here.round, second), is_closed))
+                end = self._unprepared(task, driver, whole)
+            elif bodies and bodies[-1][0].state not in (State.SKIPPED, State.NOT_RUN):
+                for _, body in bodies:
+                    end = self._dag(component, body)
+            else:
+                end = self._missing(task, whole, names, ()) if whole.is_closed else TaskOutcome()
         return end
 
     def _missing(self, task: Task, scope: DagNode, names: StageNames, ends: Sequence[TaskOutcome]) -> TaskOutcome:
