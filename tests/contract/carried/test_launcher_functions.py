@@ -15,34 +15,7 @@ from hypothesis import strategies as st
 
 from torchx_kfp.contract.carried import replica_roles
 
-#: What manifests have that is not a marker. ``$`` is the kubelet's, ``%`` and ``@`` are nobody's within text.
-CONSTANTS = ["$(HOME)", "$$5", "${X}", "100%", "%(name)s", "@name", "{{workflow.name}}", ""]
-keys = st.sampled_from(["spec", "a.b/c", "env", "$(K)", "%(name)s"])
-manifests: Any = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(CONSTANTS),
-    lambda nodes: st.lists(nodes, max_size=3) | st.dictionaries(keys, nodes, max_size=3),
-    max_leaves=12,
-)
-
-
 # fill
-
-
-@given(manifests)
-def test_a_manifest_without_markers_stays(manifest: Any) -> None:
-    before = copy.deepcopy(manifest)
-    assert replica_roles.fill(manifest, {"name": "train-1"}, {}) == manifest == before
-
-
-@given(st.lists(st.lists(manifests, max_size=3), max_size=4), st.lists(manifests, max_size=3))
-def test_markers_become_values_and_the_items_of_lists(lists: list[list[Any]], between: list[Any]) -> None:
-    """Only the items of a marker's list take its place."""
-    values = {str(number): items for number, items in enumerate(lists)}
-    node = [{"@": "name"}, *(one for number in values for one in ({"@": number}, *between)), [{"name": {"@": "0"}}]]
-    expected = ["train-1", *(one for items in lists for one in (*items, *between)), [{"name": lists[:1] and lists[0]}]]
-    before = copy.deepcopy((node, values))
-    assert replica_roles.fill(node, {"0": [], **values, "name": "train-1"}, {}) == expected
-    assert (node, values) == before
 
 
 def test_roles_do_not_share_values() -> None:
