@@ -27,7 +27,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -187,7 +187,7 @@ class Printed:
 def run(command: str, program: Program, around: Around = NOTHING) -> Printed:
     """Run a line like a shell in the program's folder does."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**around.environ, "PATH": programs, "TZ": "UTC", "COLUMNS": "80"}
+    variables = {**program.variables, **around.environ, "PATH": programs, "TZ": "UTC", "COLUMNS": "80"}
     done = replace(program, variables=variables).shell(around.really(command))
     texts = (around.shown(text).replace(str(program.folder), HOME) for text in (done.stdout, done.stderr))
     return Printed(*texts, done.returncode)
@@ -223,8 +223,10 @@ def updated(said: str, printed: Printed) -> str:
     return said
 
 
-def run_commands(page: Path, program: Program) -> Iterator[tuple[Command, Printed]]:
-    """Run the page's commands with the page's files; yield those that can be run, and their output.
+def run_commands(
+    page: Path, program: Program, programs: Set[str] = PROGRAMS, around: Around = NOTHING
+) -> Iterator[tuple[Command, Printed]]:
+    """Run the page's commands of some programs with the page's files; yield them with their output.
 
     Raises:
         ValueError: the page has a command that is not known.
@@ -232,17 +234,17 @@ def run_commands(page: Path, program: Program) -> Iterator[tuple[Command, Printe
     folder = program.folder
     write_files(page, folder)
     has_host = _HOST in page.read_text(encoding="utf-8")
-    with cluster(folder) if has_host else contextlib.nullcontext(NOTHING) as around:
+    with cluster(folder) if has_host else contextlib.nullcontext(around) as around:
         for block in blocks(page):
             for command in commands(block) if block.language == "console" else ():
                 name = next(word for word in shlex.split(command.line) if not _ASSIGNMENT.match(word))
-                if name in PROGRAMS:
+                if name in programs:
                     if "torchx-kfp run " in command.line:
                         _wait_for_another_second(folder)
                     printed = run(command.line, program, around)
                     around = with_ids(around, command.output, printed)
                     yield command, Printed(around.shown(printed.stdout), around.shown(printed.stderr), printed.code)
-                elif name not in OTHERS:
+                elif name not in PROGRAMS | OTHERS:
                     raise ValueError(f"{page.name}:{block.line}: {name!r} is not among PROGRAMS and OTHERS.")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 from torchx.runner import Runner
@@ -10,32 +9,17 @@ from torchx.runner import Runner
 from tests import pages
 from tests.entrypoints.scheduler.program import TorchX
 from tests.fake_kfp import KfpHost
+from tests.pages_host import HOST, Around
 
 PAGE = pages.REPOSITORY / "docs" / "guides" / "torchx.md"
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_URL = "http://localhost:8080"
 
 
 def test_commands_print_what_the_page_says(torchx: TorchX, host: KfpHost) -> None:
-    user = dataclasses.replace(torchx, variables={**torchx.variables, "TORCHX_KFP_HOST": host.url})
-    ids: dict[str, str] = {}
-    commands = [command for block in pages.blocks(PAGE) for command in pages.commands(block)]
-    count = 0
-    for command in commands:
-        if not command.line.startswith("torchx "):
-            continue
-        count += 1
-        line = _UUID.sub(lambda found: ids[found[0]], command.line)
-        said = user.shell(line)
-        # A run is named by the id that the page gives it.
-        new = [uuid for uuid in _UUID.findall(command.output) if uuid not in ids]
-        ids.update(zip(new, _UUID.findall(said.stdout), strict=False))
-        texts = [said.stdout, said.stderr]
-        for shown, real in ids.items():
-            texts = [text.replace(real, shown) for text in texts]
-        printed = pages.Printed(*(text.replace(host.url, _URL) for text in texts), said.returncode)
-        assert pages.agrees(command.output, printed), f"{line}\n{said.stdout}{said.stderr}"
-    assert count == 6
+    around = Around({"TORCHX_KFP_HOST": host.url}, {HOST: host.url})
+    outputs = list(pages.run_commands(PAGE, torchx, {"torchx"}, around))
+    for command, printed in outputs:
+        assert pages.agrees(command.output, printed), f"{command.line}\n{printed.stdout}{printed.stderr}"
+    assert outputs
 
 
 def test_the_page_has_all_options(runner: Runner) -> None:
