@@ -300,19 +300,12 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    import shutil  # slow to load, and applications import this module
+    import subprocess  # slow to load, and applications import this module
 
-    try:
-        shutil.rmtree(top)
-    except (RecursionError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENAMETOOLONG):
-            raise
-        # Python's function is recursive, and has a folder open on each level.
-        import subprocess  # likewise
-
-        done = subprocess.run(["rm", "-rf", "--", top], stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise OSError(errno.EIO, done.stderr.strip(), os.fspath(top)) from None
+    # Python's function is recursive, and has a folder open on each level.
+    done = subprocess.run(["rm", "-rf", "--", top], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise OSError(errno.EIO, done.stderr.strip(), os.fspath(top))
 
 
 def verify_tree(path: str, root: str | None = None) -> None:

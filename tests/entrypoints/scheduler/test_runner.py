@@ -256,7 +256,10 @@ def test_an_app_role_or_log_that_is_not_there(runner: Runner, host: KfpHost) -> 
         assert runner.status(f"kfp://torchx/{unknown}") is None
     handle = runner.run(app_of(), "kfp")
     runner.wait(handle, wait_interval=0.1)
-    for role, number, facts in (("trianer", 0, ["'trianer'", "'trainer'"]), ("trainer", 3, ["'trainer'", "replica 3"])):
+    for role, number, facts in (
+        ("trianer", 0, ["'trianer/0'", "'trainer/0'?"]),
+        ("trainer", 3, ["'trainer/3'", "trainer/0"]),
+    ):
         with pytest.raises(ArgumentError, match=says(*facts)):
             runner.log_lines(handle, role, number)
     with pytest.raises(ValueError, match=says("stdout and stderr in one log", "'stderr'")):

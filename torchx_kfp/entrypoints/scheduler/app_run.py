@@ -121,14 +121,12 @@ def find_replica(roles: Mapping[str, StageRoles], role: str, number: int) -> str
     Raises:
         ArgumentError: the app has no such replica.
     """
-    counts: dict[str, int] = {}  # stages may share a role
-    for stage in roles.values():
-        counts |= {name: max(count, counts.get(name, 0)) for name, count in stage.counts.items()}
-    if role not in counts:
-        raise ArgumentError(f"The app has no role {role!r}.{did_you_mean(role, counts)} Its roles: {listed(counts)}.")
-    if not 0 <= number < counts[role]:
-        raise ArgumentError(f"The role {role!r} has no replica {number}: it has {counts[role]}, and the first is 0.")
-    return f"{role}/{number}"
+    replicas = dict.fromkeys(name for stage in roles.values() for name in stage.replicas)  # stages may share a role
+    replica = f"{role}/{number}"
+    if replica not in replicas:
+        there = f"Its replicas: {listed(replicas)}."
+        raise ArgumentError(f"The app has no replica {replica!r}.{did_you_mean(replica, replicas)} {there}")
+    return replica
 
 
 def lines_of(
