@@ -517,7 +517,7 @@ WRONG_CALLS: dict[type[Exception], list[Row]] = {
         (lambda: component_from_function(takes_replicas, count=2), "num_replicas=2"),
         (lambda: component_from_function(takes_a_path), "'path'", "'takes_a_path'", " Path,", "path="),
         (lambda: component_from_function(nothing), "'nothing'", "None"),
-        (lambda: component_from_function(utils.booth, tracked=True), "['tracker_base']", "inputs", "give"),
+        (lambda: component_from_function(utils.booth, tracked=True), "the parameter 'tracker_base'", "itself", "give"),
         *(
             (
                 lambda option=option: component_from_function(dist.ddp, script="train.py", **{option: "job"}),

@@ -339,6 +339,7 @@ CHANNELS: list[Row] = [
     (used(lambda _: produce() and MADE_ELSEWHERE[0].outputs["text"]), "'produce'", "a task of another pipeline"),
 ]
 
+RESERVED = "itself", "Rename"
 ITSELF = "Pass the task itself: reads=task.", "alias", "reads={'train': ...}", "run id"
 BOTH = component_from_app, component_spec_from_app
 READS: list[Row] = [
@@ -389,9 +390,15 @@ READS: list[Row] = [
             (None, "None", "component", "list", "reads="),
             (5, "component", "5", "reads="),
             (["my-train"], "'my-train'", "alias", "input"),
-            (["a", "a"], "the alias 'a' twice"),
+            (["a", "a"], "the alias 'a'", "each once"),
             ([""], "the alias ''"),
         ]
+    ),
+    (lambda: component_from_app(apps(role()), engine="job", reads=["task_config"]), "'task_config'", *RESERVED),
+    (lambda: component_from_app(make_app(), reads=["metrics"], results={}), "the alias 'metrics'", *RESERVED),
+    (
+        lambda: component_from_app(make_app(), {"outputs": []}, reads=["mlpipeline_ui_metadata"]),
+        *("'mlpipeline_ui_metadata'", *RESERVED),
     ),
     *(
         (lambda make=make: make(Stages(tracker_base="s3://b/r")), "component(tracker_base=...)", "'s3://b/r'")
@@ -543,15 +550,7 @@ ENGINES: list[Row] = [
     (engine("jobset", A, B_ALONE), *HINTS),
     (engine("volcano", B_ALONE), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
     (engine("job", *TWO), "engine='job'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
-    (lambda: component_from_function(configured, engine="job"), "input", "'task_config'", "engine", "Rename"),
-    (engine("job", reads=["task_config"]), "'task_config'", "engine", "Rename"),
-    (lambda: component_from_app(make_app(), reads=["metrics"], results={}), "'metrics'", "tracked stage", "Rename"),
-    (
-        lambda: component_from_app(make_app(), {"outputs": []}, reads=["mlpipeline_ui_metadata"]),
-        "'mlpipeline_ui_metadata'",
-        "output",
-        "Rename",
-    ),
+    (lambda: component_from_function(configured, engine="job"), "the parameter 'task_config'", "itself", "Rename"),
     *(
         (engine("job", role(metadata={"kubernetes": overlay})), "metadata['kubernetes']", "'trainer'", text)
         for overlay, text in [

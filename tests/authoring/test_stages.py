@@ -105,7 +105,7 @@ def test_help_lists_all_options() -> None:
     for each in parameters:
         assert re.search(rf"^        {each.name}: [\w`]", documented, re.MULTILINE), each.name
     defaults = {each.name: each.default for each in parameters if each.default is not None}
-    assert defaults == {"may_fail": False, "cache": True, "inline": True, "labels": False}
+    assert defaults == {"may_fail": False, "cache": True, "inline": True, "labels": False, "inputs": ()}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -27,7 +27,7 @@ from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base
 from torchx_kfp.authoring.references import Channel, Reference, parameter
 from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.signatures import with_keywords
-from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.command import METRICS, UI_METADATA
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
@@ -282,7 +282,7 @@ class Stages(SharedOptions):
         app: specs.AppDef,
         tracked: bool,
         reads: Iterable[str],
-        own: Mapping[str, Any],
+        options: Mapping[str, Any],
         parameters: Mapping[Reference, object] | None = None,
         description: str | None = None,
     ) -> StagePlan:
@@ -290,25 +290,31 @@ class Stages(SharedOptions):
 
         ``parameters`` are further inputs, which the AppDef may contain, and their defaults.
         """
-        stage = self._options("component", own)
+        stage = self._options("component", options)
         if stage.tracker_base is not None:
             raise ReadsError(
                 f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "
                 "Stages without it, and pass it when you call the component: component(tracker_base=...)."
             )
         parameters = dict(parameters or {})
-        own_names = [reference.name for reference in parameters]
-        aliases: Any = {alias: parameter(alias, "STRING") for alias in _aliases(reads, own_names)}
-        if tracked or aliases or stage.publishing:
-            names = (TRACKER_BASE, RUN_ID, *([METRICS] if stage.publishing else []))
-            _check_free([*own_names, *aliases], names, "names that a tracked stage uses itself")
+        if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
+            raise ReadsError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
+        aliases = [check_alias(alias) for alias in reads]
+        tracked = tracked or bool(aliases or stage.publishing)
+        taken = {
+            TRACKER_BASE: tracked,
+            RUN_ID: tracked,
+            METRICS: bool(stage.publishing),
+            TASK_CONFIG: stage.engine is not None,
+            UI_METADATA: stage.ui_metadata is not None,
+        }
+        own = [reference.name for reference in parameters]
+        _check_inputs([*own, *aliases], aliases, [name for name, is_taken in taken.items() if is_taken])
+        if tracked:
+            sources: Any = {alias: parameter(alias, "STRING") for alias in aliases}
             base: Any = parameter(TRACKER_BASE, "STRING")
-            stage = replace(stage, tracker_base=base, reads=aliases)
-            parameters |= dict.fromkeys([*aliases.values(), base], NO_DEFAULT)
-        if stage.engine is not None:
-            _check_free([*own_names, *aliases], [TASK_CONFIG], "a name that a stage with an engine uses itself")
-        if stage.ui_metadata is not None:
-            _check_free(aliases, [UI_METADATA], "the name of an output")
+            stage = replace(stage, tracker_base=base, reads=sources)
+            parameters |= dict.fromkeys([*sources.values(), base], NO_DEFAULT)
         plan = plan_stage(app, stage, parameters=parameters, description=description)
         for key, planned in plan.inputs.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
@@ -364,25 +370,13 @@ def check_in_pipeline(function: str, otherwise: str) -> None:
         raise AppDefError(f"{function} must be called inside a function decorated with kfp.dsl.pipeline; {otherwise}.")
 
 
-def _aliases(reads: object, inputs: Collection[str]) -> list[str]:
-    """Return the aliases of the stages that a component reads, whose other inputs are ``inputs``."""
-    if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
-        raise ReadsError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
-    aliases: list[str] = []
-    for alias in map(check_alias, reads):
-        if not is_input_name(alias) or alias in (TRACKER_BASE, RUN_ID, *inputs):
-            raise ReadsError(
-                f"reads has the alias {alias!r}, which cannot be an input of a component. Use a Python identifier that "
-                f"is not a keyword, other than {TRACKER_BASE!r}, {RUN_ID!r}, 'self' and the names of other inputs."
+def _check_inputs(names: Sequence[str], aliases: Collection[str], taken: Sequence[str]) -> None:
+    """Reject names of a component's inputs that KFP does not accept, or that stand for something else."""
+    for name in names:
+        if name in taken or names.count(name) > 1 or not is_input_name(name):
+            refused, what = (ReadsError, "the alias") if name in aliases else (AppDefError, "the parameter")
+            raise refused(
+                f"A component cannot have an input for {what} {name!r}: names of inputs are Python identifiers other "
+                f"than 'self', each once, and this stage has {listed(map(repr, taken)) or 'nothing'} itself. Rename "
+                "it, or give a parameter as a constant."
             )
-        if alias in aliases:
-            raise ReadsError(f"reads has the alias {alias!r} twice. Give each stage its own alias.")
-        aliases.append(alias)
-    return aliases
-
-
-def _check_free(inputs: Collection[str], names: Collection[str], whose: str) -> None:
-    if taken := sorted({*inputs} & {*names}):
-        raise AppDefError(
-            f"The component has the inputs {taken}, {whose}. Rename them, or give parameters as constants."
-        )
