@@ -271,13 +271,13 @@ def test_a_search_in_a_browser(tmp_path: Path, visit: Visit) -> None:
     link = section.find_element(By.CSS_SELECTOR, ".plot a:has(.best)")
     browser.execute_script("arguments[0].focus()", link)
     lit = section.find_elements(By.CSS_SELECTOR, ".lit")
-    assert {it.get_attribute("href") for it in lit} - {None} == {link.get_attribute("href")}
+    assert {it.get_dom_attribute("href") for it in lit} - {None} == {link.get_dom_attribute("href")}
     assert [it.text.split()[0] for it in lit if it.tag_name == "tr"] == ["5"]
     link.send_keys(Keys.ENTER)
     assert browser.find_element(By.CSS_SELECTOR, "tr:target").is_displayed()
     others = section.find_element(By.CSS_SELECTOR, "figure summary")
     assert others.text.startswith("over lr, layers, act")
-    others.click()
+    others.send_keys(Keys.ENTER)
     shown = section.find_elements(By.CSS_SELECTOR, "figure:first-child .plot")
     assert [it.is_displayed() for it in shown] == [True] * 5
 
