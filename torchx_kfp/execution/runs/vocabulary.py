@@ -16,41 +16,40 @@ class State(str, enum.Enum):
     order in which they are shown: the worst first, success last.
     """
 
-    def __new__(cls, word: str, glyph: str = "", ascii_glyph: str = "", style: str = "", color: str = "") -> State:
+    def __new__(cls, word: str, glyph: str = "", style: str = "", color: str = "") -> State:
         state = str.__new__(cls, word)
         state._value_ = word
         state.rank = len(cls.__members__)
-        state.glyph, state.ascii_glyph, state.style, state.color = glyph, ascii_glyph, style, color
+        state.glyph, state.style, state.color = glyph, style, color
         return state
 
     _value_: str
     rank: int
-    #: A sign for the state, and one for terminals that are limited to ASCII.
+    #: A sign for the state.
     glyph: str
-    ascii_glyph: str
     #: The style of the word in a terminal, as rich knows it, and its color in the report, as ``page.css`` names it.
     style: str
     color: str
 
-    FAILED = "failed", "✗", "x", "bold red", "red"
+    FAILED = "failed", "✗", "bold red", "red"
     #: The process that ran the pipeline was killed.
-    INTERRUPTED = "interrupted", "!", "!", "bold red", "purple"
+    INTERRUPTED = "interrupted", "!", "bold red", "purple"
     #: The run was ended while the stage was running or waiting for its next attempt.
-    CANCELED = "canceled", "■", "#", "yellow", "orange"
-    RUNNING = "running", "●", "*", "cyan", "blue"
+    CANCELED = "canceled", "■", "yellow", "orange"
+    RUNNING = "running", "●", "cyan", "blue"
     #: An attempt has failed, and the next one follows.
-    RETRYING = "retrying", "↻", "r", "yellow", "orange"
+    RETRYING = "retrying", "↻", "yellow", "orange"
     #: The stage knows its inputs and waits for a free place.
-    QUEUED = "queued", "○", "o", "dim", "gray"
+    QUEUED = "queued", "○", "dim", "gray"
     #: The stage waits for other stages.
-    WAITING = "waiting", "·", ".", "dim", "gray"
+    WAITING = "waiting", "·", "dim", "gray"
     #: A stage that this one depends on has failed, or the run was ended before its turn.
-    NOT_RUN = "not run", "–", "-", "dim", "gray"
-    SUCCEEDED = "succeeded", "✓", "+", "green", "green"
+    NOT_RUN = "not run", "–", "dim", "gray"
+    SUCCEEDED = "succeeded", "✓", "green", "green"
     #: The outputs were taken from an earlier run that did the same work.
-    CACHED = "cached", "=", "=", "green", "teal"
+    CACHED = "cached", "=", "green", "teal"
     #: The condition was false, or a stage that this one reads was skipped.
-    SKIPPED = "skipped", "↷", ">", "dim", "gray"
+    SKIPPED = "skipped", "↷", "dim", "gray"
 
     @property
     def is_success(self) -> bool:

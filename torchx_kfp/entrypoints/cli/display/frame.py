@@ -1,7 +1,7 @@
 """Draw a run as lines that fit a terminal: a pure function, so that tests can draw any moment at any size.
 
-If there is no room for all stages, running and failed ones come first, then those that have just ended and those that
-come next. The rest becomes a line of counts.
+If there is no room for all stages, running and failed ones come first, then those that come next, and those that have
+just ended. The rest becomes a line of counts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 _IN_A_LINE = {**dict.fromkeys(map(ord, "\n\t"), " "), **dict.fromkeys(map(ord, "\u200c\u200d"), REPLACEMENT)}
 #: How many failed iterations of a loop have a row.
 _FAILED = 3
-#: The rank from which rows are less important.
-_LESS = 4
 #: The width of a bar, and the number of characters that are read of a line.
 _BAR, _CUT = 12, 1000
 #: Narrower terminals have no bars.
@@ -86,7 +84,7 @@ class _Row:
             row = row.parent
 
 
-def frame(run: RunState, tails: Tails, width: int, height: int, now: float, *, ascii_only: bool = False) -> list[Text]:
+def frame(run: RunState, tails: Tails, width: int, height: int, now: float) -> list[Text]:
     """Draw the run at this moment in at most ``height`` lines of at most ``width`` columns.
 
     Args:
@@ -95,10 +93,8 @@ def frame(run: RunState, tails: Tails, width: int, height: int, now: float, *, a
         width: the width in columns.
         height: the height in lines.
         now: the time in seconds since the epoch.
-        ascii_only: whether the terminal is limited to ASCII.
     """
-    bar = None if width < _NARROW else "#-" if ascii_only else "━─"
-    rows = list(_rows(run, tails, _grouped(run.tasks.values()), None, now, bar))
+    rows = list(_rows(run, tails, _grouped(run.tasks.values()), None, now, width >= _NARROW))
     room = max(1, height - 1)
     rest = _choose(rows, room)
     rows = [row for row in rows if row.shown]
@@ -106,29 +102,23 @@ def frame(run: RunState, tails: Tails, width: int, height: int, now: float, *, a
     # The lines of output below each running stage; if 0, the last line is shown next to the stage.
     most = min(LINES, (room - len(rows) - bool(rest)) // talking) if talking else 0
     most = most if most > 1 else 0
-    labels = [_cleaned(_label(row, ascii_only)) for row in rows]
+    labels = [_cleaned(_label(row)) for row in rows]
     widest = max((label.cell_len for label in labels), default=0)
     column = min(widest, max(16, width * 2 // 5))
     lines = [_header(run, now)]
     for row, label in zip(rows, labels, strict=True):
-        label.truncate(column, overflow="crop" if ascii_only else "ellipsis", pad=True)
+        label.truncate(column, overflow="ellipsis", pad=True)
         line = Text.assemble(label, f"{row.time:>7}  ", row.detail())
         if row.lines and not most:
             line.append_text(_output(row.lines[-1]))
         lines.append(line)
         indent = " " * (2 * len(list(row.ancestors())) + 2)
-        lines += [
-            Text.assemble(indent, ("| " if ascii_only else "│ ", "dim"), _output(text))
-            for text in row.lines[-most:]
-            if most
-        ]
+        lines += [Text.assemble(indent, ("│ ", "dim"), _output(text)) for text in row.lines[-most:] if most]
     if rest:
-        lines.append(
-            Text.assemble((f"{'...' if ascii_only else '⋯'} {sum(rest.values()):,} more: ", "dim"), _counts(rest))
-        )
+        lines.append(Text.assemble((f"⋯ {sum(rest.values()):,} more: ", "dim"), _counts(rest)))
     lines = [_cleaned(line) for line in lines]
     for line in lines:
-        line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+        line.truncate(width, overflow="ellipsis")
     return lines[:height]
 
 
@@ -179,7 +169,7 @@ def _counts(counts: Mapping[State, int]) -> Text:
 
 
 def _rows(
-    run: RunState, tails: Tails, group: _NestedPipeline, parent: _Row | None, now: float, bar: str | None
+    run: RunState, tails: Tails, group: _NestedPipeline, parent: _Row | None, now: float, has_bars: bool
 ) -> Iterator[_Row]:
     for member in group.members:
         if isinstance(member, TaskState) and not member.looped:
@@ -189,16 +179,16 @@ def _rows(
             yield _stage_row(tails, stage, parent, now, counts)
             continue
         if isinstance(member, _NestedPipeline) and len(member.members) == 1:
-            yield from _rows(run, tails, member, parent, now, bar)
+            yield from _rows(run, tails, member, parent, now, has_bars)
             continue
         counts = run.counts([member] if isinstance(member, TaskState) else member.tasks)
         state = state_of_all(counts)
         name = member.name if isinstance(member, _NestedPipeline) else member.path
-        row = _Row(name, state, parent, partial(_several, counts, bar), counts=counts)
+        row = _Row(name, state, parent, partial(_several, counts, has_bars), counts=counts)
         row.rank = _rank(state, math.inf)
         yield row
         if isinstance(member, _NestedPipeline):
-            yield from _rows(run, tails, member, row, now, bar)
+            yield from _rows(run, tails, member, row, now, has_bars)
             continue
         if member.started_at is not None:
             is_active = bool(member.active)
@@ -247,23 +237,16 @@ def _detail(stage: StageState, now: float) -> Text:
 
 
 def _rank(state: State, ended_at: float) -> tuple[int, float]:
-    if state.is_active:
-        return 0, 0
-    return (2, -ended_at) if state is State.FAILED else (_LESS, -ended_at)
+    if state.is_active or state.is_pending:
+        return 0 if state.is_active else 4, 0
+    return 2 if state is State.FAILED else 5 if state.is_success else 6, -ended_at
 
 
 def _choose(rows: list[_Row], room: int) -> dict[State, int]:
     """Hide the rows for which there is no room, and return the counts of their stages."""
     if len(rows) <= room:
         return {}
-    important = sorted((row for row in rows if row.rank[0] < _LESS), key=lambda row: row.rank)
-    less = [row for row in rows if row.rank[0] >= _LESS]
-    ended = sorted((row for row in less if row.state.is_success), key=lambda row: row.rank)
-    coming = [row for row in less if row.state.is_pending]
-    others = [row for row in less if not (row.state.is_success or row.state.is_pending)]
-    # Stages that have just ended alternate with those that come next.
-    turns = sorted((*enumerate(ended), *enumerate(coming)), key=lambda turn: turn[0])
-    in_order = [*important, *(row for _, row in turns), *others]
+    in_order = sorted(rows, key=lambda row: row.rank)
     for row in in_order[max(0, room - 1) :]:
         row.shown = False
     rest = dict.fromkeys(State, 0)
@@ -276,19 +259,17 @@ def _choose(rows: list[_Row], room: int) -> dict[State, int]:
     return {state: number for state, number in rest.items() if number}
 
 
-def _label(row: _Row, ascii_only: bool) -> Text:
+def _label(row: _Row) -> Text:
     above = list(row.ancestors())
     shown = next((f"{other.name}/" for other in above if row.name.startswith(f"{other.name}/")), "")
     name = row.name.removeprefix(shown)
     style = "bold red" if row.counts.get(State.FAILED) else row.state.style
     dim = "dim" if style == "dim" else ""
-    return Text.assemble(
-        "  " * len(above), (row.state.ascii_glyph if ascii_only else row.state.glyph, style), " ", (name, dim)
-    )
+    return Text.assemble("  " * len(above), (row.state.glyph, style), " ", (name, dim))
 
 
-def _several(counts: Mapping[State, int], bar: str | None) -> Text:
-    """Format the progress of a loop or a nested pipeline. ``bar`` has the characters of a bar, if one fits."""
+def _several(counts: Mapping[State, int], has_bar: bool) -> Text:
+    """Format the progress of a loop or a nested pipeline."""
     total = sum(counts.values())
     if counts == {State.WAITING: total}:
         return Text()
@@ -296,7 +277,7 @@ def _several(counts: Mapping[State, int], bar: str | None) -> Text:
     if not open_:
         return _counts(counts)
     filled = _BAR * (total - open_) // total
-    text = Text.assemble((bar[0] * filled, "green"), (bar[1] * (_BAR - filled), "dim"), " ") if bar else Text()
+    text = Text.assemble(("━" * filled, "green"), ("─" * (_BAR - filled), "dim"), " ") if has_bar else Text()
     text.append(f"{total - open_:,}/{total:,}  ")
     expected = {State.SUCCEEDED, *(state for state in State if state.is_pending)}
     return text.append_text(_counts({state: number for state, number in counts.items() if state not in expected}))

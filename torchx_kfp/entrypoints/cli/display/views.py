@@ -54,12 +54,12 @@ def view_of(run: RunState, *, quiet: bool, verbose: bool, as_json: bool) -> View
     """
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
+    is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
     view: View
     if quiet:
         view = View(run)
-    elif not (verbose or as_json) and is_capable(sys.stderr):
-        is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
-        view = LiveView(run, Terminal(sys.stderr), size_of_stderr, colors=wants_colors(), ascii_only=not is_utf8)
+    elif not (verbose or as_json) and is_capable(sys.stderr) and is_utf8:
+        view = LiveView(run, Terminal(sys.stderr), size_of_stderr, colors=wants_colors())
     else:
         view = LineView(run, verbose=verbose)
     return JsonView(view) if as_json else view
@@ -183,7 +183,7 @@ class Screen:
 class LiveView(View):
     """Shows a run as a picture that changes. Enter ``shown`` before the run and leave it afterwards."""
 
-    def __init__(self, run: RunState, terminal: Terminal, size: Size, *, colors: bool, ascii_only: bool) -> None:
+    def __init__(self, run: RunState, terminal: Terminal, size: Size, *, colors: bool) -> None:
         from rich.console import Console
 
         from torchx_kfp.entrypoints.cli.display.frame import OutputTails, frame
@@ -191,7 +191,6 @@ class LiveView(View):
         super().__init__(run)
         self._output, self._frame = OutputTails(), frame
         self._size = size
-        self._ascii_only = ascii_only
         self._screen = Screen(terminal, size)
         self._console = Console(
             file=io.StringIO(),
@@ -260,7 +259,7 @@ class LiveView(View):
             self._changed = False
             # Leave a column and a line free, for the cursor and for the ^C that a terminal shows.
             width, height = max(1, size.columns - 1), max(1, size.lines - 1)
-            lines = self._frame(self.run, self._output.tail, width, height, time.time(), ascii_only=self._ascii_only)
+            lines = self._frame(self.run, self._output.tail, width, height, time.time())
         self._screen.draw(lines, [self._render(line) for line in lines], self._take_said())
 
     def _render(self, line: Text) -> str:
