@@ -18,12 +18,14 @@ from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.cleanup import Findings, UnusedCode
+    from torchx_kfp.tracking.cleanup import Findings
 
 #: The seconds below which an age may be meant as months.
 _SHORT = 3600.0
 #: The number of names that a message lists, and of runs that a table shows.
 _SHOWN, _ROWS = 10, 40
+#: Why a run is there that was to go.
+_REST = "not removed, or only in part: run gc again"
 
 
 @click.command("gc")
@@ -166,7 +168,7 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
     if findings.old and not findings.marked:
         print_message(f"{shown_base} has results but no .torchx_kfp. Is it a tracker base?")
     how.ask([run.run for run in going], "pipeline run", age)
-    gone, codes, rest = set[str](), list[UnusedCode](), "not removed, or only in part: run gc again"
+    gone, codes, rest = set[str](), list[UnusedCode](), _REST
     try:
         if dry_run:
             gone, codes = {run.run for run in going}, unused
@@ -175,32 +177,32 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
             now = {*find_old_runs(store, before, only=one).old}
             for run in remove_runs(store, [run for run in going if run in now]):
                 gone.add(run.run)
-            rest = "kept: in use, or changed meanwhile"
+            rest = "in use, or changed meanwhile"
             # The code of a run goes after the run, which may have been used meanwhile.
             if one is None:
                 codes += remove_code(store, find_unused_code(store, before))
     finally:
         # The message of an error, or of Ctrl-C, follows the table.
         rows = [
-            _RunFate(
-                run.run,
-                run.size,
-                run.modified,
-                run.run in gone,
-                f"kept: {run.kept}" if run.kept else rest,
-                {"stages": " ".join(run.stages), "files": f"{len(run.files):,}"},
-            )
+            {
+                "run": run.run,
+                "stages": list(run.stages),
+                "files": len(run.files),
+                "size": run.size,
+                "modified": run.modified,
+                "reason": None if run.run in gone else run.kept or rest,
+            }
             for run in findings.old
         ]
-        number = sum(len(run.files) for run in findings.old if run.run in gone)
-        if as_json:
-            others = {"younger": findings.younger, "left_alone": dict(findings.left_alone)}
-            archives = [{"digest": code.digest, "size": code.archive.size} for code in codes]
-            print_json({"dry_run": dry_run, **_as_json(rows), **others, "code": archives})
-        else:
-            younger = f" {counted(findings.younger, 'younger pipeline run')} kept." if findings.younger else ""
-            _print(rows, "pipeline run", f", {counted(number, 'file')}", younger, dry_run=dry_run)
-            _print_code(codes, dry_run=dry_run)
+        more: dict[str, Any] = {
+            "younger": findings.younger,
+            "left_alone": dict(findings.left_alone),
+            "code": [{"digest": code.digest, "size": code.archive.size} for code in codes],
+        }
+        _show(rows, "pipeline run", dry_run=dry_run, as_json=as_json, **more)
+        if codes and not as_json:
+            what, size = "Would remove" if dry_run else "Removed", size_text(sum(code.archive.size for code in codes))
+            print_text(f"{what} {counted(len(codes), 'archive')} of code that no run uses any more, {size}.")
 
 
 def _clean_folder(output_dir: str, rules: Mapping[str, Any], one: str | None, how: _How) -> None:
@@ -227,20 +229,18 @@ def _clean_folder(output_dir: str, rules: Mapping[str, Any], one: str | None, ho
                 gone.add(run.folder.name)
     finally:
         rows = [
-            _RunFate(
-                run.folder.name,
-                run.size,
-                run.modified,
-                run.folder.name in gone,
-                f"kept: {run.kept or 'it could not be removed, or is used meanwhile'}",
-                {"state": str(run.state)},
-            )
+            {
+                "run": run.folder.name,
+                "state": str(run.state),
+                "size": run.size,
+                "modified": run.modified,
+                "reason": None
+                if run.folder.name in gone
+                else run.kept or "it could not be removed, or is used meanwhile",
+            }
             for run in runs
         ]
-        if as_json:
-            print_json({"dry_run": dry_run, **_as_json(rows)})
-        else:
-            _print(rows, "run", "", "", dry_run=dry_run)
+        _show(rows, "run", dry_run=dry_run, as_json=as_json)
 
 
 def _say_left_alone(findings: Findings) -> None:
@@ -251,66 +251,46 @@ def _say_left_alone(findings: Findings) -> None:
         print_message(f"Also left alone: {listed((name for name, _ in left[_SHOWN:]), _SHOWN)}.")
 
 
-@dataclass(frozen=True)
-class _RunFate:
-    """A run, whether it is gone, otherwise why not, and further columns."""
+def _show(rows: Sequence[dict[str, Any]], noun: str, *, dry_run: bool, as_json: bool, **more: Any) -> None:
+    """Show what has become of each run: its ``reason`` says why it is kept, and is None if it is gone."""
+    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 
-    run: str
-    size: int
-    modified: float
-    is_gone: bool
-    otherwise: str
-    columns: Mapping[str, str]
-
-
-def _as_json(rows: Sequence[_RunFate]) -> dict[str, object]:
-    gone = [row for row in rows if row.is_gone]
-    return {
-        "size": sum(row.size for row in gone),
-        "removed": [{"run": row.run, "size": row.size, "modified": row.modified} for row in gone],
-        "kept": [
-            {"run": row.run, "size": row.size, "modified": row.modified, "reason": row.otherwise.removeprefix("kept: ")}
-            for row in rows
-            if not row.is_gone
-        ],
-    }
-
-
-def _print(rows: Sequence[_RunFate], noun: str, files: str, others: str, *, dry_run: bool) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import print_table
-
+    gone = [row for row in rows if row["reason"] is None]
+    size = sum(row["size"] for row in gone)
+    if as_json:
+        kept = [row for row in rows if row["reason"] is not None]
+        print_json({"dry_run": dry_run, "size": size, "removed": gone, "kept": kept, **more})
+        return
     if not rows:
         return
     now = time.time()
-    fate = "would be removed" if dry_run else "removed"
-    cells = [
-        (
-            row.run,
-            *row.columns.values(),
-            size_text(row.size),
-            duration(now - row.modified),
-            fate if row.is_gone else row.otherwise,
-        )
-        for row in rows[:_ROWS]
-    ]
-    gone = [row for row in rows if row.is_gone]
-    size = size_text(sum(row.size for row in gone))
-    below = f"{'Would remove' if dry_run else 'Removed'} {counted(len(gone), noun)}{files}, {size}.{others}"
+    files = sum(row.get("files", 0) for row in gone)
+    removed = [counted(len(gone), noun), *([counted(files, "file")] if "files" in rows[0] else []), size_text(size)]
+    below = f"{'Would remove' if dry_run else 'Removed'} {', '.join(removed)}."
+    if younger := more.get("younger"):
+        below += f" {counted(younger, f'younger {noun}')} kept."
     if len(rows) > _ROWS:
-        kept = Counter(_kind(row.otherwise) for row in rows if not row.is_gone)
-        summed = "".join(f"\n{number:,} {reason}." for reason, number in kept.most_common())
+        reasons = Counter(_kind(row["reason"]) for row in rows if row["reason"] is not None)
+        summed = "".join(f"\n{number:,} {reason}." for reason, number in reasons.most_common())
         below = f"{counted(len(rows) - _ROWS, f'older {noun}')} not shown: --json has all.\n{below}{summed}"
-    columns = ("run", *rows[0].columns, "size", "age", "what")
-    print_table(columns, cells, right=("files", "size", "age"), cut=("stages",), fold=("what",), below=below)
+    columns = (
+        Column("run"),
+        Column("state", lambda row: row.get("state")),
+        Column("stages", lambda row: " ".join(row.get("stages", ())), cut=True),
+        Column("files", lambda row: f"{row['files']:,}" if "files" in row else None, right=True),
+        Column("size", lambda row: size_text(row["size"]), right=True),
+        Column("age", lambda row: duration(now - row["modified"]), right=True),
+        Column("what", lambda row: _what(row["reason"], dry_run=dry_run), fold=True),
+    )
+    print_rows(rows[:_ROWS], columns, as_json=False, below=below)
+
+
+def _what(reason: str | None, *, dry_run: bool) -> str:
+    if reason is None:
+        return "would be removed" if dry_run else "removed"
+    return reason if reason == _REST else f"kept: {reason}"
 
 
 def _kind(reason: str) -> str:
     """Return a reason without what differs from run to run."""
-    kept, _, rest = reason.partition(": ")
-    return f"{kept}: used by others" if rest.startswith("used by ") else f"{kept}: {rest.partition(': ')[0]}"
-
-
-def _print_code(codes: Sequence[UnusedCode], *, dry_run: bool) -> None:
-    if codes:
-        what, size = "Would remove" if dry_run else "Removed", size_text(sum(code.archive.size for code in codes))
-        print_text(f"{what} {counted(len(codes), 'archive')} of code that no run uses any more, {size}.")
+    return "kept: used by others" if reason.startswith("used by ") else f"kept: {reason.partition(': ')[0]}"

@@ -32,12 +32,14 @@ class Column(NamedTuple):
         cell: returns what it shows of a row; by default, the value with the name of the heading.
         right: whether it is aligned to the right.
         cut: whether it may be cut.
+        fold: whether it may be folded; if no column may, the last one is.
     """
 
     heading: str
     cell: Callable[[Mapping[str, Any]], object] | None = None
     right: bool = False
     cut: bool = False
+    fold: bool = False
 
     def text(self, row: Mapping[str, Any]) -> str:
         """Return the text of a row."""
@@ -51,6 +53,7 @@ def print_rows(
     *,
     as_json: bool,
     above: str = "",
+    below: str = "",
     short: Mapping[str, str] | None = None,
 ) -> None:
     """Print rows as JSON, or as a table without the columns that are empty.
@@ -60,6 +63,7 @@ def print_rows(
         columns: what a table shows.
         as_json: whether to print the rows themselves.
         above: a line before the table.
+        below: a line after it.
         short: shorter texts for those of the first column, if the table does not fit.
     """
     if as_json:
@@ -70,7 +74,9 @@ def print_rows(
     cells = [[column.text(row) for column in filled] for row in rows]
     if short and not fits(headings, cells, cut):
         cells = [[short.get(first, first), *others] for first, *others in cells]
-    print_table(headings, cells, right=[column.heading for column in filled if column.right], cut=cut, above=above)
+    right = [column.heading for column in filled if column.right]
+    fold = [column.heading for column in filled if column.fold]
+    print_table(headings, cells, right=right, cut=cut, fold=fold, above=above, below=below)
 
 
 def print_table(
