@@ -246,5 +246,5 @@ def test_a_folder_of_somebody_else_names_no_other_paths_than_tracker_bases(code:
     request["options"]["named"] += ["", "/", str(private), "http://169.254.169.254", "there", 5]
     for run_id in (run.name, f"../runs/{run.name}", str(run)):  # which are folders, seen from any path
         (run / "run.json").write_text(json.dumps({**request, "run_id": run_id}))
-        assert read_earlier(str(run), "runs").named == [str(base)]
+        assert read_earlier(str(run), "runs").trusted_bases == [str(base)]
         assert read_run(run).bases_among([str(private), str(run), "there", "http://host"]) == []

@@ -92,7 +92,7 @@ _SIMILAR = 0.75
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
     """Say what to write for an option of another place; click would suggest one that looks a little like it."""
-    from torchx_kfp.execution.host.settings import SETTINGS, named
+    from torchx_kfp.execution.host.settings import SETTINGS, way_to_give
 
     command = error.ctx.command if error.ctx is not None else None
     flags = [flag for param in command.params for flag in param.opts] if command is not None else []
@@ -102,7 +102,7 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
     elif name == "format" and "--json" in flags:
         hint = " Did you mean '--json'?"
     elif "--host" in flags and (setting := name.removeprefix("no-").replace("-", "_")) in SETTINGS:
-        hint = f" Set {named(setting)}."
+        hint = f" Set {way_to_give(setting)}."
     elif near := [flag for flag in flags if flag.startswith(error.option_name)] or difflib.get_close_matches(
         name, [flag.lstrip("-") for flag in flags], 1, _SIMILAR
     ):

@@ -161,7 +161,7 @@ class Lookup:
         from torchx_kfp.execution.host.run import HostRun
 
         host = connect(self.flags)
-        return HostRun(host.connection, host.find(run), named=[self.base or ""], **reading)
+        return HostRun(host.connection, host.find(run), trusted_bases=[self.base or ""], **reading)
 
     def _newer_on_host(self, folder: Path) -> str | None:
         """Return the newest run on the host that is set up, if it is newer than the one in the folder."""
@@ -211,10 +211,10 @@ class Lookup:
         """Raise TrackerBaseError for a base that is not read here if only a run names it."""
         from torchx_kfp.execution.runs.source import missing, why_not_read
 
-        if why := why_not_read(base, self.named_bases([base], ran_here=ran_here), ran_here=ran_here):
+        if why := why_not_read(base, self.trusted_bases([base], ran_here=ran_here), ran_here=ran_here):
             raise TrackerBaseError(missing(base, why))
 
-    def named_bases(self, bases: Iterable[str], *, ran_here: bool) -> tuple[str, ...]:
+    def trusted_bases(self, bases: Iterable[str], *, ran_here: bool) -> tuple[str, ...]:
         """Return the tracker base that the user has named, if one of these bases needs that to be read.
 
         Otherwise, the settings of the host are not read: most runs on this machine do not need them.

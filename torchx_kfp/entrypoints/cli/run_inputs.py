@@ -63,7 +63,7 @@ class RunInputs:
             return source.earlier()
         record = source.read()
         bases = {end.tracker_base for end in record.run.ends if end.tracker_base}
-        return earlier_run(record, named=[self.tracker_base or "", *lookup.named_bases(bases, ran_here=True)])
+        return earlier_run(record, trusted_bases=[self.tracker_base or "", *lookup.trusted_bases(bases, ran_here=True)])
 
     def load(
         self,

@@ -54,9 +54,9 @@ from torchx_kfp.execution.host.settings import (
     SETTINGS,
     Settings,
     config_file,
-    named,
     refuse_in_header,
     variable,
+    way_to_give,
 )
 
 # urllib3 logs each connection that breaks; without a handler, Python would write that to stderr.
@@ -389,8 +389,8 @@ class Connection:
         which = f"the certificates in {given!r} of {self.settings.source('ssl_ca_cert')}" if given else "public ones"
         return (
             f"its TLS certificate is not accepted ({why}). It was checked with {which}. Give the certificate of the "
-            f"authority that signed it: {named('ssl_ca_cert')}. {variable('verify_ssl')}=false does without a check, "
-            "on a network that you trust."
+            f"authority that signed it: {way_to_give('ssl_ca_cert')}. {variable('verify_ssl')}=false does without a "
+            "check, on a network that you trust."
         )
 
 

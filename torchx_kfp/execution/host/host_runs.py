@@ -27,7 +27,7 @@ from torchx_kfp.errors import (
 )
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
-from torchx_kfp.execution.host.listing import NEWEST_FIRST, PAGE, matching, named, objects
+from torchx_kfp.execution.host.listing import NEWEST_FIRST, PAGE, matching, objects, of_name
 from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import run_state, seconds
@@ -219,7 +219,7 @@ class Host:
 
     def named(self, name: str) -> Sequence[RunSummary]:
         """Return the runs with this name. Raises HostError if the host does not answer."""
-        return [run for run in self._looked_up(named(name)) if run.name == name]
+        return [run for run in self._looked_up(of_name(name)) if run.name == name]
 
     def list(self, where: RunFilter = UNARCHIVED, *, limit: int | None = None) -> Iterator[RunSummary]:
         """Yield runs, the newest first, a page at a time.
@@ -341,7 +341,7 @@ class Host:
             raise
 
     def _find_experiment(self, name: str) -> str:
-        found = self.objects(_EXPERIMENTS, "experiments", named(name))
+        found = self.objects(_EXPERIMENTS, "experiments", of_name(name))
         return next((text(each.get("experiment_id")) for each in found if each.get("display_name") == name), "")
 
     def in_namespace(self) -> str:

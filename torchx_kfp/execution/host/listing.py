@@ -20,7 +20,7 @@ def matching(key: str, value: str, operation: str = "EQUALS") -> str:
     return json.dumps({"predicates": [{"operation": operation, "key": key, "stringValue": value}]})
 
 
-def named(name: str) -> str:
+def of_name(name: str) -> str:
     """Return the filter for objects with this name in KFP's UI."""
     return matching("display_name", name)
 

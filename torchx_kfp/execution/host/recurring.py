@@ -17,7 +17,7 @@ from torchx_kfp.errors import ArgumentError, HostNotFoundError, TorchxKfpError
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1
 from torchx_kfp.execution.host.host_runs import DEFAULT, Host, tracker_base_of
-from torchx_kfp.execution.host.listing import named
+from torchx_kfp.execution.host.listing import of_name
 from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import seconds
@@ -97,7 +97,7 @@ class Schedules:
                 "digits and hyphens in ASCII, which would begin with '-'. Give another --name."
             )
         fields = self._host.describe(pipeline, arguments, submission, environ=environ)
-        if others := [each for each in self.list(named(name)) if each.name == name]:
+        if others := [each for each in self.list(of_name(name)) if each.name == name]:
             raise ArgumentError(
                 f"{self._connection.name} has a schedule {printable(name)!r} already. Delete it first (torchx-kfp "
                 f"schedule delete {others[0].schedule_id}), or give this one another --name."
@@ -131,7 +131,7 @@ class Schedules:
                 return self._schedule(self._connection.get(f"{_SCHEDULES}/{quote(name.lower(), safe='')}"))
             except HostNotFoundError as error:
                 raise ArgumentError(f"There is no schedule {name!r}. ({error})") from None
-        found = [each for each in self._answers(named(name)) if each.get("display_name") == name]
+        found = [each for each in self._answers(of_name(name)) if each.get("display_name") == name]
         if len(found) == 1:
             return self._schedule(found[0])
         if found:

@@ -38,7 +38,7 @@ class ResultReader:
 
     def __init__(
         self,
-        named: Collection[str] = (),
+        trusted_bases: Collection[str] = (),
         *,
         run_ids_only: bool = False,
         deadline: float = 10.0,
@@ -48,13 +48,13 @@ class ResultReader:
         """Set limits, in seconds.
 
         Args:
-            named: the tracker bases that the user has named.
+            trusted_bases: the tracker bases that the user has named.
             run_ids_only: whether to find run ids, and leave their results to the caller.
             deadline: how long a caller waits, whatever the store does.
             again: how long a base that could not be read is left alone.
             clock: the time.
         """
-        self._named, self._run_ids_only = named, run_ids_only
+        self._trusted_bases, self._run_ids_only = trusted_bases, run_ids_only
         self._deadline, self._again, self._clock = deadline, again, clock
         self._problems: dict[str, str] = {}
         self._failed_at: dict[str, float] = {}
@@ -68,7 +68,7 @@ class ResultReader:
         """Return the run id of each execution under the base that can be read now, by its name, and its results."""
         if not names or self._clock() - self._failed_at.get(base, -self._again) < self._again:
             return {}
-        if problem := why_not_read(base, self._named):
+        if problem := why_not_read(base, self._trusted_bases):
             return self._fail(base, problem)
         found: list[Mapping[str, tuple[str, Mapping[str, Any]]]] = []
         problems: list[str] = []

@@ -106,7 +106,7 @@ class HostRun:
         policy: PollPolicy = DEFAULT_POLICY,
         say: Callable[[str], object] | None = None,
         reads: Literal["all", "run ids", "none"] = "all",
-        named: Collection[str] = (),
+        trusted_bases: Collection[str] = (),
         raw_logs: bool = False,
     ) -> None:
         """Name the run. Nothing is asked yet.
@@ -118,7 +118,8 @@ class HostRun:
             say: gets sentences about a host that does not answer, and about logs that cannot be read. By default, they
                 are written to stderr.
             reads: whether to read the results of stages, or to find their run ids only.
-            named: the tracker bases that the user has named for this run, besides the setting: see ``ResultReader``.
+            trusted_bases: the tracker bases that the user has named for this run, besides the setting: see
+                ``ResultReader``.
             raw_logs: whether logs keep the lines that KFP's launcher prints.
         """
         self.run_id = run_id
@@ -126,9 +127,9 @@ class HostRun:
         self._connection = connection
         self._policy = policy
         self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
-        self._bases = bases = {connection.settings.tracker_base, *named}
+        self._trusted_bases = {connection.settings.tracker_base, *trusted_bases}
         self._reads = reads
-        self._results = ResultReader(bases, run_ids_only=reads == "run ids")
+        self._results = ResultReader(self._trusted_bases, run_ids_only=reads == "run ids")
         self._nodes = ManifestSource(connection, run_id)
         self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs, archived=self._nodes.archived_log)
         #: The run's pipeline, from the first answer that has it, and why it cannot be read, as a sentence.
@@ -331,7 +332,7 @@ class HostRun:
                         given[stage] = spec.inputs(components[without_indices(stage)])
             values = values_given(pipeline, given)
             ends |= self._with_run_ids(self._pipeline.tracked, ends, values)
-        return earlier_run(record, named=self._bases, ends=ends, values=values)
+        return earlier_run(record, trusted_bases=self._trusted_bases, ends=ends, values=values)
 
     def _with_run_ids(
         self,
@@ -346,7 +347,7 @@ class HostRun:
             if name in tracked and end.state.is_success and isinstance(values.get((name, RUN_ID)), str)
         }
         for base in {end.tracker_base for end in found.values() if end.tracker_base and end.results is None}:
-            if why_not_read(base, self._bases):
+            if why_not_read(base, self._trusted_bases):
                 continue
             with contextlib.suppress(TrackerError):
                 run_ids = [end.run_id for end in found.values() if end.run_id and end.tracker_base == base]

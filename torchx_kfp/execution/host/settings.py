@@ -236,7 +236,7 @@ def flag(name: str) -> str:
     return "--no-cache" if name == "cache" else f"--{name.replace('_', '-')}"
 
 
-def named(name: str) -> str:
+def way_to_give(name: str) -> str:
     """Return how a setting without a flag is given, for messages."""
     return f"{variable(name)}, or {name} in {config_file()}"
 

@@ -218,7 +218,7 @@ def start_run(
         )
     run_id = host.submit(prepared.pipeline, prepared.arguments, submission)
     prepared.record(run_id, warn)
-    return HostRun(host.connection, run_id, named=prepared.bases)
+    return HostRun(host.connection, run_id, trusted_bases=prepared.bases)
 
 
 def start_schedule(

@@ -154,7 +154,7 @@ def start(
 ) -> RunResult:
     """Run a prepared pipeline on this machine: see ``run``. ``say`` gets sentences about code that is stored."""
     loaded, values = prepared.pipeline, prepared.values
-    chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.named])
+    chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.trusted_bases])
     containers = choose_containers(loaded, chosen.docker, chosen.mounts)
     found = check_supported(loaded, containers)
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env))

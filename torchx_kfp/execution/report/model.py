@@ -41,13 +41,13 @@ Names = Mapping[str, "str | None"]
 class RunView:
     """A run as its record shows it at the time ``now``. Times are in seconds since the epoch.
 
-    ``spec`` is None if the pipeline is not known, and ``named`` are the tracker bases that the user has named.
+    ``spec`` is None if the pipeline is not known, and ``trusted_bases`` are the tracker bases that the user has named.
     """
 
     record: RunRecord
     spec: Pipeline | None
     now: float
-    named: tuple[str, ...] = ()
+    trusted_bases: tuple[str, ...] = ()
 
     @property
     def run(self) -> RunState:
@@ -231,7 +231,7 @@ def read_tracked(run: RunView) -> Tracked:
         if base and run_id:
             run_ids.setdefault(base, []).append(run_id)
     for base, wanted in run_ids.items():
-        if why := why_not_read(base, run.named, ran_here=run.record.folder is not None):
+        if why := why_not_read(base, run.trusted_bases, ran_here=run.record.folder is not None):
             problems.append(missing(base, why))
             continue
         try:

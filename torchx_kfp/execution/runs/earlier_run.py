@@ -49,7 +49,7 @@ class EarlierRun:
         return continuation_of(self.pipeline.description)
 
     @property
-    def named(self) -> list[str]:
+    def trusted_bases(self) -> list[str]:
         """The tracker bases on this machine that the user has named for it: none for a run on a host."""
         found = self.record.options.get("named")
         places = [path for path in found if isinstance(path, str)] if isinstance(found, (list, tuple)) else []
@@ -121,7 +121,7 @@ def read_earlier(run: Resumable, output_dir: str | os.PathLike[str]) -> EarlierR
 def earlier_run(
     record: RunRecord,
     *,
-    named: Collection[str] = (),
+    trusted_bases: Collection[str] = (),
     ends: Mapping[str, StageResult] | None = None,
     values: Mapping[tuple[str, str], Any] | None = None,
 ) -> EarlierRun:
@@ -129,7 +129,7 @@ def earlier_run(
 
     Args:
         record: the run.
-        named: the tracker bases that the user has named.
+        trusted_bases: the tracker bases that the user has named.
         ends: how its stages ended, if more is known of that than the record has.
         values: outputs that its stages were given: see ``EarlierRun``.
 
@@ -155,7 +155,7 @@ def earlier_run(
         if end.tracker_base and (end.results or record.folder is None):
             tracked.setdefault(end.tracker_base, []).append(end)
     for base, stages in tracked.items():
-        why = why_not_read(base, named, ran_here=record.folder is not None)
+        why = why_not_read(base, trusted_bases, ran_here=record.folder is not None)
         there: dict[str, list[str]] = {}
         removed: set[str] = set()
         try:

@@ -49,7 +49,7 @@ class PreparedRun:
         tags: text by name.
         plan: what it keeps of the run that it resumes, if it resumes one.
         given: the arguments that the user has given, without those of the run that it resumes: that can be anybody's.
-        named: the tracker bases on this machine that the user has named for the run that it resumes.
+        trusted_bases: the tracker bases on this machine that the user has named for the run that it resumes.
     """
 
     pipeline: Pipeline
@@ -60,7 +60,7 @@ class PreparedRun:
     tags: Mapping[str, str] = field(default_factory=dict)
     plan: ResumePlan | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
-    named: Collection[str] = ()
+    trusted_bases: Collection[str] = ()
     #: The folder whose code is the value of the parameter ``workspace``, if it was packed for this run.
     sent: str = ""
 
@@ -167,9 +167,9 @@ def prepare(
             if folder is not None:
                 plan = _with_files(plan, earlier, known_stages(pipeline, values), workspaces[folder].archive)
             pipeline = plan.pipeline
-    named = () if earlier is None else earlier.named
+    trusted_bases = () if earlier is None else earlier.trusted_bases
     sent = "" if folder is None else os.path.abspath(folder)
-    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan, given, named, sent)
+    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan, given, trusted_bases, sent)
 
 
 def plan_run(
@@ -212,7 +212,7 @@ def _with_files(plan: ResumePlan, earlier: EarlierRun, stages: Iterable[KnownSta
     if not digest or not any(change.endswith(CODE) for step in plan.steps for change in step.changes):
         return plan
     base = str(url).removesuffix(f"/{workspace_key(digest)}")
-    if why_not_read(base, earlier.named, ran_here=earlier.record.folder is not None):
+    if why_not_read(base, earlier.trusted_bases, ran_here=earlier.record.folder is not None):
         return plan
     known = known_stages(earlier.pipeline, earlier.record.arguments)
     before = {stage.place.name: stage for stage in known if stage.workspace == url}

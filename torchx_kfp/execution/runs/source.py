@@ -124,12 +124,12 @@ def missing(base: str, why: str) -> str:
     return f"Results are missing: the tracker base {shown(base)} cannot be read here: {why}."
 
 
-def why_not_read(base: str, named: Collection[str], *, ran_here: bool = False) -> str:
+def why_not_read(base: str, trusted_bases: Collection[str], *, ran_here: bool = False) -> str:
     """Say why a base that a run names is not read on this machine; empty if it is.
 
     Args:
         base: the base.
-        named: the bases that the user has named.
+        trusted_bases: the bases that the user has named.
         ran_here: whether the run is in a folder, so that directories are those of this machine.
     """
     scheme = _SCHEME.match(base)
@@ -144,7 +144,7 @@ def why_not_read(base: str, named: Collection[str], *, ran_here: bool = False) -
         return "it is in the memory of the stages' processes"
     if is_local and not os.path.isabs(_place(base)):
         return "it is relative to the directory in which the stages run"
-    if _place(base) not in map(_place, named):
+    if _place(base) not in map(_place, trusted_bases):
         where = "a directory of the pods" if is_local else "not in an object store"
         when = "this machine has the same volume there" if is_local else "you trust it"
         command = shorten(printable(shlex.join(["export", f"TORCHX_KFP_TRACKER_BASE={base}"])), 300)

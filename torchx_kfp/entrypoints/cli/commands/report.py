@@ -47,7 +47,7 @@ def report_command(run: str, output: str | None, lookup: Lookup) -> None:
         source.fetch({end.name for end in record.run.ends if end.state is State.FAILED})
         read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     bases = {stage.result.tracker_base for stage in read.stages if stage.result.tracker_base}
-    read = dataclasses.replace(read, named=lookup.named_bases(bases, ran_here=read.record.folder is not None))
+    read = dataclasses.replace(read, trusted_bases=lookup.trusted_bases(bases, ran_here=read.record.folder is not None))
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))
