@@ -3,21 +3,17 @@
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import compiler, dsl
-from torchx.specs import AppDef, Role
+from kfp import compiler
 
 from tests.cases import FAMILIES, Case, load_cases
 from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY
 from tests.containers.runner import KfpDockerRunner
-from torchx_kfp import Stages, local
+from torchx_kfp import local
 from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -104,41 +100,3 @@ def test_containers_record_what_processes_record(
     if not skipped:
         assert done.folder is not None
         assert reports(kfp_docker_runner.pipeline_root) == reports(done.folder)
-
-
-def test_code_travels_under_kfps_runner(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "app.py").write_text(
-        "import os, sys\nfrom torchx_kfp.tracking import current_run\n"
-        "current_run().put(files=' '.join(os.listdir()), words=sys.argv[1])\n"
-    )
-    base = tmp_path / "base"
-
-    def app(name: str) -> AppDef:
-        return AppDef(name, [Role(name, image=HOST_IMAGE, entrypoint="python3", args=["-m", "app", "$$ {{x}}"])])
-
-    @dsl.pipeline(name="travels")
-    def pipeline(tracker_base: str, workspace: str = ""):
-        stages = Stages(tracker_base=tracker_base, workspace=workspace)
-        plain = stages.task(app("plain"))
-        published = stages.task(app("published"), reads=plain, results={"words": str})
-        stages.task(app("installed"), reads=published, results={"words": str}, inline=False)
-
-    compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
-    words = ["run", "p.yaml", "--workspace", "code", "--tracker-base", base]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environ = {**os.environ, "PATH": path}
-    subprocess.run([Path(sys.executable).with_name("torchx-kfp"), *words], cwd=tmp_path, env=environ, check=True)
-    tracker = FsspecResultTracker(str(base))
-    here = tracker.keys()
-    [archive] = base.glob(".torchx_kfp/workspaces/*.tar")
-    kfp_docker_runner.run(
-        tmp_path / "p.yaml",
-        {"tracker_base": str(base), "workspace": str(archive)},
-        writable=(base,),
-        environment={"PYTHONPATH": str(REPOSITORY)},
-    )
-    results = {"files": "app.py", "words": "$$ {{x}}"}
-    for run_ids in (here, set(tracker.keys()) - set(here)):
-        found = {run_id.split("/")[1]: tracker[run_id] for run_id in run_ids}
-        assert found == {"plain": results, "published": results, "installed": results}
