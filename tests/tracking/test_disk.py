@@ -285,7 +285,9 @@ for action in (lambda: tracker.put("run", x=1), lambda: tracker.put("a/b", x=1),
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     for line, what in zip(lines, (f"write {base}/run", f"write {base}/a/b", f"read {base}/run"), strict=True):
-        assert line.startswith(f"TrackerError PermissionError No permission to {what} (Permission denied). Let user ")
+        assert line.startswith(
+            f"TrackerError PermissionError No permission to {what} (Permission denied). Check that user id "
+        )
 
 
 def test_a_full_disk_keeps_the_old_results(tmp_path: Path) -> None:

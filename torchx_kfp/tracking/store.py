@@ -244,8 +244,8 @@ class Store(abc.ABC):
         said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         if isinstance(error, PermissionError) or code == errno.EROFS:
             return TrackerError(
-                f"No permission to {action} {where} ({said}). Let user id {os.geteuid()}, or the credentials, read, "
-                "write and list there: without permission to list, S3 gives this answer for missing objects as well."
+                f"No permission to {action} {where} ({said}). Check that user id {os.geteuid()}, or the credentials, "
+                "can read, write and list there: without permission to list, S3 says the same of missing objects."
             )
         if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
             return KeyRefusedError(
