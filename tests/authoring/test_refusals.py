@@ -136,6 +136,7 @@ def static_channels() -> list[AppDef]:
 
 
 FIELDS: list[Row] = [
+    (lambda: Stages(tracker_base=5), "tracker_base is 5 (int)", "must be a string or a channel"),
     (lambda: component_from_app("train"), "'train'", "(str)", "component", "function"),
     (lambda: component_from_app(make_app), "(function)", "make_app(...)", "component_from_function(make_app)"),
     (lambda: component_from_app(AppDef("train")), "'train'", "no roles", "AppDef(name=..., roles=[Role(...)])"),
@@ -375,7 +376,6 @@ READS: list[Row] = [
     ),
     (inside(lambda _: tracked(tracker_base="")), "tracker_base", "''", "directory", "Use"),
     (inside(lambda _: tracked(tracker_base="s3:/bucket")), "tracker_base", "'s3:/bucket'", "'s3://bucket'"),
-    (inside(lambda _: tracked(tracker_base=3)), "tracker_base is 3."),
     (inside(lambda given: tracked(tracker_base=given.n)), "tracker_base", "'n'", "NUMBER_INTEGER"),
     (inside(lambda _: tracked(tracker_base="s3://$(BUCKET)/x")), "tracker_base", "'s3://$(BUCKET)/x'", "'$('"),
     *(
@@ -407,7 +407,6 @@ READS: list[Row] = [
             lambda stages: stages.component_from_function(utils.booth, image="i"),
         )
     ),
-    (lambda: Stages(tracker_base=5), "tracker_base is 5"),
     *(
         (
             inside(lambda _, what=what: task_from_app(make_app(), **{what: {}})),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.authoring.naming import input_name
-from torchx_kfp.authoring.reads import ReadSource, StageName, is_list
+from torchx_kfp.authoring.reads import ReadSource, is_list
 from torchx_kfp.authoring.references import Reference, Text
 from torchx_kfp.contract.inputs import INNER, READS, RUN_ID, SUFFIXES, parameter_placeholder
 
@@ -45,11 +45,9 @@ class Inputs:
         """Return the parts as text for KFP, in which each reference is the placeholder for its input."""
         return "".join(part if isinstance(part, str) else self._placeholder(part) for part in parts)
 
-    def render_reads(self, reads: Mapping[str, ReadSource]) -> list[str]:
-        """Return the run ids that are read, as JSON with placeholders; their inputs are named by alias."""
-        return [
-            self._run_ids(source, READS if isinstance(alias, StageName) else alias) for alias, source in reads.items()
-        ]
+    def render_reads(self, reads: Mapping[str, ReadSource], *, by_alias: bool) -> list[str]:
+        """Return the run ids that are read, as JSON with placeholders. Inputs get the aliases that the author gave."""
+        return [self._run_ids(source, alias if by_alias else READS) for alias, source in reads.items()]
 
     def render_image(self, image: Text) -> str:
         """Return the text of an image.

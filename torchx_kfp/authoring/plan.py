@@ -151,7 +151,7 @@ def _plan(
 
     inputs = Inputs(parameters, [*taken, *outputs])
     sources = parse_reads(options.reads)
-    parents = inputs.render_reads(sources)
+    parents = inputs.render_reads(sources, by_alias=isinstance(options.reads, Mapping))
     base = inputs.render(parse_tracker_base(options.tracker_base))
     starter = [*_publisher(published, options), *map(inputs.render, application.starter)]
     words, mask, moved = encode(variables, starter, application.words, inputs, move=tracked)

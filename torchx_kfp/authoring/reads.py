@@ -42,10 +42,6 @@ class TaskStage:
 _STAGES: WeakKeyDictionary[dsl.PipelineTask, TaskStage] = WeakKeyDictionary()
 
 
-class StageName(str):
-    """The name of a stage as its alias, because the author did not give one."""
-
-
 #: What an alias stands for: a run id as text, a reference to one or to a list of them, or several of these.
 ReadSource = Reference | str | Text
 
@@ -66,7 +62,7 @@ def stage_of(what: object) -> TaskStage | None:
 
 
 def parse_reads(reads: object) -> dict[str, ReadSource]:
-    """Return the sources by alias, in order. An alias that the author did not give is a ``StageName``.
+    """Return the sources by alias, in order; without aliases, by the names of their stages.
 
     Args:
         reads: a task, a list of tasks, or {alias: stage}; None and empty collections read nothing.
@@ -92,7 +88,7 @@ def parse_reads(reads: object) -> dict[str, ReadSource]:
                 f"reads has two stages named {alias!r}. Give each its own alias: "
                 f"reads={{'{alias}_1': task, '{alias}_2': other_task}}."
             )
-        sources[StageName(alias)] = _source(what, f"reads ({alias!r})")
+        sources[alias] = _source(what, f"reads ({alias!r})")
     return sources
 
 
@@ -111,27 +107,21 @@ def parse_tracker_base(tracker_base: object) -> Text:
         return ()
     if isinstance(tracker_base, Reference):  # an input of a component
         return (tracker_base,)
-    if isinstance(tracker_base, pipeline_channel.PipelineChannel):
-        if ir_type(tracker_base) != "STRING":
-            raise ReadsError(
-                f"tracker_base is {_show(tracker_base)} of type {ir_type(tracker_base)}. It must be a string: declare "
-                "the parameter as str."
-            )
-    elif not isinstance(tracker_base, str):
-        raise ReadsError(
-            f"tracker_base is {tracker_base!r}. Give an fsspec URL such as 's3://bucket/results', a directory, or a "
-            "pipeline parameter of type str."
-        )
-    else:
+    parts = parse_checked(tracker_base, "tracker_base")
+    if isinstance(tracker_base, str):
         try:
             check_tracker_base(tracker_base)
         except TrackerError as error:
             raise ReadsError(f"tracker_base: {error}") from None
-    parts = parse_checked(tracker_base, "tracker_base")
     for part in parts:
         if isinstance(part, str) and find_rewritten(part):
             raise ReadsError(
                 f"tracker_base is {tracker_base!r}; Argo or the kubelet would change {find_rewritten(part)!r} in it."
+            )
+        if isinstance(part, Reference) and part.type != "STRING" and len(parts) == 1:
+            raise ReadsError(
+                f"tracker_base is the channel {part.name!r} of type {part.type}. It must be a string: declare the "
+                "parameter as str."
             )
     return parts
 
