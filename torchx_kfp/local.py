@@ -15,6 +15,7 @@ require("pipelines", __name__)
 
 from torchx_kfp.execution.local.executors.engine import remove_containers
 from torchx_kfp.execution.local.executors.mounts import Mount
+from torchx_kfp.execution.local.local_run import LocalRun, attach, runs
 from torchx_kfp.execution.local.preflight import check_supported
 from torchx_kfp.execution.local.replay import ReplayResult, replay
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions, default_parallelism
@@ -49,6 +50,7 @@ __all__ = [
     "Artifact",
     "Event",
     "Lines",
+    "LocalRun",
     "LoopStarted",
     "Mount",
     "Pipeline",
@@ -71,6 +73,7 @@ __all__ = [
     "State",
     "Step",
     "Watch",
+    "attach",
     "check_supported",
     "default_parallelism",
     "describe_parameters",
@@ -80,4 +83,5 @@ __all__ = [
     "remove_containers",
     "replay",
     "run",
+    "runs",
 ]

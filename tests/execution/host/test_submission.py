@@ -143,7 +143,7 @@ class Seen(Watch):
         self.events.append(event)
 
 
-def test_a_run_is_waited_for(kfp_host: KfpHost) -> None:
+def test_a_run_is_waited_for(kfp_host: KfpHost, tmp_path: Path) -> None:
     seen = Seen()
     run = submit(small, {"code": "print('hello')"}, host=kfp_host.url, name="first")
     result = run.wait(seen)
@@ -157,6 +157,8 @@ def test_a_run_is_waited_for(kfp_host: KfpHost) -> None:
     assert [(stage.name, stage.state, stage.pod_name) for stage in again.wait(Watch()).stages] == [
         (stage.name, stage.state, stage.pod_name) for stage in result.stages
     ]
+    assert again.logs("work") == "hello\n"
+    assert "work" in again.report(tmp_path / "page.html").read_text()
 
 
 def test_a_run_is_not_waited_for_any_longer(kfp_host: KfpHost, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.host.steps import Step, changes
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import KnownStage, walk, without_indices
+from torchx_kfp.execution.report.readable import ReadableRun
 from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
@@ -95,7 +96,7 @@ class PollTimer:
         self._next = min((policy.shortest if changed else self._next) * policy.factor, policy.longest)
 
 
-class HostRun:
+class HostRun(ReadableRun):
     """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process."""
 
     def __init__(

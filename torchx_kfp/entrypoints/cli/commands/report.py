@@ -9,11 +9,6 @@ import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_bytes, print_text
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
-from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.runs.vocabulary import State
-
-#: The longest part of a file's name that is made of the pipeline's.
-_LONGEST = 150
 
 
 @click.command("report")
@@ -32,31 +27,19 @@ def report_command(run: str, output: str | None, lookup: Lookup) -> None:
     The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
     loops, and all parameters, results, artifacts and lineage. You can also write it while the run is in progress.
     """
-    from torchx_kfp.execution.pipeline.walk import safe_name
-    from torchx_kfp.execution.report import read_model, render, view, write_report
-    from torchx_kfp.execution.runs.history import RunReader
+    from torchx_kfp.execution.report.page import render, write_report
+    from torchx_kfp.execution.report.readable import page_of, view_of
 
     source = lookup.find(run)
     if output is not None:  # otherwise, the path has the run's id
         say_latest(run, source.run_id)
-    if isinstance(source, RunReader):
-        folder = source.folder.absolute()
-        read, name = read_model(folder), str(folder / "report.html")
-    else:
-        record = source.read()
-        source.fetch({end.name for end in record.run.ends if end.state is State.FAILED})
-        read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
+    read = view_of(source)
     bases = {stage.result.tracker_base for stage in read.stages if stage.result.tracker_base}
     read = dataclasses.replace(read, trusted_bases=lookup.trusted_bases(bases, ran_here=read.record.folder is not None))
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))
         return
-    path = Path(output or name)
-    if output is None and (path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir()))):
-        # Somebody else may have made the run's folder. A pipe would keep the command waiting.
-        raise ArgumentError(
-            f"{name!r} is a symbolic link or a special file. Name another file for the report: -o report.html."
-        )
+    path = Path(output) if output is not None else page_of(read)
     write_report(read, path)
     print_text(str(path))
