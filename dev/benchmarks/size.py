@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
 from dev.benchmarks import show
 from torchx_kfp import task_from_app
 from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, go_json, measure
+from torchx_kfp.execution.pipeline.load import load_pipeline
 
 STAGES, CHAINS = 250, 25
 #: How many stages must fit, from an image and with the program; the bytes of a task in its level, and of a workspace.
@@ -70,10 +70,10 @@ def measured(what: str, function: Callable[..., None], fit: int = 0, level: int 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(dsl.pipeline(name="pipeline")(function), str(path))
-        text = path.read_text(encoding="utf-8")
-    size = measure(text)
+        compiled = load_pipeline(path)
+    size = measure(compiled)
     end = (size.workflow + size.state) / STAGES
-    task = len(go_json(next(yaml.safe_load_all(text))["root"]).encode()) / STAGES
+    task = len(go_json(compiled.documents[0]["root"]).encode()) / STAGES
     show(f"{what}, a task in its level, of which {STAGES * LEVEL_LIMIT // size.level} fit", task, "bytes", most=level)
     most = STAGES * end / size.share / fit if fit else None
     show(f"{what}, a stage at the end, of which {STAGES / size.share:.0f} fit", end, "bytes", most=most)

@@ -27,7 +27,7 @@ from torchx_kfp import local
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.settings import read_settings
-from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
+from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.source import RunRecord
@@ -213,7 +213,7 @@ class Suite:
     def load(self, pipeline: Any) -> Pipeline:
         """Return the pipeline as it runs at the place."""
         loaded = load_pipeline(pipeline)
-        spec, platform = read_specs(loaded.text)
+        spec, platform = loaded.copy_documents()
         self.place.fit(spec, platform)
         file = self.folder / f"{loaded.name}-{uuid.uuid4().hex[:8]}.yaml"
         # Not JSON, whose escapes of characters above U+FFFF are not YAML.

@@ -22,7 +22,7 @@ from tests.fake_kfp.facts import Facts
 from tests.fake_kfp.logs import importer_log, pod_log
 from tests.fake_kfp.tree import make_nodes
 from tests.programs import Program, imported
-from torchx_kfp.execution.pipeline.load import read_specs
+from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -168,7 +168,7 @@ class Run:
 
 def _with_waits(text: str) -> str:
     """Return a pipeline in which stages wait whose image cannot be pulled."""
-    spec, platform = read_specs(text)
+    spec, platform = pipeline_from_text(text).copy_documents()
     stuck = [
         each["container"]
         for each in spec["deploymentSpec"].get("executors", {}).values()

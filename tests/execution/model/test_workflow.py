@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kfp import dsl
 
 from tests.authoring.apps import compile_pipeline, compile_stage, make_app
 from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.execution.model.workflow import LEVEL_LIMIT, LIMIT, Size, check_size, describe, measure
+from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_documents, pipeline_from_text
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "pipeline.yaml"
 
 
 def test_a_recorded_workflow() -> None:
     """The workflow that KFP 2.17 created from this pipeline had 54,153 bytes of JSON when it started."""
-    size = measure(RECORDED.read_text(encoding="utf-8"))
+    size = measure(load_pipeline(RECORDED))
     assert size.workflow == pytest.approx(54_153, rel=0.1)
     assert (size.level, size.tasks) == (5_752, 6)
     assert size.stages == 7, "one of them in a loop of two iterations, one in a branch that was not taken"
@@ -33,7 +33,7 @@ def recorded(name: str) -> tuple[dict[str, Any], Size]:
     """Return a recorded run's facts, and the size of its pipeline as the model has it."""
     with gzip.open(RECORDED.with_name("sizes.json.gz")) as file:
         facts = json.load(file)[name]
-    return facts, measure(yaml.dump_all([facts["spec"], facts["platform"]], Dumper=yaml.CDumper))
+    return facts, measure(pipeline_from_documents([facts["spec"], facts["platform"]], name))
 
 
 @pytest.mark.parametrize("name", ["hand", "image", "inline", "200", "220 with the program", "250 from an image"])
@@ -62,7 +62,7 @@ def test_a_recorded_run_that_did_not_reach_its_end() -> None:
 
 def test_images_with_torchx_kfp_are_recommended_to_stages_that_carry_a_program() -> None:
     for inline in (True, False):
-        size = measure(compile_stage(results={}, inline=inline))
+        size = measure(pipeline_from_text(compile_stage(results={}, inline=inline)))
         (finding,) = check_size(dataclasses.replace(size, state=2 * LIMIT))
         assert ("inline=False" in str(finding)) == inline
 
@@ -74,7 +74,7 @@ def test_the_recorded_limit_of_a_level() -> None:
     tasks = facts["spec"]["root"]["dag"]["tasks"]
     more = {f"stage-{200 + number}": tasks[f"stage-{100 + number}"] for number in range(25)}
     spec = {**facts["spec"], "root": {**facts["spec"]["root"], "dag": {"tasks": {**tasks, **more}}}}
-    size = measure(yaml.dump(spec, Dumper=yaml.CDumper))
+    size = measure(pipeline_from_documents([spec], "more"))
     assert (size.tasks, size.level > LEVEL_LIMIT) == (225, True)
     assert re.search(
         says("225 tasks", "131,072", "No more retries", "nested", "ConfigMaps"), str([*check_size(size)][-1])
@@ -94,13 +94,13 @@ def test_loops_branches_and_nested_pipelines() -> None:
         with dsl.If(flag == True):  # noqa: E712 (a channel)
             inner(tracker_base=tracker_base)
 
-    size = measure(compile_pipeline(pipeline))
+    size = measure(pipeline_from_text(compile_pipeline(pipeline)))
     assert size.stages == 5
     assert size.tasks == 3
 
 
 def test_untracked_pipelines() -> None:
-    size = measure(compile_stage(tracked=False))
+    size = measure(pipeline_from_text(compile_stage(tracked=False)))
     assert (size.stages, size.tasks) == (1, 1)
     assert 0 < size.share < 0.02
     assert not [*check_size(size), *describe(size)]

@@ -86,7 +86,7 @@ def test_damaged_pipelines_are_refused_with_a_message(seed):
         with contextlib.suppress(TorchxKfpError):
             pipeline = pipeline_from_documents(documents, "p.yaml")
             outline(pipeline)
-            describe(measure(pipeline.text))
+            describe(measure(pipeline))
             find_not_applied(pipeline)
             check_submission(pipeline, complete_arguments(pipeline, {}))
             check_supported(pipeline)

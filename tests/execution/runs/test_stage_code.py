@@ -18,7 +18,7 @@ from torchx.specs import AppDef, Role
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import AppDefError
-from torchx_kfp.execution.pipeline.load import load_pipeline, read_specs
+from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.runs.earlier_run import read_earlier
 from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp.local import RunResult, State, Watch, run
@@ -70,7 +70,7 @@ def keys(pipeline: Any, folder: Path) -> dict[str, str]:
     """
     base = "memory://results"
     prepared = prepare(load_pipeline(pipeline), {"tracker_base": base}, workspace=folder)
-    spec, _ = read_specs(prepared.pipeline.text)
+    spec, _ = prepared.pipeline.documents
     found = {}
     for name, task in spec["root"]["dag"]["tasks"].items():
         component = spec["components"][task["componentRef"]["name"]]
@@ -205,7 +205,7 @@ def test_a_loop_whose_items_name_files(folder: Path):
 
     def names() -> set[str]:
         prepared = prepare(load_pipeline(pipeline), {"tracker_base": "memory://results"}, workspace=folder)
-        return {value for value in _texts(read_specs(prepared.pipeline.text)[0]) if value.startswith("code:")}
+        return {value for value in _texts(prepared.pipeline.documents[0]) if value.startswith("code:")}
 
     before = names()
     (folder / "conf" / "two.yaml").write_text("changed")

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.execution.model.findings import Finding, Kind
-from torchx_kfp.execution.pipeline.load import read_specs
+from torchx_kfp.execution.pipeline.spec import Pipeline
 
 #: The bytes that Argo accepts for a workflow, with its state compressed.
 LIMIT = 1024 * 1024
@@ -133,9 +133,9 @@ def describe(size: Size) -> list[str]:
     return [f"{stages}, about {size.share:.1f} of the 1 MiB that Argo accepts for a run."]
 
 
-def measure(compiled: str) -> Size:
-    """Measure the workflow that KFP creates from a compiled pipeline, given as the text of a YAML file."""
-    spec, platform = read_specs(compiled, is_compiled=True)
+def measure(pipeline: Pipeline) -> Size:
+    """Measure the workflow that KFP creates from a compiled pipeline."""
+    spec, platform = pipeline.copy_documents()
     components = {**spec.get("components", {}), "root": spec["root"]}
     for component in components.values():
         for task in component.get("dag", {}).get("tasks", {}).values():
@@ -157,7 +157,7 @@ def measure(compiled: str) -> Size:
         _state_bytes(stages, _STAGE_STATE, _STAGE_COPIES) + _state_bytes(dags, _DAG_STATE, _DAG_COPIES),
         _DRIVER_BYTES + largest,
         inside,
-        carries=_CARRIED in compiled,
+        carries=_CARRIED in pipeline.text,
     )
 
 

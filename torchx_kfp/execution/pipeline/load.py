@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,9 +36,9 @@ SUFFIXES = (".yaml", ".yml", ".json")
 _LONGEST = 16 << 20
 _DEEPEST = 100
 _LARGEST = 1_000_000
-#: The last large texts, what they contain, and the pipelines in them; and how many characters such a text has.
-_RECENT: dict[str, bytes] = {}
-_READ: dict[str, Pipeline] = {}
+#: The pipelines in the last large texts, and how many characters such a text has: a command may read the pipeline of a
+#: run and of the run that it resumes, and YAML of 1,000 stages takes seconds.
+_RECENT: dict[str, Pipeline] = {}
 _LARGE = 100_000
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_DEEP = f"it contains lists or dicts that are nested more than {_DEEPEST} levels deep"
@@ -117,6 +116,7 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
             f"and descriptions into comments, which a line break would end: remove line breaks from them. ({error})"
         ) from None
     pipeline = pipeline_from_documents(documents, name or function.name, text, kind="pipeline")
+    _remember(text, pipeline)
     return dataclasses.replace(pipeline, is_compiled_here=True)
 
 
@@ -155,8 +155,8 @@ def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
     Raises:
         PipelineFileError: it is not a compiled KFP v2 pipeline.
     """
-    if text in _READ:
-        return _READ[text]
+    if text in _RECENT:
+        return _RECENT[text]
     try:
         documents = _documents(text)
     except _TooMuch as error:
@@ -165,34 +165,19 @@ def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
         # PyYAML does not catch Python's exceptions about malformed dates, numbers and keys.
         raise PipelineFileError(f"The file {name!r} is not valid YAML: {error}") from None
     pipeline = pipeline_from_documents(documents, name, text)
-    _remember(_READ, text, pipeline)
+    _remember(text, pipeline)
     return pipeline
 
 
+def _remember(text: str, pipeline: Pipeline) -> None:
+    if len(text) > _LARGE:
+        while len(_RECENT) > 1:
+            del _RECENT[next(iter(_RECENT))]
+        _RECENT[text] = pipeline
+
+
 def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
-    """Parse YAML or JSON. Text that KFP has just compiled does not need limits, and is read faster without them.
-
-    Large texts are remembered: a command reads the same pipeline several times, such as that of a run and of the run
-    that it resumes, and YAML of 1,000 stages takes seconds.
-    """
-    if (known := _RECENT.get(text)) is not None:
-        found: list[Any] = pickle.loads(known)
-        return found
-    found = _parsed(text, is_compiled=is_compiled)
-    if len(text) > _LARGE:
-        _remember(_RECENT, text, pickle.dumps(found))
-    return found
-
-
-def _remember(recent: dict[str, Any], text: str, found: Any) -> None:
-    """Remember what was found in one of the last two large texts."""
-    if len(text) > _LARGE:
-        while len(recent) > 1:
-            del recent[next(iter(recent))]
-        recent[text] = found
-
-
-def _parsed(text: str, *, is_compiled: bool) -> list[Any]:
+    """Parse YAML or JSON. Text that KFP has just compiled does not need limits, and is read faster without them."""
     # JSON is not quite YAML: PyYAML reads the number 1e-05 as text.
     if text.lstrip().startswith("{"):
         try:
@@ -294,21 +279,9 @@ def pipeline_from_documents(
                 raise MalformedError(f"platforms is {shown(found)}, but must be an object")
             platforms.update(found)
         pipeline = read_pipeline(specs[0], platforms.get("kubernetes", {}))
-    return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
-
-
-def read_specs(text: str, *, is_compiled: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the documents of a pipeline's text as KFP's API takes them: the PipelineSpec, and the platform spec or {}.
-
-    Text that KFP has just compiled (``is_compiled``) is read faster.
-    """
-    mappings = _mappings(_documents(text, is_compiled=is_compiled))
-    spec = next(document for document in mappings if _is_spec(document))
-    platform: dict[str, Any] = {}
-    for document in mappings:
-        if document is not spec:
-            platform.update(document)
-    return spec, platform
+    text = yaml.safe_dump_all(documents) if text is None else text
+    platform = {key: value for document in mappings if document is not specs[0] for key, value in document.items()}
+    return dataclasses.replace(pipeline, text=text, documents=(specs[0], platform))
 
 
 @contextlib.contextmanager

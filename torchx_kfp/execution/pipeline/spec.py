@@ -7,6 +7,7 @@ scope is enough for all of them. It includes parts that cannot run on this machi
 from __future__ import annotations
 
 import functools
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -245,10 +246,16 @@ class Pipeline:
     components: Mapping[str, Component]
     platform: Mapping[str, Any] = field(default_factory=dict)
     description: str = ""
-    #: The text of the compiled file.
+    #: The text of the compiled file, and its PipelineSpec and platform spec (or {}), which nobody changes.
     text: str = field(default="", repr=False, compare=False)
+    documents: tuple[Mapping[str, Any], Mapping[str, Any]] = field(default=({}, {}), repr=False, compare=False)
     #: Whether this process has compiled it from Python. A file from elsewhere must not name folders of this machine.
     is_compiled_here: bool = field(default=False, compare=False)
+
+    def copy_documents(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a copy of the documents that may be changed."""
+        spec, platform = pickle.loads(pickle.dumps(self.documents))  # several times as fast as copy.deepcopy
+        return spec, platform
 
     def component_of(self, task: Task) -> Component:
         return self.components[task.component]

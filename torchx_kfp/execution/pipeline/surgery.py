@@ -21,7 +21,6 @@ import yaml
 
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.conditions import select_field
-from torchx_kfp.execution.pipeline.load import read_specs
 from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task
 
@@ -72,7 +71,7 @@ def without_tasks(
     Raises:
         ValueError: a remaining task reads an output that is not known; the message names both.
     """
-    spec, platform = read_specs(pipeline.text, is_compiled=True)
+    spec, platform = pipeline.copy_documents()
     surgery = _Surgery(spec, kept, uncached)
     spec = surgery.operate()
     if description:
@@ -88,7 +87,9 @@ def with_specs(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
     """Return the pipeline with a PipelineSpec that was changed, and a platform spec or {}."""
     documents = [spec, platform] if platform else [spec]
     text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=10_000)
-    return dataclasses.replace(read_pipeline(spec, platform.get("platforms", {}).get("kubernetes", {})), text=text)
+    return dataclasses.replace(
+        read_pipeline(spec, platform.get("platforms", {}).get("kubernetes", {})), text=text, documents=(spec, platform)
+    )
 
 
 class _Surgery:

@@ -22,7 +22,7 @@ from torchx_kfp.contract.protocol import (
     workspace_key,
 )
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
-from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_text, read_specs, reading
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_text, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, known_stages
@@ -83,7 +83,7 @@ class PreparedRun:
         """
         before = continuation_of(self.pipeline.description)
         # The record of what was kept names the code of the earlier run.
-        pipeline = self.pipeline.text if before is None else _text_without_record(self.pipeline.text)
+        pipeline = self.pipeline.text if before is None else _text_without_record(self.pipeline)
         texts = [*self.values.values(), pipeline]
         named = named_workspaces(*(text for text in texts if isinstance(text, str)))
         known = {workspace.digest: workspace.code for workspace in self.workspaces.values()}
@@ -234,9 +234,9 @@ def _with_files(plan: ResumePlan, earlier: EarlierRun, stages: Iterable[KnownSta
     return replace(plan, steps=tuple(steps))
 
 
-def _text_without_record(text: str) -> str:
+def _text_without_record(pipeline: Pipeline) -> str:
     """Return a compiled pipeline without its name and description."""
-    spec, platform = read_specs(text, is_compiled=True)
+    spec, platform = pipeline.documents
     return json.dumps([{name: value for name, value in spec.items() if name != "pipelineInfo"}, platform])
 
 

@@ -34,7 +34,6 @@ from torchx_kfp.contract.inputs import parameter_placeholder
 from torchx_kfp.contract.protocol import CODE_URL, STAGE_INPUTS, WORKSPACE_PARAMETER, code_name, is_code_name
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.code_files import CodeFiles, Modules, ProgramText, Stamp, TooManyFiles
-from torchx_kfp.execution.pipeline.load import read_specs
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.surgery import with_specs
 from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_stages
@@ -81,7 +80,7 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
                 executors.add(stage.place.component.name)
     if not found:
         return pipeline
-    spec, platform = read_specs(pipeline.text, is_compiled=True)
+    spec, platform = pipeline.copy_documents()
     components = {**spec["components"], "root": spec["root"]}
     for (scope, task), (name, files) in found.items():
         value = url if workspace is None else workspace.name_of(files)

@@ -45,7 +45,7 @@ def check_command(
     pipeline = load_target(target, component)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
     findings = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
-    findings += check_size(measure(pipeline.text))
+    findings += check_size(measure(pipeline))
     in_order = list(Kind)
     for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):
         print_text(f"{finding.kind.value}: {finding}")

@@ -34,7 +34,7 @@ def compile_command(target: str, component: ComponentWords, output: str) -> None
 
     pipeline = compile_function(load_pipeline_function(target, component), target)
     refuse_folders(pipeline)
-    size = measure(pipeline.text)
+    size = measure(pipeline)
     problems = [*check_pipeline(pipeline), *of_arguments(defaults_of(pipeline)), *check_size(size)]
     findings = about_backends(problems)
     for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):

@@ -131,7 +131,7 @@ def _check(prepared: PreparedRun) -> None:
     from torchx_kfp.execution.host.submission import check_submission, refuse_submission
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
 
-    size = measure(prepared.pipeline.text)
+    size = measure(prepared.pipeline)
     findings = [*check_submission(prepared.pipeline, prepared.values), *check_size(size)]
     refuse_submission(prepared.pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
