@@ -74,10 +74,8 @@ _ARGUMENTS = {"python": "sys.argv[1]", "perl": "$ARGV[0]", "ruby": "ARGV[0]", "n
 
 def find_program(entrypoint: Text, args: Sequence[Text]) -> int | None:
     """Return the index of the argument that is a program for the entrypoint, a shell; None if there is none."""
-    words = [_text(parts) for parts in (entrypoint, *args)]
-    position = _find_code(words)
-    is_program = position is not None and _SHELL.fullmatch(" ".join(words[:position]))
-    return position - 1 if is_program and position else None
+    found = _find_code([_text(parts) for parts in (entrypoint, *args)])
+    return found[0] - 1 if found and found[1] else None
 
 
 def expand_channels(
@@ -91,11 +89,12 @@ def expand_channels(
         ChannelError: a channel is a part of other code.
     """
     words = [_text(parts) for parts in (entrypoint, *args)]
-    position = _find_code(words)
-    if position is None or not _is_mixed(words[position]):
+    found = _find_mixed_code(words)
+    if found is None:
         return list(args), {}
-    program, index = words[position], position - 1
-    if find_program(entrypoint, args) != index or not _is_one_command(program):
+    program, index, joins = words[found[0]], found[0] - 1, found[1]
+    # In a quoted word of the command, there may be other code.
+    if not (joins and _COMMAND.fullmatch(program)) or _find_mixed_code(shlex.split(program)):
         _refuse(words, index, args[index], where)
     variables: dict[Reference, str] = {}
     taken = {*taken, *re.findall(r"\w+", program)}
@@ -110,29 +109,24 @@ def expand_channels(
     return lifted, {name: part for part, name in variables.items()}
 
 
-def _is_one_command(program: str) -> bool:
-    """Return whether a program is one command, without code in its arguments that has a channel inside."""
-    if not _COMMAND.fullmatch(program):
-        return False
-    words = shlex.split(program)
-    code = _find_code(words)
-    return code is None or not _is_mixed(words[code])
-
-
-def _find_code(words: Sequence[str]) -> int | None:
-    """Return the position of the first word that is code."""
+def _find_code(words: Sequence[str]) -> tuple[int, bool] | None:
+    """Return the position of the first word that is code, and whether a shell reads it as ``shlex.join`` means it."""
     text = "\n".join(word.replace("\n", " ") for word in words)
     found = _CODE.search(text)
-    return text.count("\n", 0, found.end()) if found else None
+    if found is None:
+        return None
+    position = text.count("\n", 0, found.end())
+    return position, _SHELL.fullmatch(" ".join(words[:position])) is not None
+
+
+def _find_mixed_code(words: Sequence[str]) -> tuple[int, bool] | None:
+    """Return the same for code with a channel inside. A channel that is the whole word is meant to be code."""
+    found = _find_code(words)
+    return found if found and _CHANNEL in words[found[0]] and words[found[0]] != _CHANNEL else None
 
 
 def _text(parts: Text) -> str:
     return "".join(part if isinstance(part, str) else "0" if part == REPLICA else _CHANNEL for part in parts)
-
-
-def _is_mixed(word: str) -> bool:
-    """Return whether a word is text with a channel inside. A channel that is the whole word is meant to be code."""
-    return _CHANNEL in word and word != _CHANNEL
 
 
 def _refuse(words: Sequence[str], index: int, program: Text, where: str) -> NoReturn:
