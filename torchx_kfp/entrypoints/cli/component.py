@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
+from torchx_kfp.entrypoints.cli.flags import gathered
 from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError
 
 
@@ -41,15 +41,11 @@ class ComponentWords:
             )
 
 
-def component_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the words after ``--``: the argument ``component`` of the command."""
-
-    @functools.wraps(command)
-    def with_component(arguments: tuple[str, ...], **words: Any) -> Any:
-        return command(component=ComponentWords(arguments), **words)
-
-    words = click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
-    return cast("Callable[..., Any]", words(with_component))
+component_argument = gathered(
+    "component",
+    ComponentWords,
+    click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED),
+)
 
 
 def builtin_component(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -16,6 +17,33 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 Decorator = Callable[[Any], Any]
 #: The settings of the host that a command line gives, by name.
 Flags = Mapping[str, Any]
+
+
+def gathered(argument: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
+    """Add options, of whose values a function makes one argument of the command.
+
+    Args:
+        argument: the name of the argument.
+        make: takes the values by the names of the options, and those that other functions have made.
+        options: the options, in the order of the help text.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Any:
+        made: Any = lambda **values: make(**values)  # noqa: E731  # a new function, to which click adds the options
+        for option in reversed(options):
+            made = option(made)
+
+        @wraps(command)
+        def with_argument(**words: Any) -> Any:
+            values = {param.name: words.pop(param.name) for param in made.__click_params__}
+            return command(**{argument: made(**values)}, **words)
+
+        decorated: Any = with_argument
+        decorated.__click_params__ = [*getattr(command, "__click_params__", ()), *made.__click_params__]
+        return decorated
+
+    return decorate
+
 
 output_dir_option: Decorator = click.option(
     "--output-dir",
@@ -42,25 +70,30 @@ parameter_option: Decorator = click.option(
 )
 
 
-def view_options(command: Any) -> Any:
-    """Add ``--quiet``, ``--verbose`` and ``--json``: how a command shows a run in progress."""
-    for option in (
-        click.option(
-            "--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table."
-        ),
-        click.option(
-            "-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line."
-        ),
-        click.option(
-            "-q",
-            "--quiet",
-            is_flag=True,
-            help="Show only the plan of a resumed run, the final table, the command that shows its results again, and "
-            "errors.",
-        ),
-    ):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class ViewOptions:
+    """How a command shows a run in progress: ``--quiet``, ``--verbose`` and ``--json``."""
+
+    quiet: bool = False
+    verbose: bool = False
+    as_json: bool = False
+
+
+view_options = gathered(
+    "view",
+    ViewOptions,
+    click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        help="Show only the plan of a resumed run, the final table, the command that shows its results again, and "
+        "errors.",
+    ),
+    click.option(
+        "-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table."),
+)
 
 
 def container_options(command: Any) -> Any:
@@ -112,39 +145,32 @@ def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
-def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the connection to a KFP host, which the command takes as the argument ``flags``."""
-
-    def read(values: dict[str, Any]) -> Flags:
-        return {name: value for name, value in values.items() if value is not None}
-
-    return _with_settings(command, {name: SETTINGS[name] for name in FLAGS}, "flags", read)
-
-
-def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a submission, which the command takes as the argument ``submission``."""
-
-    def read(values: dict[str, Any]) -> Submission:
-        return Submission(cache=not values.pop("cache"), **{name: value or "" for name, value in values.items()})
-
-    return _with_settings(command, SUBMISSION, "submission", read)
+def _settings(settings: Mapping[str, Setting]) -> list[Decorator]:
+    """Return the options of settings."""
+    return [
+        click.option(
+            *(["-n"] if name == "namespace" else []),
+            flag(name),
+            name,
+            is_flag=name == "cache",
+            callback=refuse_empty,
+            metavar=setting.metavar,
+            help=setting.help,
+        )
+        for name, setting in settings.items()
+    ]
 
 
-def _with_settings(
-    command: Callable[..., Any], settings: dict[str, Setting], argument: str, read: Callable[[dict[str, Any]], Any]
-) -> Callable[..., Any]:
-    @wraps(command)
-    def with_argument(**words: Any) -> Any:
-        values = {name: words.pop(name) for name in settings}
-        return command(**{argument: read(values)}, **words)
+def _given(**values: Any) -> Flags:
+    return {name: value for name, value in values.items() if value is not None}
 
-    decorated: Callable[..., Any] = with_argument
-    for name, setting in reversed(settings.items()):
-        words = ("-n", flag(name), name) if name == "namespace" else (flag(name), name)
-        decorated = click.option(
-            *words, is_flag=name == "cache", callback=refuse_empty, metavar=setting.metavar, help=setting.help
-        )(decorated)
-    return decorated
+
+def _submission(cache: bool, **values: Any) -> Submission:
+    return Submission(cache=not cache, **{name: value or "" for name, value in values.items()})
+
+
+host_options = gathered("flags", _given, *_settings({name: SETTINGS[name] for name in FLAGS}))
+submission_options = gathered("submission", _submission, *_settings(SUBMISSION))
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click

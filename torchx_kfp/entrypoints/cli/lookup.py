@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,14 @@ import click
 from torchx_kfp.common.text import UUID, listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
-from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, host_options, output_dir_option, tracker_base_option
+from torchx_kfp.entrypoints.cli.flags import (
+    Decorator,
+    Flags,
+    gathered,
+    host_options,
+    output_dir_option,
+    tracker_base_option,
+)
 from torchx_kfp.errors import AmbiguousRunError, ArgumentError, HostError, TrackerBaseError, UnknownRunError
 from torchx_kfp.execution.host.settings import flag, read_settings
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -231,15 +237,8 @@ def finds_runs(*, recorded: bool = False) -> Decorator:
     ``recorded`` adds ``--tracker-base``.
     """
 
-    def decorate(command: Callable[..., Any]) -> Any:
-        @wraps(command)
-        def with_lookup(output_dir: str, flags: Flags, base: str | None = None, **words: Any) -> Any:
-            return command(lookup=Lookup(output_dir, flags, base), **words)
-
-        decorated = output_dir_option(host_options(with_lookup))
-        return tracker_base_option(decorated) if recorded else decorated
-
-    return decorate
+    options = [output_dir_option, host_options]
+    return gathered("lookup", Lookup, *([tracker_base_option] if recorded else []), *options)
 
 
 def _has_runs(output_dir: str) -> bool:

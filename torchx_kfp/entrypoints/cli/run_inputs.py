@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import wraps
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ from torchx_kfp.common.text import counted, listed, printable, size_text
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, parameter_option
+from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, gathered, parameter_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.errors import ArgumentError
 
@@ -166,10 +165,13 @@ def read_tags(words: Iterable[str]) -> dict[str, str]:
     return tags
 
 
-def input_options(base: str, *, of_schedule: bool = False) -> Decorator:
-    """Add the options of ``RunInputs`` without those of ``resume_options``; the command takes the argument ``inputs``.
+def input_options(base: str, *, resume: str = "", of_schedule: bool = False) -> Decorator:
+    """Add the options of ``RunInputs``, which the command takes as the argument ``inputs``.
 
-    ``base`` is the form of a tracker base. The runs of a schedule have no tags of their own.
+    Args:
+        base: the form of a tracker base.
+        resume: the help text of ``--resume``; without one, there is no such option.
+        of_schedule: whether the inputs are those of a schedule, whose runs have no tags.
     """
     options = [
         parameter_option,
@@ -191,49 +193,35 @@ def input_options(base: str, *, of_schedule: bool = False) -> Decorator:
         ),
     ]
     if not of_schedule:
-        options.insert(
-            -1,
+        options.append(
             click.option(
                 "--tag",
                 "tag_words",
                 metavar="NAME=VALUE",
                 multiple=True,
                 help="A tag of the run, kept with its records under the tracker base. May be given several times.",
-            ),
+            )
         )
-
-    names = {field.name for field in fields(RunInputs)}
-
-    def decorate(command: Callable[..., Any]) -> Any:
-        @wraps(command)
-        def with_inputs(**words: Any) -> Any:
-            inputs = RunInputs(**{name: words.pop(name) for name in names & words.keys()})
-            if inputs.from_stages and inputs.resumed is None:
-                raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
-            return command(inputs=inputs, **words)
-
-        decorated: Any = with_inputs
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated
-
-    return decorate
+    if resume:
+        options += [
+            click.option("--resume", "resumed", metavar="RUN", help=resume),
+            click.option(
+                "--from",
+                "from_stages",
+                metavar="STAGE",
+                multiple=True,
+                help="With --resume: run this stage again, and everything that depends on it. May be given several "
+                "times.",
+            ),
+        ]
+    return gathered("inputs", _inputs, *options)
 
 
-def resume_options(text: str) -> Decorator:
-    """Add ``--resume``, with this help, and ``--from``."""
-
-    def decorate(command: Any) -> Any:
-        with_from = click.option(
-            "--from",
-            "from_stages",
-            metavar="STAGE",
-            multiple=True,
-            help="With --resume: run this stage again, and everything that depends on it. May be given several times.",
-        )(command)
-        return click.option("--resume", "resumed", metavar="RUN", help=text)(with_from)
-
-    return decorate
+def _inputs(**values: Any) -> RunInputs:
+    inputs = RunInputs(**values)
+    if inputs.from_stages and inputs.resumed is None:
+        raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
+    return inputs
 
 
 def show_dry_run(run: PreparedRun, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
+from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 
 
@@ -37,7 +38,7 @@ def retry_command(
     words = lookup.words
     source.retry()
     if watch:
-        attach(source, words, quiet=False, verbose=False, as_json=False)
+        attach(source, words, ViewOptions())
     else:
         print_message(f"KFP retries {source.run_id}: {source.link}".rstrip(": "))
         print_message(f"To watch it: {this_command('watch', source.run_id, *words)}")

@@ -15,13 +15,14 @@ from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.flags import (
     Duration,
     Flags,
+    ViewOptions,
     container_options,
     host_options,
     refuse_empty,
     view_options,
 )
 from torchx_kfp.entrypoints.cli.lookup import usual_base
-from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, resume_options, show_dry_run
+from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
@@ -55,7 +56,11 @@ def _with_values(words: Sequence[str]) -> list[str]:
 @click.command("run", cls=ContainerCommand)
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
 @component_argument
-@input_options("DIR|URL")
+@input_options(
+    "DIR|URL",
+    resume="Continue a run that failed, was canceled or was killed, with a new run: a run id, the beginning or end of "
+    'one, or "latest". Without a pipeline, that of the run counts.',
+)
 @click.option(
     "--name",
     metavar="NAME",
@@ -81,10 +86,6 @@ def _with_values(words: Sequence[str]) -> list[str]:
 )
 @click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
-@resume_options(
-    "Continue a run that failed, was canceled or was killed, with a new run: a run id, the beginning or end of one, or "
-    '"latest". Without a pipeline, that of the run counts.'
-)
 @click.option("--no-cache", is_flag=True, help="Run every stage, even if an earlier run has its outputs.")
 @click.option(
     "--directory",
@@ -121,9 +122,7 @@ def run_command(
     name: str | None,
     output_dir: str | None,
     stages: tuple[str, ...],
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
+    view: ViewOptions,
     flags: Flags,
     **options: Any,
 ) -> None:
@@ -161,15 +160,14 @@ def run_command(
     if inputs.dry_run:
         if name:
             check_run_name(name)
-        show_dry_run(prepared, as_json=as_json)
+        show_dry_run(prepared, as_json=view.as_json)
         return
     pipeline = prepared.pipeline
-    view = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
+    shown = view_of(RunState(outline(pipeline)), view)
     summarize(
-        lambda: start(prepared, name=name or "", output_dir=folder, say=print_message, watch=view, **options),
+        lambda: start(prepared, name=name or "", output_dir=folder, say=print_message, watch=shown, **options),
+        shown,
         view,
-        quiet=quiet,
-        as_json=as_json,
         pipeline=target or "",
         workspace=inputs.workspace or "",
     )

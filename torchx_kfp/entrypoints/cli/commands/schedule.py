@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import at, print_json, print_message, print_text, this_command
-from torchx_kfp.entrypoints.cli.flags import Duration, Flags, host_options, json_option, submission_options
+from torchx_kfp.entrypoints.cli.flags import Duration, Flags, gathered, host_options, json_option, submission_options
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 
@@ -39,44 +38,33 @@ class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(f"{value!r} is not a time. Write, for example, 2026-12-31 or 2026-12-31T18:00+01:00.", param, ctx)
 
 
-def _timing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the times of a schedule, which the command takes as the argument ``timing``."""
+def _timing(cron: str | None, **values: Any) -> Timing:
+    from torchx_kfp.execution.host.timing import Timing
 
-    @wraps(command)
-    def with_argument(
-        *, cron: str | None, every: float | None, start: float | None, end: float | None, **words: Any
-    ) -> Any:
-        from torchx_kfp.execution.host.timing import Timing
+    return Timing(cron or "", **values)
 
-        limits = {name: words.pop(name) for name in ("max_runs", "catchup")}
-        return command(timing=Timing(cron or "", every, start, end, **limits), **words)
 
-    decorated: Callable[..., Any] = with_argument
-    for option in (
-        click.option(
-            "--catchup/--no-catchup",
-            default=False,
-            help="Whether the schedule starts all runs that it missed, or only the last one.  [default: --no-catchup]",
-        ),
-        click.option(
-            "--max-runs",
-            metavar="N",
-            type=int,
-            default=1,
-            help="How many runs there are at once: up to 10.  [default: 1]",
-        ),
-        click.option("--end", metavar="TIME", type=Moment(), help="Start no run after this time."),
-        click.option("--start", metavar="TIME", type=Moment(), help="Start no run before this time."),
-        click.option("--every", metavar="TIME", type=Duration(), help="Start a run in intervals, such as 6h."),
-        click.option(
-            "--cron",
-            metavar="EXPRESSION",
-            help="Start a run at these times: minute, hour, day of the month, month, day of the week, such as "
-            "'0 3 * * *' for 03:00 of each day (UTC).",
-        ),
-    ):
-        decorated = option(decorated)
-    return decorated
+_timing_options = gathered(
+    "timing",
+    _timing,
+    click.option(
+        "--cron",
+        metavar="EXPRESSION",
+        help="Start a run at these times: minute, hour, day of the month, month, day of the week, such as "
+        "'0 3 * * *' for 03:00 of each day (UTC).",
+    ),
+    click.option("--every", metavar="TIME", type=Duration(), help="Start a run in intervals, such as 6h."),
+    click.option("--start", metavar="TIME", type=Moment(), help="Start no run before this time."),
+    click.option("--end", metavar="TIME", type=Moment(), help="Start no run after this time."),
+    click.option(
+        "--max-runs", metavar="N", type=int, default=1, help="How many runs there are at once: up to 10.  [default: 1]"
+    ),
+    click.option(
+        "--catchup/--no-catchup",
+        default=False,
+        help="Whether the schedule starts all runs that it missed, or only the last one.  [default: --no-catchup]",
+    ),
+)
 
 
 @click.group("schedule")

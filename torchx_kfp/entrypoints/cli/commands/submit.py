@@ -11,13 +11,14 @@ from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argum
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import (
     Flags,
+    ViewOptions,
     host_options,
     output_dir_option,
     submission_options,
     view_options,
 )
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
-from torchx_kfp.entrypoints.cli.run_inputs import SEND_CODE, RunInputs, input_options, resume_options, show_dry_run
+from torchx_kfp.entrypoints.cli.run_inputs import SEND_CODE, RunInputs, input_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission
 
@@ -34,10 +35,10 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 @click.command("submit")
 @click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
 @component_argument
-@input_options("URL")
-@resume_options(
-    'Keep what succeeded in an earlier run, on KFP or on this machine: a run id, the beginning of one, or "latest". '
-    "Without a pipeline, that of the run."
+@input_options(
+    "URL",
+    resume="Keep what succeeded in an earlier run, on KFP or on this machine: a run id, the beginning of one, or "
+    '"latest". Without a pipeline, that of the run.',
 )
 @output_dir_option
 @submission_options
@@ -50,9 +51,7 @@ def submit_command(
     inputs: RunInputs,
     output_dir: str,
     watch: bool,
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
+    view: ViewOptions,
     flags: Flags,
     submission: Submission,
 ) -> None:
@@ -74,22 +73,22 @@ def submit_command(
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.host.submission import start_run
 
-    if quiet and verbose:
+    if view.quiet and view.verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     earlier = inputs.read_resumed(output_dir, flags)
     host = connect(flags)
     prepared = prepare_submission(host, target, component, inputs, earlier)
     if inputs.dry_run:
-        show_dry_run(prepared, as_json=as_json)
+        show_dry_run(prepared, as_json=view.as_json)
         return
     run = start_run(host, prepared, submission, say=print_message, warn=print_message)
-    if not as_json:
+    if not view.as_json:
         print_text(run.run_id)
     elif not watch:
         print_json({"run": run.run_id, "link": run.link or None})
     if watch:
-        attach(run, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
-    elif not (as_json or quiet):
+        attach(run, host_words(flags), view)
+    elif not (view.as_json or view.quiet):
         print_message(f"{run.link}\nTo watch it: {this_command('watch', run.run_id, *host_words(flags))}".strip())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from torchx_kfp.entrypoints.cli.flags import view_options
+from torchx_kfp.entrypoints.cli.flags import ViewOptions, view_options
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 
 
@@ -12,7 +12,7 @@ from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 @click.argument("run")
 @view_options
 @finds_runs()
-def watch_command(run: str, quiet: bool, verbose: bool, as_json: bool, lookup: Lookup) -> None:
+def watch_command(run: str, view: ViewOptions, lookup: Lookup) -> None:
     """Show RUN until it ends, and then the table of its stages.
 
     The exit code is that of the run: 0 if it succeeded. Ctrl-C ends the view, not the run.
@@ -23,4 +23,4 @@ def watch_command(run: str, quiet: bool, verbose: bool, as_json: bool, lookup: L
 
     source = lookup.find(run)
     words = output_dir_words(source.folder) if isinstance(source, RunReader) else lookup.words
-    attach(source, words, quiet=quiet, verbose=verbose, as_json=as_json)
+    attach(source, words, view)

@@ -14,6 +14,7 @@ from torchx_kfp.common.text import counted, duration, listed
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_message, show_results, this_command
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
+from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs import output_dir_words, resume_words, sent_words
@@ -35,15 +36,13 @@ class _DetachedError(Exception):
     """A signal, whose number is the argument, has ended the view of a run, which goes on."""
 
 
-def attach(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
+def attach(source: RunSource, words: Sequence[str], options: ViewOptions) -> None:
     """Show a run that goes on elsewhere until its end, then its summary.
 
     Args:
         source: the run.
         words: the options with which commands find the run again.
-        quiet: whether to show only the summary.
-        verbose: whether to print lines, with the inputs and outputs of stages.
-        as_json: whether to print events as JSON instead of the table.
+        options: how to show it.
 
     Raises:
         StageFailedError: the run has failed.
@@ -60,7 +59,7 @@ def attach(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: boo
 
     try:
         with ending_signals(detach):
-            result = _follow(source, words, quiet=quiet, verbose=verbose, as_json=as_json)
+            result = _follow(source, words, options)
     except _DetachedError as signaled:
         for line in (f"The run {source.run_id} goes on.", *again):
             print_message(line)
@@ -73,13 +72,13 @@ def attach(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: boo
         raise StageFailedError(f"The run {result.run_id} was {result.state}.")
 
 
-def _follow(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> RunResult:
+def _follow(source: RunSource, words: Sequence[str], options: ViewOptions) -> RunResult:
     last = source.read()
     try:
         stages = outline(last.load())
     except PipelineFileError:
         stages = {}  # they become known as they begin
-    view = view_of(RunState(stages), quiet=quiet, verbose=verbose, as_json=as_json)
+    view = view_of(RunState(stages), options)
 
     def follow() -> RunResult:
         nonlocal last
@@ -100,7 +99,7 @@ def _follow(source: RunSource, words: Sequence[str], *, quiet: bool, verbose: bo
         return "\n".join([*lines, *_forgotten_code(result, last.arguments, "submitted")])
 
     on_host: dict[str, Any] = {"notes": notes, "way_on": next_steps} if last.folder is None else {}
-    return summarize(follow, view, quiet=quiet, as_json=as_json, **on_host)
+    return summarize(follow, view, options, **on_host)
 
 
 def _cached(record: RunRecord, result: RunResult) -> list[str]:
@@ -121,9 +120,8 @@ def _cached(record: RunRecord, result: RunResult) -> list[str]:
 def summarize(
     follow: Callable[[], RunResult],
     view: View,
+    options: ViewOptions,
     *,
-    quiet: bool,
-    as_json: bool,
     notes: Notes | None = None,
     way_on: Callable[[RunResult], str] | None = None,
     pipeline: str = "",
@@ -134,8 +132,7 @@ def summarize(
     Args:
         follow: runs the pipeline, or waits until it has ended.
         view: shows the run; its state is summarized if a signal ends the run.
-        quiet: whether to print only the table and errors.
-        as_json: whether to leave out the table.
+        options: whether to print only the table and errors, and whether to leave out the table.
         notes: returns sentences about the table, which are printed below it. Default: ``unread``.
         way_on: returns how to go on after a failure, as lines. Default: how to resume the run.
         pipeline: the pipeline and the folder with its code that the user has named, for that.
@@ -154,18 +151,18 @@ def summarize(
     except (KeyboardInterrupt, SystemExit) as ending:
         if view.run.started is not None:
             result = view.run.result()
-            _end(result, notes, as_json=as_json)
+            _end(result, notes, as_json=options.as_json)
             print_message(_interruption(result, ending))
-            if not quiet and result.folder is not None:
+            if not options.quiet and result.folder is not None:
                 print_message(f"Logs and outputs are in {result.folder}")
                 print_message(_way_on(result.folder, sent()))
         raise
-    _end(result, notes, as_json=as_json)
-    if not quiet:
+    _end(result, notes, as_json=options.as_json)
+    if not options.quiet:
         took = f"{result.state}, {duration(result.duration)}"
         place = result.link if result.folder is None else f"logs and outputs are in {result.folder}"
         print_message(f"Run {result.run_id} ({took}): {place}")
-    if not as_json:
+    if not options.as_json:
         recorded = [stage for stage in result.stages if stage.results and stage.run_id]
         bases = list(dict.fromkeys(str(stage.tracker_base) for stage in recorded))
         for base in bases:
@@ -174,14 +171,14 @@ def summarize(
             if result.folder is not None and len(bases) == 1:
                 words = output_dir_words(result.folder)
             print_message(f"See the results again: {this_command('results', result.run_id, *words)}")
-        if not quiet and result.folder is not None:
+        if not options.quiet and result.folder is not None:
             page = this_command("report", result.run_id, *output_dir_words(result.folder))
             print_message(f"Write the run as a page: {page}")
     if result.state is State.FAILED:
         ways = ""
-        if not quiet and way_on is not None:
+        if not options.quiet and way_on is not None:
             ways = way_on(result)
-        elif not quiet and result.folder is not None:
+        elif not options.quiet and result.folder is not None:
             arguments = view.run.started.arguments if view.run.started else {}
             ways = "\n".join([*_forgotten_code(result, arguments, "started"), _way_on(result.folder, sent())])
         raise StageFailedError("\n".join(filter(None, [for_stderr(describe_failure(result, view.printed)), ways])))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from torchx_kfp.common.text import clean
 from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, is_capable, json_ready, wants_colors
+from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished, RunStarted, StageFinished, encode
 from torchx_kfp.execution.runs.state import RunState
@@ -40,29 +41,28 @@ _BEGIN, _CUT, _END = "\x1b[?2026h\x1b[?25l", "\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[
 Size = Callable[[], os.terminal_size]
 
 
-def view_of(run: RunState, *, quiet: bool, verbose: bool, as_json: bool) -> View:
+def view_of(run: RunState, options: ViewOptions) -> View:
     """Return the view that these options, and the terminal, ask for.
 
     Args:
         run: the state that the view updates.
-        quiet: whether to show nothing.
-        verbose: whether to print lines instead of a picture, including the inputs and outputs of stages.
-        as_json: whether to print events as JSON, besides the view.
+        options: ``quiet`` shows nothing; ``verbose`` prints lines instead of a picture, with the inputs and outputs of
+            stages; ``as_json`` prints events as JSON, besides the view.
 
     Raises:
         ArgumentError: both ``quiet`` and ``verbose`` are given.
     """
-    if quiet and verbose:
+    if options.quiet and options.verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
     view: View
-    if quiet:
+    if options.quiet:
         view = View(run)
-    elif not (verbose or as_json) and is_capable(sys.stderr) and is_utf8:
+    elif not (options.verbose or options.as_json) and is_capable(sys.stderr) and is_utf8:
         view = LiveView(run, Terminal(sys.stderr), size_of_stderr, colors=wants_colors())
     else:
-        view = LineView(run, verbose=verbose)
-    return JsonView(view) if as_json else view
+        view = LineView(run, verbose=options.verbose)
+    return JsonView(view) if options.as_json else view
 
 
 class View(Watch):
