@@ -360,7 +360,7 @@ class _Planner:
         if not [unit for unit in self._units.values() if unit.path in self._runs and not unit.is_exit]:
             raise ArgumentError(
                 f"There is nothing left to do in the run {self._earlier.run_id}: all stages have succeeded. To run "
-                "some of them again: run --resume RUN --from STAGE (in Python, from_stages)."
+                "some of them again, resume the run with --from STAGE (in Python, from_stages)."
             )
         ends = [end for unit in kept for place in unit.stages for end in self._executions.get(place.name, ())]
         notes = self._verify_bases(ends)
