@@ -91,7 +91,8 @@ def test_the_graph_of_a_resumed_run_has_what_it_has_kept(tmp_path: Path) -> None
     whole, drawn = (graph(Path(str(run.folder))) for run in (failed, resumed))
     names = [{it.get("data-path", "") for it in page.of("a.node")} for page in (whole, drawn)]
     assert {name for name in names[1] if not name.startswith("kept-")} == names[0]
-    assert {("items", "stage-2"), ("stage-2", "joined"), ("joined", "save")} <= edges(drawn)
+    kept = {("items", "stage-2"), ("stage-2", "joined"), ("joined", "save")}
+    assert {*kept, ("items", "")} <= edges(drawn), "also to the box around what follows"
 
 
 def test_a_graph_of_500_tasks_fits_a_page(tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def test_layers_of_very_many_boxes_are_wrapped() -> None:
     assert root.width < 1250
 
 
+def test_chains_do_not_cross() -> None:
+    inner = [Box("a"), Box("b"), Box("d", ["b"]), Box("c", ["a"]), Box("f", ["d"]), Box("e", ["c"])]
+    lay_out(Box("", inner=inner))
+    places = {box.key: box.x for box in inner}
+    assert places["a"] == places["c"] == places["e"] < places["b"] == places["d"] == places["f"]
+
+
 ANYTHING = st.one_of(st.floats(), st.integers(), st.booleans(), st.none(), st.text(max_size=3), st.just([1]))
 SCALARS = ANYTHING | st.floats(min_value=1e-4, max_value=1.0)
 VALUES = st.dictionaries(st.sampled_from("abcd"), SCALARS)
@@ -121,3 +128,9 @@ def test_texts_that_repeat_are_an_axis_and_others_are_not() -> None:
     [figure] = draw_results(rows, ["y"], "iteration", {})
     assert [figure.over, *(it.over for it in figure.others)] == ["act", "iteration"]
     assert [label for _, label in figure.x_ticks] == ["a", "b"]
+
+
+def test_very_many_points_are_one_path_under_the_best() -> None:
+    rows = [row(n, {}, {"y": n % 7}, is_best=n == 300) for n in range(500)]
+    [figure] = draw_results(rows, ["y"], "iteration", {})
+    assert [(stroke.kind, stroke.path.count("h0")) for stroke in figure.strokes] == [("dots", 499), ("dot best", 1)]

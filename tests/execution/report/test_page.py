@@ -183,6 +183,15 @@ def test_values_are_legible_and_states_have_colours(tmp_path: Path) -> None:
         assert styles.count(f" --{state.color}: #") == 3, "in light and dark, and on paper"
 
 
+def test_the_timeline_of_a_run_in_progress_ends_now(tmp_path: Path) -> None:
+    now = time.time()
+    write_events(tmp_path, [RunStarted("p", "run-1", time=now - 100), StageStarted("a", "a_1", 1, "a", time=now - 80)])
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        [(left, width, _)] = bars(Page.of_run(tmp_path), "a")
+    assert (left, left + width) == (pytest.approx(20, abs=8), pytest.approx(100, abs=0.01))
+
+
 @pytest.mark.parametrize("state", ["running", "interrupted", "canceled"])
 def test_a_page_of_a_run_without_an_end_says_so_with_the_time(tmp_path: Path, state: str) -> None:
     play(tmp_path, ["a", "b"])
@@ -294,6 +303,19 @@ def test_a_search_that_still_runs(tmp_path: Path) -> None:
     assert "Round 2 of 3, with 4 trials, did not come to its end." in page
     assert page.count("asked for</span>") == 4
     assert "<dt>rounds</dt><dd>1 of 3</dd>" in page
+
+
+def test_what_a_failed_trial_recorded_is_not_drawn(tmp_path: Path) -> None:
+    play_search(tmp_path / "runs/run-1", rounds=1)
+    store = FsspecResultTracker(tmp_path / "runs/results").store
+    [_, last] = [file.key for file in store.list_files(".torchx_kfp/runs/run-1") if file.key.endswith(".search")]
+    entry = json.loads(store.read(last) or b"")
+    entry["search"]["trials"][0] |= {"failed": True, "results": {"loss": -5.0}}
+    store.write(last, json.dumps(entry).encode())
+    page = Page.of_run(tmp_path / "runs/run-1")
+    note = shown(page.of("p.caption", page.of("figure")[0])[0])
+    assert ("-5" in note, "1 trial without a finite number" in note) == (False, True)
+    assert "-5" in shown(page.of("table", page.of("#search0")[0])[0])
 
 
 def test_two_searches_of_one_name_are_two_sections(tmp_path: Path) -> None:

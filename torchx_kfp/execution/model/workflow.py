@@ -5,7 +5,7 @@ which grows while it runs. A larger pipeline is rejected when it starts, or fail
 one pipeline, loop or branch) has to fit into a variable of its driver.
 
 The workflow (kubeflow/pipelines, ``backend/src/v2/compiler/argocompiler``) has as JSON in the JSON of a parameter each
-distinct container, the component of the first task that has it, the Kubernetes configuration of each component, and
+distinct container, the component of a task that has it, the Kubernetes configuration of each component, and
 each DAG with all of its tasks. Each task of KFP is two tasks of Argo, a driver and what it drives, which have KFP's
 task again.
 
@@ -182,7 +182,7 @@ def _tasks(
 def _workflow_bytes(stages: Sequence[_Task], dags: Sequence[_Task]) -> int:
     """Return the bytes of the workflow without the pipeline's arguments."""
     parameters: dict[object, object] = {dag.of: dag.component for dag in dags}
-    for stage in reversed(stages):  # the component is that of the first one with this container
+    for stage in stages:
         container = go_json(stage.container)
         parameters |= {container: stage.container, (container, ""): stage.component}
         parameters |= {("settings", stage.of): stage.settings} if stage.settings else {}

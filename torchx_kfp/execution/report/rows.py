@@ -109,26 +109,18 @@ def _some(links: Sequence[Hyperlink]) -> list[Hyperlink]:
 
 
 def _lineage(run: RunView, links: Links) -> Mapping[str, Mapping[str, list[Hyperlink]]]:
-    """Return what each stage reads, by input, and what it is read by.
-
-    An input counts as a run id if its value is the run id of another stage, or has the form of one of this run. The
-    latter belongs to a stage that has been repeated since.
-    """
+    """Return what each stage reads, by the inputs whose values are run ids of others, and what it is read by."""
     known = {stage.result.run_id: stage for stage in reversed(run.stages) if stage.result.run_id}
     found: dict[str, dict[str, list[Hyperlink]]] = {}
     for stage in run.stages:
-        sources: dict[str, StageState] = {}
+        sources: dict[str, None] = {}
         for name, value in run.inputs(stage).items():
             values = value if isinstance(value, list) else [value]
             for run_id in dict.fromkeys(it for it in values if isinstance(it, str)):
-                source = known.get(run_id)
-                is_of_this_run = run_id.startswith(f"{run.run.run_id}/") and run_id.count("/") == 2
-                if source is stage or (source is None and not is_of_this_run):
-                    continue
-                link = Hyperlink(run_id, "") if source is None else links.stage(source)
-                found.setdefault(stage.name, {}).setdefault(f"reads {name}", []).append(link)
-                if source is not None:
-                    sources[source.name] = source
+                source = known.get(run_id, stage)
+                if source is not stage:
+                    found.setdefault(stage.name, {}).setdefault(f"reads {name}", []).append(links.stage(source))
+                    sources[source.name] = None
         for name in sources:
             found.setdefault(name, {}).setdefault("is read by", []).append(links.stage(stage))
     return found
