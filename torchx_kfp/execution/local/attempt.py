@@ -33,7 +33,7 @@ from torchx_kfp.execution.local.executors.executor import (
     RunningStage,
 )
 from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_mark, start_process
-from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, given_values, secret_variables
+from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, secret_variables
 from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.local.output import Log, StageLines
 from torchx_kfp.execution.local.packages import activate, local_state, provide_environment
@@ -107,10 +107,8 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         words = set_aside([*command, *args], S3_ENDPOINT)
         command, args = words[: len(command)], words[len(command) :]
     python = parse_command([*command, *args])
-    given = given_values(component, context.given, run.dag.inputs)
-    own = secret_variables(component.platform, context.given.environment(context.environ, in_container=in_container))
-    variables = {**own, **dict(container.env), **given}
-    secrets = {*given, *(own.keys() - dict(container.env).keys())}
+    secrets = secret_variables(component, context.given, run.dag.inputs, context.environ, in_container=in_container)
+    variables = {**dict(container.env), **secrets}
     if endpoints:
         variables = {name: value for name, value in variables.items() if not S3_ENDPOINT.fullmatch(name)}
     fields = field_values(component, context.run_id, pod_name, str(uuid.uuid4()))
@@ -137,7 +135,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         command=command,
         args=args,
         variables=variables,
-        secrets=secrets,
+        secrets=frozenset(secrets),
         environ=environ,
         copies=copies,
         named=_named(run, context),

@@ -167,21 +167,22 @@ def verify_given(
                 )
 
 
-def secret_variables(platform: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of this environment that the stage would get from secrets and config maps."""
-    items = entries(platform, VARIABLES)
-    return {name: environ[name] for _, item in items for name, _ in variables_of(item) if name in environ}
-
-
-def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that the stage gets from secrets and config maps that the user provides.
+def secret_variables(
+    component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str], *, in_container: bool
+) -> dict[str, str]:
+    """Return the variables that the stage gets from secrets and config maps: as given, or otherwise of this machine.
 
     ``inputs`` are those of the scope: the name of a secret may be one of them.
     """
-    values: dict[str, str] = {}
+    own, values = given.environment(environ, in_container=in_container), {}
+    fixed = dict(component.container.env) if component.container is not None else {}
     for setting, item in entries(component.platform, VARIABLES):
         keys = given.of(setting).get(name_of(item, inputs), {})
-        values |= {variable: keys[key] for variable, key in variables_of(item) if key in keys}
+        for variable, key in variables_of(item):
+            if key in keys:
+                values[variable] = keys[key]
+            elif variable in own and variable not in fixed:
+                values.setdefault(variable, own[variable])
     return values
 
 
@@ -203,7 +204,10 @@ def missing_variables(
     in_container: bool = False,
 ) -> Iterator[str]:
     """Describe the variables that the component needs from secrets and config maps that were not given."""
-    there = {*given.environment(environ, in_container=in_container), *given_values(component, given, inputs)}
+    there = {
+        *given.environment(environ, in_container=in_container),
+        *secret_variables(component, given, inputs, environ, in_container=in_container),
+    }
     for setting, item in entries(component.platform, VARIABLES):
         missing = [(variable, key) for variable, key in variables_of(item) if variable not in there]
         if missing and not item.get("optional"):
