@@ -271,6 +271,34 @@ def test_code_reaches_a_host(project: Path, call: Call, s3_base: str) -> None:
     assert "value" in call("results", "--tracker-base", s3_base, "--stage", "first", "--csv").stdout.splitlines()[0]
 
 
+def test_a_host_runs_only_stages_whose_code_has_changed(project: Path, call: Call, s3_base: str) -> None:
+    """The tests' host has the cache of this machine, whose key has more than KFP's: see ``test_stage_code``."""
+    for name, text in {"one.py": "import shared\nprint('one')", "two.py": "print('two')", "shared.py": ""}.items():
+        (project / "code" / name).write_text(text)
+    (project / "both.py").write_text(
+        PIPELINE.partition("@dsl.pipeline")[0].replace('"-m", "app", ', '"-m", ')
+        + """
+@dsl.pipeline(name="both")
+def both(tracker_base: str, workspace: str = ""):
+    for name in ("one", "two"):
+        Stages(tracker_base=tracker_base, workspace=workspace).task(app(name, name))
+"""
+    )
+    with KfpHost(project / "host") as host:
+        words = ["both.py", "--host", host.url, "--tracker-base", s3_base, "--workspace", "code", "--watch"]
+        assert call("submit", *words).returncode == 0
+        for file, states in {
+            "notes.txt": {"one": "cached", "two": "cached"},
+            "shared.py": {"one": "succeeded", "two": "cached"},
+            "two.py": {"one": "cached", "two": "succeeded"},
+        }.items():
+            with (project / "code" / file).open("a") as opened:
+                opened.write("# changed\n")
+            shown = call("submit", *words).stdout
+            for name, state in states.items():
+                assert re.search(rf"{name} +{state}", shown), (file, shown)
+
+
 def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     (project / "code" / "lib").mkdir()
     (project / "code" / "lib" / "größe.py").symlink_to("../helper.py")
