@@ -30,7 +30,7 @@ from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.execution.runs.source import RunRecord
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.host import HostRun, submit
 from torchx_kfp.local import RunResult, StageFinished, StageStarted, State, Watch
 from torchx_kfp.tracking.recorder import Recorder

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.execution.host.calling import wait_until
 from tests.facts import says
 from torchx_kfp.execution.host.results import ResultReader
-from torchx_kfp.execution.runs.source import why_not_read
+from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.recorder import Recorder
 

@@ -18,9 +18,8 @@ from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages, component_from_app, host, local
 from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
 from torchx_kfp.execution.local.runner import start
-from torchx_kfp.execution.runs.earlier_run import read_earlier
 from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.execution.runs.prepared_run import prepare
+from torchx_kfp.execution.runs.prepared_run import prepare, read_earlier
 from torchx_kfp.tracking.recorder import SCHEDULES, Code, Recorder
 from torchx_kfp.tracking.records import read_records
 

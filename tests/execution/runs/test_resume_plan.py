@@ -22,10 +22,10 @@ from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
 from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
-from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.local import Watch

@@ -19,8 +19,7 @@ from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.execution.pipeline.load import load_pipeline
-from torchx_kfp.execution.runs.earlier_run import read_earlier
-from torchx_kfp.execution.runs.prepared_run import prepare
+from torchx_kfp.execution.runs.prepared_run import prepare, read_earlier
 from torchx_kfp.local import RunResult, State, Watch, run
 
 FILES = {

@@ -20,7 +20,7 @@ from torchx_kfp.errors import ArgumentError, WorkspaceError, explain
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.run import HostRun
     from torchx_kfp.execution.runs.history import RunReader
-    from torchx_kfp.execution.runs.source import RunRecord
+    from torchx_kfp.execution.runs.record import RunRecord
 
 #: What names programs in a bare repository of git, or where it is. Its file ``HEAD`` is in the same folder.
 _NEXT_TO_HEAD = ("config", "commondir", "hooks")

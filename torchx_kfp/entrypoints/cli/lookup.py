@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.run import HostRun
     from torchx_kfp.execution.runs.history import RunReader
-    from torchx_kfp.execution.runs.source import RunRecord
+    from torchx_kfp.execution.runs.record import RunRecord
 
 #: A part of the URL of a run's page in KFP's UI.
 _PAGE_OF_RUN = "/runs/details/"
@@ -215,7 +215,7 @@ class Lookup:
 
     def verify_trusted(self, base: str, *, ran_here: bool) -> None:
         """Raise TrackerBaseError for a base that is not read here if only a run names it."""
-        from torchx_kfp.execution.runs.source import missing, why_not_read
+        from torchx_kfp.execution.runs.record import missing, why_not_read
 
         if why := why_not_read(base, self.trusted_bases([base], ran_here=ran_here), ran_here=ran_here):
             raise TrackerBaseError(missing(base, why))
@@ -225,7 +225,7 @@ class Lookup:
 
         Otherwise, the settings of the host are not read: most runs on this machine do not need them.
         """
-        from torchx_kfp.execution.runs.source import why_not_read
+        from torchx_kfp.execution.runs.record import why_not_read
 
         is_needed = any(why_not_read(base, (), ran_here=ran_here) for base in bases)
         return (read_settings(self.flags).tracker_base,) if is_needed else ()

@@ -24,7 +24,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.source import RunRecord
+    from torchx_kfp.execution.runs.record import RunRecord
     from torchx_kfp.tracking import Result
     from torchx_kfp.tracking.recorder import Recorder
 

@@ -15,7 +15,7 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunSummary
-    from torchx_kfp.execution.runs.source import RunRecord
+    from torchx_kfp.execution.runs.record import RunRecord
     from torchx_kfp.tracking.records import Record
 
 

@@ -13,8 +13,9 @@ from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
 from torchx_kfp.execution.runs.history import FileTail
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.source import RunRecord, RunSource
+from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: The label with the role's name that TorchX's schedulers set.

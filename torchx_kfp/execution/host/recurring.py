@@ -23,7 +23,7 @@ from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.host.timing import Timing
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.runs.source import why_not_read
+from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.tracking.recorder import Recorder
 
 _SCHEDULES = f"{V2BETA1}/recurringruns"

@@ -13,7 +13,7 @@ from typing import Any
 from torchx_kfp.common.text import printable, shorten
 from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.execution.runs.source import missing, why_not_read
+from torchx_kfp.execution.runs.record import missing, why_not_read
 from torchx_kfp.tracking.recorder import Recorder
 
 

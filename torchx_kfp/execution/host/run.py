@@ -40,8 +40,9 @@ from torchx_kfp.execution.report.readable import ReadableRun
 from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
+from torchx_kfp.execution.runs.record import RunRecord, why_not_read
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.source import RunRecord, attend, why_not_read
+from torchx_kfp.execution.runs.source import attend
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.unit_outputs import values_given
 from torchx_kfp.execution.runs.vocabulary import State
@@ -273,7 +274,7 @@ class HostRun(ReadableRun):
         return self._logs.fetch_all(wanted) and has_all
 
     def invocation(self, stage: str | None = None) -> Invocation:
-        """Return what a stage was started with; see ``InvocationSource.invocation``."""
+        """Return what a stage was started with; see ``RunSource.invocation``."""
         record = self.read()
         if self._nodes.problem:
             raise self._unknown_inputs(stage or "STAGE", self._nodes.problem)

@@ -29,8 +29,7 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import LATEST, KnownStage, known_bases, walk
-from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
-from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
+from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations

@@ -25,7 +25,7 @@ from torchx_kfp.execution.local.cache import FOLDER, locked
 from torchx_kfp.execution.local.replay import REPLAYS
 from torchx_kfp.execution.runs.history import find_runs, read_run
 from torchx_kfp.execution.runs.journal import EVENTS_FILE, LONGEST_LINE, is_running
-from torchx_kfp.execution.runs.source import RunRecord
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: The end of the name of a folder that is being removed. It begins with a dot, so it is no run any more.

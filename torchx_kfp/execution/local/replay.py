@@ -36,10 +36,11 @@ from torchx_kfp.execution.pipeline.walk import make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.history import RunReader, find_run
-from torchx_kfp.execution.runs.invocation import Invocation, InvocationSource
+from torchx_kfp.execution.runs.invocation import Invocation
 from torchx_kfp.execution.runs.journal import Journal
+from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.source import RunRecord, missing, why_not_read
+from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, Watch, awaitable_processes
 from torchx_kfp.tracking.recorder import REPLAY, REPLAY_OF, Recorder
@@ -110,7 +111,7 @@ def _values(stage: StageResult) -> dict[str, Any]:
 
 
 def replay(
-    run: InvocationSource | str | os.PathLike[str],
+    run: RunSource | str | os.PathLike[str],
     stage: str | None = None,
     *,
     output_dir: str | os.PathLike[str] | None = None,

@@ -36,11 +36,10 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import check_run_name, known_scopes, make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.earlier_run import Resumable, read_earlier
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import is_name
 from torchx_kfp.execution.runs.journal import LOG_FILE, Journal
-from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
+from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.state import RunState, outline

@@ -24,7 +24,7 @@ from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, Fro
 from torchx_kfp.execution.pipeline.walk import walk
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import PIPELINE_FILE
-from torchx_kfp.execution.runs.source import RunRecord, missing, why_not_read
+from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.state import RunState, Session, StageState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Artifact, Record, Recorder

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
+from typing import Any
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.runs.history import find_run, read_run
-from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.record import RunRecord, why_not_read
+from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of
-from torchx_kfp.execution.runs.source import RunRecord, why_not_read
 from torchx_kfp.tracking.recorder import Recorder
 
 
@@ -88,34 +87,6 @@ class EarlierRun:
         if isinstance(base := own.get(TRACKER_BASE_PARAMETER), str) and base:
             own[TRACKER_BASE_PARAMETER] = self.record.absolute_base(base)
         return {**own, **given}
-
-
-@runtime_checkable
-class HasEarlierRun(Protocol):
-    """A run that says itself what is known of it, as one on a host."""
-
-    def earlier(self) -> EarlierRun:
-        """Return what is known of the run."""
-
-
-#: A run that can be resumed: its id, its folder, its result, or a run on a host.
-Resumable: TypeAlias = Union[HasEarlierRun, RunResult, str, "os.PathLike[str]"]
-
-
-def read_earlier(run: Resumable, output_dir: str | os.PathLike[str]) -> EarlierRun:
-    """Return what is known of a run that is to be resumed: see ``plan_run``."""
-    if isinstance(run, RunResult):
-        if run.folder is None:
-            raise ArgumentError(
-                f"The run {run.run_id} is on a KFP host: pass the run itself, torchx_kfp.host.attach({run.run_id!r}), "
-                "not its result."
-            )
-        run = run.folder
-    if isinstance(run, (str, os.PathLike)):
-        return earlier_run(read_run(find_run(output_dir, os.fspath(run))))
-    if not isinstance(run, HasEarlierRun):
-        raise ArgumentError(f"resume must be a run, such as its id, but is {shown(run)}.")
-    return run.earlier()
 
 
 def earlier_run(

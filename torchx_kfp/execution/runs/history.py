@@ -18,6 +18,7 @@ from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, lis
 from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.journal import (
@@ -30,8 +31,8 @@ from torchx_kfp.execution.runs.journal import (
     VERSION,
     is_running,
 )
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.resume_record import continuation_of
-from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.state import RunState
 
 #: The largest ``run.json``, in bytes. Arguments that KFP accepts have at most 1.5 MB.
@@ -222,6 +223,10 @@ class RunReader:
         known = {*place.component.inputs, *place.component.artifact_inputs}
         inputs = {name: value for name, value in {**started.inputs, **started.artifacts}.items() if name in known}
         return Invocation(record, pipeline, name, place, place.component, inputs, scope, started.pod_name)
+
+    def earlier(self) -> EarlierRun:
+        """Return what is known of the run for one that continues it: see ``plan_run``."""
+        return earlier_run(self.read())
 
     def _started(self, record: RunRecord, stage: str) -> StageStarted:
         """Return the start of the last attempt at a stage, or at the one from which its results were taken."""

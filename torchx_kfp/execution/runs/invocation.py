@@ -8,14 +8,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, known_inputs, without_indices
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.source import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
 
@@ -53,21 +53,6 @@ class Invocation:
     def name(self) -> str:
         """The run and the stage: ``two-20260101-120000-abcdef/train[2]``."""
         return f"{self.record.run_id}/{self.stage}"
-
-
-class InvocationSource(Protocol):
-    """A run that says what its stages were started with: ``RunReader`` and ``HostRun``."""
-
-    def invocation(self, stage: str | None = None) -> Invocation:
-        """Return what the last attempt at a stage was started with.
-
-        Args:
-            stage: see ``choose_stage``.
-
-        Raises:
-            ArgumentError: there is no such stage, or it was not started.
-            HostError: the host does not say it.
-        """
 
 
 def choose_stage(record: RunRecord, stage: str | None) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias, Union
 
 from torchx_kfp.common.text import counted, listed, shown, size_text
 from torchx_kfp.contract.folders import fill_in_folders, find_folders
@@ -26,14 +26,20 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipe
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, known_stages
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, Resumable, read_earlier
+from torchx_kfp.execution.runs.earlier_run import EarlierRun
+from torchx_kfp.execution.runs.history import RunReader, find_run
+from torchx_kfp.execution.runs.record import why_not_read
+from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.resume_plan import ResumePlan, Step, plan_resume
 from torchx_kfp.execution.runs.resume_record import continuation_of
-from torchx_kfp.execution.runs.source import why_not_read
+from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.stage_code import changed_files, name_code
 from torchx_kfp.execution.runs.units import CODE
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags
+
+#: A run that can be resumed: its id, its folder, its result, or a run on a host.
+Resumable: TypeAlias = Union[RunSource, RunResult, str, "os.PathLike[str]"]
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,22 @@ def prepare(
     trusted_bases = () if earlier is None else earlier.trusted_bases
     sent = "" if folder is None else os.path.abspath(folder)
     return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan, given, trusted_bases, sent)
+
+
+def read_earlier(run: Resumable, output_dir: str | os.PathLike[str]) -> EarlierRun:
+    """Return what is known of a run that is to be resumed: see ``plan_run``."""
+    if isinstance(run, RunResult):
+        if run.folder is None:
+            raise ArgumentError(
+                f"The run {run.run_id} is on a KFP host: pass the run itself, torchx_kfp.host.attach({run.run_id!r}), "
+                "not its result."
+            )
+        run = run.folder
+    if isinstance(run, (str, os.PathLike)):
+        run = RunReader(find_run(output_dir, os.fspath(run)))
+    if not isinstance(run, RunSource):
+        raise ArgumentError(f"resume must be a run, such as its id, but is {shown(run)}.")
+    return run.earlier()
 
 
 def plan_run(

@@ -22,9 +22,9 @@ from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
 from torchx_kfp.execution.runs.earlier_run import EarlierRun
+from torchx_kfp.execution.runs.record import same_base
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
-from torchx_kfp.execution.runs.source import same_base
 from torchx_kfp.execution.runs.unit_outputs import OutputLookup, OutputNotKnownError
 from torchx_kfp.execution.runs.units import (
     CONDITION,

@@ -1,90 +1,23 @@
-"""A run as it is recorded, its source (a folder of this machine or a KFP host), and the tracker bases that it names.
-
-A run's author and its host name the tracker base, and a run's folder may come from somebody else. So a server is read
-only if the user has named that base, too: it could be a service that only this machine reaches. The same holds for a
-directory that a host names: it could have the user's own files. Runs in folders record in directories of this machine.
-"""
+"""Where a run is read from, while it is in progress or afterwards: its folder on this machine, or a KFP host."""
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol, runtime_checkable
 
-from torchx_kfp.common.safe_files import PRIVATE
-from torchx_kfp.common.text import printable, shorten, shown
-from torchx_kfp.execution.pipeline.artifacts import is_object_store
-from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.runs.events import Event
-from torchx_kfp.execution.runs.state import RunState
+from torchx_kfp.execution.runs.earlier_run import EarlierRun
+from torchx_kfp.execution.runs.invocation import Invocation
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Watch
 
 #: Messages quote the logs of no more failed stages than this.
 _QUOTED = 20
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-#: The id of a run on this machine (``make_run_name``).
-_RUN = re.compile(r"[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}")
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """A run as it is recorded now.
-
-    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI and a ``name``.
-    ``created`` is in seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``. ``resumes`` is the id
-    of the run that it continues as a new run, if it does.
-    """
-
-    run_id: str
-    pipeline: str
-    created: float
-    events: tuple[Event, ...] = field(repr=False)
-    #: The state that results from the events.
-    run: RunState = field(repr=False)
-    #: Whether it goes on: the process that runs it here is alive, or the host has not ended it.
-    is_running: bool
-    #: Loads the compiled pipeline; raises PipelineFileError if that is not recorded.
-    load: Callable[[], Pipeline] = field(repr=False, compare=False)
-    folder: Path | None = None
-    link: str = ""
-    name: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    resumes: str = ""
-    #: Sentences about parts of the record that could not be read.
-    corrupt: tuple[str, ...] = ()
-
-    def absolute_base(self, base: str) -> str:
-        """Return a tracker base of the run for other directories: a relative one is relative to that of its stages."""
-        directory = self.options.get("directory")
-        return os.path.join(directory, base) if isinstance(directory, str) and "://" not in base else base
-
-    def bases_among(self, places: Iterable[str]) -> list[str]:
-        """Return the folders among these that have been tracker bases, if the run is in a folder.
-
-        It may be somebody else's, and could name any folder of this machine as one that its user has named.
-        """
-        signs = [PRIVATE, *([self.run_id] if _RUN.fullmatch(self.run_id) else [])]
-        return [
-            place
-            for place in (places if self.folder is not None else ())
-            if os.path.isabs(place) and any(os.path.isdir(os.path.join(place, sign)) for sign in signs)
-        ]
-
-    @property
-    def duration(self) -> float:
-        """The seconds for which a runner has worked on the run, up to now."""
-        return self.run.duration(time.time())
-
-
+@runtime_checkable
 class RunSource(Protocol):
-    """A run that can be read repeatedly while it is in progress."""
+    """A run that can be read repeatedly while it is in progress: ``RunReader`` and ``HostRun``."""
 
     @property
     def run_id(self) -> str:
@@ -102,6 +35,20 @@ class RunSource(Protocol):
     def fetch(self, stages: Collection[str]) -> bool:
         """Update the log files of the named stages; return False if one cannot be read."""
 
+    def invocation(self, stage: str | None = None) -> Invocation:
+        """Return what the last attempt at a stage was started with.
+
+        Args:
+            stage: see ``choose_stage``.
+
+        Raises:
+            ArgumentError: there is no such stage, or it was not started.
+            HostError: the host does not say it.
+        """
+
+    def earlier(self) -> EarlierRun:
+        """Return what is known of the run for one that continues it: see ``plan_run``."""
+
 
 def attend(source: RunSource, watch: Watch, records: Iterable[RunRecord] | None = None) -> RunRecord:
     """Give a watch all events of a run, and those to come as they happen; return the record at the run's end.
@@ -117,48 +64,3 @@ def attend(source: RunSource, watch: Watch, records: Iterable[RunRecord] | None 
     failed = [end.name for end in record.run.ends if end.state is State.FAILED]
     source.fetch(failed[:_QUOTED])
     return record
-
-
-def missing(base: str, why: str) -> str:
-    """Return the sentence about a base that cannot be read."""
-    return f"Results are missing: the tracker base {shown(base)} cannot be read here: {why}."
-
-
-def why_not_read(base: str, trusted_bases: Collection[str], *, ran_here: bool = False) -> str:
-    """Say why a base that a run names is not read on this machine; empty if it is.
-
-    Args:
-        base: the base.
-        trusted_bases: the bases that the user has named.
-        ran_here: whether the run is in a folder, so that directories are those of this machine.
-    """
-    scheme = _SCHEME.match(base)
-    protocol = scheme[1].lower() if scheme else "file"
-    is_chained = "::" in base
-    if is_object_store(base):
-        return ""
-    is_local = protocol in ("file", "local") and not is_chained and "://" not in _place(base)
-    if ran_here and (is_local or (protocol == "memory" and not is_chained)):
-        return ""
-    if protocol == "memory":
-        return "it is in the memory of the stages' processes"
-    if is_local and not os.path.isabs(_place(base)):
-        return "it is relative to the directory in which the stages run"
-    if _place(base) not in map(_place, trusted_bases):
-        where = "a directory of the pods" if is_local else "not in an object store"
-        when = "this machine has the same volume there" if is_local else "you trust it"
-        command = shorten(printable(shlex.join(["export", f"TORCHX_KFP_TRACKER_BASE={base}"])), 300)
-        return f"it is {where}, and only the run names it. Use s3://bucket/results or, if {when}, name it: {command}"
-    if is_local and not os.path.isdir(_place(base)):
-        return "there is no such directory. Mount the same volume here at this path, or use s3://bucket/results"
-    return ""
-
-
-def same_base(one: str, other: str) -> bool:
-    """Tell whether two tracker bases are the same place."""
-    return _place(one) == _place(other)
-
-
-def _place(base: str) -> str:
-    """Return a base so that two ways to write it are the same."""
-    return re.sub(r"^(?:file|local)://", "", base).rstrip("/")

@@ -19,7 +19,7 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.run import HostRun
-    from torchx_kfp.execution.runs.source import RunRecord
+    from torchx_kfp.execution.runs.record import RunRecord
 
 #: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
 _BEYOND_GRACE = 30.0

@@ -19,7 +19,8 @@ from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError, Unkno
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.source import RunRecord, RunSource
+    from torchx_kfp.execution.runs.record import RunRecord
+    from torchx_kfp.execution.runs.source import RunSource
     from torchx_kfp.local import StageStarted
 
 _CHUNK = 1 << 16
