@@ -21,7 +21,7 @@ from torchx_kfp.contract.inputs import ADDED, INNER, READS, identifier, is_stage
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.load import load_recorded
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
-from torchx_kfp.execution.pipeline.walk import walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import PIPELINE_FILE
 from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
@@ -32,9 +32,6 @@ from torchx_kfp.tracking.recorder import Artifact, Record, Recorder
 _READS = re.compile(rf"{READS}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
 _FIELD = re.compile(r"\[(?P<quote>[\"'])(?P<name>.*)(?P=quote)\]$")
-
-#: The pipeline's name for each input of a stage; None for an input that repeats another one.
-Names = Mapping[str, "str | None"]
 
 
 @dataclass(frozen=True)
@@ -81,17 +78,18 @@ class RunView:
         return [*before, dataclasses.replace(last, end=end)]
 
     @cached_property
-    def _names(self) -> Mapping[str, Names]:
-        places = walk(self.spec) if self.spec is not None else ()
-        return {
-            place.name: _names(place.task.inputs, place.component.facts.tracker_base is not None)
-            for place in places
-            if place.is_stage
-        }
+    def _places(self) -> Mapping[str, ScopedTask]:
+        return {place.name: place for place in walk(self.spec) if place.is_stage} if self.spec is not None else {}
 
     def inputs(self, stage: StageState) -> dict[str, Any]:
-        """Return the inputs of a stage under their names in the pipeline."""
-        return _named(stage.result.inputs, self._names.get(stage.path, {}))
+        """Return the inputs of a stage under their names in the pipeline, as far as these are distinct."""
+        place = self._places.get(stage.path)
+        found: dict[str, Any] = {}
+        for name, value in stage.result.inputs.items():
+            wanted = name if place is None else _name_in_pipeline(name, place)
+            if wanted:
+                found[name if found.get(wanted, value) != value else wanted] = value
+        return found
 
 
 def read_model(folder: Path) -> RunView:
@@ -122,38 +120,23 @@ def _spec(load: Callable[[], Pipeline]) -> Pipeline | None:
         return None
 
 
-def _named(inputs: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """Return the inputs under these names, or unchanged if two different values would get the same name."""
-    found: dict[str, Any] = {}
-    for name, value in inputs.items():
-        wanted = names.get(name, name)
-        if wanted is None:
-            continue
-        if wanted in found and found[wanted] != value:
-            return dict(inputs)
-        found[wanted] = value
-    return found
-
-
-def _names(inputs: Mapping[str, Origin], tracked: bool) -> Names:
+def _name_in_pipeline(name: str, place: ScopedTask) -> str:
+    """Return the pipeline's name for an input of a stage; empty for parts of its command, and what another has."""
+    inputs, source = place.task.inputs, place.task.inputs.get(name)
+    is_tracked = place.component.facts.tracker_base is not None
+    if is_tracked and isinstance(source, Constant) and is_stage_input(name):
+        return ""
+    derived, shown = _origin(source)
+    if is_tracked and derived.endswith("_run_id") and _READS.fullmatch(name):
+        return shown.removesuffix("_run_id")
+    if not derived or not re.fullmatch(f"({INNER})?{re.escape(derived)}{ADDED}", name):
+        return name
     # To pass a field of an item into a group inside the loop, KFP passes the whole item along.
-    carried = {
-        source.name for name, source in inputs.items() if name.startswith(INNER) and isinstance(source, FromInput)
-    }
-    names: dict[str, str | None] = {}
-    for name, source in inputs.items():
-        derived, shown = _origin(source)
-        if tracked and isinstance(source, Constant) and is_stage_input(name):
-            names[name] = None
-        elif tracked and derived.endswith("_run_id") and _READS.fullmatch(name):
-            names[name] = shown.removesuffix("_run_id")
-        elif derived and re.fullmatch(f"({INNER})?{re.escape(derived)}{ADDED}", name):
-            alone = isinstance(source, FromInput) and not source.selector and source.name in carried
-            names[name] = None if alone else shown
-    return names
+    carried = {it.name for other, it in inputs.items() if other.startswith(INNER) and isinstance(it, FromInput)}
+    return "" if isinstance(source, FromInput) and not source.selector and source.name in carried else shown
 
 
-def _origin(source: Origin) -> tuple[str, str]:
+def _origin(source: Origin | None) -> tuple[str, str]:
     """Return the name that `authoring` derives for this source, and the name to show."""
     if isinstance(source, FromTask):
         name = f"{source.task}_{source.output}"
