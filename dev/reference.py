@@ -19,7 +19,7 @@ import click
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
-_PART = re.compile(r"(?<=<!-- generated: )(?P<name>[\w. -]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(?<=<!-- generated: )(?P<name>[\w. :,]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 #: Sections whose text is a list of names.
 _LISTS = ("Args", "Attributes", "Raises")
@@ -136,19 +136,19 @@ def exceptions() -> Iterator[str]:
 def python(module_name: str, *names: str) -> Iterator[str]:
     """Yield the public names of a module, or these of them, with their signatures and docstrings.
 
-    The members of a class whose name has a ``-`` before it are for this package.
+    ``Class:member,member`` leaves out other members, which are for this package, and ``Class:`` all of them.
     """
     module = importlib.import_module(module_name)
-    for name in names or module.__all__:
-        with_members = not name.startswith("-")
-        name = name.removeprefix("-")
+    for each in names or module.__all__:
+        name, selects, members = each.partition(":")
         thing = getattr(module, name)
         if not (inspect.isclass(thing) or inspect.isroutine(thing)):
             continue  # constants and unions are told in the text
         yield f"### {name}"
         yield from described(name, thing)
-        if inspect.isclass(thing) and with_members:
-            for member, value in vars(thing).items():
+        if inspect.isclass(thing):
+            for member in filter(None, members.split(",")) if selects else vars(thing):
+                value = inspect.getattr_static(thing, member)
                 function = value.fget if isinstance(value, property) else inspect.unwrap(getattr(thing, member, None))
                 if not member.startswith("_") and inspect.isroutine(function) and function.__doc__:
                     yield f"#### {name}.{member}"
