@@ -1,5 +1,12 @@
-"""The local runner: the time of a stage, a loop's memory, a run from the cache, and a resumed run's plan."""
+"""The local runner beside kfp.local on the same pipelines; a loop's memory, a run from the cache, a resumed run's plan.
 
+Both run Python components as processes. Container components are processes here, and containers under kfp.local if a
+Docker engine answers.
+"""
+
+import contextlib
+import io
+import os
 import resource
 import statistics
 import subprocess
@@ -17,6 +24,18 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
 
 
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def nap(seconds: float):
+    import time
+
+    time.sleep(seconds)
+
+
+@dsl.container_component
+def sleep(seconds: str):
+    return dsl.ContainerSpec(image="busybox", command=["sleep", seconds])
+
+
 @dsl.container_component
 def true(word: str = ""):
     return dsl.ContainerSpec(image="busybox", command=["true", word])
@@ -27,6 +46,18 @@ def stage(text: str, folder: str, name: str, out: dsl.OutputPath(str)):
     """Fails while a file of its name exists."""
     script = 'test ! -e "$1/fail-$2" && printf %s "$2" > "$0"'
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, out, folder, name, text])
+
+
+@dsl.pipeline
+def eight_naps():
+    for _ in range(8):
+        nap(seconds=2.0)
+
+
+@dsl.pipeline
+def eight_sleeps():
+    for _ in range(8):
+        sleep(seconds="2")
 
 
 @dsl.pipeline
@@ -64,6 +95,27 @@ def ours(pipeline: Any, *, watch: Watch | None = None, **options: Any) -> tuple[
         seconds = timed(lambda: found.append(run(path, output_dir=folder, watch=watch or Watch(), **options)))
         found[0].raise_for_failure()
         return found[0], seconds
+
+
+def theirs(name: str) -> float | None:
+    """Return the seconds that kfp.local takes in a separate process; None if it cannot run the pipeline."""
+    code = (
+        f"import warnings as w; w.simplefilter('ignore'); from dev.benchmarks import local; local.run_theirs({name!r})"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environ, capture_output=True, text=True)
+    return float(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+
+
+def run_theirs(name: str) -> None:
+    from kfp import local
+
+    runner = local.DockerRunner() if name == "eight_sleeps" else local.SubprocessRunner(use_venv=False)
+    with contextlib.redirect_stdout(io.StringIO()):
+        local.init(runner, raise_on_error=True)
+        seconds = timed(globals()[name])
+    print(seconds)
 
 
 class Memory(Watch):
@@ -116,6 +168,10 @@ def plan_of_a_resumed_run() -> None:
 
 
 def main() -> None:
+    for name, most in (("eight_sleeps", 2.1), ("eight_naps", None)):
+        _, seconds = ours(globals()[name], parallelism=8)
+        peer = theirs(name)
+        show(name.replace("_", " ") + " of 2 s", seconds, "s", most=most, peer=("kfp.local", peer) if peer else None)
     for label, pipeline, count, most in (("100 in a row", chain, 100, 5.1), ("500 at once", wide, 500, 4.8)):
         show(f"{label}, each", ours(pipeline)[0].duration * 1000 / count, "ms", most=most)
     memory = Memory()
