@@ -83,19 +83,8 @@ def is_field_selector(selector: str) -> bool:
     return _FIELDS.fullmatch(selector) is not None
 
 
-def new_environment() -> Any:
-    """Return a new environment of celpy, whose constructor changes how deep this process's calls may nest."""
-    import celpy
-
-    limit = sys.getrecursionlimit()
-    try:
-        return celpy.Environment()
-    finally:
-        sys.setrecursionlimit(limit)
-
-
 @functools.cache
-def number_operators() -> dict[str, Callable[..., Any]]:
+def _operators() -> dict[str, Callable[..., Any]]:
     """Return comparisons of celpy's values that behave like cel-go's."""
     import celpy
     from celpy import celtypes
@@ -137,18 +126,22 @@ def _plain(number: Any) -> float:
 
 @functools.cache
 def _compile(expression: str) -> Any:
+    import celpy
     from celpy.celparser import CELParseError
 
     if len(expression) > _MAX_CHARACTERS:
         raise ValueError(f"is longer than {_MAX_CHARACTERS:,} characters")
-    environment = new_environment()
+    limit = sys.getrecursionlimit()
     try:
-        return environment.program(environment.compile(expression), functions=number_operators())
+        environment = celpy.Environment()
+        return environment.program(environment.compile(expression), functions=_operators())
     except CELParseError:
         # The error's own message is a drawing of several lines.
         raise ValueError("is not an expression of the Common Expression Language") from None
     except Exception as error:  # celpy may raise anything
         raise ValueError(f"cannot be evaluated: {_reason(error)}") from None
+    finally:
+        sys.setrecursionlimit(limit)  # which an environment changes
 
 
 def _reason(error: Exception) -> str:
