@@ -188,7 +188,7 @@ def locked(folder: Path, operation: int) -> Iterator[None]:
         yield
 
 
-class Memory:
+class EarlierResults:
     """Finished stages of earlier runs.
 
     Args:
@@ -232,7 +232,7 @@ class Memory:
     def cached(self, name: str, task: str, input_digest: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
         found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
-        # Two equal stages of one run both run, whichever ends first.
+        # Stages of one run never reuse each other's results.
         if found is None or found.cached_from == self._run_id or not self._has_records(found):
             return None
         return dataclasses.replace(
@@ -246,7 +246,7 @@ class Memory:
             started_at=time.time(),
         )
 
-    def keep(self, cache_key: str, result: StageResult) -> None:
+    def store(self, cache_key: str, result: StageResult) -> None:
         """Store a stage for other runs if it and its application have succeeded."""
         has_failed = bool(result.results and result.results.get(protocol.EXIT_CODE))
         is_complete = result.state is State.SUCCEEDED and not has_failed

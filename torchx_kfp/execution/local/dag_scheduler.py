@@ -23,7 +23,7 @@ from typing import Any
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local.attempt import Attempt, RunContext, key_in_cache, plan_attempt
-from torchx_kfp.execution.local.cache import Memory, input_digest
+from torchx_kfp.execution.local.cache import EarlierResults, input_digest
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
     LoopProgress,
@@ -118,7 +118,7 @@ class Scheduler:
         context: RunContext,
         lines: StageLines,
         listener: Listener,
-        memory: Memory,
+        earlier: EarlierResults,
     ) -> None:
         self._pipeline = pipeline
         self._context = context
@@ -126,7 +126,7 @@ class Scheduler:
         self._time_limit = options.timeout if options.timeout is not None else time_limit(pipeline.platform)
         self._lines = lines
         self._listener = listener
-        self._memory = memory
+        self._earlier = earlier
         self._code = CodeFiles(Path(options.directory))
         self._pod_names = PodNames()
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
@@ -417,7 +417,7 @@ class Scheduler:
         if run.name in self._results:
             self._before[run.name] = self._results[run.name]
         self._listener(StageWaiting(run.name, run.task.name))
-        if self._memory.executions(run.name):
+        if self._earlier.executions(run.name):
             plan = self._plan(run)
             if plan is None or self._recall(run):
                 return
@@ -438,7 +438,7 @@ class Scheduler:
         try:
             plan = plan_attempt(run, self._context, self._pod_names.make(run.name, self._attempts[run.name] + 1))
             run.input_digest = input_digest(plan.inputs)
-            run.cache_key = key_in_cache(plan, run, self._context, self._code) if self._memory.has_cache else ""
+            run.cache_key = key_in_cache(plan, run, self._context, self._code) if self._earlier.has_cache else ""
         except Exception as error:
             self._fail(run, error)
             return None
@@ -446,9 +446,9 @@ class Scheduler:
 
     def _recall(self, run: TaskRun) -> bool:
         """Tell whether the stage need not run, and if so, end it with its earlier result."""
-        kept = self._memory.kept(run.name, run.input_digest)
-        with self._memory.taking():
-            known = kept or self._memory.cached(run.name, run.task.name, run.input_digest, run.cache_key)
+        kept = self._earlier.kept(run.name, run.input_digest)
+        with self._earlier.taking():
+            known = kept or self._earlier.cached(run.name, run.task.name, run.input_digest, run.cache_key)
             if known is not None:
                 self._end(run, known, kept=kept is not None)
         return known is not None
@@ -511,7 +511,7 @@ class Scheduler:
             self._later(delay, lambda: self._try_again(run))
             return
         self._end(run, result)
-        self._memory.keep(run.cache_key, self._results[run.name])
+        self._earlier.store(run.cache_key, self._results[run.name])
 
     def _fail(self, run: TaskRun, error: Exception) -> None:
         """End a task that cannot begin. The error must not end other tasks."""
@@ -561,7 +561,7 @@ class Scheduler:
                 nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
                 self._report(dataclasses.replace(end, state=State.CANCELED, reason=why, **nothing))
             canceled |= bool(waiting)
-            for end in self._memory.executions(stage.name) if state is State.NOT_RUN else ():
+            for end in self._earlier.executions(stage.name) if state is State.NOT_RUN else ():
                 if end.name not in self._results:
                     self._report(end, kept=True)
             if not waiting and stage.name not in self._results:

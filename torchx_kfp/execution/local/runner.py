@@ -17,7 +17,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
-from torchx_kfp.execution.local.cache import Cache, Memory
+from torchx_kfp.execution.local.cache import Cache, EarlierResults
 from torchx_kfp.execution.local.dag_scheduler import Interrupted, Scheduler
 from torchx_kfp.execution.local.executors.container import ContainerExecutor
 from torchx_kfp.execution.local.executors.engine import find_engine
@@ -276,11 +276,11 @@ def _execute(
     cache = Cache(folder.parent / CACHE_FOLDER) if context.options.cache else None
     reusable = prepared.plan.reusable if prepared.plan is not None else {}
     reusable = {name: with_log(end) for name, end in reusable.items()}
-    memory = Memory(run_id, reusable, cache, context.options.directory)
+    earlier = EarlierResults(run_id, reusable, cache, context.options.directory)
     not_applied = find_not_applied(pipeline, arguments, context.given, context.containers)
     started = time.monotonic()
     lines = StageLines(watch)
-    scheduler = Scheduler(pipeline, context, lines, listener, memory)
+    scheduler = Scheduler(pipeline, context, lines, listener, earlier)
     with awaitable_processes(), ending_signals(scheduler.interrupt):
         try:
             listener(
