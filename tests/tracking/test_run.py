@@ -236,7 +236,7 @@ class TestMissingResults:
             (
                 ["p1/train/e1", "p1/train/e2", "p1/prepare/e1", "p2/train/e1"],
                 "p1/train/e9",
-                "These runs under 'p1' have results: 'p1/prepare/e1', 'p1/train/e1', 'p1/train/e2'. Does",
+                "These runs under 'p1/train' have results: 'p1/train/e1', 'p1/train/e2'. Does",
             ),
             (
                 [*(f"p1/prepare/e{number}" for number in range(8)), "p2/train/e1"],

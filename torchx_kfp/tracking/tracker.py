@@ -268,14 +268,12 @@ def wait_for_results(tracker: FsspecResultTracker, run_id: str, timeout: float) 
 
 
 def describe_missing(tracker: FsspecResultTracker, run_id: str, timeout: float) -> str:
-    """Return a message for a run without results: which runs of its pipeline run have some, and what to do."""
-    run = pipeline_run(run_id)
+    """Return a message for a run without results: which runs near it have some, and what to do."""
+    there = ""
     try:
-        there = (
-            f"These runs under {run!r} have results: {listed(map(repr, found))}."
-            if (found := tracker.keys(run))
-            else ""
-        )
+        for above in filter(None, (run_id.rpartition("/")[0], pipeline_run(run_id))):
+            if not there and (found := tracker.keys(above)):
+                there = f"These runs under {above!r} have results: {listed(map(repr, found))}."
         there = there or f"The tracker base holds {listed(map(repr, tracker.names())) or 'no results at all'}."
     except TrackerError as error:
         there = f"The runs that have results cannot be listed: {error}"
