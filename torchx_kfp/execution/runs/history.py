@@ -216,8 +216,8 @@ class RunReader:
         lost = [each for each in place.component.artifact_inputs if each not in started.artifacts]
         if lost := sorted({*lost} - place.component.optional_artifacts):
             raise ArgumentError(
-                f"The folder {str(self.folder)!r} does not say which artifacts {name!r} has taken ({listed(lost)}): an "
-                "earlier version of torchx-kfp recorded it. Run the pipeline again."
+                f"The folder {str(self.folder)!r} does not say which artifacts {name!r} has taken ({listed(lost)}). "
+                "Run the pipeline again."
             )
         # Names become parts of paths, and the folder may be somebody else's.
         known = {*place.component.inputs, *place.component.artifact_inputs}
