@@ -34,11 +34,9 @@ def changes(before: Mapping[str, Step], now: Iterable[Step]) -> list[Step]:
         now: all steps so far. Those of one thing are in order.
     """
     last, new = dict(before), []
-    # News of a period after the next one has begun comes too late.
-    period = last[RUN].at[0] if RUN in last else 0
     for step in now:
         known = last.get(step.of)
-        if step.at[0] >= period and (known is None or step.at >= known.at) and _is_news(step, known):
+        if (known is None or step.at >= known.at) and _is_news(step, known):
             new.append(step)
             last[step.of] = step
     return new
