@@ -94,7 +94,7 @@ def continuation_of(description: str) -> Continuation | None:
                 for key, each in content["definitions"].items()
             },
             outputs={str(name): _decoded(value) for name, value in content["outputs"].items()},
-            # Version 0.2.0 did not write it.
+            # The recorded runs lack it.
             after={str(name): [str(each) for each in before] for name, before in content.get("after", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
