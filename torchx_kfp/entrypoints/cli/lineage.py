@@ -179,28 +179,26 @@ class _Forest:
 
         width = terminal_width()
         depth = _DEPTH if width is None else max(2, min(_DEPTH, (width - _ROOM) // _INDENT))
-        whole = Tree(Text(self._label(root, root)))
-        self.shown.add(root)
-        # Depth first and in the order of the lines, so that "above" is above; without recursion.
-        waiting: list[tuple[Tree, Iterator[str | tuple[str, Link]]]] = [(whole, iter(self._below(root)))]
-        while waiting:
-            tree, rest = waiting[-1]
-            line = next(rest, None)
-            if line is None:
-                waiting.pop()
-            elif isinstance(line, str):
-                tree.add(Text(line, style="dim"))
-            else:
-                run_id, link = line
-                again = run_id in self.shown
-                new = tree.add(Text(self._label(run_id, root, link, again)))
+
+        def grow(tree: Tree, run_id: str, level: int) -> None:
+            for line in self._below(run_id):
+                if isinstance(line, str):
+                    tree.add(Text(line, style="dim"))
+                    continue
+                other, link = line
+                again = other in self.shown
+                new = tree.add(Text(self._label(other, root, link, again)))
                 if again:
                     continue
-                self.shown.add(run_id)
-                if self.branches.get(run_id) and len(waiting) >= depth:
+                self.shown.add(other)
+                if self.branches.get(other) and level >= depth:
                     new.add(Text("... and more; --json shows all", style="dim"))
-                elif self.branches.get(run_id) or run_id in self.starts:
-                    waiting.append((new, iter(self._below(run_id))))
+                else:
+                    grow(new, other, level + 1)
+
+        whole = Tree(Text(self._label(root, root)))
+        self.shown.add(root)
+        grow(whole, root, 1)
         return whole
 
     def _below(self, run_id: str) -> list[str | tuple[str, Link]]:
