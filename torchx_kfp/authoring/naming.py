@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import keyword
 import re
@@ -46,6 +47,7 @@ def is_shell_variable(name: str) -> bool:
     return name.isascii() and name.isidentifier()
 
 
+@functools.lru_cache(1024)  # stages of a pipeline have the same inputs
 def output_name(name: str) -> str:
     """Return KFP's name for the output of a result or an artifact; empty if nothing is left of the name.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from torchx_kfp.authoring.engines import Engine
 from torchx_kfp.authoring.outputs import Artifacts, Results, UiMetadata
@@ -51,12 +51,10 @@ class SharedOptions:
     labels: bool = False
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if isinstance(option.default, bool) and not isinstance(value, bool):
+        for name, option in self.__dataclass_fields__.items():
+            if isinstance(option.default, bool) and not isinstance(value := getattr(self, name), bool):
                 raise AppDefError(
-                    f"{option.name} is {value!r}, but must be True or False: it is needed when the pipeline is "
-                    "compiled."
+                    f"{name} is {value!r}, but must be True or False: it is needed when the pipeline is compiled."
                 )
         # Later changes of the caller's dicts have no effect.
         object.__setattr__(self, "secrets", parse_secrets(self.secrets))

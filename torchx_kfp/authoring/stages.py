@@ -269,12 +269,12 @@ class Stages(SharedOptions):
         )
 
     def _options(self, method: str, own: Mapping[str, Any]) -> StageOptions:
-        known = [option.name for option in fields(StageOptions)]
+        known = StageOptions.__dataclass_fields__
         for name in own:
             if name not in known:
                 hint = did_you_mean(name, known)
                 raise TypeError(f"{method}() got an unexpected keyword argument {name!r}.{hint}")
-        shared = {option.name: getattr(self, option.name) for option in fields(SharedOptions)}
+        shared = {name: getattr(self, name) for name in SharedOptions.__dataclass_fields__}
         return StageOptions(**{**shared, **own})
 
     def _plan_component(
