@@ -35,7 +35,7 @@ def gathered(argument: str, make: Callable[..., Any], *options: Decorator) -> De
 
         @wraps(command)
         def with_argument(**words: Any) -> Any:
-            values = {param.name: words.pop(param.name) for param in made.__click_params__}
+            values = {param.name: words.pop(param.name) for param in reversed(made.__click_params__)}
             return command(**{argument: made(**values)}, **words)
 
         decorated: Any = with_argument
