@@ -1,7 +1,6 @@
 """A new run continues one that failed, was ended or was killed, and does not repeat stages that have succeeded."""
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -194,16 +193,13 @@ def test_a_killed_runner(call, tmp_path):
     assert asleep(tmp_path) == []
 
 
-def test_outputs_of_an_attempt_that_was_never_recorded_do_not_count(execute_failing, monkeypatch):
+def test_outputs_of_an_attempt_that_was_never_recorded_do_not_count(execute_failing, tmp_path, monkeypatch):
     """Its runner was killed, and some of its files cannot be removed, such as those of a container's user."""
-    unlink = os.unlink
-
-    def refusing(path: Any, **options: Any) -> None:
-        if "kept" in os.path.basename(os.fspath(path)):
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        unlink(path, **options)
-
-    monkeypatch.setattr(os, "unlink", refusing)
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "rm"
+    program.write_text("#!/bin/sh\nfind \"$3\" -type f ! -name 'kept*' -delete\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     folder = '"$TORCHX_KFP_WORKSPACES"/../shell-out_1/made/outputs'
 
     @dsl.pipeline

@@ -264,11 +264,11 @@ class Attempt(threading.Thread):
 
     def _make_folders(self) -> None:
         plan, facts = self.plan, self.plan.facts
-        # A runner that was killed before it recorded this attempt may have left its folder.
-        try:
-            remove_tree(plan.folder)
-        except OSError:  # an output that stays would be taken for one of this attempt
-            shutil.rmtree(plan.folder, ignore_errors=True)
+        # A runner that was killed before it recorded this attempt may have left its folder, and outputs in it. If some
+        # files cannot be removed, the others are.
+        if plan.folder.exists():
+            with contextlib.suppress(OSError):
+                remove_tree(plan.folder)
         files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
         for path in (str(plan.log_file), *files):
             os.makedirs(os.path.dirname(path), exist_ok=True)
