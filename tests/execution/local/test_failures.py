@@ -133,9 +133,7 @@ def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path)
     def pipeline(tracker_base: str):
         task_from_app(AppDef("app", [Role("app", image="image", entrypoint="no-such")]), tracker_base=tracker_base)
         role = Role("words", image="image", entrypoint="sh -c true")
-        with pytest.warns(UserWarning, match=says("'sh -c true'", "entrypoint='sh'", "args=['-c', 'true']")) as caught:
-            task_from_app(AppDef("words", [role]), tracker_base=tracker_base)
-        assert caught[0].filename == __file__
+        task_from_app(AppDef("words", [role]), tracker_base=tracker_base)
 
     result = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")})
     assert result["app"].exit_code == 127
