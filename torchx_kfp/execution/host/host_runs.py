@@ -31,6 +31,7 @@ from torchx_kfp.execution.host.listing import NEWEST_FIRST, PAGE, matching, obje
 from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import run_state, seconds
+from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
@@ -128,7 +129,7 @@ class Host:
         """
         given = dict(arguments or {})
         values = complete_arguments(pipeline, given)
-        spec, platform = pipeline.documents
+        spec, platform = with_storage(pipeline, *pipeline.documents, self.connection.settings)
         if not submission.cache:
             spec = without_cache(spec)
         wanted = environ.get(OVERRIDE_EXPERIMENT) or submission.experiment or self.connection.settings.experiment

@@ -133,6 +133,17 @@ class Settings:
         "If it is not in an object store, naming it here also lets this machine read the results of other runs there.",
         kind="runs",
     )
+    storage_variables: str = _setting(
+        "Variables that tracked stages of submitted runs get, such as AWS_ENDPOINT_URL=http://seaweedfs.kubeflow:9000.",
+        "They are separated by spaces. A variable that an AppDef sets itself stays.",
+        kind="runs",
+    )
+    storage_secret: str = _setting(
+        "The Kubernetes secret with the credentials of the tracker base, and the variables for its keys, such as "
+        "`storage accesskey=AWS_ACCESS_KEY_ID secretkey=AWS_SECRET_ACCESS_KEY`.",
+        "Tracked stages of submitted runs get them.",
+        kind="runs",
+    )
     #: Where each setting was given: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     #: Sentences for the user, such as one about a file with a token that others can read.
