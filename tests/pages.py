@@ -48,6 +48,7 @@ HOME = "/home/you/project"
 IN_PIPELINE = "# inside a pipeline"
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+_STORAGE = re.compile(r"export (TORCHX_KFP_STORAGE_\w+)=(.+)")
 _ASSIGNMENT = re.compile(r"[A-Z_]+=")
 _FILE = re.compile(r"# ([\w/]+\.py)\n")
 _SECTIONS = re.compile(r"<!-- files: (\S+) -->")
@@ -244,6 +245,8 @@ def run_commands(
                     printed = run(command.line, program, around)
                     around = with_ids(around, command.output, printed)
                     yield command, Printed(around.shown(printed.stdout), around.shown(printed.stderr), printed.code)
+                elif name == "export" and (found := _STORAGE.fullmatch(command.line)):
+                    around = replace(around, environ={**around.environ, found[1]: shlex.split(found[2])[0]})
                 elif name not in PROGRAMS | OTHERS:
                     raise ValueError(f"{page.name}:{block.line}: {name!r} is not among PROGRAMS and OTHERS.")
 

@@ -15,6 +15,7 @@ from torchx_kfp import Stages
 from torchx_kfp.errors import HostSettingsError
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.execution.host.storage import with_storage
+from torchx_kfp.execution.host.submission import check_submission
 from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_documents
 from torchx_kfp.host import submit
 from torchx_kfp.local import Watch
@@ -81,6 +82,16 @@ def test_a_resumed_pipeline_gets_them_once():
     once = with_storage(pipeline, *pipeline.documents, SETTINGS)
     again = pipeline_from_documents([*once], "p")
     assert with_storage(again, *once, SETTINGS) == once
+
+
+def test_an_address_here_is_no_finding_with_one_of_the_cluster():
+    here = {"AWS_ENDPOINT_URL": "http://localhost:9000", "HOME": "/nowhere"}
+    pipeline = load_pipeline(several)
+    arguments = {"tracker_base": "s3://bucket/results"}
+    found = check_submission(pipeline, arguments, here)
+    assert [str(one) for one in found if "TORCHX_KFP_STORAGE_VARIABLES=AWS_ENDPOINT_URL=http://seaweedfs" in str(one)]
+    there = {"TORCHX_KFP_STORAGE_VARIABLES": "AWS_ENDPOINT_URL=http://store:9000"}
+    assert not [str(one) for one in check_submission(pipeline, arguments, {**here, **there}) if "S3" in str(one)]
 
 
 @pytest.mark.parametrize("secret", ["storage", "accesskey=A secretkey=B", "storage key", "storage key=A-B", "'storage"])

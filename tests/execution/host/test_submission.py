@@ -126,7 +126,7 @@ def test_a_server_of_s3_that_only_this_process_uses_is_a_warning(call: Program, 
 
         base = ("--tracker-base", "s3://bucket")
         for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"):
-            facts = says("Warning: ", "task 'train'", f"{name}={LOCAL}", "env=", "secrets=")
+            facts = says("Warning: ", "task 'train'", f"{name}={LOCAL}", f"TORCHX_KFP_STORAGE_VARIABLES={name}=")
             assert re.search(facts, said("one.yaml", *base, **{name: LOCAL}))
         assert "Warning" not in said("one.yaml", *base, AWS_ENDPOINT_URL="http://minio.example.com:9000")
         assert "Warning" not in said("one.yaml", "--tracker-base", "gs://bucket", AWS_ENDPOINT_URL=LOCAL)

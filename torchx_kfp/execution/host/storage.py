@@ -58,6 +58,12 @@ def with_storage(
     return spec, platform
 
 
+def variables_of(settings: Settings) -> set[str]:
+    """Return the names of the variables that tracked stages get from the settings."""
+    plain = _pairs(settings, "storage_variables", _words(settings.storage_variables), _EXAMPLE_OF_VARIABLES)
+    return {*plain, *_secret(settings)[1].values()}
+
+
 def _own_variables(component: Component) -> set[str]:
     """Return the variables that a stage has already."""
     container = component.container

@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
@@ -20,7 +20,8 @@ from torchx_kfp.execution.host.recurring import Schedules as Schedules
 from torchx_kfp.execution.host.recurring import account_problem
 from torchx_kfp.execution.host.run import HostRun as HostRun
 from torchx_kfp.execution.host.run_filter import RunFilter as RunFilter
-from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings
+from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings, variable
+from torchx_kfp.execution.host.storage import variables_of
 from torchx_kfp.execution.host.timing import Timing as Timing
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
@@ -295,6 +296,7 @@ def check_submission(
         arguments: the values of all its parameters.
         environ: the environment of this process.
     """
+    attached = variables_of(read_settings(environ=environ))
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
         found += checks.of_pipeline(pipeline)
@@ -307,7 +309,7 @@ def check_submission(
             for stage in stages:
                 found += [
                     Finding(kind, f"task {stage.place.path!r}", f"{said}{text}")
-                    for kind, text in _of_base(base, stage, environ)
+                    for kind, text in _of_base(base, stage, environ, attached)
                 ]
     return merge(found)
 
@@ -318,7 +320,9 @@ def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
     refuse(pipeline.name, failing, "nothing was submitted")
 
 
-def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+def _of_base(
+    base: str, stage: KnownStage, environ: Mapping[str, str], attached: Collection[str]
+) -> Iterator[tuple[Kind, str]]:
     scheme = _PROTOCOL.match(base)
     protocol_name = scheme[1].lower() if scheme else ""
     if protocol_name in ("", "file", "local"):
@@ -334,7 +338,7 @@ def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str]) -> Iterat
     elif protocol_name == "memory":
         yield Kind.FAILS, f"which is in the memory of each process. {_WAY_OUT}"
     elif protocol_name in _S3:
-        yield from _of_endpoint(stage, environ)
+        yield from _of_endpoint(stage, environ, attached)
     elif is_this_machine(_host_of(base)):
         yield (
             Kind.FAILS,
@@ -343,7 +347,9 @@ def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str]) -> Iterat
         )
 
 
-def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+def _of_endpoint(
+    stage: KnownStage, environ: Mapping[str, str], attached: Collection[str]
+) -> Iterator[tuple[Kind, str]]:
     """Yield what is wrong with the server of S3 that a stage uses."""
     own = [(name, value) for name, value in stage.variables if S3_ENDPOINT.fullmatch(name)]
     for name, value in own:
@@ -354,15 +360,15 @@ def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tupl
                 "the address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000",
             )
     # A pod may get variables that the pipeline does not name.
-    if own or entries(stage.place.component.platform, VARIABLES):
+    if own or any(map(S3_ENDPOINT.fullmatch, attached)) or entries(stage.place.component.platform, VARIABLES):
         return
     for name, value in environ.items():
         if S3_ENDPOINT.fullmatch(name) and is_this_machine(_host_of(value)):
             yield (
                 Kind.MAY_FAIL,
                 f"and {name}={value} here sends S3 to this machine; the stage has no such variable, and looks for the "
-                "bucket at AWS. Give its AppDef the server's address in the cluster with env= or secrets=, such as "
-                "http://seaweedfs.kubeflow:9000",
+                "bucket at AWS. Set the server's address in the cluster, such as "
+                f"{variable('storage_variables')}={name}=http://seaweedfs.kubeflow:9000",
             )
             return
 
