@@ -164,7 +164,7 @@ class Scheduler:
             self._later(self._time_limit, self._expire)
         try:
             self._open(root)
-            while self._due or root.remaining:
+            while root.remaining:
                 if self._due:
                     self._due.popleft()()
                 elif not self._start_next():
