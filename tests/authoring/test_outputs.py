@@ -11,7 +11,7 @@ import pytest
 from kfp import components, dsl
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, compile_stage, load, make_app
-from tests.authoring.kfp_engines import container_of
+from tests.authoring.kfp_engines import container_of, containers
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
 
 pytestmark = pytest.mark.versions
@@ -210,6 +210,13 @@ def test_an_image_without_python_is_told(
     done = container.run()
     assert done.returncode == 125
     assert done.stderr.decode().splitlines()[-1] == f"torchx-kfp: {said}"
+
+
+def test_python_may_be_where_the_role_says() -> None:
+    """The script looks for it before the role's variables are set."""
+    for env, looks in (({"PATH": "/opt/python/bin"}, False), ({"A": "b"}, True)):
+        compiled = compile_stage(make_app(env=env), results={"accuracy": float})
+        assert ("hash python3" in containers(compiled)["train"]["command"][4]) == looks
 
 
 UI = {"outputs": [{"type": "markdown", "storage": "inline", "source": "# $(HOME) $$ {{x}} \\ \x7f 'ü' 🜨\n"}]}

