@@ -169,6 +169,7 @@ class Scheduler:
                     self._due.popleft()()
                 elif not self._start_next():
                     self._wait()
+            self._close(root)
         except BaseException:
             # A listener raised the exception; it must not get more events.
             self._kill()
