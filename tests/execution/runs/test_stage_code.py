@@ -18,6 +18,7 @@ from torchx.specs import AppDef, Role
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import AppDefError
+from torchx_kfp.execution.pipeline.code_files import CodeFiles
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.runs.prepared_run import prepare, read_earlier
 from torchx_kfp.local import RunResult, State, Watch, run
@@ -282,3 +283,121 @@ def test_a_resumed_run_names_files_and_gets_the_new_code(folder: Path):
     # Its own pipeline has names of code: another folder replaces that code, and without one it stays.
     again = ran(str(resumed.folder / "pipeline.yaml"), folder, cache=False)
     assert again.state is State.SUCCEEDED
+
+
+#: What a program is, the file that it uses, and other files.
+USES: list[tuple[str | bytes, str, dict[str, str]]] = [
+    ("import data", "data.py", {"data/x.csv": ""}),
+    ("import package.a", "utils.py", {"package/a.py": "import utils", "package/utils.py": ""}),
+    ("import fast", "fast.cpython-311-x86_64-linux-gnu.so", {}),
+    ("importlib.resources.files('package.data') / 'x.txt'", "package/data/x.txt", {}),
+    (
+        "from conf.paths import ROOT\nopen(ROOT / 'x.txt')",
+        "conf/x.txt",
+        {"conf/paths.py": "ROOT = Path(__file__).parent"},
+    ),
+    ("importlib.import_module('other')", "other.py", {}),
+    ("from importlib import import_module as load\nload(name)", "other.py", {}),
+    ("[*map(importlib.import_module, names)]", "other.py", {}),
+    ("subprocess.run([sys.executable, '-m', 'other'])", "other.py", {}),
+    ("subprocess.run([sys.executable, '-m', name])", "other.py", {}),
+    ("os.system('python other.py --x 1')", "other.py", {}),
+    ("os.system('python -m other')", "other.py", {}),
+    ("os.system('python /app/other.py .')", "x.csv", {}),
+    ("subprocess.run(['make', 'data'])", "Makefile", {}),
+    ("@hydra.main(config_path='.', config_name='config')\ndef main(c): ...", "config.yaml", {}),
+    ("shutil.copytree('.', folder)", "x.csv", {}),
+    ("[*Path(__file__).parent.glob('*')]", "x.csv", {}),
+    ("open('weights_' + name + '_v1.pt')", "weights_a_v1.pt", {}),
+    ("open('data/%(name)s.csv' % values)", "data/x.csv", {}),
+    ("string.Template('part-$name.csv')", "part-a.csv", {}),
+    ("open('data[1].csv')", "data[1].csv", {}),
+    ("open(b'x.csv')", "x.csv", {}),
+    ('json.loads(\'{"data": "data/x.csv"}\')', "data/x.csv", {}),
+    ("load_dotenv()", ".env", {".torchxignore": "!.env"}),
+    ("", "sitecustomize/__init__.py", {}),
+    (b"# -*- coding: latin-1 -*-\n# \xe9\nimport other", "other.py", {}),
+    (b"\xef\xbb\xbfopen('x.csv')", "x.csv", {}),
+    ("a syntax of another Python", "x.csv", {}),
+    ("execute_notebook('a.ipynb')", "other.py", {"a.ipynb": '{"source": ["import other\\n"]}'}),
+]
+
+
+@pytest.mark.parametrize(("program", "file", "others"), USES, ids=[f"{use[0]!r}-{use[1]}" for use in USES])
+def test_no_use_of_a_file_is_missed(folder: Path, program: str | bytes, file: str, others: dict[str, str]):
+    (folder / "train.py").write_bytes(program.encode() if isinstance(program, str) else program)
+    for name, text in {**others, file: "before"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    assert changed(pipeline_of(python("train", "train.py")), folder, file) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("role", "file"),
+    [
+        (Role("r", "i", entrypoint="python", args=["train.py"], env={"CONFIG": "conf/one.yaml"}), "conf/one.yaml"),
+        (Role("r", "i", entrypoint="python", args=["train.py"], env={"PYTHONPATH": "src"}), "src/lib/__init__.py"),
+        (Role("r", "i", entrypoint="sh", args=["-c", "PYTHONPATH=src python train.py"]), "src/lib/__init__.py"),
+        (Role("r", "i", entrypoint="env", args=["PYTHONPATH=src", "python", "train.py"]), "src/lib/__init__.py"),
+        (Role("r", "i", entrypoint="sh", args=["-c", 'python "$@"', "x", "train.py"]), "helper.py"),
+        (Role("r", "i", entrypoint="python", args=["src/main.py"]), "src/helper.py"),
+        (Role("r", "i", entrypoint="python", args=["-mevaluate"]), "helper.py"),
+        (Role("r", "i", entrypoint="python", args=["-um", "evaluate"]), "helper.py"),
+        (Role("r", "i", entrypoint="torchrun", args=["--module", "evaluate"]), "helper.py"),
+        (Role("r", "i", entrypoint="python", args=["-m", "pytest", "package"]), "NOTES.md"),
+        (Role("r", "i", entrypoint="python", args=["/app/main.py"]), "NOTES.md"),
+        (Role("r", "i", entrypoint="python", args=["evaluate.py", "my data.csv"]), "my data.csv"),
+        (Role("r", "i", entrypoint="python", args=["evaluate.py", "--data=day=1/a.csv"]), "day=1/a.csv"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join([value.entrypoint, *value.args]),
+)
+def test_no_word_or_variable_of_a_command_is_missed(folder: Path, role: Role, file: str):
+    others = {"src/main.py": "import inside.a", "src/inside/a.py": "import helper", "lib/x.csv": "", file: "before"}
+    for name, text in others.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    with (folder / "train.py").open("a") as program:
+        program.write("import lib\n")
+    assert changed(pipeline_of(AppDef("a", [role])), folder, file) == ["a"]
+
+
+def test_what_a_link_to_a_folder_leads_to_counts(folder: Path):
+    (folder / "current").symlink_to("data")
+    (folder / "evaluate.py").write_text("open('current/b.csv')\n")
+    assert changed(pipeline_of(python("evaluate", "evaluate.py")), folder, "data/b.csv") == ["evaluate"]
+
+
+def test_dots_between_words_and_docstrings_name_nothing(folder: Path):
+    (folder / "evaluate.py").write_text(
+        '"""The data is in no conf."""\nimport sys\n'
+        "sys.path.insert(0, '.')\nprint('a.b'.split('.'), '.'.join('ab'), name == '.', 'a' + '.', sep='.')\n"
+    )
+    pipeline = pipeline_of(python("evaluate", "evaluate.py"))
+    for name in ("data/b.csv", "conf/one.yaml", "train.py"):
+        assert not changed(pipeline, folder, name)
+
+
+def test_stages_that_differ_in_values_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[Any] = []
+    of = CodeFiles.of
+    monkeypatch.setattr(CodeFiles, "of", lambda *args: calls.append(args) or of(*args))
+    keys(pipeline_of(*(python(f"s{each}", "evaluate.py", f"--x={each}") for each in range(9))), folder)
+    assert len(calls) < 4
+
+
+def test_a_loop_over_a_parameter_whose_items_name_files(folder: Path):
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str, configs: list, workspace: str = ""):
+        with dsl.ParallelFor(configs) as item:
+            Stages(tracker_base=tracker_base, workspace=workspace).task(python("a", "evaluate.py", f"{item}"))
+
+    def names() -> set[str]:
+        arguments = {"tracker_base": "memory://results", "configs": ["conf/one.yaml"]}
+        prepared = prepare(load_pipeline(pipeline), arguments, workspace=folder)
+        return {value for value in _texts(prepared.pipeline.documents[0]) if value.startswith("code:")}
+
+    before = names()
+    (folder / "conf" / "two.yaml").write_text("changed")
+    assert names() == before
+    (folder / "conf" / "one.yaml").write_text("changed")
+    assert names() != before
