@@ -110,9 +110,9 @@ def role_application(
         variables.setdefault(protocol.RANK0_HOST, "localhost")
 
     def read(value: object, place: str) -> Text:
-        # In one pass: a value that looks like a macro stays as it is.
-        filled = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], f"{value}")
-        return parse(filled if isinstance(value, str) else value, place)
+        if isinstance(value, str):  # in one pass: a value that looks like a macro stays as it is
+            value = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], value)
+        return parse(value, place)
 
     env: dict[str, Text] = {}
     field_paths: dict[str, str] = {}

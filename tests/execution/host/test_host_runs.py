@@ -236,7 +236,7 @@ def test_a_name_of_no_run_or_of_several_is_an_error(host: Host, submitted: list[
     for name, facts in {
         f"{submitted[0]}/train": [f"{submitted[0]}/train"],
         "\udcff": [r"'\udcff'"],
-        "same": ["'same'", "2 runs", submitted[1], submitted[2], time.strftime("%Y-%m-"), "run id"],
+        "same": ["'same'", "2 runs", submitted[1], submitted[2], time.strftime("%Y-%m-"), "beginning of an id"],
         "frist": ["'frist'", kfp_host.url, "Did you mean 'first'?", submitted[3], "the newest first"],
         "00000000": ["'00000000'"],
     }.items():
