@@ -7,11 +7,13 @@ cannot be started (``_fail``); those that do not run end in ``_pass_over``.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import heapq
 import itertools
 import queue
 import signal
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,6 +70,8 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 #: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
+#: The same for the evaluation of a condition.
+_LOOK_OFTEN = 0.1
 #: Seconds that an attempt has to end after its processes were killed.
 _LEAVE = 5.0
 
@@ -135,8 +139,8 @@ class Scheduler:
         self._due: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
-        #: Whether a signal came, and whether a condition is being evaluated, which a signal must end.
-        self._is_interrupted = self._is_evaluating = False
+        #: Whether a signal came, which must end the evaluation of a condition, too.
+        self._is_interrupted = False
         #: The number of items in all loops so far.
         self._items = 0
         #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
@@ -184,8 +188,6 @@ class Scheduler:
         self._is_interrupted = True
         self._due.appendleft(lambda: self._end_run(number))
         self._messages.put(None)
-        if self._is_evaluating:
-            raise RuntimeError("the run was ended")
 
     def _wait(self) -> None:
         """Wait for the next message, a timer, or a signal."""
@@ -353,15 +355,11 @@ class Scheduler:
 
     def _holds(self, run: TaskRun) -> bool:
         condition = run.task.condition or ""
+        values = parameters_of(with_defaults(run.component, run.inputs))
         try:
-            self._is_evaluating = True
-            if self._is_interrupted:  # by a signal that came just before
-                raise ValueError("is not evaluated: the run was ended")
-            return is_true(condition, parameters_of(with_defaults(run.component, run.inputs)))
+            return _evaluate(lambda: is_true(condition, values), lambda: self._is_interrupted)
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
-        finally:
-            self._is_evaluating = False
 
     def _continue_loop(self, run: TaskRun) -> None:
         progress, loop = run.loop, run.task.loop
@@ -591,6 +589,37 @@ class Scheduler:
 
     def _stages_in(self, component: Component, names: StageNames) -> Iterator[ScopedTask]:
         return (task for task in walk(self._pipeline, component, names) if task.is_stage)
+
+
+def _evaluate(evaluation: Callable[[], bool], is_over: Callable[[], bool]) -> bool:
+    """Return what an evaluation returns, which may take forever: it is ended as soon as ``is_over``.
+
+    It runs in a thread, in which an exception is raised until it ends. One that a signal's handler raised would come
+    only once, and celpy, which makes values of exceptions, may lose it.
+
+    Raises:
+        RuntimeError: it was ended.
+    """
+    outcome: list[bool | Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append(evaluation())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="condition", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_OFTEN)
+        if thread.is_alive() and is_over():
+            ended = ctypes.py_object(SystemExit)  # a thread that it ends says nothing
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ended)
+    if not outcome:
+        raise RuntimeError("the run was ended")
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
 
 
 def _runs_always(run: TaskRun) -> bool:
