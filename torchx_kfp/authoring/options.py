@@ -86,7 +86,7 @@ class StageOptions(SharedOptions):
             runs a single replica whose mounts or devices KFP has no place for.
         replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number
             from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
-        inputs: files of the workspace that the stage reads under names that it computes, as patterns such as
+        inputs: files of the workspace that the stage reads under names that come from elsewhere, such as
             ``data/*.csv``. If one has changed, the stage runs again, as if its program named it.
         ui_metadata: KFP v1's UI metadata, a constant. It becomes the artifact ``mlpipeline_ui_metadata``.
     """

@@ -64,7 +64,7 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
 
 
 @dataclass(eq=False)
-class ProgramText:
+class _Text:
     """A text that may be a program, and its words that may name files (or modules, after ``-m``), with those before."""
 
     program: str = ""
@@ -91,7 +91,7 @@ class CodeFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = str(directory)
-        self._parsed: dict[tuple[Stamp, int], ProgramText] = {}
+        self._parsed: dict[tuple[Stamp, int], _Text] = {}
 
     def of(self, words: Sequence[str], python_path: str) -> list[Stamp]:
         """Return the stamps of the command's files, sorted.
@@ -104,7 +104,7 @@ class CodeFiles:
             TooManyFiles: there are more than ``MOST_FILES``.
         """
         folders = (os.path.join(self._directory, folder) for folder in python_path.split(os.pathsep) if folder)
-        modules = Modules([self._directory, *folders])
+        modules = _Modules([self._directory, *folders])
         found: dict[str, Stamp] = {}
         pending = [self._files(_read_text(word), self._directory, modules) for word in [*words, " ".join(words)]]
         while pending:
@@ -122,7 +122,7 @@ class CodeFiles:
                 pending.append(self._files(text, os.path.dirname(path), modules))
         return sorted(found.values())
 
-    def _files(self, text: ProgramText, folder: str, modules: Modules) -> Iterator[str]:
+    def _files(self, text: _Text, folder: str, modules: _Modules) -> Iterator[str]:
         """Yield the files that a text names; the text is from a file in ``folder``."""
         new = [name for name in text.mentions if modules.has_new(name, folder)]
         for name in text.imports.intersection(new) if new else ():
@@ -134,7 +134,7 @@ class CodeFiles:
             if _is_code(path):
                 yield path
 
-    def _parse(self, path: str, stamp: Stamp) -> ProgramText:
+    def _parse(self, path: str, stamp: Stamp) -> _Text:
         found = os.stat(path)
         key = stamp, found.st_ino
         if key not in self._parsed:
@@ -145,12 +145,12 @@ class CodeFiles:
                     text = Path(path).read_text(encoding="utf-8")
             except ValueError:  # not text
                 pass
-            self._parsed[key] = ProgramText(text) if is_python else _read_text(text)
+            self._parsed[key] = _Text(text) if is_python else _read_text(text)
         return self._parsed[key]
 
 
 @dataclass
-class Modules:
+class _Modules:
     """Finds each module in the first of several places that has it. Lists each folder and yields each module once."""
 
     roots: Sequence[str]
@@ -197,10 +197,10 @@ class Modules:
         return self._listed[folder]
 
 
-def _read_text(text: str) -> ProgramText:
+def _read_text(text: str) -> _Text:
     """Return the modules and files that a word, or a program in it, may name."""
     words = _TOKEN.findall(text) if len(text) < _SCRIPT_SIZE else []
-    return ProgramText(text, tuple(dict.fromkeys(zip(["", *words], words, strict=False))))
+    return _Text(text, tuple(dict.fromkeys(zip(["", *words], words, strict=False))))
 
 
 def _imports(text: str) -> frozenset[str]:
