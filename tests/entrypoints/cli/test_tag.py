@@ -94,9 +94,10 @@ def test_tags_of_a_run_on_a_host(project: Path, call: Call, s3_base: str) -> Non
     with KfpHost(project / "host") as host:
         words = ["--host", host.url]
         submit = ("submit", "train.py:train", *words, "--tracker-base", s3_base)
-        for more in (["--tag", "team=vision"], []):
+        found = []
+        for more in ([], ["--tag", "team=vision"]):
             done = call(*submit, *more)
             assert done.returncode == 0, done.stderr
-        found = [each["run"] for each in json.loads(call("runs", *words, "--json").stdout)]
+            found.append(done.stdout.split()[0])
         assert call("tag", found[1], "stage=final", *words).stdout == "team=vision\nstage=final\n"
         assert call("tag", found[0], *words).stdout == ""

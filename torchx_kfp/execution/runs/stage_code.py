@@ -37,7 +37,7 @@ from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_sta
 _PYTHON = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed")
 #: Packages whose modules start what follows, and use nothing else of a workspace.
 _STARTERS = frozenset(("torch", "accelerate", "deepspeed", "torchx_kfp"))
-_MODULE = re.compile(r"-[a-zA-Z]*m|--module")
+_MODULE = re.compile(r"-{1,2}(?:[a-zA-Z]*m|module)")
 _SHELLS = ("sh", "bash")
 #: This folder, or one around it, or a program elsewhere.
 _ELSEWHERE = re.compile(r"(?:.*=)?\.{1,2}(?:/\.{0,2})*|/.*\.py")
