@@ -365,6 +365,11 @@ def test_what_a_link_to_a_folder_leads_to_counts(folder: Path):
     assert changed(pipeline_of(python("evaluate", "evaluate.py")), folder, "data/b.csv") == ["evaluate"]
 
 
+def test_a_link_may_lead_nowhere(folder: Path):
+    (folder / "latest.csv").symlink_to("data/gone.csv")
+    assert changed(pipeline_of(python("train", "train.py")), folder, "helper.py") == ["train"]
+
+
 def test_dots_and_words_of_modules_name_nothing(folder: Path):
     (folder / "evaluate.py").write_text("model.train()\nprint('x.y'.split('.'), name == '.', 'unrelated', sep='.')\n")
     pipeline = pipeline_of(python("evaluate", "evaluate.py"))

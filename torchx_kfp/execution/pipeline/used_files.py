@@ -12,11 +12,13 @@ All files are used by a program that has a word of ``SEARCHES``: it may use a fi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 #: What lists folders, starts programs, or imports modules by name.
@@ -114,9 +116,9 @@ class UsedFiles:
         """Return what a file names. Only a program searches; a link names the file to which it leads."""
         path = os.path.join(self._folder, name)
         text = ""
-        if os.path.getsize(path) <= _LONGEST:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                text = file.read()
+        with contextlib.suppress(OSError):  # a link may lead nowhere
+            if os.path.getsize(path) <= _LONGEST:
+                text = Path(path).read_text(encoding="utf-8", errors="replace")
         names = _names_in(f"{text} {self._targets[name]}")
         return names if name.endswith(_PROGRAMS) else names._replace(searches=False)
 
