@@ -20,6 +20,7 @@ from torchx_kfp.contract.protocol import CODE_URL, IMAGE, PIPELINE_RUN, POD_NAME
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.execution.local.cache import cache_key
+from torchx_kfp.execution.local.code_files import CodeFiles, TooManyFiles
 from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
 from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.container import ContainerExecutor
@@ -46,7 +47,6 @@ from torchx_kfp.execution.local.transfer import (
     with_copies,
 )
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact, artifacts_in, parameters_of
-from torchx_kfp.execution.pipeline.code_files import CodeFiles, TooManyFiles
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.execution.runs.result import StageResult, last_lines

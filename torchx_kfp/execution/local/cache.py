@@ -4,7 +4,7 @@ In a run that is resumed, a stage of a loop that has succeeded is kept if the di
 cache between runs, a stage has a key, which is equal for two stages that would produce the same outputs, as far as this
 can be determined. KFP's backend considers the image, the command and the values of the
 inputs, but not the environment; the code is in the image. Here, the environment counts as well, and so does the code
-that a process finds on this machine (see ``pipeline.code_files``).
+that a process finds on this machine (see ``code_files``).
 
 Finished stages of earlier runs are small files in a folder, named by their keys. Several runs may use one folder at
 once.
@@ -27,8 +27,8 @@ from typing import Any
 from torchx_kfp.common.safe_files import read_bytes, write_file
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
+from torchx_kfp.execution.local.code_files import stamp_of
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
-from torchx_kfp.execution.pipeline.code_files import stamp_of
 from torchx_kfp.execution.pipeline.spec import Component, Task
 from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode

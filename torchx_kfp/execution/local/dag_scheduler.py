@@ -26,6 +26,7 @@ from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local.attempt import Attempt, RunContext, key_in_cache, plan_attempt
 from torchx_kfp.execution.local.cache import EarlierResults, input_digest
+from torchx_kfp.execution.local.code_files import CodeFiles
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
     LoopProgress,
@@ -41,7 +42,6 @@ from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.kubernetes import time_limit, volume_outputs
 from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact, parameters_of
-from torchx_kfp.execution.pipeline.code_files import CodeFiles
 from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.execution.pipeline.spec import Component, Importer, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import (
@@ -438,7 +438,7 @@ class Scheduler:
             plan = plan_attempt(run, self._context, self._pod_names.make(run.name, self._attempts[run.name] + 1))
             run.input_digest = input_digest(plan.inputs)
             run.cache_key = key_in_cache(plan, run, self._context, self._code) if self._earlier.has_cache else ""
-        except Exception as error:
+        except Exception as error:  # whatever it is, other tasks go on
             self._fail(run, error)
             return None
         return plan
@@ -605,7 +605,7 @@ def _evaluate(evaluation: Callable[[], bool], is_over: Callable[[], bool]) -> bo
     def run() -> None:
         try:
             outcome.append(evaluation())
-        except Exception as error:
+        except Exception as error:  # raised below, in the caller's thread
             outcome.append(error)
 
     thread = threading.Thread(target=run, name="condition", daemon=True)

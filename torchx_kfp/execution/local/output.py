@@ -43,7 +43,7 @@ class StageLines:
                 if lines:
                     self._watch.on_lines(stage, lines)
                 self._watch.on_unfinished(stage, unfinished)
-            except Exception as error:
+            except Exception as error:  # raised at the end of the run
                 self.error = error
 
 

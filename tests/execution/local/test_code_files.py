@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.execution.pipeline.code_files import CodeFiles
+from torchx_kfp.execution.local.code_files import CodeFiles
 
 #: An import in each kind of block that a statement may have.
 BLOCKS = """
