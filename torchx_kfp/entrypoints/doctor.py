@@ -28,7 +28,8 @@ from torchx_kfp.errors import (
     TorchxKfpError,
 )
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Patience
-from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings
+from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, variable
+from torchx_kfp.execution.host.storage import is_of_this_machine, storage_of
 from torchx_kfp.tracking.recorder import Recorder
 
 #: The versions of Python with which torchx-kfp is tested, and the oldest backend that is supported.
@@ -215,6 +216,21 @@ def _tracker_base(look: CheckUp) -> str:
     return f"{shown(look.base)} was written and read from here; the file is removed."
 
 
+def _storage_of_stages(look: CheckUp) -> str:
+    storage = storage_of(look.settings)
+    if not storage:
+        raise NotAsked(f"Stages on the host get none: {variable('storage_variables')}, {variable('storage_secret')}.")
+    for name, value in storage.variables.items():
+        if is_of_this_machine(value):
+            raise Doubt(
+                f"Stages on the host get {name}={value}, which means the pod itself there, not this machine. Give the "
+                "address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000"
+            )
+    given = [f"{name}={value}" for name, value in storage.variables.items()]
+    given += [f"{name} (the key {key!r} of the secret {storage.secret!r})" for name, key in storage.keys.items()]
+    return f"Stages on the host get {', '.join(given)}. Whether that is right, only a pod shows."
+
+
 #: Each check by its subject, with the subject of the check that it needs.
 CHECKS: Mapping[str, tuple[str, Callable[[CheckUp], str]]] = {
     "Python": ("", _python),
@@ -226,4 +242,5 @@ CHECKS: Mapping[str, tuple[str, Callable[[CheckUp], str]]] = {
     "login": ("host", _login),
     "states of stages": ("login", _states_of_stages),
     "tracker base": ("", _tracker_base),
+    "storage of stages": ("settings", _storage_of_stages),
 }

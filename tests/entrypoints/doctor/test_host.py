@@ -25,7 +25,7 @@ LIST, OLD = ("GET", "/apis/v2beta1/runs"), ("GET", "/apis/v1beta1/runs")
 WELL: Mapping[tuple[str, str], Reply | None] = {HEALTHZ: Reply(HEALTH), LIST: Reply({}), OLD: NO_RUN}
 #: What is skipped if the host does not answer.
 REST = dict.fromkeys(("version", "login", "states of stages"), "skipped")
-MACHINE = ("Python", "packages", "container engine", "settings", "tracker base")
+MACHINE = ("Python", "packages", "container engine", "settings", "tracker base", "storage of stages")
 
 Changed = Mapping[tuple[str, str], Reply | None]
 

@@ -174,3 +174,24 @@ def test_the_form_for_bugs_asks_for_the_output(call: Program) -> None:
     assert {*re.findall(r"--[a-z-]+", fields["doctor"]["attributes"]["description"])} <= options
     for path in re.findall(r"/blob/main/([\w./-]+)", text):
         assert (REPOSITORY / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    ("variables", "secret", "level", "facts"),
+    [
+        ("", "", "skipped", ["TORCHX_KFP_STORAGE_VARIABLES", "TORCHX_KFP_STORAGE_SECRET"]),
+        ("A=http://store:9000", "s id=B", "ok", ["A=http://store:9000", "B", "'id'", "'s'", "only a pod"]),
+        ("A=http://localhost:9000", "", "warning", ["A=http://localhost:9000", "the pod itself", "in the cluster"]),
+        ("A", "", "missing", ["STORAGE_VARIABLES", "'A'", "AWS_ENDPOINT_URL="]),
+        ("A=http://me:word@[", "", "ok", ["A=http://"]),
+    ],
+)
+def test_what_stages_get_to_reach_the_storage(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, variables: str, secret: str, level: str, facts: list[str]
+) -> None:
+    monkeypatch.setenv("TORCHX_KFP_STORAGE_VARIABLES", variables)
+    monkeypatch.setenv("TORCHX_KFP_STORAGE_SECRET", secret)
+    found = doctor()["storage of stages"]
+    assert found.level == level
+    assert re.search(says(*facts), found.said), found
+    assert "word" not in found.said

@@ -92,6 +92,10 @@ def test_an_address_here_is_no_finding_with_one_of_the_cluster():
     assert [str(one) for one in found if "TORCHX_KFP_STORAGE_VARIABLES=AWS_ENDPOINT_URL=http://seaweedfs" in str(one)]
     there = {"TORCHX_KFP_STORAGE_VARIABLES": "AWS_ENDPOINT_URL=http://store:9000"}
     assert not [str(one) for one in check_submission(pipeline, arguments, {**here, **there}) if "S3" in str(one)]
+    wrong = {"TORCHX_KFP_STORAGE_VARIABLES": "AWS_ENDPOINT_URL=http://[::1]:9000"}
+    found = [str(one) for one in check_submission(pipeline, arguments, {**here, **wrong})]
+    assert [one for one in found if "'tracked'" in one and "means the pod itself there" in one]
+    assert not [one for one in found if "'pinned'" in one]
 
 
 @pytest.mark.parametrize("secret", ["storage", "accesskey=A secretkey=B", "storage key", "storage key=A-B", "'storage"])

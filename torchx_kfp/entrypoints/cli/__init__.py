@@ -59,6 +59,7 @@ _SECTIONS = {
     "Set up": {
         "doctor": "Check this machine, a KFP host and storage.",
         "rbac": "Print the rights that distributed stages need.",
+        "secret": "Print the Kubernetes secret with the storage's credentials.",
         "gc": "Remove old runs from a tracker base or this machine.",
     },
 }

@@ -10,16 +10,60 @@ import copy
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import HostSettingsError
-from torchx_kfp.execution.host.settings import Settings
+from torchx_kfp.execution.host.settings import Settings, is_this_machine
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXAMPLE_OF_VARIABLES = "AWS_ENDPOINT_URL=http://seaweedfs.kubeflow:9000"
-_EXAMPLE_OF_A_SECRET = "mlpipeline-minio-artifact accesskey=AWS_ACCESS_KEY_ID secretkey=AWS_SECRET_ACCESS_KEY"
+EXAMPLE_OF_A_SECRET = "storage accesskey=AWS_ACCESS_KEY_ID secretkey=AWS_SECRET_ACCESS_KEY"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What the settings give to tracked stages; all of it is empty if they have none.
+
+    Attributes:
+        variables: values by the names of variables.
+        secret: the name of the Kubernetes secret.
+        keys: of each variable from the secret, by its name, the key of the secret that has its value.
+    """
+
+    variables: Mapping[str, str]
+    secret: str
+    keys: Mapping[str, str]
+
+    def __bool__(self) -> bool:
+        return bool(self.variables or self.keys)
+
+
+def storage_of(settings: Settings) -> Storage:
+    """Read the settings ``storage_variables`` and ``storage_secret``.
+
+    Raises:
+        HostSettingsError: a setting has another form.
+    """
+    variables = _pairs(settings, "storage_variables", _words(settings.storage_variables), _EXAMPLE_OF_VARIABLES)
+    name, *words = _words(settings.storage_secret) or [""]
+    keys = _pairs(settings, "storage_secret", words, EXAMPLE_OF_A_SECRET)
+    if ("=" in name or not keys) and settings.storage_secret:
+        raise _wrong(settings, "storage_secret", EXAMPLE_OF_A_SECRET)
+    if unfit := next((named for named in keys.values() if not _NAME.fullmatch(named)), None):
+        raise HostSettingsError(f"{settings.source('storage_secret')} has {shown(unfit)}, which is no variable's name.")
+    return Storage(variables, name, {named: key for key, named in keys.items()})
+
+
+def is_of_this_machine(url: str) -> bool:
+    """Tell whether a URL's host means the machine that uses it."""
+    try:
+        return is_this_machine(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
 
 
 def with_storage(
@@ -36,9 +80,8 @@ def with_storage(
     Raises:
         HostSettingsError: a setting has another form.
     """
-    secret, keys = _secret(settings)
-    variables = _pairs(settings, "storage_variables", _words(settings.storage_variables), _EXAMPLE_OF_VARIABLES)
-    if not secret and not variables:
+    storage = storage_of(settings)
+    if not storage:
         return spec, platform
     spec, platform = copy.deepcopy((dict(spec), dict(platform)))
     kubernetes = platform.setdefault("platforms", {}).setdefault("kubernetes", {})
@@ -48,20 +91,15 @@ def with_storage(
             continue
         own = _own_variables(component)
         label = spec["components"][component.name]["executorLabel"]
-        if plain := [{"name": name, "value": text} for name, text in variables.items() if name not in own]:
+        if plain := [{"name": name, "value": text} for name, text in storage.variables.items() if name not in own]:
             container = spec["deploymentSpec"]["executors"][label]["container"]
             container["env"] = [*container.get("env", ()), *plain]
-        if mapped := [{"secretKey": key, "envVar": name} for key, name in keys.items() if name not in own]:
-            named = {"secretName": secret, "secretNameParameter": {"runtimeValue": {"constant": secret}}}
+        if mapped := [{"secretKey": key, "envVar": name} for name, key in storage.keys.items() if name not in own]:
+            constant = {"runtimeValue": {"constant": storage.secret}}
+            named = {"secretName": storage.secret, "secretNameParameter": constant}
             there = executors.setdefault(label, {})
             there["secretAsEnv"] = [*there.get("secretAsEnv", ()), {**named, "keyToEnv": mapped, "optional": False}]
     return spec, platform
-
-
-def variables_of(settings: Settings) -> set[str]:
-    """Return the names of the variables that tracked stages get from the settings."""
-    plain = _pairs(settings, "storage_variables", _words(settings.storage_variables), _EXAMPLE_OF_VARIABLES)
-    return {*plain, *_secret(settings)[1].values()}
 
 
 def _own_variables(component: Component) -> set[str]:
@@ -74,17 +112,6 @@ def _own_variables(component: Component) -> set[str]:
         *(name for role in component.facts.replica_roles for name in role.env),
         *(key["envVar"] for secret in from_secrets for key in secret.get("keyToEnv", ())),
     }
-
-
-def _secret(settings: Settings) -> tuple[str, Mapping[str, str]]:
-    """Return the name of the secret, and the variable of each of its keys."""
-    name, *words = _words(settings.storage_secret) or [""]
-    keys = _pairs(settings, "storage_secret", words, _EXAMPLE_OF_A_SECRET)
-    if ("=" in name or not keys) and settings.storage_secret:
-        raise _wrong(settings, "storage_secret", _EXAMPLE_OF_A_SECRET)
-    if unfit := next((variable for variable in keys.values() if not _NAME.fullmatch(variable)), None):
-        raise HostSettingsError(f"{settings.source('storage_secret')} has {shown(unfit)}, which is no variable's name.")
-    return name, keys
 
 
 def _pairs(settings: Settings, setting: str, words: Sequence[str], example: str) -> dict[str, str]:

@@ -6,9 +6,8 @@ import os
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
-from urllib.parse import urlsplit
 
 from torchx_kfp.common.signatures import keywords_of, with_keywords
 from torchx_kfp.common.text import counted, shown
@@ -20,8 +19,8 @@ from torchx_kfp.execution.host.recurring import Schedules as Schedules
 from torchx_kfp.execution.host.recurring import account_problem
 from torchx_kfp.execution.host.run import HostRun as HostRun
 from torchx_kfp.execution.host.run_filter import RunFilter as RunFilter
-from torchx_kfp.execution.host.settings import Submission, is_this_machine, read_settings, variable
-from torchx_kfp.execution.host.storage import variables_of
+from torchx_kfp.execution.host.settings import Submission, read_settings, variable
+from torchx_kfp.execution.host.storage import Storage, is_of_this_machine, storage_of
 from torchx_kfp.execution.host.timing import Timing as Timing
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
@@ -296,7 +295,7 @@ def check_submission(
         arguments: the values of all its parameters.
         environ: the environment of this process.
     """
-    attached = variables_of(read_settings(environ=environ))
+    storage = storage_of(read_settings(environ=environ))
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
         found += checks.of_pipeline(pipeline)
@@ -309,7 +308,7 @@ def check_submission(
             for stage in stages:
                 found += [
                     Finding(kind, f"task {stage.place.path!r}", f"{said}{text}")
-                    for kind, text in _of_base(base, stage, environ, attached)
+                    for kind, text in _of_base(base, stage, environ, storage)
                 ]
     return merge(found)
 
@@ -320,9 +319,7 @@ def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
     refuse(pipeline.name, failing, "nothing was submitted")
 
 
-def _of_base(
-    base: str, stage: KnownStage, environ: Mapping[str, str], attached: Collection[str]
-) -> Iterator[tuple[Kind, str]]:
+def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
     scheme = _PROTOCOL.match(base)
     protocol_name = scheme[1].lower() if scheme else ""
     if protocol_name in ("", "file", "local"):
@@ -338,8 +335,8 @@ def _of_base(
     elif protocol_name == "memory":
         yield Kind.FAILS, f"which is in the memory of each process. {_WAY_OUT}"
     elif protocol_name in _S3:
-        yield from _of_endpoint(stage, environ, attached)
-    elif is_this_machine(_host_of(base)):
+        yield from _of_endpoint(stage, environ, storage)
+    elif is_of_this_machine(base):
         yield (
             Kind.FAILS,
             f"which means the pod itself there, not this machine. Give the address that the server has in the cluster, "
@@ -347,23 +344,22 @@ def _of_base(
         )
 
 
-def _of_endpoint(
-    stage: KnownStage, environ: Mapping[str, str], attached: Collection[str]
-) -> Iterator[tuple[Kind, str]]:
+def _of_endpoint(stage: KnownStage, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
     """Yield what is wrong with the server of S3 that a stage uses."""
-    own = [(name, value) for name, value in stage.variables if S3_ENDPOINT.fullmatch(name)]
+    variables = {**storage.variables, **dict(stage.variables)}
+    own = [(name, value) for name, value in variables.items() if S3_ENDPOINT.fullmatch(name)]
     for name, value in own:
-        if is_this_machine(_host_of(value)):
+        if is_of_this_machine(value):
             yield (
                 Kind.FAILS,
                 f"and its variable {name} is {shown(value)}, which means the pod itself there, not this machine. Give "
                 "the address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000",
             )
     # A pod may get variables that the pipeline does not name.
-    if own or any(map(S3_ENDPOINT.fullmatch, attached)) or entries(stage.place.component.platform, VARIABLES):
+    if own or any(map(S3_ENDPOINT.fullmatch, storage.keys)) or entries(stage.place.component.platform, VARIABLES):
         return
     for name, value in environ.items():
-        if S3_ENDPOINT.fullmatch(name) and is_this_machine(_host_of(value)):
+        if S3_ENDPOINT.fullmatch(name) and is_of_this_machine(value):
             yield (
                 Kind.MAY_FAIL,
                 f"and {name}={value} here sends S3 to this machine; the stage has no such variable, and looks for the "
@@ -371,13 +367,6 @@ def _of_endpoint(
                 f"{variable('storage_variables')}={name}=http://seaweedfs.kubeflow:9000",
             )
             return
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
 
 
 def _is_mounted(path: str, component: Component) -> bool:

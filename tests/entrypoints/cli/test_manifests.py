@@ -1,12 +1,16 @@
-"""``torchx-kfp rbac`` and KFP's own service account. Its texts are in ``tests/transcripts``."""
+"""Manifests for a cluster: ``torchx-kfp rbac`` (its texts are in ``tests/transcripts``) and ``torchx-kfp secret``."""
 
+import base64
 import itertools
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.documents import documents
 from tests.entrypoints.cli.conftest import Call
+from tests.facts import says
 
 pytestmark = pytest.mark.lowest
 
@@ -41,3 +45,28 @@ def test_help_and_completion_name_the_engines(call: Call, monkeypatch: pytest.Mo
     for begun, expected in {"": [*LACKING], "jobs": ["jobset"]}.items():
         monkeypatch.setenv("COMP_WORDS", f"torchx-kfp rbac --engine {begun}")
         assert [line.partition(",")[2] for line in call().stdout.splitlines()] == expected
+
+
+def test_the_secret_of_the_settings_has_this_machines_values_byte_for_byte(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHX_KFP_STORAGE_SECRET", "storage id=OF_ID key=OF_KEY")
+    values = {"id": b"a: b", "key": b"s3://me:word@x \xff\x01 \xc3\xa9"}
+    monkeypatch.setenv("OF_ID", os.fsdecode(values["id"]))
+    refused = call("secret")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert re.search(says("OF_KEY", "'storage'"), refused.stderr)
+    monkeypatch.setenv("OF_KEY", os.fsdecode(values["key"]))
+    (manifest,) = documents(call("secret", "--namespace", "team").stdout)
+    assert {key: base64.b64decode(text) for key, text in manifest.pop("data").items()} == values
+    metadata = {"name": "storage", "namespace": "team"}
+    assert manifest == {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
+
+
+def test_a_secret_needs_a_name_and_keys(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHX_KFP_STORAGE_SECRET", raising=False)
+    for value in ("", "storage"):
+        monkeypatch.setenv("TORCHX_KFP_STORAGE_SECRET", value)
+        done = call("secret")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.search(says("STORAGE_SECRET", "accesskey=AWS_ACCESS_KEY_ID"), done.stderr)
