@@ -40,7 +40,7 @@ _PACKAGES = (
 )
 #: What KFP's health has one of: that of its API server, or that of its UI, which stands in for it.
 _HEALTH = {"commit_sha", "tag_name", "multi_user", "apiServerReady"}
-_PATIENCE = Patience(connect=5.0, read=20.0, whole=30.0, retries=1, longest_wait=5.0)
+_PATIENCE = Patience(connect=5.0, read=20.0, whole=30.0, retries=1)
 #: No run has this id.
 _NOBODY = "00000000-0000-0000-0000-000000000000"
 #: How many characters of an error's message are shown.

@@ -124,7 +124,7 @@ def test_an_answer_that_never_ends_is_left(answer: Callable[[socket.socket], obj
     ],
 )
 def test_what_is_not_http_is_an_error_and_no_traceback(answer: bytes, fact: str) -> None:
-    patience = Patience(connect=2, read=2, whole=5, retries=1, wait=0.001, longest_wait=0.01)
+    patience = Patience(connect=2, read=2, whole=5, retries=1, wait=0.001)
     with host(lambda connection: connection.sendall(answer)) as url:
         for call in (Connection(Settings(host=url), patience).get, Connection(Settings(host=url), patience).post):
             with pytest.raises(HostError, match=says(url, fact)):

@@ -30,7 +30,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.connection import Connection, Patience
 from torchx_kfp.execution.host.settings import Settings, read_settings
 
-QUICK = Patience(connect=2, read=2, wait=0.001, longest_wait=0.01)
+QUICK = Patience(connect=2, read=2, wait=0.001)
 RUNS = "/apis/v2beta1/runs"
 
 
@@ -222,7 +222,7 @@ def test_a_page_to_sign_in_is_recognized(server: Scripted, is_redirect: bool) ->
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("trouble", [CLOSE, Reply({"a": "b" * 50}, cut=True), Reply("", 500), Reply("", 503)])
+@pytest.mark.parametrize("trouble", [CLOSE, Reply("", 500), Reply("", 503)])
 def test_a_get_is_repeated(server: Scripted, trouble: Reply | None) -> None:
     server.script = in_turn(trouble, trouble, Reply({"ok": True}))
     assert connect(server).get(RUNS) == {"ok": True}

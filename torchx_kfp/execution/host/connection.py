@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import logging
 import os
-import queue
 import re
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property
 from http.client import HTTPException
@@ -32,8 +31,8 @@ from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
     InsecureRequestWarning,
+    MaxRetryError,
     NewConnectionError,
-    ProtocolError,
     ProxyError,
     ReadTimeoutError,
     SSLError,
@@ -78,22 +77,13 @@ _NONE = "http://localhost"
 POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
-class _TooLargeError(OSError):
-    """The answer has too many bytes."""
-
-
-class _TooSlowError(OSError):
-    """The answer takes too long."""
-
-
 @dataclass(frozen=True)
 class Patience:
     """How long a request may take, in seconds.
 
-    ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that from the request to the end of its
-    answer's body. ``retries`` is how often it is repeated, after waits that begin with ``wait`` and double.
-    ``longest_wait`` also limits the wait that the host asks for (Retry-After). After ``notice``, the user is told what
-    is waited for.
+    ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that until the end of the answer,
+    with all repetitions: there are at most ``retries``, after waits of ``wait`` times 0, 2, 4.
+    After ``notice``, the user is told what is waited for.
     """
 
     connect: float = 10.0
@@ -101,7 +91,6 @@ class Patience:
     whole: float = 120.0
     retries: int = 3
     wait: float = 0.5
-    longest_wait: float = 20.0
     notice: float = 5.0
 
 
@@ -138,11 +127,7 @@ class Connection:
             HostNotFoundError: it has nothing at this path.
             HostError: it reports another error.
         """
-        return self.ask(path, **query).json()
-
-    def ask(self, path: str, **query: object) -> Answer:
-        """Return the answer with the JSON object at a path, and its headers. The errors are those of ``get``."""
-        return self._request("GET", path, query)
+        return self._request("GET", path, query).json()
 
     def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, if_lost: str = MAYBE_ACCEPTED
@@ -235,9 +220,7 @@ class Connection:
         if answer.asks_to_sign_in and (answer.status != 403 or answer.is_page):
             # A token, a cookie or the settings file may have changed since the client was made.
             answer = self._send(self._connected(anew=True), method, where, body, is_text)
-        if answer.is_success and not answer.is_page:
-            return answer
-        if is_text and answer.is_success and not answer.asks_to_sign_in:
+        if answer.is_success and not (answer.asks_to_sign_in if is_text else answer.is_page):
             return answer
         raise error_of(answer, self.settings)
 
@@ -254,101 +237,50 @@ class Connection:
         url = f"{self._base(client)}{where}"
         # A filter in the query is long, and says nothing to a user.
         request = f"{method} {printable(url.partition('?')[0])}"
-        began = time.monotonic()
-        with self._notice(request):
-            for attempt in itertools.count():
-                wait = self._patience.wait * 2**attempt
-                try:
-                    answer = self._exchange(api.rest_client.pool_manager, method, url, headers, body, request)
-                except _BROKEN as error:
-                    if attempt >= self._retries_after(error, method):
-                        raise self._unreachable(error, method, request, time.monotonic() - began) from error
-                else:
-                    if attempt >= self._patience.retries or answer.status not in again:
-                        return answer
-                    asked = answer.headers.get("Retry-After", "")
-                    wait = float(asked) if asked.isdecimal() else wait
-                time.sleep(min(wait, self._patience.longest_wait))
-        raise AssertionError  # the loop has no end
-
-    @contextlib.contextmanager
-    def _notice(self, request: str) -> Iterator[None]:
-        """Tell the user once what is waited for, if the block takes long."""
-
-        def tell() -> None:
-            say, self._say = self._say, None
-            if say is not None:
-                say(f"Still waiting for the answer to {request}.")
-
-        timer = threading.Timer(self._patience.notice, tell)
-        timer.daemon = True
-        if self._say is not None:
-            timer.start()
+        patience, began = self._patience, time.monotonic()
+        options = {
+            "body": body,
+            "headers": headers,
+            "timeout": urllib3.Timeout(connect=patience.connect, read=patience.read),
+            "retries": _Retry(
+                total=patience.retries,
+                connect=2,
+                read=2 if method == "GET" else 0,
+                other=0,
+                allowed_methods={method},
+                status_forcelist=again,
+                backoff_factor=patience.wait,
+                respect_retry_after_header=False,
+                raise_on_status=False,
+            ),
+        }
         try:
-            yield
-        finally:
-            timer.cancel()
+            return self._in_time(
+                request, lambda: _exchange(api.rest_client.pool_manager, method, url, request, options)
+            )
+        except _BROKEN as error:
+            reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
+            raise self._unreachable(reason, method, request, time.monotonic() - began) from reason
 
-    def _exchange(self, *request: Any) -> Answer:
-        """Send a request once, and return the answer. A host whose bytes come one by one takes no more time, either."""
-        outcome: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
+    def _in_time(self, request: str, ask: Callable[[], Answer]) -> Answer:
+        """Return the answer to a request. A host whose bytes come one by one takes no more time, either."""
+        outcome: Future[Answer] = Future()
 
         def receive() -> None:
             try:
-                outcome.put(self._receive(*request))
+                outcome.set_result(ask())
             except Exception as error:  # whatever it is, the caller raises it
-                outcome.put(error)
+                outcome.set_exception(error)
 
         threading.Thread(target=receive, name="torchx-kfp-request", daemon=True).start()
-        try:
-            found = outcome.get(timeout=self._patience.whole)
-        except queue.Empty:
-            found = _TooSlowError(f"the answer was not complete within {self._patience.whole:g} s")
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def _receive(
-        self, manager: Any, method: str, url: str, headers: Mapping[str, str], content: bytes | None, request: str
-    ) -> Answer:
-        """Send a request, and return the answer.
-
-        urllib3 itself would read all of an answer before it repeats a request, and never repeats it if the answer is
-        cut off.
-        """
-        answer = manager.request(
-            method,
-            url,
-            body=content,
-            headers=headers,
-            timeout=urllib3.Timeout(connect=self._patience.connect, read=self._patience.read),
-            preload_content=False,
-            enforce_content_length=True,
-            redirect=False,
-            retries=False,
-        )
-        try:
-            pieces, size = [], 0
-            for piece in answer.stream(_PIECE, decode_content=True):
-                pieces.append(piece)
-                size += len(piece)
-                if size > MOST_BYTES:
-                    raise _TooLargeError(f"the answer is larger than {MOST_BYTES >> 20} MiB")
-            leads = urljoin(url, answer.get_redirect_location() or "")
-        except BaseException:
-            answer.close()
-            raise
-        answer.release_conn()
-        return Answer(request, leads, answer.status, answer.headers, b"".join(pieces))
-
-    def _retries_after(self, error: Exception, method: str) -> int:
-        """Return how often a request is repeated that has failed."""
-        if isinstance(error, ProxyError):
-            error = error.original_error
-        may_have_arrived = not isinstance(error, NewConnectionError | ConnectTimeoutError)
-        if may_have_arrived and (method != "GET" or not isinstance(error, ReadTimeoutError | ProtocolError)):
-            return 0
-        return min(2, self._patience.retries)
+        notice = min(self._patience.notice, self._patience.whole)
+        if not wait([outcome], notice).done:
+            say, self._say = self._say, None
+            if say is not None:
+                say(f"Still waiting for the answer to {request}.")
+            if not wait([outcome], self._patience.whole - notice).done:
+                raise TimeoutError
+        return outcome.result()
 
     def _base(self, client: Any) -> str:
         """Return the client's host; inside a cluster, it has no scheme."""
@@ -370,14 +302,12 @@ class Connection:
             why = f"the host has not answered within {duration(waited)}"
         elif isinstance(reason, ReadTimeoutError):
             why = f"the host has accepted the connection, and not answered within {duration(waited)}"
-        elif isinstance(reason, _TooLargeError | _TooSlowError):
-            why = str(reason)
+        elif isinstance(reason, TimeoutError):
+            why = f"the answer was not complete within {self._patience.whole:g} s"
         else:
             why = f"the connection broke ({_short(reason)})"
         if method != "GET" and not isinstance(reason, NewConnectionError | ConnectTimeoutError):
             return HostAnswerLostError(f"{text}{why}.")
-        if isinstance(reason, _TooLargeError):
-            return HostError(f"{text}{why}.")
         return HostUnreachableError(f"{text}{why}. Check the host, its port, and your network or kubectl port-forward.")
 
     def _about_tls(self, text: str) -> str:
@@ -392,6 +322,35 @@ class Connection:
             f"authority that signed it: {way_to_give('ssl_ca_cert')}. {variable('verify_ssl')}=false does without a "
             "check, on a network that you trust."
         )
+
+
+class _Retry(urllib3.Retry):  # type: ignore[misc]  # mypy does not read its types
+    """When a request is repeated. Of an answer that is not the last one, the body is not read: it may have no end."""
+
+    def increment(self, *request: Any, response: Any = None, **options: Any) -> Any:
+        following = super().increment(*request, response=response, **options)
+        if response is not None:
+            response.close()
+        return following
+
+
+def _exchange(manager: Any, method: str, url: str, request: str, options: Mapping[str, Any]) -> Answer:
+    """Send a request, and return the answer: ``request`` is its name."""
+    answer = manager.request(method, url, preload_content=False, enforce_content_length=True, redirect=False, **options)
+    try:
+        pieces, size = [], 0
+        for piece in answer.stream(_PIECE, decode_content=True):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST_BYTES:
+                error = HostError if method == "GET" else HostAnswerLostError
+                raise error(f"{request} failed: the answer is larger than {MOST_BYTES >> 20} MiB.")
+        leads = urljoin(url, answer.get_redirect_location() or "")
+    except BaseException:
+        answer.close()
+        raise
+    answer.release_conn()
+    return Answer(request, leads, answer.status, answer.headers, b"".join(pieces))
 
 
 def _json_body(body: Mapping[str, Any] | None) -> bytes | None:
