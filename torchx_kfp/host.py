@@ -6,32 +6,22 @@ run = submit("pipeline.yaml", {"tracker_base": "s3://bucket/results"}, host="htt
 run.wait().raise_for_failure()
 """
 
+# ruff: noqa: E402 (the imports come after the check: they fail without the extra)
 from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from torchx_kfp.common.extras import require
 
-if TYPE_CHECKING:
-    from torchx_kfp.execution.host.submission import (
-        Host,
-        HostKeywords,
-        HostRun,
-        RunFilter,
-        RunSummary,
-        Schedule,
-        Schedules,
-        Timing,
-        attach,
-        connect,
-        schedule,
-        submit,
-    )
+require("pipelines", __name__)
+
+from torchx_kfp.execution.host.host_runs import Host, RunSummary
+from torchx_kfp.execution.host.recurring import Schedule, Schedules
+from torchx_kfp.execution.host.run import HostRun
+from torchx_kfp.execution.host.run_filter import RunFilter
+from torchx_kfp.execution.host.submission import attach, connect, schedule, submit
+from torchx_kfp.execution.host.timing import Timing
 
 __all__ = [
     "Host",
-    "HostKeywords",
     "HostRun",
     "RunFilter",
     "RunSummary",
@@ -43,11 +33,3 @@ __all__ = [
     "schedule",
     "submit",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Import what needs libraries when it is used: the command line reads the list of settings first."""
-    if name in __all__:
-        require("pipelines", __name__)
-        return getattr(import_module("torchx_kfp.execution.host.submission"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

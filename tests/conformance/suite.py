@@ -31,7 +31,7 @@ from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.record import RunRecord
-from torchx_kfp.host import HostRun, submit
+from torchx_kfp.host import HostRun, connect, submit
 from torchx_kfp.local import RunResult, StageFinished, StageStarted, State, Watch
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -224,7 +224,7 @@ class Suite:
         """Start a run on the host."""
         given = self.arguments(pipeline, arguments, self.base)
         options = {"name": f"suite {name} {uuid.uuid4().hex[:8]}", "cache": False, **options}
-        return submit(pipeline, given, host=self.place.host, tracker_base=self.base, **options)
+        return submit(pipeline, given, host=connect(self.place.host, tracker_base=self.base), **options)
 
     def run(self, pipeline: Pipeline, arguments: Mapping[str, Any], name: str, **options: Any) -> RunResult:
         """Run the pipeline on this machine."""

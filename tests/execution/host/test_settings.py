@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp.errors import HostSettingsError
-from torchx_kfp.host import HostKeywords, connect, submit
+from torchx_kfp.execution.host.settings import SETTINGS as DEFINED
+from torchx_kfp.host import connect, submit
 
 #: Settings, and the variables of kfp.Client for them.
 OF_CLIENT = {
@@ -26,7 +27,8 @@ OF_CLIENT = {
     "other_client_secret": "KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET",
     "experiment": "KF_PIPELINES_DEFAULT_EXPERIMENT_NAME",
 }
-SETTINGS = (*HostKeywords.__annotations__, "experiment", "tracker_base")
+CONNECTION = {name for name, setting in DEFINED.items() if setting.kind != "runs"}
+SETTINGS = (*sorted(CONNECTION), "experiment", "tracker_base")
 SECRETS = ("existing_token", "cookies", "other_client_secret", "proxy")
 
 
@@ -108,15 +110,14 @@ def test_settings_and_their_variables_are_those_of_kfp_client() -> None:
 
     theirs = set(inspect.signature(Client.__init__).parameters) - {"self", "credentials"}
     # kfp.Client has one namespace for both, takes an object for token_file, and knows no trackers.
-    assert theirs == HostKeywords.__annotations__.keys() - {"service_namespace", "token_file"}
+    assert theirs == CONNECTION - {"service_namespace", "token_file"}
     variables = {it for name, it in vars(client).items() if name.endswith("_ENV") or name.startswith("KF_PIPELINES_")}
     assert variables == {*OF_CLIENT.values(), "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"}
 
 
 def test_the_options_of_a_submission_are_described() -> None:
     keywords = inspect.signature(submit).parameters.values()
-    connection = HostKeywords.__annotations__  # described there
-    names = [each.name for each in keywords if each.kind is each.KEYWORD_ONLY and each.name not in connection]
+    names = [each.name for each in keywords if each.kind is each.KEYWORD_ONLY]
     assert [name for name in names if f"\n    {name}: " not in str(inspect.getdoc(submit))] == []
 
 

@@ -7,21 +7,16 @@ import posixpath
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
-from torchx_kfp.common.signatures import keywords_of, with_keywords
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.execution.host.connection import Connection
-from torchx_kfp.execution.host.host_runs import Host as Host
-from torchx_kfp.execution.host.host_runs import RunSummary as RunSummary
-from torchx_kfp.execution.host.recurring import Schedule as Schedule
-from torchx_kfp.execution.host.recurring import Schedules as Schedules
-from torchx_kfp.execution.host.recurring import account_problem
-from torchx_kfp.execution.host.run import HostRun as HostRun
-from torchx_kfp.execution.host.run_filter import RunFilter as RunFilter
+from torchx_kfp.execution.host.host_runs import Host
+from torchx_kfp.execution.host.recurring import Schedule, Schedules, account_problem
+from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, is_of_this_machine, storage_of
-from torchx_kfp.execution.host.timing import Timing as Timing
+from torchx_kfp.execution.host.timing import Timing
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
@@ -31,9 +26,6 @@ from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import LATEST, KnownStage, known_bases, walk
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
-
-if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
-    from typing_extensions import Unpack
 
 #: The mounts of stages whose files stay when the pod ends.
 _LASTING = ("pvcMount",)
@@ -45,26 +37,6 @@ _WAY_OUT = (
 )
 
 
-class HostKeywords(TypedDict, total=False):
-    """The settings of the connection: see ``settings.Settings``. None leaves one to the environment and the file."""
-
-    host: str | None
-    ui_host: str | None
-    namespace: str | None
-    service_namespace: str | None
-    existing_token: str | None
-    token_file: str | None
-    cookies: str | None
-    client_id: str | None
-    other_client_id: str | None
-    other_client_secret: str | None
-    ssl_ca_cert: str | None
-    verify_ssl: bool | None
-    kube_context: str | None
-    proxy: str | None
-
-
-@with_keywords(keywords_of(HostKeywords))
 def submit(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
@@ -78,7 +50,7 @@ def submit(
     cache: bool = True,
     resume: Resumable | None = None,
     from_stages: Sequence[str] = (),
-    **settings: Unpack[HostKeywords],
+    host: Host | str | None = None,
 ) -> HostRun:
     """Start a run on a KFP host.
 
@@ -97,7 +69,7 @@ def submit(
             ``torchx_kfp.local.plan_run``. A text is the id of a run on the host. The new run has its arguments,
             unless ``arguments`` has others.
         from_stages: the stages of that run at which to start anew.
-        settings: the connection, such as ``host="https://kfp.example.com"``: see ``HostKeywords``.
+        host: the host, from ``connect``, or its URL; by default, the one that is set up.
 
     Returns:
         The run, which continues on the host; ``.wait()`` returns its result.
@@ -111,7 +83,7 @@ def submit(
         HostError: there is no host, it does not answer, or it refuses the run.
     """
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
-    host = _connect(settings)
+    host = _host(host)
     if isinstance(resume, str):
         resume = HostRun(host.connection, host.find(resume))
     prepared = _prepare(
@@ -125,7 +97,6 @@ def submit(
     return start_run(host, prepared, submission, warn=_warn)
 
 
-@with_keywords(keywords_of(HostKeywords))
 def schedule(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
@@ -142,7 +113,7 @@ def schedule(
     service_account: str = "",
     pipeline_root: str = "",
     cache: bool = True,
-    **settings: Unpack[HostKeywords],
+    host: Host | str | None = None,
 ) -> Schedule:
     """Make a schedule on a KFP host, which starts runs of a pipeline.
 
@@ -161,7 +132,7 @@ def schedule(
         service_account: the Kubernetes service account of the stages.
         pipeline_root: where KFP stores the artifacts of its runs.
         cache: False to run all stages each time.
-        settings: the connection, as for ``submit``.
+        host: the host: see ``submit``.
 
     Raises:
         PipelineFileError: the file is not a compiled pipeline.
@@ -173,7 +144,7 @@ def schedule(
     """
     timing = Timing(cron, every, start, end, max_runs, catchup)
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
-    host = _connect(settings)
+    host = _host(host)
     prepared = _prepare(pipeline, arguments, workspace=workspace)
     made = start_schedule(host, prepared, timing, submission, warn=_warn)
     if problem := account_problem(made, service_account):
@@ -248,38 +219,39 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=5)  # where the user has called submit or schedule
 
 
-@with_keywords(keywords_of(HostKeywords))
-def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
+def attach(run: str, host: Host | str | None = None) -> HostRun:
     """Return a run on a KFP host.
 
     Args:
         run: its id, at least 4 characters of its beginning, its name in KFP's UI, the URL of its page there, or
             ``latest``.
-        settings: the connection, as for ``submit``.
+        host: the host: see ``submit``.
 
     Raises:
         UnknownRunError: there is no such run.
         HostError: there is no host, or it does not answer.
     """
-    host = _connect(settings)
+    host = _host(host)
     return HostRun(host.connection, host.find(run))
 
 
-@with_keywords(keywords_of(HostKeywords))
-def connect(**settings: Unpack[HostKeywords]) -> Host:
-    """Return a KFP host, whose runs can be listed and found. Nothing is asked yet.
+def connect(host: str | None = None, **settings: str | bool | None) -> Host:
+    """Return a KFP host. Nothing is asked yet.
 
     Args:
-        settings: the connection, as for ``submit``.
+        host: its URL; by default, that of the environment or the settings file.
+        settings: other settings of the connection, such as ``namespace="team"``.
 
     Raises:
-        HostSettingsError: a setting is wrong.
+        HostSettingsError: a setting is unknown or wrong.
     """
-    return _connect(settings)
+    return _host(host, **settings)
 
 
-def _connect(settings: HostKeywords) -> Host:
-    found = read_settings(settings)
+def _host(host: Host | str | None, **settings: str | bool | None) -> Host:
+    if isinstance(host, Host):
+        return host
+    found = read_settings({"host": host, **settings})
     for sentence in found.warnings:
         warnings.warn(sentence, stacklevel=3)  # where the user has called a function of this module
     return Host(Connection(found))
