@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from kfp import compiler, dsl
 
+import torchx_kfp
 from tests.entrypoints.cli import conftest
 from tests.execution.local.components import shell, write
 from tests.execution.report.runs import write_events
@@ -104,6 +107,50 @@ def test_a_report_reads_no_pipeline_elsewhere(good: Path, tmp_path: Path) -> Non
     invoke("report", str(folder), "-o", str(tmp_path / "page.html"))
     pages = [(tmp_path / name).read_text() for name in ("whole.html", "page.html")]
     assert ['id="graph"' in page for page in pages] == [True, False]
+
+
+#: Calls commands for a run, and writes the paths that are opened or listed meanwhile.
+OPENED = """
+import contextlib, json, os, sys
+
+def hear(event, given):
+    if event in ("open", "os.listdir", "os.scandir") and isinstance(given[0], str):
+        opened.add(os.path.abspath(given[0]))
+
+from torchx_kfp.entrypoints.cli import cli
+run, written = sys.argv[1:]
+opened = set()
+sys.addaudithook(hear)
+for command in ("report", "show", "logs", "watch", "runs"):
+    with contextlib.suppress(SystemExit):
+        cli([command, *(["--output-dir", os.path.dirname(run)] if command == "runs" else [run])])
+with open(written, "w") as file:
+    json.dump(sorted(opened - {written}), file)
+"""
+
+
+def test_nothing_elsewhere_is_read(good: Path, tmp_path: Path) -> None:
+    """All paths in the records of the run exist elsewhere, with what belongs to a run."""
+    folder, private = (shutil.copytree(good, tmp_path / place / good.name) for place in ("theirs", "private"))
+    (private / "notes.md").write_text(SECRET)
+    notes = {"name": "n", "type": "system.Markdown", "version": "", "uri": str(private / "notes.md"), "metadata": {}}
+    request = json.loads((folder / "run.json").read_text())
+    request["options"] |= dict.fromkeys(("directory", "kfp_workspace", "python_path", "project"), str(private))
+    (folder / "run.json").write_text(json.dumps(request))
+    events = (folder / "events.jsonl").read_text()
+    assert f'"log_file": "{good}/' in events
+    events = events.replace(str(good), str(private))
+    (folder / "events.jsonl").write_text(
+        events.replace('"artifacts": {}', f'"artifacts": {{"notes": {json.dumps(notes)}}}')
+    )
+    (tmp_path / "here").mkdir()
+    words = [sys.executable, "-c", OPENED, str(folder), str(tmp_path / "opened")]
+    done = subprocess.run(words, cwd=tmp_path / "here", capture_output=True, text=True, timeout=120, check=True)
+    opened = {Path(path) for path in json.loads((tmp_path / "opened").read_text())}
+    assert folder / "report.html" in opened, done.stderr
+    python = Path(torchx_kfp.__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix)
+    fine = (folder.parent, tmp_path / "here", *python, *map(Path, ("/dev", "/proc", "/usr/share/zoneinfo")))
+    assert not [path for path in opened if not any(path.is_relative_to(each) for each in fine)]
 
 
 @pytest.mark.timeout(120)
