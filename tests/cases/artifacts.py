@@ -8,11 +8,6 @@ from tests.cases import case
 from tests.cases.parts import component, echo, make, read
 
 
-@case(artifacts={"Output": "abc"})
-def as_output() -> dsl.Dataset:
-    return make(text="abc").outputs["out"]
-
-
 @component
 def train(data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], metrics: dsl.Output[dsl.Metrics]) -> float:
     model.metadata["framework"] = "none"

@@ -5,18 +5,7 @@ from typing import List
 from kfp import dsl
 
 from tests.cases import case
-from tests.cases.parts import add, component, double, echo, fail, join, make, read, total, write
-
-
-@case(
-    stages={"write-2": {"out": "yes"}, "write-3": "skipped"},
-)
-def on_an_output_of_a_container():
-    made = write(text="a")
-    with dsl.If(made.outputs["out"] == "a"):
-        write(text="yes")
-    with dsl.Else():
-        write(text="no")
+from tests.cases.parts import add, component, double, echo, join, make, read, total
 
 
 @component
@@ -38,13 +27,6 @@ def operators(n: int = 3, text: str = "b"):
     for number, condition in enumerate(conditions, 1):
         with dsl.If(condition):
             echo(text=str(number))
-
-
-@case(stages={"echo": "skipped", "echo-2": "skipped", "echo-3": "skipped"})
-def false_operators(n: int = 3, text: str = "b"):
-    for condition in (measure().output < 0.25, n > 3, text == "c"):
-        with dsl.If(condition):
-            echo(text="no")
 
 
 @case(
@@ -144,44 +126,12 @@ def collected_from_branches() -> int:
     return total(numbers=dsl.Collected(kept.output)).output
 
 
-@case(stages={"double[0]": {"Output": 2}, "double[1]": {"Output": 4}, "echo": "skipped"})
-def around_a_loop(x: int = 1):
-    with dsl.If(x == 1), dsl.ParallelFor([1, 2]) as item:
-        double(x=item)
-    with dsl.Else(), dsl.ParallelFor(["a", "b"]) as text:
-        echo(text=text)
-
-
 @case(stages={"echo": "skipped", "echo-2": "skipped", "double": {"Output": 2}})
 def what_reads_a_skipped_stage_is_skipped(x: int = 1):
     with dsl.If(x == 2):
         said = echo(text="never")
         echo(text=said.output)
     double(x=x)
-
-
-@case(stages={"fail": "skipped", "echo": {"Output": "after"}})
-def a_failing_branch_that_is_not_taken(x: int = 1):
-    with dsl.If(x == 2):
-        fail(message="never")
-    echo(text="after")
-
-
-@component
-def sides() -> List[str]:
-    return ["heads", "tails", "heads"]
-
-
-@case(
-    stages={"echo[0]": {"Output": "heads"}, "echo[1]": "skipped", "echo[2]": {"Output": "heads"}},
-    outputs={"Output": "a+b"},
-)
-def on_an_item_of_an_output() -> str:
-    with dsl.ParallelFor(sides().output) as side, dsl.If(side == "heads"):
-        echo(text=side)
-    with dsl.ParallelFor(["a", "b"]) as word:
-        said = echo(text=word)
-    return join(words=dsl.Collected(said.output)).output
 
 
 @case(refused="compares values of different types")

@@ -7,14 +7,7 @@ from typing import Optional
 from kfp import dsl
 
 from tests.cases import case
-from tests.cases.parts import echo, shell, write
-
-
-@case(outputs={"Output": "HI"})
-def with_python_components() -> str:
-    made = shell(script='printf hi | tr a-z A-Z > "$0"')
-    return echo(text=made.outputs["out"]).output
-
+from tests.cases.parts import write
 
 ARGUMENTS = 'out=$1; shift; printf "[%s]" "$@" > "$out"'
 
@@ -45,16 +38,6 @@ def if_present(out: dsl.OutputPath(str), name: Optional[str] = None):
 def present_or_not() -> str:
     if_present(name="x")
     return if_present().outputs["out"]
-
-
-@dsl.container_component
-def list_and_dict(items: list, mapping: dict, out: dsl.OutputPath(str)):
-    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", ARGUMENTS, "sh", out, items, mapping])
-
-
-@case(outputs={"Output": '[["a",1,true]][{"a":{},"b":1.5}]'})
-def lists_and_dicts() -> str:
-    return list_and_dict(items=["a", 1, True], mapping={"b": 1.5, "a": {}}).outputs["out"]
 
 
 @dsl.container_component

@@ -3,30 +3,13 @@
 from kfp import dsl
 
 from tests.cases import case
-from tests.cases.parts import component, shell
+from tests.cases.parts import component
 from tests.cases.quick import echo, fail
 
 
 @component
 def say(text: str = "no text") -> str:
     return text
-
-
-@component
-def crash(message: str):
-    raise RuntimeError(message)
-
-
-@case(stages={"say": {"Output": "exit"}, "say-2": {"Output": "body"}})
-def of_python_components():
-    with dsl.ExitHandler(say(text="exit")):
-        say(text="body")
-
-
-@case(state="failed", stages={"say": {"Output": "exit"}, "crash": "failed"})
-def of_python_components_that_fail():
-    with dsl.ExitHandler(say(text="exit")):
-        crash(message="body")
 
 
 @component
@@ -148,25 +131,11 @@ def ignored_failure_that_did_not_happen():
 
 @case(
     state="failed",
-    stages={"fail": "failed", "say": {"Output": ""}},
-)
-def ignored_failure():
-    say(text=fail(message="upstream").output).ignore_upstream_failure()
-
-
-@case(
-    state="failed",
     stages={"fail": "failed", "say-status": {"Output": "x FAILED fail False"}},
 )
 def status_of_a_stage():
     failed = fail(message="upstream")
     say_status(text="x").after(failed).ignore_upstream_failure()
-
-
-@case(stages={"shell": {"out": "exit"}, "shell-2": {"out": "body"}})
-def containers():
-    with dsl.ExitHandler(shell(script='printf exit > "$0"').set_display_name("the exit")):
-        shell(script='printf body > "$0"')
 
 
 @case(since=(2, 17), stages={"echo": {"out": "exit"}, "echo-3": {"out": "after"}})

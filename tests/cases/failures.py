@@ -1,11 +1,9 @@
 """Stages that fail, and the effect on later stages, loops and branches; and retries."""
 
-from typing import List
-
 from kfp import dsl
 
 from tests.cases import case
-from tests.cases.parts import component, double, echo, fail, join, shell, shell_after, total
+from tests.cases.parts import component, double, echo, fail, shell, total
 
 
 @case(state="failed", stages={"fail": "failed", "echo": "not run", "echo-2": "not run", "double": {"Output": 2}})
@@ -73,12 +71,6 @@ def retries() -> str:
     return fail_once(path="was_here").set_retry(num_retries=2, backoff_duration="0s").output
 
 
-@case(expected=RETRIED, state="failed", stages={"fail": "failed", "echo": {"Output": "other"}})
-def retries_in_vain():
-    fail(message="always").set_retry(num_retries=1, backoff_duration="0s")
-    echo(text="other")
-
-
 @dsl.pipeline
 def inner() -> str:
     return echo(text=fail_once(path="was_there").output).output
@@ -89,12 +81,6 @@ def retries_of_a_pipeline() -> str:
     return inner().set_retry(num_retries=1, backoff_duration="0s").output
 
 
-@case(outputs={"Output": "ok"}, stages={"shell-after": {"out": "ok"}})
-def exit_codes_and_output() -> str:
-    first = shell(script='echo noise; echo more >&2; printf ok > "$0"')
-    return shell_after(script='printf %s "$1" > "$0"', text=first.outputs["out"]).outputs["out"]
-
-
 @case(
     state="failed",
     stages={"shell": "failed", "shell-2": {"out": "x"}},
@@ -103,10 +89,3 @@ def exit_codes_and_output() -> str:
 def signals():
     shell(script="kill -9 $$")
     shell(script='printf x > "$0"')
-
-
-@case(state="failed", stages={"fail[0]": "failed", "fail[1]": "failed", "join": "not run"})
-def every_iteration(words: List[str] = ["a", "b"]):
-    with dsl.ParallelFor(words) as word:
-        said = fail(message=word)
-    join(words=dsl.Collected(said.output))

@@ -22,14 +22,6 @@ def a_file() -> str:
     return read(data=dsl.importer(artifact_uri=str(HERE), artifact_class=dsl.Dataset).output).output
 
 
-@case(missing="a bucket of Google's", outputs={"Output": "gs://bucket/data [('source', 'web')] Dataset"})
-def a_url_with_metadata() -> str:
-    imported = dsl.importer(
-        artifact_uri="gs://bucket/data", artifact_class=dsl.Dataset, reimport=True, metadata={"source": "web"}
-    )
-    return describe(data=imported.output).output
-
-
 @case(
     missing="credentials for a bucket",
     arguments={"uri": "s3://bucket/x", "rows": 3},

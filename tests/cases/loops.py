@@ -20,13 +20,6 @@ from tests.cases.parts import (
 )
 
 
-@case(arguments={"words": ["a", "b"]}, outputs={"Output": "a+b"})
-def over_a_parameter(words: List[str]) -> str:
-    with dsl.ParallelFor(words) as word:
-        said = echo(text=word)
-    return join(words=dsl.Collected(said.output)).output
-
-
 @component
 def numbers(count: int) -> List[int]:
     return list(range(count))
@@ -67,24 +60,6 @@ def over_fields_in_containers():
 def over_fields_in_text():
     with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "b", "n": 2}]) as item:
         write(text=f"{item.label} {item.n}")
-
-
-@case(stages={"echo[0]": {"Output": "a"}, "echo-2[0]": {"Output": "x"}, "echo[1]": {"Output": "b"}})
-def over_fields():
-    with dsl.ParallelFor([{"label": "a", "kind": "x"}, {"label": "b", "kind": "y"}]) as item:
-        echo(text=item.label)
-        echo(text=item.kind)
-
-
-@case(
-    arguments={"items": [{"a": 1, "b": 2}]},
-    outputs={"Output": 3},
-    stages={"add[0]": {"Output": 3}},
-)
-def over_fields_of_a_parameter(items: List[Dict[str, int]]) -> int:
-    with dsl.ParallelFor(items) as item:
-        sum_ = add(a=item.a, b=item.b)
-    return total(numbers=dsl.Collected(sum_.output)).output
 
 
 @component
@@ -205,34 +180,11 @@ def lists_as_outputs() -> ListsAsOutputs:
     return ListsAsOutputs(dsl.Collected(said.output), dsl.Collected(made.outputs["out"]))
 
 
-@case(
-    outputs={"Output": "ab+b"},
-    stages={"echo[0]": {"Output": "ab"}, "echo-2[0]": {"Output": "ab"}, "echo-2[1]": {"Output": "b"}},
-)
-def chain_in_a_loop() -> str:
-    with dsl.ParallelFor(["ab", "b"]) as text:
-        first = echo(text=text)
-        second = echo(text=first.output)
-    return join(words=dsl.Collected(second.output)).output
-
-
 @case(stages={"echo": {"Output": "after"}, "double[1]": {"Output": 4}})
 def behind_a_loop():
     with dsl.ParallelFor([1, 2]) as x:
         doubled = double(x=x)
     echo(text="after").after(doubled)
-
-
-@case(outputs={"Output": "10"})
-def many_items() -> str:
-    with dsl.ParallelFor(list("0123456789")) as item:
-        made = write(text=item)
-    return count(texts=dsl.Collected(made.outputs["out"])).output
-
-
-@component
-def count(texts: List[str]) -> str:
-    return str(len(texts))
 
 
 @case(

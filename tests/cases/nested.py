@@ -9,39 +9,9 @@ from tests.cases import case
 from tests.cases.parts import add, component, double, echo, fail, join, make, read, total
 
 
-class Pair(NamedTuple):
-    sum: int
-    text: str
-
-
 @dsl.pipeline
 def inner(x: int, y: int = 10) -> int:
     return add(a=double(x=x).output, b=y).output
-
-
-@dsl.pipeline
-def middle(x: int) -> Pair:
-    first = inner(x=x)
-    second = inner(x=first.output, y=1)
-    return Pair(second.output, echo(text="done").output)
-
-
-@case(arguments={"x": 2}, outputs={"Output": 14}, stages={"inner/double": {"Output": 4}, "inner/add": {"Output": 14}})
-def one(x: int) -> int:
-    return inner(x=x).output
-
-
-@case(
-    outputs={"Output": "25 done"},
-    stages={
-        "middle/inner/add": {"Output": 12},
-        "middle/inner-2/add": {"Output": 25},
-        "middle/echo": {"Output": "done"},
-    },
-)
-def in_each_other() -> str:
-    made = middle(x=1)
-    return echo(text=f"{made.outputs['sum']} {made.outputs['text']}").output
 
 
 @dsl.pipeline
@@ -156,18 +126,6 @@ def fails_inside() -> str:
 def failure_inside():
     echo(text=fails_inside().output)
     double(x=1)
-
-
-@case(outputs={"Output": ["aa", "ab", "ba", "bb"]})
-def nested_collected_as_output() -> List[str]:
-    with dsl.ParallelFor(["a", "b"]) as x, dsl.ParallelFor(["a", "b"]) as y:
-        said = echo(text=two(x=x, y=y).output)
-    return dsl.Collected(said.output)
-
-
-@component
-def two(x: str, y: str) -> str:
-    return x + y
 
 
 @case(outputs={"Output": "done"}, stages={"inner/add": {"Output": 12}})

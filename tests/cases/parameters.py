@@ -2,20 +2,8 @@
 
 from typing import Dict, List, NamedTuple, Optional
 
-from kfp import dsl
-
 from tests.cases import case
-from tests.cases.parts import add, component, double, echo, write
-
-
-@case(arguments={"message": "hi"}, outputs={"Output": "hi"}, stages={"echo": {"Output": "hi"}})
-def one_step(message: str) -> str:
-    return echo(text=message).output
-
-
-@case(outputs={"Output": 12}, stages={"double": {"Output": 6}, "double-2": {"Output": 12}})
-def two_steps(x: int = 3) -> int:
-    return double(x=double(x=x).output).output
+from tests.cases.parts import add, component, echo, write
 
 
 @component
@@ -25,27 +13,10 @@ def every_type(s: str, i: int, d: float, b: bool, li: list, st: dict) -> NamedTu
     return (s, i, d, b, li, st)
 
 
-@case(
-    arguments={"s": "é'\"\\{{x}}", "i": -7, "d": 1e-05, "b": False, "li": [1, "a", None], "st": {"b": [1], "a": {}}},
-    stages={
-        "every-type": {
-            "s": "é'\"\\{{x}}",
-            "i": -7,
-            "d": 1e-05,
-            "b": False,
-            "li": [1, "a", None],
-            "st": {"b": [1], "a": {}},
-        },
-        "every-type-2": {
-            "s": "é'\"\\{{x}}",
-            "i": -7,
-            "d": 1e-05,
-            "b": False,
-            "li": [1, "a", None],
-            "st": {"b": [1], "a": {}},
-        },
-    },
-)
+VALUES = {"s": "é'\"\\{{x}}", "i": -7, "d": 1e-05, "b": False, "li": [1, "a", None], "st": {"b": [1], "a": {}}}
+
+
+@case(arguments=VALUES, stages={"every-type": VALUES, "every-type-2": VALUES})
 def types_through_python(s: str, i: int, d: float, b: bool, li: list, st: dict):
     first = every_type(s=s, i=i, d=d, b=b, li=li, st=st)
     every_type(**{name: first.outputs[name] for name in ("s", "i", "d", "b", "li", "st")})
@@ -118,25 +89,6 @@ def channels_in_lists_and_dicts(x: str) -> str:
 )
 def types_in_commands(i: int, d: float, b: bool, li: list, st: dict) -> str:
     return write(text=f"{i} {d} {b} {li} {st}").outputs["out"]
-
-
-@component
-def outputs_of_files(text: dsl.OutputPath(str), number: dsl.OutputPath(int), items: dsl.OutputPath(List[int])):
-    for path, value in ((text, "a\nb\n"), (number, "42"), (items, "[1, 2]")):
-        with open(path, "w") as file:
-            file.write(value)
-
-
-class OutputPaths(NamedTuple):
-    text: str
-    number: int
-    items: List[int]
-
-
-@case(outputs={"text": "a\nb\n", "number": 43, "items": [1, 2]}, stages={"outputs-of-files": {"number": 42}})
-def output_paths() -> OutputPaths:
-    made = outputs_of_files()
-    return OutputPaths(made.outputs["text"], add(a=made.outputs["number"], b=1).output, made.outputs["items"])
 
 
 @case(outputs={"Output": "x" * 100_000})

@@ -67,9 +67,3 @@ def write(text: str, out: dsl.OutputPath(str)):
 def shell(script: str, out: dsl.OutputPath(str)):
     """Runs a script whose ``$0`` is the output's file."""
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, out])
-
-
-@dsl.container_component
-def shell_after(script: str, text: str, out: dsl.OutputPath(str)):
-    """Runs a script whose ``$0`` is the output's file and ``$1`` a text."""
-    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, out, text])

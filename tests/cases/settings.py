@@ -3,19 +3,7 @@
 from kfp import dsl, kubernetes
 
 from tests.cases import case
-from tests.cases.parts import component, echo, shell, write
-
-
-@case(missing="a node with a label", outputs={"Output": "x"})
-def settings_without_effect() -> str:
-    said = echo(text="x")
-    kubernetes.add_node_selector(said, "disk", "ssd")
-    kubernetes.add_toleration(said, key="gpu", operator="Exists", effect="NoSchedule")
-    kubernetes.add_pod_label(said, "team", "a")
-    kubernetes.add_pod_annotation(said, "note", "b")
-    kubernetes.set_image_pull_policy(said, "Always")
-    kubernetes.set_timeout(said, 60)
-    return said.output
+from tests.cases.parts import component, shell, write
 
 
 @case(outputs={"Output": "set"})
