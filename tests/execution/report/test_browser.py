@@ -2,7 +2,6 @@
 
 # Annotations are not postponed: kfp reads them as types.
 
-import html
 import json
 import math
 import time
@@ -18,7 +17,7 @@ from selenium.webdriver.common.by import By
 from tests.execution.report.artifacts import HARM, HARMFUL_MARKDOWN, HTML, MARKDOWN, MATRIX, ROC, artifact, finished
 from tests.execution.report.runs import EVIL, many_stages, play, tracked
 from tests.execution.report.runs import report as write
-from tests.searches import ACT, LAYERS, LR, PARAMETERS, loss, play_search
+from tests.searches import PARAMETERS, loss, play_search
 from torchx_kfp.local import State
 
 pytestmark = pytest.mark.browser
@@ -280,27 +279,6 @@ def test_a_search_in_a_browser(tmp_path: Path, visit: Visit) -> None:
     others.send_keys(Keys.ENTER)
     shown = section.find_elements(By.CSS_SELECTOR, "figure:first-child .plot")
     assert [it.is_displayed() for it in shown] == [True] * 5
-
-
-def test_500_trials_of_20_parameters(tmp_path: Path, visit: Visit) -> None:
-    folder = tmp_path / "runs" / "run-1"
-    kinds = (LR, LAYERS, ACT, {"type": "float", "bounds": [0, 1], "log": False})
-    play_search(
-        folder,
-        rounds=5,
-        each=100,
-        parameters={f"parameter_{number}": kinds[number % 4] for number in range(20)},
-        results=lambda values: {"loss": values["parameter_0"]},
-        failing=range(0, 500, 50),
-    )
-    started = time.process_time()
-    page = write(folder)
-    assert time.process_time() - started < 10
-    assert page.stat().st_size < 2_000_000
-    for width in (400, 1280):
-        browser = visit(page, width)
-        assert browser.execute_script(FITS)
-    assert html.unescape(browser.find_element(By.CSS_SELECTOR, ".search .facts, .search .card").text).count("500") == 1
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from kfp import compiler, dsl
 
 from tests.execution.local.components import shell, shell_out, write
 from tests.execution.local.resuming import Runs, everything
-from tests.execution.report.runs import Page, many_stages, numbers, play, shown, tracked
+from tests.execution.report.runs import Page, numbers, play, shown, tracked
 from torchx_kfp.local import State
 
 #: The area of a plot inside of its labels.
@@ -95,14 +95,6 @@ def test_the_graph_of_a_resumed_run_has_what_it_has_kept(tmp_path: Path) -> None
     assert {*kept, ("items", "")} <= edges(drawn), "also to the box around what follows"
 
 
-def test_a_graph_of_500_tasks_fits_a_page(tmp_path: Path) -> None:
-    many_stages(500, tmp_path / "pipeline.yaml")
-    play(tmp_path, ["stage-0"])
-    page = graph(tmp_path)
-    [drawn] = page.of("svg.graph")
-    assert (len(page.of("a.node")), float(drawn.get("width", "")) < 1200) == (500, True)
-
-
 Values = Callable[[int], dict[str, Any]]
 
 
@@ -114,39 +106,10 @@ def plots(folder: Path, count: int, result: Values, inputs: Values) -> tuple[Pag
     return page, page.of("figure", section)
 
 
-def dots(page: Page, plot: Element) -> list[tuple[float, float]]:
-    return [place for it in page.of("path.dot", plot) for place in places(it)]
-
-
 def ticks(page: Page, plot: Element, anchor: str = "middle") -> list[tuple[float, str]]:
     """Return the places and labels of the horizontal axis, or of the vertical one: their anchor is ``end``."""
     found = [it for it in page.of("text.tick", plot) if it.get("text-anchor") == anchor]
     return [(*numbers(it, "x" if anchor == "middle" else "y"), shown(it)) for it in found]
-
-
-def test_points_are_inside_of_a_plot_whatever_the_numbers_are(tmp_path: Path) -> None:
-    chance = Random(7)
-    loops = [[(any_number(chance), any_number(chance)) for _ in range(chance.randint(2, 40))] for _ in range(60)]
-    numbered = [(loop, place) for loop, values in enumerate(loops) for place in range(len(values))]
-    play(
-        tmp_path,
-        [f"t{loop}[{place}]" for loop, place in numbered],
-        result=lambda n: {"y": loops[numbered[n][0]][numbered[n][1]][1]},
-        inputs=lambda n: {"x": loops[numbered[n][0]][numbered[n][1]][0]},
-    )
-    page = Page.of_run(tmp_path)
-    figures = page.of("figure", page.of("#figures")[0])
-    assert len(figures) > 50
-    for figure in figures:
-        [loop] = re.findall(r"of t(\d+)", shown(page.of("figcaption", figure)[0]))
-        for plot in page.of("div.plot", figure):
-            drawn = dots(page, plot)
-            assert len(drawn) == sum(math.isfinite(y) for _, y in loops[int(loop)])
-            assert all(is_inside(*place) for place in drawn)
-            for anchor in ("middle", "end"):
-                found = ticks(page, plot, anchor)
-                assert len(found) <= 12
-                assert all(math.isfinite(where) for where, _ in found)
 
 
 def test_results_are_drawn_over_what_the_loop_sweeps(tmp_path: Path) -> None:
