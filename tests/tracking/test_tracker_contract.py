@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -191,21 +192,17 @@ def test_results_of_a_run_are_yielded_one_by_one(tracker: FsspecResultTracker) -
     items.close()  # the threads of the generator would otherwise wait for its reader
 
 
-def test_a_damaged_result_among_many_is_named_or_left_out(tracker: FsspecResultTracker, base: str) -> None:
+def test_a_damaged_result_among_many_is_left_out_and_named_once(
+    tracker: FsspecResultTracker, base: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker.put("run/1", x=1)
     tracker.put("run/3", x=3)
     store(base, "run/2", b"{")
-    with pytest.raises(CorruptResultError, match=says("run/2", "JSON", "Remove")):
-        tracker.get_many(["run/1", "run/2", "run/3"])
-    with pytest.raises(CorruptResultError, match=says("run/2", "JSON", "Remove")):
-        list(tracker.items())
-    errors: list[CorruptResultError] = []
-    assert tracker.get_many(["run/1", "run/2", "run/3"], corrupt=errors.append) == {
-        "run/1": {"x": 1},
-        "run/3": {"x": 3},
-    }
-    assert dict(tracker.items("run", corrupt=errors.append)) == {"run/1": {"x": 1}, "run/3": {"x": 3}}
-    assert [type(error) for error in errors] == [CorruptResultError] * 2
+    found = tracker.get_many(["run/1", "run/2", "run/3"])
+    assert found == dict(tracker.items()) == {"run/1": {"x": 1}, "run/3": {"x": 3}}
+    [problem] = found.problems
+    assert re.search(says("run/2", "JSON", "Remove"), str(problem))
+    assert caplog.messages == [f"Left out: {problem}"]
 
 
 def test_a_frame_has_a_row_for_each_run(tracker: FsspecResultTracker) -> None:

@@ -153,7 +153,7 @@ def tell_all(before: Search, ended: Sequence[str], recorder: Recorder) -> tuple[
     recorded = recorder.get_many(ended)
     told, reasons = [asdict(trial) for trial in before.trials], []
     for index, (trial, parameters) in enumerate(zip(ended, before.asked, strict=True)):
-        result, reason = tell(before.definition, recorded[trial])
+        result, reason = tell(before.definition, recorded.get(trial, {}))
         told.append({"round": before.round, "index": index, "run_id": trial, "parameters": parameters, **result})
         if reason:
             reasons.append(f"{trial}: {reason}")

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.extras import install_line
@@ -16,6 +16,7 @@ from torchx_kfp.common.text import SuggestingDict, listed, shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
+from torchx_kfp.tracking.entries import warn_once
 from torchx_kfp.tracking.records import read_record, replays_among
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
 from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text, pipeline_run
@@ -60,6 +61,18 @@ class ResultTracker(abc.ABC):
         """Return the results recorded under the key, or ``{}`` if there are none."""
 
 
+class Results(dict[str, dict[str, Result]]):
+    """The results of several keys.
+
+    Attributes:
+        problems: the errors for files that are not JSON objects, and are left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problems: list[CorruptResultError] = []
+
+
 class FsspecResultTracker(ResultTracker):
     """Stores the results of each key as one JSON object in the file ``<tracker base>/<key>``.
 
@@ -77,8 +90,8 @@ class FsspecResultTracker(ResultTracker):
 
     Raises:
         TrackerError: the base cannot be used. All methods raise it if the store fails, those that take a key a
-            KeyRefusedError if it would leave the tracker base or the store cannot hold it, and those that read a
-            CorruptResultError if a file is malformed.
+            KeyRefusedError if it would leave the tracker base or the store cannot hold it, and ``get`` a
+            CorruptResultError if the file is malformed.
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
@@ -112,8 +125,10 @@ class FsspecResultTracker(ResultTracker):
 
         A name that the results do not have is an ``UnknownNameError``, which is a KeyError.
         """
-        text = key_text(key)
-        return self.get_many([text])[text]
+        [(_, found)] = self._read([key_text(key)])
+        if isinstance(found, CorruptResultError):
+            raise found
+        return found
 
     def update(self, key: Key, /, **results: Result) -> None:
         """Record these results under the key. Earlier results with other names stay, even those of other programs.
@@ -134,37 +149,37 @@ class FsspecResultTracker(ResultTracker):
             old = {}
         self._store.write(text, encode_results({**old, **new}))
 
-    def get_many(
-        self, keys: Iterable[Key], *, corrupt: Callable[[CorruptResultError], object] | None = None
-    ) -> dict[str, dict[str, Result]]:
+    def get_many(self, keys: Iterable[Key]) -> Results:
         """Return the results of each key, in the order of the keys. Keys without results have ``{}``.
 
-        Many are fetched at once. From an object store, this takes a tenth of the time or less.
-
-        Args:
-            keys: the keys.
-            corrupt: called with the error, instead of raising it, for each file that is not a JSON object. The key is
-                then left out.
+        Many are fetched at once. From an object store, this takes a tenth of the time or less. Files that are not JSON
+        objects are left out, with a warning in the log, and are in ``problems`` of what is returned.
         """
         if isinstance(keys, (str, bytes)):
             raise KeyRefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. For one key, use get.")
-        texts = dict.fromkeys(map(key_text, keys))
-        return dict(self._fetch(texts, corrupt))
+        results = Results()
+        for key, found in self._read(list(dict.fromkeys(map(key_text, keys)))):
+            if isinstance(found, CorruptResultError):
+                results.problems.append(found)
+                warn_once(found)
+            else:
+                results[key] = found
+        return results
 
-    def items(
-        self, prefix: Key | None = None, *, corrupt: Callable[[CorruptResultError], object] | None = None
-    ) -> Iterator[tuple[str, dict[str, Result]]]:
+    def items(self, prefix: Key | None = None) -> Iterator[tuple[str, dict[str, Result]]]:
         """Yield each key that has results, with its results, in the order of the keys.
 
         Many are fetched at once, a little ahead of the caller, so memory does not grow with their number. Keys that are
-        removed meanwhile are left out.
+        removed meanwhile are left out, and so are files that are not JSON objects, with a warning in the log.
 
         Args:
             prefix: only this key and those below it, such as ``<pipeline run>``.
-            corrupt: called with the error, instead of raising it, for each file that is not a JSON object. The key is
-                then left out.
         """
-        return ((key, results) for key, results in self._fetch(self.keys(prefix), corrupt) if results)
+        for key, found in self._read(self.keys(prefix)):
+            if isinstance(found, CorruptResultError):
+                warn_once(found)
+            elif found:
+                yield key, found
 
     def to_frame(self, prefix: Key | None = None, *, replays: bool = False) -> pandas.DataFrame:
         """Return results as a pandas DataFrame with a row for each key and a column for each name.
@@ -205,20 +220,16 @@ class FsspecResultTracker(ResultTracker):
         """Return the path or URL of the key's file, for messages."""
         return self._store.location(key_text(key))
 
-    def _fetch(
-        self, keys: Iterable[str], corrupt: Callable[[CorruptResultError], object] | None
-    ) -> Iterator[tuple[str, dict[str, Result]]]:
-        keys = list(keys)
+    def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Result] | CorruptResultError]]:
         for key, content in zip(keys, self._store.read_records(keys), strict=True):
+            if isinstance(content, CorruptResultError):
+                yield key, content
+                continue
             try:
-                if isinstance(content, CorruptResultError):
-                    raise content
                 results = {} if content is None else decode_results(content, self._store.location(key))
                 yield key, SuggestingDict(results, f"The run {key!r}", "result")
             except CorruptResultError as error:
-                if corrupt is None:
-                    raise
-                corrupt(error)
+                yield key, error
 
     def __repr__(self) -> str:
         return f"FsspecResultTracker({self.tracker_base!r})"
@@ -240,7 +251,7 @@ class Prefetch:
         if self._found is None:
             self._found = {}
             with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
-                self._found = self._tracker.get_many(self._run_ids, corrupt=lambda error: None)
+                self._found = self._tracker.get_many(self._run_ids)
         return self._found.pop(run_id, None)
 
 

@@ -17,7 +17,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.entrypoints.cli.recorded import earlier_attempts, read
+from torchx_kfp.entrypoints.cli.recorded import earlier_attempts
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -68,7 +68,7 @@ def show_lineage(located: Recorded, *, as_json: bool) -> None:
             "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
     # Other sources than runs have no results, and their names need not be keys.
-    results = read(recorder, sorted({*recorder.keys()} & {*runs_of(lineage)}))
+    results = recorder.get_many(sorted({*recorder.keys()} & {*runs_of(lineage)}))
     # A tree shows only the starts of the requested runs.
     runs = list(filter(is_key, runs_of(lineage) if as_json else lineage.run_ids))
     records = recorder.records([*runs, *map(pipeline_run, runs)], "started", "code")

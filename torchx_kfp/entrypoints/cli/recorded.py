@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.common.text import LISTED, UUID, counted, did_you_mean_path, listed, most_similar, nearest, printable
+from torchx_kfp.common.text import UUID, did_you_mean_path, listed, most_similar, nearest, printable
 from torchx_kfp.contract.protocol import superseded
-from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
+from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
-    CorruptResultError,
     KeyRefusedError,
     MissingResultsError,
     TorchxKfpError,
@@ -25,7 +24,6 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.record import RunRecord
-    from torchx_kfp.tracking import Result
     from torchx_kfp.tracking.recorder import Recorder
 
 
@@ -57,17 +55,6 @@ def parts(key: str) -> dict[str, str]:
 
     found = run_id_parts(key)
     return dict(zip(("run", "stage", "execution"), found, strict=True)) if found else {}
-
-
-def read(recorder: Recorder, keys: Iterable[str]) -> dict[str, dict[str, Result]]:
-    """Return the results of the keys. Files without results are named on stderr and left out."""
-    corrupt: list[CorruptResultError] = []
-    found = recorder.get_many(keys, corrupt=corrupt.append)
-    for error in corrupt[:LISTED]:
-        say_left_out(error)
-    if len(corrupt) > LISTED:
-        print_message(f"Also left out: {counted(len(corrupt) - LISTED, 'more file')} without results.")
-    return found
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ class ResultReader:
                 run_ids = find_run_ids(recorder, names)
                 results: Mapping[str, Mapping[str, Any]] = {run_id: {} for run_id in run_ids.values()}
                 if not self._run_ids_only:
-                    results = recorder.get_many(run_ids.values(), corrupt=lambda error: problems.append(str(error)))
+                    results = read = recorder.get_many(run_ids.values())
+                    problems.extend(map(str, read.problems))
                 found.append({name: (run_id, results[run_id]) for name, run_id in run_ids.items() if run_id in results})
             except TorchxKfpError as error:
                 problems.append(str(error))

@@ -353,9 +353,9 @@ class HostRun(ReadableRun):
                 continue
             with contextlib.suppress(TrackerError):
                 run_ids = [end.run_id for end in found.values() if end.run_id and end.tracker_base == base]
-                results = Recorder.open(base).get_many(run_ids, corrupt=lambda error: None)
+                results = Recorder.open(base).get_many(run_ids)
                 for name, end in found.items():
-                    if end.results is None and end.run_id in results:
+                    if end.results is None and end.run_id and end.run_id in results:
                         found[name] = dataclasses.replace(end, results=results[end.run_id])
         return found
 

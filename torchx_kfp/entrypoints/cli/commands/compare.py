@@ -23,7 +23,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
-from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, read, titled
+from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, titled
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.recorder import History, Search
@@ -168,7 +168,7 @@ def _recorded_rows(located: Sequence[Recorded], chosen: Sequence[Chosen]) -> lis
     for base, recorder in {it.base: it.recorder for it in located}.items():
         of_base = (found for found, it in zip(keys, located, strict=True) if it.base == base)
         wanted = list(dict.fromkeys(key for found in of_base for key in found))
-        results.update(read(recorder, wanted))
+        results.update(recorder.get_many(wanted))
         records = recorder.records(wanted, "metadata", "steps", "search")
         metadata.update({key: records[key].metadata for key in wanted})
         history.update({key: records[key].steps for key in wanted})

@@ -33,7 +33,6 @@ from torchx_kfp.entrypoints.cli.recorded import (
     nothing,
     open_recorder,
     parts,
-    read,
     titled,
 )
 from torchx_kfp.errors import ArgumentError, MissingResultsError, TorchxKfpError
@@ -137,7 +136,7 @@ def results_command(
             _list_runs(chosen.keys)
             return
     keys, named = list(chosen.keys), located.stages if located else {}
-    found: Results = read(recorder, _of_stages(_in_order(keys, named), stages))
+    found: Results = recorder.get_many(_of_stages(_in_order(keys, named), stages))
     found = _matching(found, list(map(_Comparison.parse, comparisons)), recorder)
     for sort in reversed(sorts if found else ()):
         found = _sorted(found, sort)

@@ -20,7 +20,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
-from torchx_kfp.entrypoints.cli.recorded import read, titled
+from torchx_kfp.entrypoints.cli.recorded import titled
 from torchx_kfp.errors import MissingResultsError, UnknownRunError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     record, whole = records[run_id], records[whole_id]
     found = {
         "run_id": run_id,
-        "results": read(recorder, [run_id]).get(run_id, {}),
+        "results": recorder.get_many([run_id]).get(run_id, {}),
         "steps": {name: _curve_as_json(curve) for name, curve in record.steps.items()},
         "search": asdict(record.search) if record.search else None,
         "metadata": record.metadata,
