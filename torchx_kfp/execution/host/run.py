@@ -40,13 +40,14 @@ from torchx_kfp.execution.report.readable import ReadableRun
 from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
+from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.record import RunRecord, why_not_read
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.source import attend
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.unit_outputs import values_given
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.execution.runs.watch import Lines, Terminal, Watch
+from torchx_kfp.execution.runs.watch import Terminal, Watch
 from torchx_kfp.tracking.recorder import Recorder
 
 #: The message of KFP's launcher if the stage's image lacks the program of an engine's launcher.
@@ -240,14 +241,15 @@ class HostRun(ReadableRun):
         """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
 
         Args:
-            watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
+            watch: gets the events of the run. Default: a table in a notebook, elsewhere ``Lines()``, which writes to
+                stderr; ``Watch()`` is silent.
             timeout: seconds to wait at most.
 
         Raises:
             TimeoutError: the run did not end in time. It keeps running.
             HostError: see ``follow``.
         """
-        return attend(self, watch if watch is not None else Lines(), self.follow(timeout)).run.result()
+        return attend(self, watch if watch is not None else default_watch(), self.follow(timeout)).run.result()
 
     def fetch(self, stages: Collection[str]) -> bool:
         """Update the log files of the named stages; return False if one cannot be read.

@@ -39,12 +39,13 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import is_name
 from torchx_kfp.execution.runs.journal import LOG_FILE, Journal
+from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.resume_record import continuation_of
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.execution.runs.watch import Lines, Watch, awaitable_processes, ending_signals, raise_for_signal
+from torchx_kfp.execution.runs.watch import Watch, awaitable_processes, ending_signals, raise_for_signal
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack
@@ -84,7 +85,8 @@ def run(
         tags: text by name, kept with the run's records under the tracker base.
         name: the beginning of the run's id, by which it is found again. Default: the pipeline's name.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
-        watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
+        watch: gets the events of the run. Default: a table in a notebook, elsewhere ``Lines()``, which writes to
+            stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
         config_maps: keys and values of config maps, likewise.
         env: the names of variables of this machine that stages in containers may get as keys of secrets and config
@@ -163,7 +165,7 @@ def start(
     run_id = make_run_name(check_run_name(name) if name else loaded.name)
     folder = Path(output_dir).absolute() / run_id
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
-    watch = watch if watch is not None else Lines()
+    watch = watch if watch is not None else default_watch()
     with connected(containers, run_id) as docker:
         prepared.upload(say)
         if chosen.kfp_workspace and has_workspace(loaded):
