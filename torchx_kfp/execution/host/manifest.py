@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 from torchx_kfp.errors import HostError, HostNotFoundError, HostRefusedError
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
-from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.host.connection import V1BETA1, Connection
-from torchx_kfp.execution.host.nodes import Node, Nodes
+from torchx_kfp.execution.host.nodes import ArchivedLog, Node, Nodes
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.runs.vocabulary import State

@@ -24,8 +24,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.execution.host.answers import mapping, text
-from torchx_kfp.execution.host.archived_logs import ArchivedLog
 from torchx_kfp.execution.runs.vocabulary import State
+
+
+@dataclass(frozen=True)
+class ArchivedLog:
+    """A log that Argo has archived in S3. ``endpoint`` is the server's address for the pods."""
+
+    endpoint: str
+    bucket: str
+    key: str
 
 
 @dataclass(slots=True)

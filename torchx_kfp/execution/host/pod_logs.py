@@ -1,6 +1,7 @@
-"""Logs of stages on a KFP host: new lines of a pod, without those of the launcher with which KFP starts it.
+"""Logs of stages on a KFP host, without the lines of the launcher with which KFP starts a stage.
 
-The host sends the whole log each time, and never waits for more.
+The host sends the whole log of a pod each time, and never waits for more. It does not give all logs of pods that have
+ended: those that Argo has archived are also read from there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from torchx_kfp.common.text import clean_line
 from torchx_kfp.errors import (
@@ -32,8 +33,9 @@ from torchx_kfp.errors import (
     HostUnreachableError,
     explain,
 )
-from torchx_kfp.execution.host.archived_logs import ArchivedLog
-from torchx_kfp.execution.host.connection import V1ALPHA1, Connection
+from torchx_kfp.execution.host.connection import MOST_BYTES, V1ALPHA1, Connection
+from torchx_kfp.execution.host.nodes import ArchivedLog
+from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, is_object_store
 from torchx_kfp.execution.pipeline.walk import safe_name
 
 #: The lines of KFP's launcher, in the form of klog: level, date, time, process, source file, text.
@@ -92,127 +94,36 @@ class Cleaner:
         return True
 
 
-class PodLog:
-    """The log of one pod, and how much of it has been read."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        run_id: str,
-        pod: str,
-        *,
-        raw: bool = False,
-        archived: Callable[[str], ArchivedLog | None] = lambda pod: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Name the pod. Nothing is read yet.
-
-        Args:
-            connection: the host.
-            run_id: the run.
-            pod: the pod's name.
-            raw: whether to keep the lines of KFP's launcher.
-            archived: returns where the log of a pod that has ended is archived, if it is.
-            clock: the time, in seconds.
-        """
-        self._connection = connection
-        self._path = f"{V1ALPHA1}/runs/{quote(run_id, safe='')}/nodes/{quote(pod, safe='')}/log"
-        self._run_id, self._pod = run_id, pod
-        self._cleaner = Cleaner()
-        self._is_raw = raw
-        self._archived = archived
-        self._clock = clock
-        #: How many bytes have been read, and the first line of them.
-        self._read, self._first = 0, b""
-        #: When a log that takes long is to be asked for again.
-        self._due = 0.0
-
-    def read_new(self, *, is_over: bool) -> bytes:
-        """Return the whole lines that have been added since the last call; none if a large log was read just now.
-
-        Args:
-            is_over: whether the pod has ended, so that its last line is whole even without a line break.
-
-        Raises:
-            HostError: the log cannot be read; the message names the way out.
-        """
-        began = self._clock()
-        if not is_over and began < self._due:
-            return b""
-        try:
-            data = self._connection.log(self._path)
-        except (HostUnreachableError, HostCredentialsError, HostSettingsError):
-            raise
-        except HostError as error:
-            data = self._from_archive(error, is_over=is_over)
-        now = self._clock()
-        self._due = now + _REST * (now - began) if now - began > _LONG else 0.0
-        return self._added(data, is_over=is_over)
-
-    def _from_archive(self, error: HostError, *, is_over: bool) -> bytes:
-        """Return the log that Argo has archived; ``error`` says why the host does not give it."""
-        archived = self._archived(self._pod) if is_over else None
-        try:
-            if archived is not None:
-                return archived.read()
-        except HostError as other:
-            raise type(error)(self._explain(error, str(other))) from error
-        raise type(error)(self._explain(error)) from error
-
-    def _added(self, data: bytes, *, is_over: bool) -> bytes:
-        first = data[: data.find(b"\n") + 1]
-        if first and first != self._first:
-            # Kubernetes begins a large log anew (by default, after 10 MiB), and shows only what comes after that.
-            self._read, self._first = 0, first
-        end = len(data) if is_over else data.rfind(b"\n") + 1
-        new = data[self._read : end]
-        self._read = max(self._read, end)
-        if new and not new.endswith(b"\n"):
-            new += b"\n"
-        stream, cleaned = io.BytesIO(new), []
-        # A list of all lines of a large log would take several times its size.
-        while lines := stream.readlines(_PIECE):
-            cleaned.append(b"".join(line + b"\n" for line in self._cleaner.clean([line[:-1] for line in lines])))
-        return new if self._is_raw else b"".join(cleaned)
-
-    @property
-    def launcher_error(self) -> str:
-        """The message of KFP's launcher about its failure, as far as the log was read; empty if it has not failed.
-
-        It is ``exit status 3`` if the application has run and ended with that.
-        """
-        return self._cleaner.error
-
-    def _explain(self, error: HostError, about_archive: str = "") -> str:
-        link = self._connection.link(self._run_id)
-        namespace = self._connection.settings.namespace or self._connection.settings.service_namespace
-        # kubectl also finds a pod that the host has lost sight of; the UI also finds logs that Argo has archived.
-        # The host's words go into a command that users copy.
-        command = shlex.join(["kubectl", "logs", "-n", namespace, self._pod, "-c", "main"])
-        ways = command + (f", or look at {link}" if link else "")
-        why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not give it"
-        if about_archive:
-            why += f"; {about_archive}"
-        return f"The log of the pod {self._pod} cannot be read, because {why}. Try: {ways}. ({error})"
-
-
-def _temporary_folder() -> str:
-    """Return the folder for temporary files, also if nothing can be written there."""
-    try:
-        return tempfile.gettempdir()
-    except FileNotFoundError:
-        return os.environ.get("TMPDIR") or "/tmp"
-
-
 @dataclass
-class _LogFile:
-    """The log of an attempt at a stage, and what of it is not in its file yet; a complete one is not read again."""
+class _PodLog:
+    """The log of the pod of an attempt at a stage, and its file; a complete one is not read again."""
 
     stage: str
-    log: PodLog
-    unwritten: bytes = b""
+    pod: str
+    is_raw: bool
+    #: The log's first line, and how many bytes of its text have been written.
+    first: bytes = b""
+    written: int = 0
+    #: When a log that takes long is to be asked for again.
+    due: float = 0.0
     is_complete: bool = False
     is_readable: bool = True
+    launcher_error: str = ""
+
+    def new_text(self, data: bytes) -> bytes:
+        """Return what a file lacks of the lines of a log."""
+        first = data[: data.find(b"\n") + 1]
+        if first and first != self.first:
+            # Kubernetes begins a large log anew (by default, after 10 MiB), and shows only what comes after that.
+            self.written, self.first = 0, first
+        if self.is_raw:
+            return data[self.written :]
+        cleaner, stream, cleaned = Cleaner(), io.BytesIO(data), []
+        # A list of all lines of a large log would take several times its size.
+        while lines := stream.readlines(_PIECE):
+            cleaned.append(b"".join(line + b"\n" for line in cleaner.clean([line[:-1] for line in lines])))
+        self.launcher_error = cleaner.error
+        return b"".join(cleaned)[self.written :]
 
 
 class StageLogs:
@@ -224,8 +135,9 @@ class StageLogs:
         run_id: str,
         say: Callable[[str], object],
         *,
-        raw: bool,
-        archived: Callable[[str], ArchivedLog | None],
+        raw: bool = False,
+        archived: Callable[[str], ArchivedLog | None] = lambda pod: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Name the run. Nothing is read yet.
 
@@ -235,15 +147,16 @@ class StageLogs:
             say: gets sentences about logs that cannot be read, each once.
             raw: whether to keep the lines of KFP's launcher.
             archived: returns where the log of a pod that has ended is archived, if it is.
+            clock: the time, in seconds.
         """
         self._connection, self._run_id, self._say, self._is_raw = connection, run_id, say, raw
-        self._archived = archived
-        #: The folder is made with the first log.
+        self._archived, self._clock = archived, clock
         self._folder = Path(_temporary_folder(), f"torchx-kfp-{secrets.token_hex(8)}")
-        self._has_folder = False
+        #: Removes the folder, which is made with the first log.
+        self._remove: Callable[[], object] | None = None
         #: Several logs are fetched at once.
         self._lock = threading.Lock()
-        self._logs: dict[Path, _LogFile] = {}
+        self._logs: dict[Path, _PodLog] = {}
         self._said: set[str] = set()
 
     def add(self, stage: str, pod: str, *, is_of_kfp: bool = False) -> Path:
@@ -251,9 +164,7 @@ class StageLogs:
         # Indices tell the iterations of a loop apart; safe_name alone would make train[1,2] and train[1]-2 the same.
         name = f"{safe_name(stage)[:_LONGEST]}-{zlib.crc32(stage.encode()):08x}"
         path = self._folder / f"{name}-{len(self._logs) + 1}.log"
-        raw = self._is_raw or is_of_kfp
-        log = PodLog(self._connection, self._run_id, pod, raw=raw, archived=self._archived)
-        self._logs[path] = _LogFile(stage, log)
+        self._logs[path] = _PodLog(stage, pod, self._is_raw or is_of_kfp)
         return path
 
     def fetch_all(self, wanted: Collection[tuple[Path, bool]]) -> bool:
@@ -264,48 +175,81 @@ class StageLogs:
             return all(list(pool.map(lambda one: self.fetch(*one), wanted)))
 
     def fetch(self, path: Path, is_over: bool) -> bool:
-        """Add the new lines of a pod to a log file; return False if they cannot be read.
+        """Add the new whole lines of a pod to its log file; return False if they cannot be read.
+
+        A large log that was read just now is left alone.
 
         Args:
             path: the log file, from ``add``.
-            is_over: whether the pod has ended.
+            is_over: whether the pod has ended, so that its last line is whole even without a line break.
         """
-        file = self._logs[path]
-        if file.is_complete:
-            return file.is_readable
+        log, began = self._logs[path], self._clock()
+        if log.is_complete:
+            return log.is_readable
+        if not is_over and began < log.due:
+            return True
         try:
-            file.unwritten += file.log.read_new(is_over=is_over)
+            data = self._ask(log, is_over=is_over)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError) as error:
             self.say_once("host", str(error))
             return False
         except HostError as error:
             if is_over:
-                file.is_complete, file.is_readable = True, False
-                self.say_once(str(path), f"{file.stage}: {error}")
+                log.is_complete, log.is_readable = True, False
+                self.say_once(str(path), f"{log.stage}: {error}")
             elif isinstance(error, HostRefusedError):
                 # KFP's API server may not read the logs of pods, and Argo archives them when pods end.
-                self.say_once(f"{path} so far", f"{file.stage}: The output comes after the pod's end. {error}")
+                self.say_once(f"{path} so far", f"{log.stage}: The output comes after the pod's end. {error}")
             else:
                 return True  # the container of a pod that has just begun is still being created
             return False
+        if not data.endswith(b"\n"):
+            data = data + b"\n" if is_over and data else data[: data.rfind(b"\n") + 1]
+        new = log.new_text(data)
         try:
-            self._append(path, file.unwritten)
+            self._append(path, new)
         except OSError as error:
             self.say_once(
                 "folder",
                 f"Logs cannot be kept in {self._folder.parent}: {explain(error)}. Name another folder: TMPDIR=...",
             )
             return False  # the lines are written the next time
-        file.unwritten, file.is_complete = b"", is_over
+        log.written += len(new)
+        log.is_complete = is_over
+        took = self._clock() - began
+        log.due = began + (1 + _REST) * took if took > _LONG else 0.0
         return True
+
+    def _ask(self, log: _PodLog, *, is_over: bool) -> bytes:
+        """Return the log of a pod from the host, or from Argo's archive. The message of an error names other ways."""
+        run_id, pod = self._run_id, log.pod
+        try:
+            return self._connection.log(f"{V1ALPHA1}/runs/{quote(run_id, safe='')}/nodes/{quote(pod, safe='')}/log")
+        except (HostUnreachableError, HostCredentialsError, HostSettingsError):
+            raise
+        except HostError as error:
+            why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not give it"
+            if is_over and (archived := self._archived(pod)) is not None:
+                try:
+                    return read_archived(archived)
+                except HostError as other:
+                    why += f"; {other}"
+            link = self._connection.link(run_id)
+            namespace = self._connection.settings.namespace or self._connection.settings.service_namespace
+            # kubectl also finds a pod that the host has lost sight of; the UI also finds logs that Argo has archived.
+            # The host's words go into a command that users copy.
+            command = shlex.join(["kubectl", "logs", "-n", namespace, pod, "-c", "main"])
+            ways = command + (f", or look at {link}" if link else "")
+            raise type(error)(
+                f"The log of the pod {pod} cannot be read, because {why}. Try: {ways}. ({error})"
+            ) from error
 
     def _append(self, path: Path, new: bytes) -> None:
         """Add all of the bytes to a log file, or none of them."""
         with self._lock:
-            if not self._has_folder:
+            if self._remove is None:
                 self._folder.mkdir(mode=0o700)
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-                self._has_folder = True
+                self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         with path.open("ab", buffering=0) as file:
             size, rest = file.tell(), memoryview(new)
             try:
@@ -316,8 +260,11 @@ class StageLogs:
                 raise
 
     def launcher_error(self, path: Path) -> str:
-        """Return ``PodLog.launcher_error`` of a log that was fetched."""
-        return self._logs[path].log.launcher_error
+        """Return the message of KFP's launcher about its failure in a log that was fetched; empty without one.
+
+        It is ``exit status 3`` if the application has run and ended with that.
+        """
+        return self._logs[path].launcher_error
 
     def say_once(self, key: str, sentence: str) -> None:
         """Say a sentence, once for each key."""
@@ -327,5 +274,39 @@ class StageLogs:
 
     def close(self) -> None:
         """Remove the log files."""
-        if self._has_folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._remove is not None:
+            self._remove()
+
+
+def _temporary_folder() -> str:
+    """Return the folder for temporary files, also if nothing can be written there."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return os.environ.get("TMPDIR") or "/tmp"
+
+
+def read_archived(log: ArchivedLog, environ: Mapping[str, str] = os.environ) -> bytes:
+    """Return a log in S3, from the server that the user has named, or Amazon's.
+
+    Raises:
+        HostError: the user has named no server, or the log cannot be read there. The message is a part of a sentence
+            about the log.
+    """
+    url = f"s3://{log.bucket}/{log.key}"
+    if not is_object_store(url):  # the host may name anything
+        raise HostError(f"its archive, {url!r}, is not the URL of an object")
+    is_named = any(value and S3_ENDPOINT.fullmatch(name) for name, value in environ.items())
+    host = urlsplit(f"//{log.endpoint}").hostname or ""
+    if not is_named and not host.endswith(".amazonaws.com"):
+        raise HostError(
+            f"Argo has archived it as {url} at {log.endpoint}: with AWS_ENDPOINT_URL and the credentials for that "
+            "store, it is read from there"
+        )
+    try:
+        import fsspec
+
+        with fsspec.open(url, "rb") as file:
+            return bytes(file.read(MOST_BYTES))
+    except Exception as error:  # each store's client raises its own errors
+        raise HostError(f"nor can {url} be read: {type(error).__name__}: {error}") from error
