@@ -11,7 +11,6 @@ from torchx.specs import AppDef, Role
 from tests.entrypoints.cli.conftest import Call
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
-from torchx_kfp.tracking import FsspecResultTracker
 
 RECORD = "from torchx_kfp.tracking import current_run; import sys; current_run().put(x=float(sys.argv[1]))"
 
@@ -137,40 +136,3 @@ def test_from_another_folder_and_of_another_base(call: Call, project: Path, monk
     assert call("results", "--tracker-base", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
     # Without the run's folder, the run that was recorded last is the newest.
     assert f"{runs[1]}/train/train_1" in call("results", "--tracker-base", "base", "latest", "--json").stdout
-
-
-#: Commands that accept runs of a tracker base and of this machine.
-ASK = [
-    ("results", "--tracker-base", "base"),
-    ("show", "--tracker-base", "base"),
-    ("show", "--lineage", "--tracker-base", "base"),
-    ("compare", "--tracker-base", "base", "one-1"),
-]
-HERE = [("logs",), ("cancel",), ("report",), ("run", "--resume")]
-
-
-@pytest.mark.parametrize("words", [*ASK, *HERE], ids=lambda words: words[0])
-@pytest.mark.parametrize("name", ["nope", "one"])
-def test_unknown_and_ambiguous(words: tuple[str, ...], name: str, call: Call, project: Path) -> None:
-    tracker = FsspecResultTracker(project / "base")
-    for run_id in ("one-1", "one-2"):
-        tracker[f"{run_id}/train/1"] = {"x": 1}
-        folder = project / "local_outputs" / run_id
-        folder.mkdir(parents=True)
-        (folder / "events.jsonl").touch()
-    done = call(*words, name)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert name in done.stderr
-    assert "one-1" in done.stderr
-    assert "one-2" in done.stderr
-
-
-@pytest.mark.parametrize("command", [("results",), ("show",), ("show", "--lineage")], ids=" ".join)
-def test_the_end_of_a_run_id(command: tuple[str, ...], call: Call, project: Path) -> None:
-    tracker = FsspecResultTracker(project / "base")
-    for run_id in ("a-20260101-120000-0a1b2c", "a-20260101-120001-3d4e5f"):
-        tracker[f"{run_id}/train/1"] = {"x": 1}
-    done = call(*command, "--tracker-base", "base", "4e5f", "--json")
-    assert done.returncode == 0, done.stderr
-    assert "a-20260101-120001-3d4e5f/train/1" in done.stdout
-    assert "0a1b2c" not in done.stdout

@@ -36,17 +36,6 @@ def test_what_kfps_own_service_account_may(call: Call, engine: str) -> None:
     assert text.startswith("# KFP's own service account, pipeline-runner, has all") == (not lacking)
 
 
-def test_help_and_completion_name_the_engines(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = call("rbac", "--help")
-    for text in (*LACKING, "default-editor", "kubectl apply -f -", "pipeline-runner"):
-        assert text in done.stdout
-    monkeypatch.setenv("_TORCHX_KFP_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_CWORD", "3")
-    for begun, expected in {"": [*LACKING], "jobs": ["jobset"]}.items():
-        monkeypatch.setenv("COMP_WORDS", f"torchx-kfp rbac --engine {begun}")
-        assert [line.partition(",")[2] for line in call().stdout.splitlines()] == expected
-
-
 def test_the_secret_of_the_settings_has_this_machines_values_byte_for_byte(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

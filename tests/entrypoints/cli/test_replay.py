@@ -21,7 +21,7 @@ from tests.documents import documents
 from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
 from tests.programs import PROGRAM, Program
-from torchx_kfp import Stages, hpo
+from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import Watch, replay, run
 from torchx_kfp.tracking import FsspecResultTracker
@@ -38,7 +38,6 @@ stage.put(loss=today.LOSS, many=len(before))
 today.end()
 """
 BROKEN = "import sys\nLOSS = 0.29\ndef end(): sys.exit(7)\n"
-TRIAL = "import sys; from torchx_kfp.tracking import current_run; current_run().put(y=float(sys.argv[1]))"
 CODED = "import os; print('coded then', os.getcwd(), flush=True)"
 BOTH = "from torchx_kfp.tracking import current_run; print('ran'); current_run().put(loss=0.29)"
 MENDED = "LOSS = 0.31\ndef end(): pass\n"
@@ -93,15 +92,6 @@ def kinds(tracker_base: str, workspace: str = "", word: str = "$HOME {{x}}", nam
     with_secret.set_memory_limit("1G")
     replicas = Role("trainer", image="app:1", entrypoint="python3", args=["-c", BOTH], num_replicas=2)
     stages.task(AppDef("both", [replicas]), engine="job")
-    hpo.search(
-        lambda p: AppDef("trial", [Role("r", image="i", entrypoint="python3", args=["-c", TRIAL, f"{p.x}"])]),
-        {"x": hpo.choice(3, 5)},
-        maximize="y",
-        optimizer="grid",
-        rounds=1,
-        trials=2,
-        tracker_base=tracker_base,
-    )
 
 
 class Here:
@@ -252,18 +242,10 @@ def test_replicas_run_together_or_alone(call, words):
     assert "loss 0.29 (as before)" in done.stderr
 
 
-def test_one_trial_of_a_search(call, here):
-    trials = [stage for stage in here.result.stages if stage.task.startswith("trial")]
-    assert len(trials) == 2
-    done = call("replay", f"latest/{trials[1].name}")
-    assert done.returncode == 0, done.stderr
-    assert f"y {trials[1].results['y']} (as before)" in done.stderr
-
-
 def test_wrong_words_name_the_way_out(call, here, tmp_path, monkeypatch):
     monkeypatch.chdir(here.folder)
     for words, facts in (
-        (["latest"], ("No stage", "failed", f"{here.run.name}/first", "more")),
+        (["latest"], ("No stage", "failed", f"{here.run.name}/first")),
         (["latest/train"], ("train[0], train[1]",)),
         (["latest/frist"], ("'frist'", "Did you mean 'first'?")),
         (["latest/both", "--replica", "trainer/2"], ("trainer/0..1",)),
