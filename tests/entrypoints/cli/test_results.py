@@ -150,7 +150,8 @@ RUN = "0b5a1f3c-5a1f-4b62-ae0c-601f7270d2b4"
 
 
 @pytest.mark.parametrize(
-    ("earlier", "last"), [("pod_0b5a1f3c", "pod_99999999"), ("pod_0b5a1f3c", "pod_0b5a1f3c_2"), ("pod-0", "pod-0_2")]
+    ("earlier", "last"),
+    [("pod_0b5a1f3c", "pod_99999999"), ("pod_0b5a1f3c", "pod_0b5a1f3c_2"), ("pod-0", "pod-0_2"), ("fit_1", "fit_2")],
 )
 def test_earlier_attempts_are_left_out(call: Call, base: Path, earlier: str, last: str) -> None:
     """KFP gives the pods of a retried run their old names, and a stage may start its application again in a pod."""
@@ -164,5 +165,8 @@ def test_earlier_attempts_are_left_out(call: Call, base: Path, earlier: str, las
     assert f"{RUN}/train/{earlier}" in done.stderr
     named = call("results", "--tracker-base", "base", f"{RUN}/train/{earlier}", "--json")
     assert json.loads(named.stdout) == {f"{RUN}/train/{earlier}": {"stale": 1}}
+    for words in (["show", "--lineage"], ["compare", "a-1"], ["results", "--stage", "train"]):
+        done = call(*words, "--tracker-base", "base", *([] if "--stage" in words else [RUN]))
+        assert (done.returncode, "stale" in done.stdout) == (0, False), done
     (base / RUN / "train" / "other_0b5a1f3c").unlink()
     assert json.loads(call("show", "--tracker-base", "base", f"{RUN}/train", "--json").stdout)["results"] == {"w": 2.5}

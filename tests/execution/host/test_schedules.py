@@ -20,6 +20,7 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Program
 from torchx_kfp import task_from_app
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.host import RunFilter, Schedules, connect, schedule
 
 #: Records how many runs there have been; the file lets it fail.
@@ -160,6 +161,9 @@ def test_schedules_from_python(kfp_host: KfpHost, program: Program) -> None:
     schedules = Schedules(host)
     assert (schedules.find("mine"), list(schedules.list())) == (made, [made])
     kfp_host.fire(_TIME)
+    for every in (0.0, float("inf"), float("nan")):
+        with pytest.raises(ArgumentError, match="at least 1 s"):
+            schedule(str(program.folder / "count.yaml"), arguments, every=every, host=kfp_host.url)
     [run] = runs_of(kfp_host, number=1)
     assert [each.run_id for each in host.list(schedules.runs_of(made))] == [run["run_id"]]
     [name] = [each.name for each in host.list(RunFilter(name="mine"))]

@@ -140,8 +140,3 @@ def test_keys_are_hexadecimal(cache, stage, key):
         cache.get(key)
     with pytest.raises(ValueError, match="key"):
         cache.put(key, "run-1", stage)
-
-
-def test_only_what_has_succeeded(cache):
-    with pytest.raises(ValueError, match=says("succeeded", "train (failed)")):
-        cache.put(KEY, "run-1", StageResult("train", "train", State.FAILED))

@@ -94,24 +94,6 @@ def test_functions_that_fail(execute_failing, how, code, reason, last):
         assert any("fail_1/program/ephemeral_component.py" in line for line in stage.last_lines())
 
 
-def test_other_functions_come_along(execute):
-    if "additional_funcs" not in inspect.signature(dsl.component).parameters:
-        pytest.skip(f"kfp {kfp.__version__} does not have them")
-
-    def twice(text: str) -> str:
-        return 2 * text
-
-    @component(additional_funcs=[twice])
-    def use() -> str:
-        return twice("a")
-
-    @dsl.pipeline
-    def pipeline():
-        use()
-
-    assert execute(pipeline).stages[0].outputs == {"Output": "aa"}
-
-
 @pytest.mark.usual
 def test_a_source_that_no_argument_could_hold(execute, tmp_path):
     function = "def big() -> int:\n" + "".join(f"    x = {i}\n" for i in range(15000)) + "    return x\n"

@@ -3,9 +3,8 @@
 # The oldest supported kfp knows only typing's names of generic types.
 
 import pytest
-from kfp import dsl
 
-from tests.execution.local.components import ir, load, shell, write
+from tests.execution.local.components import ir, load
 from torchx_kfp.errors import (
     UnsupportedPipelineError,
 )
@@ -21,65 +20,6 @@ def refusal(pipeline, tmp_path, why="fails on KFP"):
     first, *lines = str(error.value).splitlines()
     assert first == f"The pipeline 'pipeline' {why}, so nothing was started:"
     return [line.removeprefix("- ") for line in lines]
-
-
-def test_what_kfp_compiles_wrongly(tmp_path):
-    @dsl.pipeline
-    def pipeline(n: int = 1, s: str = ""):
-        with dsl.ParallelFor([{"a": "x"}]) as item:
-            write(x=f"{item.a} in text")
-            with dsl.If(n == 1):
-                write(x=f"{item}")
-        with dsl.If(s == "it's"):
-            write(x="quote")
-
-    lost = (
-        "which does not exist in the task's scope: KFP's compiler has lost it, as it does with loop items and their "
-        "fields inside text, lists and dicts. Pass the loop item as a separate argument, and build the text in the "
-        "component."
-    )
-    lines = refusal(pipeline, tmp_path)
-    assert lines[0] == (
-        "task 'condition-4' has the condition \"inputs.parameter_values['pipelinechannel--s'] == 'it's'\", which is "
-        "not an expression of the Common Expression Language. KFP compiles a string with a quote or a backslash "
-        "wrongly: compare with a string that has neither."
-    )
-    assert f"task 'for-loop-2' takes 'loop-item-param-1-subvar-a', {lost}" in lines
-    assert (
-        "task 'for-loop-2/condition-3/write-2' contains the channel 'loop-item-param-1' as text that KFP has not "
-        "filled in. Pass it as a separate argument."
-    ) in lines
-
-
-def test_channels_in_variables_and_loop_items(tmp_path):
-    @dsl.pipeline
-    def pipeline(x: str = "v"):
-        shell(script=":").set_env_variable("A", f"v-{x}")
-        with dsl.ParallelFor([f"{x}-a", "b"]) as item:
-            write(x=item)
-        with dsl.ParallelFor([{"k": f"{x}-a"}]) as item:
-            write(x=item.k)
-
-    lost = "contains the channel 'x' as text that KFP has not filled in. Pass it as a separate argument."
-    assert refusal(pipeline, tmp_path) == [f"task 'for-loop-2' (and 'for-loop-4', 'shell') {lost}"]
-
-
-def test_conditions_across_types(tmp_path):
-    @dsl.pipeline
-    def pipeline(n: int = 1, s: str = "", b: bool = True):
-        for condition in (n == "3", b == "true", s == n):
-            with dsl.If(condition):
-                write(x="x")
-
-    n, b = "int(inputs.parameter_values['pipelinechannel--n'])", "inputs.parameter_values['pipelinechannel--b']"
-    s = "inputs.parameter_values['pipelinechannel--s']"
-    conditions = (f"'{n}' == '3'", f"'{b}' == 'true'", f"{s} == '{n}'")
-    assert refusal(pipeline, tmp_path) == [
-        f"task 'condition-{at}' has the condition \"{condition}\", which compares values of different types, so KFP "
-        "has put one of them in quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a "
-        "str with a str."
-        for at, condition in enumerate(conditions, 1)
-    ]
 
 
 @pytest.mark.parametrize(
