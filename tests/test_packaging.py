@@ -153,7 +153,7 @@ print(run.id, run.results(), sys.modules["torchx_kfp"].__file__)
 
 
 NEEDED = (
-    'needs the extra "pipelines" (missing here: celpy, click, jinja2 and 8 more). '
+    'needs the extra "pipelines" (missing here: click, jinja2, kfp and 7 more). '
     'Install it with: pip install "torchx-kfp[pipelines]"\n'
 )
 

@@ -14,7 +14,6 @@ from torchx_kfp.errors import MissingExtraError
 #: Each extra with the modules that it installs (pyproject.toml names their distributions).
 MODULES = {
     "pipelines": (
-        "celpy",
         "click",
         "jinja2",
         "kfp",

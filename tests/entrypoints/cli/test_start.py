@@ -45,7 +45,7 @@ def test_help_loads_click_and_no_other_library(call: Call) -> None:
 
 def test_files_beside_a_pipeline_do_not_hide_libraries(project: Path) -> None:
     """A file may have the name of a library that only the command line imports."""
-    for library in ("rich", "celpy", "kfp_server_api", "jinja2"):
+    for library in ("rich", "kfp_server_api", "jinja2"):
         (project / f"{library}.py").write_text("raise RuntimeError('not the library')")
     words = [PROGRAM, "run", "pipelines.py:two", "--tracker-base", "base"]
     done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=120, check=False)

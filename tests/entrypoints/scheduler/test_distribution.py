@@ -76,7 +76,7 @@ def test_constructing_it_costs_little_and_prints_nothing(torchx: TorchX) -> None
     assert (said.returncode, said.stderr) == (0, "")
     loaded = set(said.stdout.split())
     assert "torchx_kfp" in loaded
-    assert not loaded & {"kfp", "kubernetes", "google", "fsspec", "rich", "celpy", "jinja2", "requests_toolbelt"}
+    assert not loaded & {"kfp", "kubernetes", "google", "fsspec", "rich", "jinja2", "requests_toolbelt"}
 
 
 def test_runopts_shows_each_option_with_its_help(torchx: TorchX) -> None:

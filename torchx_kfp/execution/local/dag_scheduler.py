@@ -7,13 +7,11 @@ cannot be started (``_fail``); those that do not run end in ``_pass_over``.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import heapq
 import itertools
 import queue
 import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,8 +68,6 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 #: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
-#: The same for the evaluation of a condition.
-_LOOK_OFTEN = 0.1
 #: Seconds that an attempt has to end after its processes were killed.
 _LEAVE = 5.0
 
@@ -139,8 +135,6 @@ class Scheduler:
         self._due: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
-        #: Whether a signal came, which must end the evaluation of a condition, too.
-        self._is_interrupted = False
         #: The number of items in all loops so far.
         self._items = 0
         #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
@@ -185,7 +179,6 @@ class Scheduler:
 
     def interrupt(self, number: int) -> None:
         """End the run. A signal handler may call this; a second call kills the processes at once."""
-        self._is_interrupted = True
         self._due.appendleft(lambda: self._end_run(number))
         self._messages.put(None)
 
@@ -292,10 +285,7 @@ class Scheduler:
             items = loop_items(run) if run.task.loop else []
             self._count(items)
         except Exception as error:
-            if self._is_interrupted:  # which has ended the evaluation, and will end the task
-                self._due.append(partial(self._begin, run))
-            else:
-                self._fail(run, error)
+            self._fail(run, error)
             return
         if run.task.loop is not None:
             run.loop = LoopProgress(items, run.task.loop.parallelism)
@@ -357,7 +347,7 @@ class Scheduler:
         condition = run.task.condition or ""
         values = parameters_of(with_defaults(run.component, run.inputs))
         try:
-            return _evaluate(lambda: is_true(condition, values), lambda: self._is_interrupted)
+            return is_true(condition, values)
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
 
@@ -589,37 +579,6 @@ class Scheduler:
 
     def _stages_in(self, component: Component, names: StageNames) -> Iterator[ScopedTask]:
         return (task for task in walk(self._pipeline, component, names) if task.is_stage)
-
-
-def _evaluate(evaluation: Callable[[], bool], is_over: Callable[[], bool]) -> bool:
-    """Return what an evaluation returns, which may take forever: it is ended as soon as ``is_over``.
-
-    It runs in a thread, in which an exception is raised until it ends. One that a signal's handler raised would come
-    only once, and celpy, which makes values of exceptions, may lose it.
-
-    Raises:
-        RuntimeError: it was ended.
-    """
-    outcome: list[bool | Exception] = []
-
-    def run() -> None:
-        try:
-            outcome.append(evaluation())
-        except Exception as error:  # raised below, in the caller's thread
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="condition", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_LOOK_OFTEN)
-        if thread.is_alive() and is_over():
-            ended = ctypes.py_object(SystemExit)  # a thread that it ends says nothing
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ended)
-    if not outcome:
-        raise RuntimeError("the run was ended")
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
 
 
 def _runs_always(run: TaskRun) -> bool:

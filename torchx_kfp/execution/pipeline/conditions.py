@@ -1,52 +1,66 @@
-"""Conditions of ``dsl.If`` and fields of loop items, in the Common Expression Language, as on KFP's backend.
+"""Conditions of ``dsl.If`` and fields of loop items, as on KFP's backend.
 
-celpy evaluates the expressions. KFP's backend uses cel-go, which compares numbers of different types by value and
-treats values of different types as unequal. celpy rejects both, so this module has cel-go's operators.
-
-An expression may take any time: a pipeline can do that in its stages as well. A signal ends the evaluation.
+The backend evaluates the Common Expression Language (cel-go). KFP's compiler writes only comparisons in it: of inputs,
+text, numbers, true and false, with ``int()`` and ``double()``, joined by ``&&``, ``||`` and ``!``. Python reads them
+after its own words have replaced these; everything else is refused. As in cel-go, numbers of different types are
+compared by value, and values of different types are unequal.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import operator
 import re
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 # The characters that a condition may have. KFP compiles conditions of a few hundred.
 _MAX_CHARACTERS = 20_000
+_TOKEN = re.compile(
+    r"""(?P<text>'(?:[^'\\\n]|\\(?:[abfnrtv\\'"]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}))*')"""
+    r"""|[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?!\w)|\b(?:inputs|parameter_values|int|double|true|false)\b"""
+    r"""|&&|\|\||[=!<>]=|[-!<>()\[\].]|[ ]+"""
+)
+#: Tokens that are different in Python; ``~`` binds like ``!``.
+_IN_PYTHON = {"&&": " and ", "||": " or ", "!": "~", "true": "True", "false": "False"}
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 # KFP's compiler quotes an operand if the other one has another type.
 _QUOTED_INPUT = re.compile(r"'(?:\w+\()*inputs\.parameter_values\[")
 _FIELDS = re.compile(r'parseJson\(string_value\)((?:\["(?:[^"\\]|\\.)*"\])+)')
 _FIELD = re.compile(r'\["((?:[^"\\]|\\.)*)"\]')
 
+#: A part of a condition, which returns its value for a task's inputs.
+_Part: TypeAlias = Callable[[Mapping[str, Any]], Any]
+
 
 def verify_condition(expression: str) -> None:
-    """Raise ValueError if the expression is not CEL."""
-    _compile(expression)
+    """Raise ValueError if the expression is not a comparison as KFP compiles it."""
+    _read(expression)
 
 
 def is_true(expression: str, parameters: Mapping[str, Any]) -> bool:
     """Evaluate a condition for a task's inputs.
 
     Raises:
-        ValueError: the expression is not CEL, or is not a boolean.
+        ValueError: the expression is not such a comparison, or cannot be evaluated.
     """
-    import celpy
-
-    program = _compile(expression)
+    # The backend stores numbers as doubles, and the compiler writes int(...) where that matters.
+    values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
+    part = _read(expression)
     try:
-        # The backend stores numbers as doubles, and the compiler writes int(...) where that matters.
-        values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
-        result = program.evaluate({"inputs": celpy.json_to_cel({"parameter_values": values})})
-    except Exception as error:  # celpy may raise anything
-        raise ValueError(f"cannot be evaluated: {_reason(error)}") from None
-    if not isinstance(result, celpy.celtypes.BoolType):
-        raise ValueError(f"is not true or false but {result!r}")
-    return bool(result)
+        return _truth(part(values))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be evaluated: {error}") from None
 
 
 def select_field(value: Any, selector: str) -> Any:
@@ -84,71 +98,86 @@ def is_field_selector(selector: str) -> bool:
 
 
 @functools.cache
-def _operators() -> dict[str, Callable[..., Any]]:
-    """Return comparisons of celpy's values that behave like cel-go's."""
-    import celpy
-    from celpy import celtypes
-
-    numbers = (celtypes.IntType, celtypes.UintType, celtypes.DoubleType)
-
-    def function(compare: Callable[[Any, Any], Any], unlike: bool | None = None) -> Callable[[Any, Any], Any]:
-        """Return an operator; ``unlike`` is its value for operands of different types, None if they have no order."""
-
-        def apply(a: Any, b: Any) -> Any:
-            for operand in (a, b):
-                if isinstance(operand, celpy.CELEvalError):
-                    return operand
-            if isinstance(a, numbers) and isinstance(b, numbers):
-                # Python compares numbers of different types exactly.
-                return celtypes.BoolType(compare(_plain(a), _plain(b)))
-            if type(a) is type(b):
-                return celtypes.BoolType(bool(compare(a, b)))
-            if unlike is None:
-                raise TypeError(f"{type(a).__name__} and {type(b).__name__} have no order")
-            return celtypes.BoolType(unlike)
-
-        return apply
-
-    return {
-        "_==_": function(operator.eq, unlike=False),
-        # The opposite of equality: celpy's values need not have it.
-        "_!=_": function(lambda a, b: not a == b, unlike=True),  # noqa: SIM201
-        "_<_": function(operator.lt),
-        "_<=_": function(operator.le),
-        "_>_": function(operator.gt),
-        "_>=_": function(operator.ge),
-    }
-
-
-def _plain(number: Any) -> float:
-    return float(number) if isinstance(number, float) else int(number)
-
-
-@functools.cache
-def _compile(expression: str) -> Any:
-    import celpy
-    from celpy.celparser import CELParseError
-
+def _read(expression: str) -> _Part:
     if len(expression) > _MAX_CHARACTERS:
         raise ValueError(f"is longer than {_MAX_CHARACTERS:,} characters")
-    limit = sys.getrecursionlimit()
+    words, at = [], 0
+    while (token := _TOKEN.match(expression, at)) is not None:
+        # In parentheses, since Python joins text that follows text.
+        words.append(f"({token[0]})" if token["text"] else _IN_PYTHON.get(token[0], token[0]))
+        at = token.end()
     try:
-        environment = celpy.Environment()
-        return environment.program(environment.compile(expression), functions=_operators())
-    except CELParseError:
-        # The error's own message is a drawing of several lines.
-        raise ValueError("is not an expression of the Common Expression Language") from None
-    except Exception as error:  # celpy may raise anything
-        raise ValueError(f"cannot be evaluated: {_reason(error)}") from None
-    finally:
-        sys.setrecursionlimit(limit)  # which an environment changes
+        if at < len(expression):
+            raise SyntaxError
+        return _part(ast.parse("".join(words).strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):  # the last two are about nesting
+        raise ValueError("is not a comparison of inputs, text and numbers") from None
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    args = error.args
-    if len(args) > 1 and args[1] is KeyError:
-        return f"the task has no input {', '.join(str(name) for name in args[2])}"
-    # celpy's own errors have a message first.
-    return str(args[0]) if len(args) > 1 else f"{type(error).__name__}: {error}"
+def _part(node: ast.expr) -> _Part:
+    """Return the part that a node of Python's syntax stands for, or raise SyntaxError."""
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            return functools.partial(_joined, isinstance(op, ast.Or), [_part(value) for value in values])
+        case ast.UnaryOp(op=ast.Invert(), operand=operand):
+            inner = _part(operand)
+            return lambda inputs: not _truth(inner(inputs))
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return lambda _: -number
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            one, other = _part(left), _part(right)
+            return lambda inputs: _compared(_COMPARISONS[type(op)], one(inputs), other(inputs))
+        case ast.Call(func=ast.Name(id="int" | "double" as kind), args=[argument]):
+            inner = _part(argument)
+            return lambda inputs: _number(kind, inner(inputs))
+        case ast.Subscript(
+            value=ast.Attribute(value=ast.Name(id="inputs"), attr="parameter_values"),
+            slice=ast.Constant(value=str() as name),
+        ):
+            return lambda inputs: _input(inputs, name)
+        case ast.Constant(value=value):
+            return lambda _: value
+    raise SyntaxError
+
+
+def _joined(is_or: bool, parts: Sequence[_Part], inputs: Mapping[str, Any]) -> bool:
+    """Return what ``||`` or ``&&`` returns: a part that decides makes up for one that cannot be evaluated."""
+    problem: ValueError | None = None
+    for part in parts:
+        try:
+            if _truth(part(inputs)) is is_or:
+                return is_or
+        except ValueError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return not is_or
+
+
+def _compared(compare: Callable[[Any, Any], bool], one: Any, other: Any) -> bool:
+    kinds = {float if type(value) is int else type(value) for value in (one, other)}
+    if compare in (operator.eq, operator.ne):
+        return compare(one, other) if len(kinds) == 1 else compare is operator.ne
+    if len(kinds) > 1 or not kinds <= {float, str, bool}:
+        raise ValueError(f"{one!r} and {other!r} have no order")
+    return compare(one, other)
+
+
+def _number(kind: str, value: Any) -> float:
+    if type(value) in (int, float):
+        return int(value) if kind == "int" else float(value)
+    if kind == "int" and isinstance(value, str) and _INTEGER.fullmatch(value):
+        return int(value)
+    raise ValueError(f"{value!r} is not a number")
+
+
+def _input(inputs: Mapping[str, Any], name: str) -> Any:
+    if name not in inputs:
+        raise ValueError(f"the task has no input {name}")
+    return inputs[name]
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")
+    return value
