@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -27,8 +27,7 @@ from torchx_kfp.errors import (
 )
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
-from torchx_kfp.execution.host.listing import NEWEST_FIRST, PAGE, matching, objects, of_name
-from torchx_kfp.execution.host.run_filter import RunFilter
+from torchx_kfp.execution.host.run_filter import RunFilter, in_id, of_name
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.host.storage import with_storage
@@ -51,6 +50,8 @@ _URL_OF_RUN = re.compile(rf"[a-z]+://.*/({UUID.pattern})(?:[/?&#].*)?")
 _BEGINNING = re.compile(r"[0-9a-f]{4,8}(?:-[0-9a-f-]*)?")
 #: How many runs are looked at for a name.
 _LOOKED_AT = 300
+#: How many objects of a list the host sends at once, as a run comes with its whole pipeline, and how often at most.
+_PAGE, _MOST_PAGES = 50, 1000
 #: A run of which nothing is said.
 DEFAULT = Submission()
 UNARCHIVED, ANY_RUN = RunFilter(), RunFilter(archived=None)
@@ -199,10 +200,9 @@ class Host:
             return newest.run_id
         found = self.named(wanted)
         if not found and _BEGINNING.fullmatch(begin := wanted.lower()):
-            in_id = matching("run_id", begin, "IS_SUBSTRING")
-            found = [run for run in self._looked_up(in_id) if run.run_id.startswith(begin)]
+            found = [run for run in self._looked_up(in_id(begin)) if run.run_id.startswith(begin)]
         if not found:
-            recent = list(self.list(ANY_RUN, limit=PAGE))
+            recent = list(self.list(ANY_RUN, limit=_PAGE))
             names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
             newest_runs = listed(_described(run) for run in recent)
             raise UnknownRunError(
@@ -229,14 +229,11 @@ class Host:
             limit: how many at most.
 
         Raises:
-            ArgumentError: there is no such experiment.
             HostError: the host does not answer.
         """
-        now = time.time()
-        experiment = self._known_experiment(where.experiment) if where.experiment else ""
-        order = "scheduled_at desc" if where.schedule_id else NEWEST_FIRST
-        found = self._runs(where.query(now), limit, experiment_id=experiment, sort_by=order)
-        return itertools.islice((run for run in found if _meets(run, where, now)), limit)
+        # The host's states lack "canceled".
+        found = self._runs(where.query(time.time()), limit, "scheduled_at" if where.schedule_id else "created_at")
+        return itertools.islice((run for run in found if not where.states or run.state in where.states), limit)
 
     def terminate(self, run_id: str) -> None:
         """Ask the host to end a run, which takes a moment.
@@ -279,28 +276,37 @@ class Host:
         except HostNotFoundError as error:
             raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
 
-    def _known_experiment(self, name: str) -> str:
-        if found := self._find_experiment(name):
-            return found
-        page = itertools.islice(self.objects(_EXPERIMENTS, "experiments"), PAGE)
-        raise self.unknown("experiment", name, sorted(text(each.get("display_name")) for each in page))
+    def objects(
+        self, path: str, key: str, query: str = "", *, limit: int | None = None, order: str = "created_at"
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield the JSON objects of a list in the user's namespace, the newest first, a page at a time.
 
-    def objects(self, path: str, key: str, query: str = "") -> Iterator[Mapping[str, Any]]:
-        """Yield the objects of a list in the user's namespace: see ``listing.objects``."""
-        return objects(self.connection, path, key, query, namespace=self.connection.namespace)
+        Args:
+            path: the path of the list.
+            key: where an answer has the objects.
+            query: a filter: see ``run_filter``.
+            limit: how many objects the caller wants, if that is known: the first page has no more.
+            order: the field with the times.
 
-    def unknown(self, kind: str, name: str, names: Iterable[str]) -> ArgumentError:
-        """Return the error for a name of an experiment or a schedule; ``names`` are those that exist."""
-        names = list(names)
-        return ArgumentError(
-            f"There is no {kind} {name!r} on {self.connection.name}{self.in_namespace()}.{did_you_mean(name, names)} "
-            f"{kind.capitalize()}s: {listed(map(printable, names)) or 'none'}."
-        )
+        Raises:
+            HostError: the host does not answer.
+        """
+        size, token = _PAGE if limit is None else min(limit, _PAGE), ""
+        first = {"sort_by": f"{order} desc", "filter": query}
+        for _ in range(_MOST_PAGES):
+            # A token has the order and the filter. Sent again, KFP refuses those with lists or times as different ones.
+            asked = {"page_token": token} if token else first
+            page = self.connection.get(path, page_size=size, namespace=self.connection.namespace, **asked)
+            content = page.get(key)
+            found = [each for each in (content if isinstance(content, list) else ()) if isinstance(each, Mapping)]
+            yield from found
+            token, before = str(page.get("next_page_token") or ""), token
+            if token in ("", before) or not found:
+                return
+            size = _PAGE
 
-    def _runs(self, query: str, limit: int | None, experiment_id: str = "", **asked: str) -> Iterator[RunSummary]:
-        # An experiment has its own namespace.
-        asked["namespace"] = "" if experiment_id else self.connection.namespace
-        found = objects(self.connection, _RUNS, "runs", query, limit=limit, experiment_id=experiment_id, **asked)
+    def _runs(self, query: str, limit: int | None = None, order: str = "created_at") -> Iterator[RunSummary]:
+        found = self.objects(_RUNS, "runs", query, limit=limit, order=order)
         return (self._summary(run) for run in found if run.get("run_id"))
 
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
@@ -324,7 +330,7 @@ class Host:
 
     def _looked_up(self, query: str) -> Iterator[RunSummary]:
         """Yield the runs for a name, the newest first: not endlessly many."""
-        return itertools.islice(self._runs(query, None), _LOOKED_AT)
+        return itertools.islice(self._runs(query), _LOOKED_AT)
 
     def _experiment_id(self, name: str) -> str:
         if found := self._find_experiment(name):
@@ -357,10 +363,6 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
         for task in tasks.values():
             task["cachingOptions"] = {**(task.get("cachingOptions") or {}), "enableCache": False}
     return changed
-
-
-def _meets(run: RunSummary, where: RunFilter, now: float) -> bool:
-    return where.selects(run.state, run.name, run.created, now, archived=run.is_archived, schedule_id=run.schedule_id)
 
 
 def _is_archived(run: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import warnings
@@ -11,17 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from torchx_kfp.common.text import UUID, listed, printable
+from torchx_kfp.common.text import UUID, did_you_mean, duration, listed, printable
 from torchx_kfp.contract.protocol import named_workspaces
 from torchx_kfp.errors import ArgumentError, HostNotFoundError, TorchxKfpError
 from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
 from torchx_kfp.execution.host.connection import V2BETA1
 from torchx_kfp.execution.host.host_runs import DEFAULT, Host, tracker_base_of
-from torchx_kfp.execution.host.listing import of_name
-from torchx_kfp.execution.host.run_filter import RunFilter
+from torchx_kfp.execution.host.run_filter import RunFilter, of_name, timestamp
 from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import seconds
-from torchx_kfp.execution.host.timing import Timing
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.tracking.recorder import Recorder
@@ -29,6 +28,81 @@ from torchx_kfp.tracking.recorder import Recorder
 _SCHEDULES = f"{V2BETA1}/recurringruns"
 #: What KFP leaves out of a name in Kubernetes (``toSWFCRDResourceGeneratedName``).
 _OBJECT_NAME = re.compile("[^a-z0-9-]+")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a schedule starts runs: by a cron expression, or in regular intervals.
+
+    Attributes:
+        cron: minute, hour, day of the month, month and day of the week, such as ``"0 3 * * *"``, in UTC unless KFP's
+            administrator has set another zone. Other forms, such as KFP's with the seconds first, are sent as they are.
+        every: the seconds between two runs, at least 1.
+        start: the time in seconds since the epoch before which no run starts; the first interval begins then.
+        end: the time after which no run starts.
+        max_runs: how many runs there are at once; the next one waits. KFP takes 1 to 10.
+        catchup: whether all runs that were missed, such as in a pause, are started later. Otherwise only the last is.
+    """
+
+    cron: str = ""
+    every: float | None = None
+    start: float | None = None
+    end: float | None = None
+    max_runs: int = 1
+    catchup: bool = False
+
+    def __post_init__(self) -> None:
+        """Check everything.
+
+        Raises:
+            ArgumentError: there is not exactly one of ``cron`` and ``every``, or a time is wrong.
+        """
+        if bool(self.cron) == (self.every is not None):
+            raise ArgumentError("A schedule has either a cron expression or an interval (--cron or --every).")
+        if self.every is not None and not 1 <= self.every < math.inf:
+            raise ArgumentError(f"The interval of a schedule is at least 1 s, but {self.every!r} s is given (--every).")
+        if self.start is not None and self.end is not None and self.end <= self.start:
+            raise ArgumentError("The schedule ends before it starts (--start, --end).")
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Timing | None:
+        """Return the timing in the JSON of a recurring run; None if it has none that is valid."""
+        trigger = mapping(answer.get("trigger"))
+        cron, periodic = mapping(trigger.get("cron_schedule")), mapping(trigger.get("periodic_schedule"))
+        found = cron or periodic
+        interval, most = text(periodic.get("interval_second")), text(answer.get("max_concurrency"))
+        try:
+            return cls(
+                # Five fields are what people write.
+                re.sub(r"^0 (?=(?:\S+ ){4}\S+$)", "", text(cron.get("cron"))),
+                None if cron or not interval.isdecimal() else float(interval),
+                seconds(found.get("start_time")),
+                seconds(found.get("end_time")),
+                int(most) if most.isdecimal() else 1,
+                not answer.get("no_catchup"),
+            )
+        except ArgumentError:
+            return None
+
+    @property
+    def expression(self) -> str:
+        """The cron expression as KFP takes it, with the seconds first. Empty for an interval."""
+        return f"0 {self.cron}" if len(self.cron.split()) == 5 else self.cron
+
+    def encode(self) -> dict[str, Any]:
+        """Return the fields of a recurring run, as JSON of v2beta1."""
+        times = {"start_time": self.start, "end_time": self.end}
+        about: dict[str, Any] = {name: timestamp(time) for name, time in times.items() if time is not None}
+        if self.every is None:
+            trigger = {"cron_schedule": {**about, "cron": self.expression}}
+        else:
+            trigger = {"periodic_schedule": {**about, "interval_second": str(round(self.every))}}
+        # JSON has numbers of 64 bits as text.
+        return {"trigger": trigger, "max_concurrency": str(self.max_runs), "no_catchup": not self.catchup}
+
+    def __str__(self) -> str:
+        """The timing for people."""
+        return self.cron if self.every is None else f"every {duration(self.every, whole=True)}"
 
 
 @dataclass(frozen=True)
@@ -134,11 +208,15 @@ class Schedules:
         found = [each for each in self._answers(of_name(name)) if each.get("display_name") == name]
         if len(found) == 1:
             return self._schedule(found[0])
+        where = f"{self._connection.name}{self._host.in_namespace()}"
         if found:
-            where = f"{self._connection.name}{self._host.in_namespace()}"
             ids = listed(text(each["recurring_run_id"]) for each in found)
             raise ArgumentError(f"{where} has {len(found):,} schedules {name!r}: {ids}. Give the id.")
-        raise self._host.unknown("schedule", name, (each.name for each in self.list()))
+        names = [each.name for each in self.list()]
+        raise ArgumentError(
+            f"There is no schedule {name!r} on {where}.{did_you_mean(name, names)} Schedules: "
+            f"{listed(map(printable, names)) or 'none'}."
+        )
 
     def find_id(self, name: str) -> str:
         """Return the id of the schedule with a name, or the given id, which may be that of a deleted schedule.

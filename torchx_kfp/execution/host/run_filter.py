@@ -1,8 +1,4 @@
-"""Which runs of a KFP host are listed: as a filter of KFP's API, and as a test of what the host has sent.
-
-The host filters by what its database has. Its states lack "canceled", and text is compared as the database likes, so
-each run is tested again.
-"""
+"""Filters of lists of a KFP host, as its API takes them."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ class RunFilter:
     Attributes:
         states: words such as ``"failed"``, of which a run has one.
         name: a part of the run's name in KFP's UI, in upper or lower case.
-        experiment: the name of the run's experiment.
         newer_than: the age in seconds that runs have not reached, counted from their creation.
         older_than: the age in seconds that runs have reached.
         archived: whether runs are archived; None for both kinds.
@@ -34,7 +29,6 @@ class RunFilter:
 
     states: Collection[str] = ()
     name: str = ""
-    experiment: str = ""
     newer_than: float | None = None
     older_than: float | None = None
     archived: bool | None = False
@@ -54,41 +48,57 @@ class RunFilter:
                 )
 
     def query(self, now: float) -> str:
-        """Return the filter for KFP's API, as JSON; empty if all runs meet it. The experiment is not in it."""
+        """Return the filter for KFP's API; empty if all runs meet it."""
         found: list[dict[str, Any]] = []
         # A run that has not begun may lack a state.
         if self.states and State.QUEUED not in self.states:
             words = sorted({word for state in self.states for word in words_of(State(state))})
-            found.append({"operation": "IN", "key": "state", "stringValues": {"values": words}})
+            found.append(_predicate("IN", "state", stringValues={"values": words}))
         if self.name:
-            found.append({"operation": "IS_SUBSTRING", "key": "display_name", "stringValue": self.name})
+            found.append(_predicate("IS_SUBSTRING", "display_name", stringValue=self.name))
         if self.newer_than is not None:
-            found.append(_at("GREATER_THAN_EQUALS", now - self.newer_than))
+            found.append(
+                _predicate("GREATER_THAN_EQUALS", "created_at", timestampValue=timestamp(now - self.newer_than))
+            )
         if self.older_than is not None:
-            found.append(_at("LESS_THAN_EQUALS", now - self.older_than))
+            end = timestamp(now - self.older_than)
+            found.append(_predicate("LESS_THAN_EQUALS", "created_at", timestampValue=end))
         if self.archived is not None:
-            operation = "EQUALS" if self.archived else "NOT_EQUALS"
-            found.append({"operation": operation, "key": "storage_state", "stringValue": "ARCHIVED"})
+            found.append(
+                _predicate("EQUALS" if self.archived else "NOT_EQUALS", "storage_state", stringValue="ARCHIVED")
+            )
         if self.schedule_id:
-            found.append({"operation": "EQUALS", "key": "recurring_run_id", "stringValue": self.schedule_id})
-        return json.dumps({"predicates": found}) if found else ""
+            found.append(_predicate("EQUALS", "recurring_run_id", stringValue=self.schedule_id))
+        return _query(found) if found else ""
 
-    def selects(
-        self, state: State, name: str, created: float, now: float, *, archived: bool = False, schedule_id: str = ""
-    ) -> bool:
-        """Tell whether a run with these fields meets the filter. Its experiment is not compared."""
-        age = now - created
+    def selects(self, state: State, name: str, age: float) -> bool:
+        """Tell whether a run on this machine meets the filter."""
         return (
             (not self.states or state in self.states)
             and self.name.lower() in name.lower()
-            # The host compares whole seconds.
-            and (self.newer_than is None or age < self.newer_than + 1)
-            and (self.older_than is None or (created > 0 and age >= self.older_than))
-            and self.archived in (None, archived)
-            and self.schedule_id in ("", schedule_id)
+            and (self.newer_than is None or age < self.newer_than)
+            and (self.older_than is None or age >= self.older_than)
         )
 
 
-def _at(operation: str, seconds: float) -> dict[str, Any]:
-    time = datetime.datetime.fromtimestamp(int(seconds), datetime.timezone.utc)
-    return {"operation": operation, "key": "created_at", "timestampValue": time.strftime("%Y-%m-%dT%H:%M:%SZ")}
+def of_name(name: str) -> str:
+    """Return the filter for objects with this name in KFP's UI."""
+    return _query([_predicate("EQUALS", "display_name", stringValue=name)])
+
+
+def in_id(part: str) -> str:
+    """Return the filter for runs whose ids have this part."""
+    return _query([_predicate("IS_SUBSTRING", "run_id", stringValue=part)])
+
+
+def timestamp(time: float) -> str:
+    """Return a time in seconds since the epoch as KFP's API takes it."""
+    return datetime.datetime.fromtimestamp(int(time), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _predicate(operation: str, key: str, **value: Any) -> dict[str, Any]:
+    return {"operation": operation, "key": key, **value}
+
+
+def _query(predicates: list[dict[str, Any]]) -> str:
+    return json.dumps({"predicates": predicates})

@@ -191,7 +191,7 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
             continue
         for sentence in record.corrupt:
             print_message(sentence)
-        if where.selects(record.run.state, record.run_id, record.created, now):
+        if where.selects(record.run.state, record.run_id, now - record.created):
             found.append(run_as_json(record))
     return found
 

@@ -17,9 +17,8 @@ from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host, RunSummary
-    from torchx_kfp.execution.host.recurring import Schedule, Schedules
+    from torchx_kfp.execution.host.recurring import Schedule, Schedules, Timing
     from torchx_kfp.execution.host.settings import Submission
-    from torchx_kfp.execution.host.timing import Timing
 
 #: For how many schedules the last run is asked for at once.
 _AT_ONCE = 8
@@ -39,7 +38,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 
 def _timing(cron: str | None, **values: Any) -> Timing:
-    from torchx_kfp.execution.host.timing import Timing
+    from torchx_kfp.execution.host.recurring import Timing
 
     return Timing(cron or "", **values)
 
