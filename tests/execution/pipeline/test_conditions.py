@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.execution.local.components import load
 from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.local import RunResult, Watch, run
 
 pytestmark = pytest.mark.lowest
@@ -83,6 +85,7 @@ CONDITIONS = [
     (f"{B} == 'x' || {A} == 'y'", "y", True),
     (f"!{A} && false < {A}", True, False),
     (f"int({A}) == 2", 2.9, True),
+    (f"double({A}) == 0.5", "5e-1", True),
 ]
 
 
@@ -129,6 +132,7 @@ REASONS = {
     f"{B} < 'x'": "cannot be evaluated: the task has no input b",
     f"{A} < true": "cannot be evaluated: 'x' and True have no order",
     f"int({A})": "cannot be evaluated: 'x' is not a number",
+    "double('inf') > 1": "cannot be evaluated: 'inf' is not a number",
     "3": "cannot be evaluated: 3 is not true or false",
 }
 
@@ -137,6 +141,10 @@ def test_a_condition_that_cannot_hold_says_why(tmp_path: Path) -> None:
     result = attempt(tmp_path, [conditional(expression) for expression in REASONS])
     for reason, stage in zip(REASONS.values(), result.stages, strict=True):
         assert (stage.state, reason in stage.reason) == ("failed", True), stage.reason
+
+
+def test_infinity_is_no_integer() -> None:
+    assert is_true(f"int({A}) == 2 || {A} > 2", {"a": math.inf})
 
 
 @pytest.mark.parametrize(

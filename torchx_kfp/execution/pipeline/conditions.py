@@ -9,6 +9,7 @@ compared by value, and values of different types are unequal.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import operator
@@ -33,7 +34,11 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+#: Text that becomes a number.
+_NUMBERS = {
+    "int": re.compile(r"[+-]?[0-9]{1,19}"),
+    "double": re.compile(r"[+-]?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,5})?"),
+}
 # KFP's compiler quotes an operand if the other one has another type.
 _QUOTED_INPUT = re.compile(r"'(?:\w+\()*inputs\.parameter_values\[")
 _FIELDS = re.compile(r'parseJson\(string_value\)((?:\["(?:[^"\\]|\\.)*"\])+)')
@@ -164,10 +169,9 @@ def _compared(compare: Callable[[Any, Any], bool], one: Any, other: Any) -> bool
 
 
 def _number(kind: str, value: Any) -> float:
-    if type(value) in (int, float):
-        return int(value) if kind == "int" else float(value)
-    if kind == "int" and isinstance(value, str) and _INTEGER.fullmatch(value):
-        return int(value)
+    if type(value) in (int, float) or (isinstance(value, str) and _NUMBERS[kind].fullmatch(value)):
+        with contextlib.suppress(OverflowError):  # infinity is no integer
+            return int(value) if kind == "int" else float(value)
     raise ValueError(f"{value!r} is not a number")
 
 
