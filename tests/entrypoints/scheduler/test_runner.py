@@ -4,7 +4,6 @@
 
 import copy
 import dataclasses
-import gc
 import logging
 import re
 import sys
@@ -20,6 +19,7 @@ from torchx.components import dist, utils
 from torchx.runner import Runner
 from torchx.schedulers.api import Stream
 
+from tests.execution.host.calling import wait_until
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
@@ -250,6 +250,36 @@ def test_replicas_have_their_own_lines(runner: Runner, host: KfpHost) -> None:
     assert list(runner.log_lines(handle, "trainer", 1)) == ["I am 1\n"]
 
 
+def test_an_app_is_followed_listed_and_canceled(runner: Runner, host: KfpHost) -> None:
+    code = "import time; print('one 1', flush=True); time.sleep(1); print('two 2')"
+    ended = runner.run(app_of(entrypoint="python", args=["-c", code]), "kfp", {"name": "my try"})
+    assert list(runner.log_lines(ended, "trainer", should_tail=True)) == ["one 1\n", "two 2\n"]
+    assert list(runner.log_lines(ended, "trainer", regex="t.o")) == ["two 2\n"]
+    runner.wait(ended, wait_interval=0.1)
+    runner.cancel(ended)
+    assert host.count(":terminate") == 0, "it has ended"
+    waits = runner.run(app_of(entrypoint="sleep", args=["100"]), "kfp")
+    wait_until(lambda: (status := runner.status(waits)) and status.state == specs.AppState.RUNNING)
+    # The nightly has both.
+    for end in (getattr(runner, "delete", runner.cancel), runner.cancel):
+        end(waits)
+        status = runner.wait(waits, wait_interval=0.1)
+        assert status
+        assert status.state == specs.AppState.CANCELLED
+    assert host.count(":terminate", "POST") == 1
+    listed = {it.app_handle: it.state for it in runner.list("kfp")}
+    assert listed == {ended: specs.AppState.SUCCEEDED, waits: specs.AppState.CANCELLED}
+
+
+def test_a_failure_has_the_exit_code_in_torchxs_form(runner: Runner, host: KfpHost) -> None:
+    handle = runner.run(app_of(entrypoint="sh", args=["-c", "exit 7"], max_retries=0), "kfp")
+    status = runner.wait(handle, wait_interval=0.1)
+    assert status
+    [replica] = status.roles[0].replicas
+    for text in (status.structured_error_msg, replica.structured_error_msg):
+        assert re.search(says('"errorCode": 7', "exit code 7"), text)
+
+
 def test_an_app_role_or_log_that_is_not_there(runner: Runner, host: KfpHost) -> None:
     for unknown in ("12345678-1234-1234-1234-123456789012", "echo-x7f2", "latest"):
         assert runner.describe(f"kfp://torchx/{unknown}") is None
@@ -297,32 +327,6 @@ def test_torchxs_default_workspace_is_not_sent(dryrun: Dryrun, caplog: pytest.Lo
         dryrun(echo(), {"tracker_base": BASE}, workspace=".")
     with pytest.raises(AppDefError, match=says("workspace", "-cfg tracker_base=s3://", "--workspace ''")):
         dryrun(echo(), workspace=".")
-
-
-def kept(text: str, package: str = "torchx_kfp.") -> list[object]:
-    """Return the objects of a package that have this text."""
-    ours = (it for it in gc.get_objects() if str(type(it).__module__).startswith(package) and hasattr(it, "__dict__"))
-    return [it for it in ours if any(isinstance(value, str) and text in value for value in vars(it).values())]
-
-
-def test_no_scheduler_keeps_requests_or_runs_that_have_ended(runner: Runner, host: KfpHost) -> None:
-    waits = specs.Role("main", "i", entrypoint="sh", args=["-c", "until [ -e go ]; do sleep .1; done"])
-    app = specs.AppDef("app", [waits])
-    planned = runner.dryrun(app, "kfp", {"host": host.url})
-    assert kept("until [ -e go ]")
-    del planned
-    gc.collect()
-    assert not kept("until [ -e go ]")
-    handle = runner.run(app, "kfp", {"host": host.url})
-    # Not those of the host, which is in this process, too.
-    names = handle.rpartition("/")[2], "torchx_kfp.execution.host"
-    assert runner.status(handle)
-    Path("go").touch()
-    status = runner.wait(handle, wait_interval=0.1)
-    assert status
-    assert status.state == specs.AppState.SUCCEEDED
-    gc.collect()
-    assert not kept(*names)
 
 
 def test_the_first_torchxconfig_goes_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
