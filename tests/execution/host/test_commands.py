@@ -147,28 +147,6 @@ def test_a_host_that_refuses_the_token(kfp_host: KfpHost, program: Program, word
     assert re.search(says("--existing-token", "Set TORCHX_KFP_EXISTING_TOKEN", "config.ini"), as_flag.stderr)
 
 
-def test_submit_and_watch(kfp_host: KfpHost, program: Program, pipelines: Path) -> None:
-    words = ("submit", "good.yaml", "--host", kfp_host.url, "--tracker-base", str(pipelines / "base"), "--watch")
-    done = program(*words, "--no-cache")
-    assert done.returncode == 0
-    run_id, _, table = done.stdout.partition("\n")
-    assert re.fullmatch(UUID, run_id)
-    assert rows(table) == [
-        ["train", "succeeded", _seconds(table, 0), "loss=0.5"],
-        ["script", "skipped", "(its condition is false)"],
-        ["evaluate[0]", "succeeded", _seconds(table, 2), "loss=2.0"],
-        ["evaluate[1]", "succeeded", _seconds(table, 3), "loss=2.0"],
-    ]
-    assert f"torchx-kfp results {run_id} --tracker-base {pipelines / 'base'}" in done.stderr
-    assert done.stderr.count(f"{kfp_host.url}/#/runs/details/{run_id}") == 2
-
-
-def _seconds(table: str, row: int) -> str:
-    found = rows(table)[row][2]
-    assert re.fullmatch(r"\d+\.\d", found)
-    return found
-
-
 def test_the_exit_code_of_a_run_that_fails(kfp_host: KfpHost, program: Program) -> None:
     done = program("submit", "bad.yaml", "--host", kfp_host.url, "--watch")
     assert done.returncode == 1
@@ -179,22 +157,6 @@ def test_the_exit_code_of_a_run_that_fails(kfp_host: KfpHost, program: Program) 
     assert quoted.splitlines()[:3] == ["Its last lines:", "    one", "    the last line"]
     for command in ("logs", "replay"):
         assert f"torchx-kfp {command} {done.stdout.splitlines()[0]}/script --host {kfp_host.url}" in quoted
-
-
-def test_the_exit_code_of_a_run_that_is_canceled(kfp_host: KfpHost, program: Program) -> None:
-    with program.start(
-        *("submit", "long.yaml", "-p", f"go={program.folder / 'never'}"), *("--host", kfp_host.url, "--watch")
-    ) as process:
-        run_id = process.stdout.readline().strip()
-        wait_until(lambda: program("logs", f"{run_id}/script", "--host", kfp_host.url).stdout == "begun\n")
-        canceled = program("cancel", run_id[:10], "--host", kfp_host.url)
-        assert canceled.returncode == 0
-        assert canceled.stderr == f"Canceling {run_id}: waiting for script.\nThe run {run_id} is canceled.\n"
-        table, said = process.communicate()
-        assert process.returncode == 1
-        assert f"Error: The run {run_id} was canceled.\n" in said
-        assert rows(table)[0][:2] == ["script", "canceled"]
-    assert "signal" not in said, "a second signal does nothing there"
 
 
 @pytest.mark.parametrize(
@@ -220,16 +182,6 @@ def test_a_signal_while_the_host_creates_a_run_says_how_to_find_it(
     [run_id] = kfp_host.runs
     found = program("runs", "--host", kfp_host.url)
     assert rows(found.stdout)[0][:2] == [run_id, "mine"]
-
-
-@pytest.mark.parametrize("trouble", [{"status": 500}, {"status": 503}, {"cut": 0.5}, {"status": 200, "body": "<html>"}])
-def test_a_run_whose_answer_is_lost(kfp_host: KfpHost, program: Program, trouble: dict[str, Any]) -> None:
-    kfp_host.add(Fault(path="/runs", method="POST", **trouble))
-    done = program("submit", "plain.yaml", "--host", kfp_host.url, "--name", "it's mine")
-    assert (done.returncode, done.stdout) == (1, "")
-    facts = says("may have accepted the run", "it's mine", "Before you submit it again", f"runs --host {kfp_host.url}")
-    assert re.search(facts, done.stderr)
-    assert "later" not in done.stderr
 
 
 # Watch a run that is over
@@ -405,26 +357,6 @@ def test_two_runs_are_compared(kfp_host: KfpHost, program: Program, pipelines: P
     assert re.split(r" {2,}", heading) == ["stage", "name", "a third", here.name, "difference"]
     assert program("results", "a third", "--host", kfp_host.url).stdout.startswith(f"Run a third ({named})\n")
     assert program("show", "a third/train", "--host", kfp_host.url).stdout.startswith("Run a third/train (")
-
-
-def test_a_base_that_is_gone_costs_only_the_results(kfp_host: KfpHost, program: Program) -> None:
-    base = program.folder / "pods"
-    base.mkdir()
-    write_pipelines(program.folder, base)
-    words = ("submit", "good.yaml", "--host", kfp_host.url, "--tracker-base", str(base), "-q")
-    run_id = program(*words).stdout.strip()
-    assert ended(kfp_host, run_id)["state"] == "SUCCEEDED"
-    base.rename(program.folder / "elsewhere")
-    done = program("watch", run_id, "--host", kfp_host.url, TORCHX_KFP_TRACKER_BASE=str(base))
-    assert done.returncode == 0
-    assert {row[1] for row in rows(done.stdout)} == {"succeeded", "skipped"}
-    [why] = [line for line in done.stderr.splitlines() if "Results are missing" in line]
-    assert re.search(says(f"'{base}'", "no such directory", "s3://bucket/results"), why)
-    assert "could not be read" not in done.stderr
-    base = program.folder / "elsewhere"
-    # The base may be named after the command, too.
-    named = program("results", "--tracker-base", str(base), run_id, "--host", kfp_host.url, TORCHX_KFP_TRACKER_BASE="")
-    assert (named.returncode, "loss" in named.stdout) == (0, True)
 
 
 def test_a_host_that_names_files_of_the_user(program: Program) -> None:

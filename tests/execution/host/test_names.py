@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.execution.host.calling import get
-from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
 from tests.programs import Done, Program
-from torchx_kfp.errors import HostNotFoundError
-from torchx_kfp.host import connect
 
 HELLO = """
 from kfp import dsl
@@ -63,16 +60,6 @@ def test_the_latest_run_is_the_newest_here_or_on_the_host(kfp_host: KfpHost, pro
     assert re.search(says("Only the runs on this machine were looked at", "403"), done.stderr)
 
 
-@pytest.mark.parametrize("count", [4, 8])
-def test_the_beginning_of_an_id_is_enough(kfp_host: KfpHost, program: Program, count: int) -> None:
-    runs = [kfp_host.make_run(1) for _ in range(2)]
-    beginning = runs[0].record.run_id[:count]
-    runs[0].finish()
-    assert watched(program("watch", beginning, "--json", "--host", kfp_host.url)) == runs[0].record.run_id
-    done = program("watch", beginning[:3], "--host", kfp_host.url)
-    assert re.search(says(f"There is no run '{beginning[:3]}'"), done.stderr)
-
-
 def test_the_tracker_base_is_a_setting(kfp_host: KfpHost, program: Program) -> None:
     settings = program.folder / "home" / ".config" / "torchx-kfp" / "config.ini"
     settings.parent.mkdir(parents=True)
@@ -88,14 +75,6 @@ def test_the_tracker_base_is_a_setting(kfp_host: KfpHost, program: Program) -> N
     assert submitted() == {"tracker_base": "s3://bucket/results"}
     assert submitted("--tracker-base", "s3://mine/results") == {"tracker_base": "s3://mine/results"}
     assert submitted("-p", "tracker_base=s3://mine/results") == {"tracker_base": "s3://mine/results"}
-
-
-def test_a_server_without_kfp_is_asked_about() -> None:
-    with (
-        scripted(lambda request: Reply({"code": 5, "message": "Not Found"}, 404)) as server,
-        pytest.raises(HostNotFoundError, match=says("Is this the URL of a KFP host?")),
-    ):
-        list(connect(host=server.url).list())
 
 
 def test_a_name_that_a_run_of_the_host_has(kfp_host: KfpHost, program: Program) -> None:

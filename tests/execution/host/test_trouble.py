@@ -188,14 +188,6 @@ def waits(changes: list[bool], policy: PollPolicy = DEFAULT_POLICY, cost: float 
     return [round(seconds, 3) for seconds in slept]
 
 
-def test_waits_grow_while_nothing_changes_and_begin_again_after_a_change() -> None:
-    changes = [True, True, False, False, False, False, True, False]
-    assert waits(changes, PollPolicy(shortest=1, longest=5, factor=2)) == [1, 1, 2, 4, 5, 5, 1, 2]
-    found = waits([True] + [False] * 20)
-    assert (found[0], found[-1]) == (1.0, 10.0)
-    assert sum(found[:6]) < 20, "a stage of some seconds is seen while it runs"
-
-
 @pytest.mark.parametrize("cost", [0.001, 0.05, 0.4, 3.0])
 def test_polls_take_a_small_part_of_a_core(cost: float) -> None:
     count = 200

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,6 @@ def program(call: Program) -> Program:
 
 def polls(kfp_host: KfpHost, run: MadeRun) -> int:
     return kfp_host.count(f"/apis/v2beta1/runs/{run.record.run_id}$")
-
-
-def go_on(kfp_host: KfpHost, run: MadeRun, **how: Any) -> None:
-    """Let a run go on, and wait until its watch has seen that."""
-    if how:
-        run.advance(**how)
-    before = polls(kfp_host, run)
-    wait_until(lambda: polls(kfp_host, run) >= before + 2)
 
 
 # Pictures
@@ -185,28 +176,11 @@ def test_ctrl_c_in_the_watch_of_a_run_on_this_machine(program: Program) -> None:
 # Trouble
 
 
-def test_a_connection_that_is_lost_and_comes_back(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(2)
-    run.advance(started=1)
-    with program.start("watch", "latest", "--host", kfp_host.url) as process:
-        wait_until(lambda: polls(kfp_host, run))
-        go_on(kfp_host, run)
-        fault = kfp_host.add(Fault(cut=0.0, times=4))
-        wait_until(lambda: fault.times == 0)
-        run.finish()
-        out, said = process.communicate()
-    assert process.returncode == 0
-    assert [row[:2] for row in rows(out)] == [["stage-0", "succeeded"], ["stage-1", "succeeded"]]
-    assert len(re.findall("trying again", said)) == 1
-    assert len(re.findall(f"{kfp_host.url} answers again", said)) == 1
-
-
 def test_a_run_that_is_deleted_while_it_is_watched(kfp_host: KfpHost, program: Program) -> None:
     run = kfp_host.make_run(2)
     run.advance(started=1)
     with program.start("watch", "latest", "--host", kfp_host.url) as process:
-        wait_until(lambda: polls(kfp_host, run))
-        go_on(kfp_host, run)
+        wait_until(lambda: polls(kfp_host, run) > 2)
         kfp_host.delete(run.record.run_id)
         out, said = process.communicate()
     assert (process.returncode, out) == (1, "")
@@ -229,33 +203,6 @@ def test_a_run_that_fails_without_a_stage(kfp_host: KfpHost, program: Program) -
     done = program("watch", "latest", "--host", kfp_host.url)
     assert done.returncode == 1
     assert re.search(says(f"Error: The run {run.record.run_id} failed: KFP does not say why."), done.stderr)
-
-
-# Requests
-
-
-def test_a_poll_is_one_request_however_many_stages_there_are(kfp_host: KfpHost, program: Program) -> None:
-    kfp_host.checks = False  # it takes longer than the watch
-    run = kfp_host.make_run(1000, chains=100)
-    began = time.monotonic()
-    with program.start("watch", "latest", "--host", kfp_host.url, "--json") as process:
-        wait_until(lambda: polls(kfp_host, run))
-        for ended in (0, 300, 600):
-            run.advance(started=ended + 100, ended=ended)
-            time.sleep(1.5)
-        run.finish()
-        lines, said = process.communicate()
-        took = time.monotonic() - began
-    assert process.returncode == 0, said
-    events = [json.loads(line)["event"] for line in lines.splitlines()]
-    assert events.count("stage_finished") == 1000
-    assert events[-1] == "run_finished"
-    # The first two polls follow one another; from then on there is one in a second at most.
-    assert polls(kfp_host, run) <= 2 + took
-    # The pods of stages that have begun are asked for once in a poll that has found some.
-    assert kfp_host.count("v1beta1") <= polls(kfp_host, run)
-    others = {request.path for request in kfp_host.requests if run.record.run_id not in request.path}
-    assert others == {"/apis/v2beta1/runs"}, "which finds the run"
 
 
 # Logs
@@ -382,32 +329,7 @@ def test_logs_name_the_replicas(kfp_host: KfpHost, program: Program) -> None:
     assert {"trainer/0 | of 2", "trainer/1 | of 2"} <= set(whole)
 
 
-def test_logs_of_a_stage_that_is_not_there(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(2, chains=1)
-    run.advance(started=1)
-    unknown = program("logs", "latest/stage-9", "--host", kfp_host.url)
-    assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert re.search(says("'stage-9'", run.record.run_id, "stage-0"), unknown.stderr)
-    later = program("logs", "latest/stage-1", "--host", kfp_host.url)
-    assert (later.returncode, later.stdout) == (2, "")
-    assert re.search(says("'stage-1'", "no log", "running"), later.stderr)
-
-
 # Cancel
-
-
-def test_a_run_that_kfp_has_not_begun_is_canceled(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(1)
-    done = program("cancel", run.record.display_name, "--host", kfp_host.url)
-    assert done.returncode == 0
-    assert done.stderr.endswith(f"The run {run.record.run_id} is canceled.\n")
-
-
-def test_the_code_of_the_newest_run_of_a_host_is_not_run_by_mistake(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(1)
-    done = program("replay", "latest/stage-0", TORCHX_KFP_HOST=kfp_host.url)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(says("another user's", f"torchx-kfp replay {run.record.run_id}/stage-0"), done.stderr)
 
 
 def test_the_newest_run_of_a_host_is_not_canceled_by_mistake(kfp_host: KfpHost, program: Program) -> None:
