@@ -163,63 +163,12 @@ def a_list_drives_a_loop_and_its_fields_are_channels(tracker_base: str, workspac
     stages.task(best, reads={"trials": collected}, results={"best": dict, "trials": int})
 
 
-def ends(code: int, last: str):
-    """Return a check of the exit code and the last line of ``train``, which has no outputs."""
-
-    def check(result: Any) -> None:
-        stage = result["train"]
-        assert (stage.exit_code, stage.outputs) == (code, {})
-        assert last in stage.last_lines()[-1]
-
-    return check
-
-
-@case("killed", state="failed", arguments={"then": "echo no >&2; kill -9 $PPID"}, check=ends(137, "no"))
-@case("ended", state="failed", arguments={"then": "echo no >&2; kill -TERM $PPID"}, check=ends(143, "no"))
-def that_a_failed_stage_declares(tracker_base: str, then: str, workspace: str = ""):
-    stages = Stages(tracker_base=tracker_base, workspace=workspace)
-    stages.task(record("train", '{"accuracy": 1}', f"{then}"), results={"accuracy": float})
-
-
 REGISTER = """
-import json, sys
 from torchx_kfp.tracking import current_run
 run = current_run()
-run.put(json.loads(sys.argv[1]))
-for name, path in json.loads(sys.argv[2]).items():
-    run.add_artifact(name, path, rate=1e-7)
+run.put(loss=1e-7)
+run.add_artifact("model", "s3://models/7", rate=1e-7)
 """
-
-
-def register(name: str, results: dict[str, Any], artifacts: dict[str, str]) -> Any:
-    return python(name, REGISTER, json.dumps(results), json.dumps(artifacts))
-
-
-def says_all(result: Any) -> None:
-    declares, none = result["train"], "none declares the result 'accuracy' as float but recorded nothing"
-    assert [line.removeprefix("torchx-kfp: train declares the ") for line in declares.last_lines()] == [
-        "result 'acuracy' as float but recorded accuracy, loss, l2norm/mean. Did you mean 'accuracy'?",
-        "result 'loss' as str but recorded 1",
-        "artifact 'modle' but recorded model. Did you mean 'model'?",
-    ]
-    assert declares.reason == f"ended with exit code 1: {declares.last_lines()[-1].removeprefix('torchx-kfp: ')}"
-    assert [result[name].reason for name in ("none", "fails")] == [
-        f"ended with exit code 1: {none}",
-        "ended with exit code 1",
-    ]
-
-
-@case(state="failed", check=says_all)
-def that_were_not_recorded(tracker_base: str, workspace: str = ""):
-    """An application that fails by itself is not blamed for them."""
-    stages = Stages(tracker_base=tracker_base, workspace=workspace)
-    stages.task(
-        register("train", {"accuracy": 0.5, "loss": 1, "l2norm/mean": 2}, {"model": "s3://m/1"}),
-        results={"acuracy": float, "loss": str, "l2norm/mean": float},
-        artifacts={"modle": dsl.Model},
-    )
-    stages.task(register("none", {}, {}), results={"accuracy": float})
-    stages.task(shell("fails", "exit 1"), results={"accuracy": float})
 
 
 @dsl.container_component
@@ -258,8 +207,7 @@ def names_its_place(result: Any) -> None:
 def an_artifact_that_is_elsewhere(tracker_base: str, workspace: str = "") -> str:
     """What takes it gets a file that names its place: on a backend, to take one from other storage fails."""
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
-    made = register("train", {"loss": 1e-7}, {"model": "s3://models/7"})
-    train = stages.task(made, artifacts={"model": dsl.Model})
+    train = stages.task(python("train", REGISTER), artifacts={"model": dsl.Model})
     return show(model=train.outputs["model"]).outputs["out"]
 
 

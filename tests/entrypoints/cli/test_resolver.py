@@ -130,13 +130,6 @@ def test_a_run_is_shown_as_a_whole_whatever_names_it(call: Call, runs: list[str]
         assert f"{runs[1]}/judge/judge_1" in [stage["run_id"] for stage in shown["stages"]]
 
 
-def test_a_name_that_several_runs_have_is_not_taken_for_a_directory(call: Call, runs: list[str]) -> None:
-    done = call("show", "fixed-", "--output-dir", "kept")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: 'fixed-' matches 2 runs in 'kept': ")
-    assert all(run in done.stderr for run in runs)
-
-
 def test_whole_numbers_in_lists_of_parameters_are_shown_as_such(call: Call, project: Path) -> None:
     (project / "lists.py").write_text(
         """

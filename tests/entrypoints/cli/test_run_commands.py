@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 from kfp import dsl
-from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.conftest import Call
 from tests.execution.local.components import shell
 from tests.execution.report.runs import append_events, write_events
 from tests.programs import Process, Program
 from tests.transcripts import given
-from torchx_kfp import task_from_app
 from torchx_kfp.local import (
     Event,
     RunFinished,
@@ -96,10 +94,6 @@ def test_runs_of_every_state(call: Call, project: Path) -> None:
     assert "1 older run in local_outputs: --limit 0" in limited.stderr
     assert "run-1" not in limited.stderr
     assert "run-1/events.jsonl is ignored" in call("runs", "--limit", "0").stderr
-
-
-def test_a_terminal_is_spared_control_characters(call: Program, run_id: str) -> None:
-    assert call.terminal(80, "logs", f"{run_id}/shell").read() == "one\ntwo \ufffd\ufffd[2J\nend\n"
 
 
 def test_a_run_that_has_not_come_far(call: Call, project: Path, run_id: str) -> None:
@@ -228,20 +222,6 @@ def test_another_process_is_never_signaled(call: Call, project: Path) -> None:
     finally:
         bystander.kill()
         bystander.wait()
-
-
-def test_the_lines_of_replicas(call: Program, project: Path) -> None:
-    @dsl.pipeline(name="distributed")
-    def pipeline() -> None:
-        args = ["-c", "[ $TORCHX_REPLICA_ID = 1 ] || exit 0; printf '\\033[2J | end'"]
-        app = AppDef("app", roles=[Role("trainer", image="image", entrypoint="sh", args=args, num_replicas=2)])
-        task_from_app(app, name="train", engine="job")
-
-    run_id = run(pipeline, output_dir=project / "local_outputs", watch=Watch(), cache=False).run_id
-    logs = ("logs", f"{run_id}/train")
-    assert "trainer/1 | \x1b[2J | end\n" in call(*logs).stdout
-    shown = call.terminal(80, *logs, NO_COLOR="1").read()
-    assert ("trainer/1 | " in shown, "\x1b[2J" in shown) == (True, False)
 
 
 def test_the_log_of_a_cached_stage_whose_run_is_gone(call: Call, project: Path) -> None:

@@ -8,7 +8,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.entrypoints.doctor.conftest import Check, Doctor
 from tests.execution.host.scripted import Reply, scripted
@@ -18,8 +17,6 @@ from tests.s3 import S3Server
 from torchx_kfp.common import extras
 from torchx_kfp.entrypoints import doctor as entrypoint
 from torchx_kfp.tracking import FsspecResultTracker
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def test_this_machine_alone(call: Program) -> None:
@@ -151,29 +148,6 @@ def test_a_store_that_refuses(
         found = based(doctor, "s3://bucket/results")
     assert found.level == "missing"
     assert re.search(says("s3://bucket/results", message.rstrip(".")), found.said), found
-
-
-@pytest.mark.s3
-def test_no_credentials(doctor: Doctor, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    found = based(doctor, "s3://bucket/results")
-    assert found.level == "missing"
-    assert re.search(says("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"), found.said)
-
-
-def test_the_form_for_bugs_asks_for_the_output(call: Program) -> None:
-    text = (REPOSITORY / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8")
-    fields = {field["id"]: field for field in yaml.safe_load(text)["body"] if "id" in field}
-    assert "`torchx-kfp doctor`" in fields["doctor"]["attributes"]["label"]
-    assert fields["doctor"]["validations"]["required"] is True
-    options = {*re.findall(r"--[a-z-]+", call("doctor", "--help").stdout)}
-    assert {*re.findall(r"--[a-z-]+", fields["doctor"]["attributes"]["description"])} <= options
-    for path in re.findall(r"/blob/main/([\w./-]+)", text):
-        assert (REPOSITORY / path).exists(), path
 
 
 @pytest.mark.parametrize(

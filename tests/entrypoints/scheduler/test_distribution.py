@@ -65,11 +65,6 @@ def test_all_schedulers_of_torchx_stay_and_the_default_does(torchx: TorchX) -> N
         assert names == [*own, "kfp"]
 
 
-def test_without_it_torchx_does_not_know_the_scheduler(torchx: TorchX) -> None:
-    said = python(torchx, _SCHEDULERS, PYTHONPATH="")
-    assert "kfp" not in json.loads(said.stdout)[1]
-
-
 def test_constructing_it_costs_little_and_prints_nothing(torchx: TorchX) -> None:
     """``torchx runopts`` and ``torchx configure`` construct every scheduler."""
     said = python(torchx, _MADE)
@@ -77,23 +72,6 @@ def test_constructing_it_costs_little_and_prints_nothing(torchx: TorchX) -> None
     loaded = set(said.stdout.split())
     assert "torchx_kfp" in loaded
     assert not loaded & {"kfp", "kubernetes", "google", "fsspec", "rich", "jinja2", "requests_toolbelt"}
-
-
-def test_runopts_shows_each_option_with_its_help(torchx: TorchX) -> None:
-    # Without a name, TorchX 0.7.0 fails at its own scheduler for Ray, unless Ray is installed.
-    said = torchx("runopts", "kfp", anew=True)
-    assert said.returncode == 0, said.stderr
-    own = said.stdout.partition("kfp:")[2]
-    for option in (
-        "host=HOST",
-        "tracker_base=TRACKER_BASE",
-        "engine=ENGINE",
-        "secrets=SECRETS",
-        "cache=CACHE (bool, True",
-    ):
-        assert option in own
-    lines = own.partition("arguments:")[2].strip().splitlines()
-    assert [line for line in lines[1::2] if not line.startswith(" " * 12)] == []
 
 
 def test_another_default_comes_from_a_torchxconfig(torchx: TorchX) -> None:

@@ -17,10 +17,7 @@ from tests.fake_kfp import KfpHost
 from tests.programs import Program
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import (
-    ArgumentError,
-    HostSettingsError,
     StageFailedError,
-    UnknownRunError,
     UnsupportedPipelineError,
 )
 from torchx_kfp.host import attach, submit
@@ -178,24 +175,6 @@ def test_a_failed_run_raises_with_the_last_lines(kfp_host: KfpHost, capsys: pyte
     with pytest.raises(StageFailedError, match=says(run.run_id, "work", "no data")):
         run.wait().raise_for_failure()
     assert "work" in capsys.readouterr().err, "by default, it says what happens"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings", "error", "text"),
-    [
-        ({}, {}, ArgumentError, ["code"]),
-        ({"code": "1"}, {"host": ""}, HostSettingsError, ["No KFP host is given", "TORCHX_KFP_HOST"]),
-        ({"code": "1", "other": 2}, {}, ArgumentError, ["other"]),
-    ],
-)
-def test_wrong_arguments_and_settings_are_refused(
-    kfp_host: KfpHost, arguments: dict[str, Any], settings: dict[str, Any], error: type[Exception], text: list[str]
-) -> None:
-    with pytest.raises(error, match=says(*text)):
-        submit(small, arguments, **{"host": kfp_host.url, **settings})
-    assert not kfp_host.count("/runs", "POST")
-    with pytest.raises(UnknownRunError, match=says("'nope'")):
-        attach("nope", host=kfp_host.url)
 
 
 def test_credentials_that_are_not_sent_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

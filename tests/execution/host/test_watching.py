@@ -35,30 +35,6 @@ def polls(kfp_host: KfpHost, run: MadeRun) -> int:
 # Pictures
 
 
-@pytest.mark.parametrize("columns", [80, 140])
-def test_a_picture_while_it_runs_and_a_table_after_it(kfp_host: KfpHost, program: Program, columns: int) -> None:
-    run = kfp_host.make_run(4, chains=2, name="study")
-    run_id = run.record.run_id
-    terminal = program.terminal(columns, "watch", "latest", "--host", kfp_host.url)
-    shown = terminal.wait_for("study ", "· stage-3")
-    assert re.search(r"study \d+s  4 waiting\n· stage-0\n· stage-1\n· stage-2\n· stage-3$", shown), "it is pending"
-    run.advance(started=2)
-    run.advance(started=3, ended=1)
-    shown = terminal.wait_for("✓ stage-0", "● stage-1", "● stage-2", "· stage-3")
-    head = shown[shown.rindex("study ") :].splitlines()[0]
-    assert re.fullmatch(r"study \d+s  2 running, 1 waiting, 1 succeeded", head)
-    run.finish()
-    assert terminal.end() == 0
-    lines = terminal.shown.splitlines()
-    assert lines[0] == "before"
-    whole = "".join(lines[1:3]) if columns == 80 else lines[1]
-    assert whole == f"Run {run_id}: {kfp_host.url}/#/runs/details/{run_id}"
-    assert [row[:2] for row in rows(terminal.shown)] == [[f"stage-{number}", "succeeded"] for number in range(4)]
-    assert f"Run {run_id} (succeeded, " in terminal.shown
-    assert "●" not in terminal.shown
-    assert not terminal.screen.cursor.hidden
-
-
 def test_runs_fit_a_terminal_of_80_columns(kfp_host: KfpHost, program: Program) -> None:
     runs = [kfp_host.make_run(1, name=f"a study of the name {number}") for number in range(3)]
     terminal = program.terminal(80, "runs", "--host", kfp_host.url)
@@ -91,27 +67,6 @@ def test_the_report_of_a_pipeline_with_a_long_name(kfp_host: KfpHost, program: P
 
 
 # Ctrl-C
-
-
-def test_ctrl_c_detaches_and_says_how_to_come_back(kfp_host: KfpHost, program: Program) -> None:
-    run = kfp_host.make_run(2)
-    run.advance(started=1)
-    run_id = run.record.run_id
-    terminal = program.terminal(400, "watch", run_id[:9], "--host", kfp_host.url, "-n", "team")
-    terminal.wait_for("● stage-0")
-    terminal.send(b"\x03")
-    assert terminal.end() == 130
-    _, _, goes_on, watch, cancel = terminal.shown.splitlines()
-    assert goes_on == f"The run {run_id} goes on."
-    words = rf"--host {kfp_host.url} --namespace team"
-    assert re.fullmatch(rf"To watch it again: \S*torchx-kfp watch {run_id} {words}", watch)
-    assert re.fullmatch(rf"To end it: \S*torchx-kfp cancel {run_id} {words}", cancel)
-    assert "●" not in terminal.shown
-    assert "^C" not in terminal.shown
-    again = program.terminal(400, *watch.partition("torchx-kfp ")[2].split())
-    again.wait_for("● stage-0")
-    run.finish()
-    assert again.end() == 0
 
 
 @pytest.mark.parametrize(

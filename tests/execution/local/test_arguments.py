@@ -90,12 +90,6 @@ def test_arguments_from_text():
     assert describe_parameters(loaded) == DESCRIBED.split("\n", 1)[1]
 
 
-def test_empty_paths_are_the_current_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = RunOptions.of({"directory": "", "kfp_workspace": ""})
-    assert options.directory == options.kfp_workspace == str(tmp_path)
-
-
 def test_values_that_a_parameter_allows(tmp_path):
     documents = ir(folder=tmp_path)
     documents[0]["root"]["inputDefinitions"]["parameters"]["x"]["literals"] = ["a", "b"]

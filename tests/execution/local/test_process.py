@@ -8,7 +8,6 @@ from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from torchx_kfp.contract import protocol
-from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_environment
 from torchx_kfp.execution.local.kubernetes import KNOWN_OF_PIPELINES
 from torchx_kfp.execution.pipeline.pod_settings import POD_SETTINGS
@@ -44,9 +43,3 @@ def test_every_setting_of_the_installed_kfp_kubernetes_is_known():
     assert names <= POD_SETTINGS.keys()
     names = {field.json_name for field in pipeline_spec_pb2.PipelineConfig.DESCRIPTOR.fields}
     assert names <= KNOWN_OF_PIPELINES
-
-
-def test_a_localhost_is_not_that_of_a_container():
-    there, here = "http://seaweedfs.kubeflow:9000", "http://localhost:9000"
-    assert own_endpoints({"AWS_ENDPOINT_URL": here}, in_container=True) == {}
-    assert own_endpoints({"AWS_ENDPOINT_URL": there}, in_container=True) == {"AWS_ENDPOINT_URL": there}

@@ -79,21 +79,6 @@ def test_packages_are_installed_once_for_all_stages_and_runs(execute, tmp_path, 
         importlib.metadata.version("tiny")
 
 
-def test_what_is_here_already_needs_no_environment(execute, cache):
-    @dsl.component(base_image="python:3.11", packages_to_install=["kfp>=2", "pyyaml", 'nowhere; python_version<"3"'])
-    def use() -> str:
-        import yaml
-
-        return yaml.safe_dump([1]).strip()
-
-    @dsl.pipeline
-    def pipeline():
-        use()
-
-    assert execute(pipeline).stages[0].outputs == {"Output": "- 1"}
-    assert not cache.exists()
-
-
 def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
     use = using(f"tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl", pip_index_urls=["https://user:secret@host"])
 

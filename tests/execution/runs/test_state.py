@@ -49,25 +49,6 @@ def test_a_stage_goes_through_its_phases(run: RunState) -> None:
     assert (stage.started_at, stage.retry_at, stage.result.attempts) == (11.0, 17.0, 2)
 
 
-@pytest.mark.parametrize("state", [state for state in State if state.is_over])
-def test_a_stage_has_the_state_in_which_it_ended(run: RunState, state: State) -> None:
-    run.on_event(finished("first", state))
-    assert run.counts() == {state: 1, State.WAITING: 3}
-
-
-def test_iterations_are_counted_with_their_task(run: RunState) -> None:
-    for index in range(5):
-        run.on_event(Waiting(f"inner/b[{index}]", "b"))
-        run.on_event(Started(f"inner/b[{index}]", "pod", 1))
-    run.on_event(finished("inner/b[1]"))
-    run.on_event(finished("inner/b[2]", State.FAILED))
-    task = run.tasks["inner/b"]
-    assert [stage.name for stage in task.active] == ["inner/b[0]", "inner/b[3]", "inner/b[4]"]
-    assert list(task.by_state[State.FAILED]) == ["inner/b[2]"]
-    assert run.counts([task]) == {State.FAILED: 1, State.RUNNING: 3, State.SUCCEEDED: 1}
-    assert run.counts() == {State.FAILED: 1, State.RUNNING: 3, State.SUCCEEDED: 1, State.WAITING: 3}
-
-
 def test_stages_that_the_outline_has_not_are_found_by_their_names() -> None:
     run = RunState()
     run.on_event(finished("x/y[3]/z[0,1]"))
