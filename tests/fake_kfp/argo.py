@@ -6,7 +6,13 @@ twice: as a Retry, ``train``, and as its attempt, ``train(0)``.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+
+from torchx_kfp.contract.protocol import POD_NAME, POD_UID
+from torchx_kfp.execution.pipeline.spec import Pipeline, Task
+from torchx_kfp.execution.pipeline.walk import PodNames, ScopedTask, StageNames, indices_of, walk, without_indices
+from torchx_kfp.execution.runs.events import Event, PipelineRetried, StageStarted
 
 #: Argo's limit of the length of a pod's name, and the part that its hash may take.
 _LONGEST, _HASH = 253, 10
@@ -38,6 +44,11 @@ class Naming:
         item = self.attempt(f"{self.attempt(loop)}.iteration-iterations({index}:{index})")
         return self.attempt(f"{item}.iteration-item")
 
+    def task(self, dag: str, task: Task) -> str:
+        """Return the node of a task in a DAG; an exit task is a hook of the task before it."""
+        around = self.attempt(f"{dag}.{task.depends_on[0]}.onExit") if is_hook(task) else dag
+        return f"{around}.{task.name}"
+
     def executor(self, task: str, number: int = 0) -> str:
         """Return the node of a stage's pod, given the name of its task."""
         return self.attempt(f"{self.attempt(task)}.executor", number)
@@ -67,6 +78,57 @@ def executor_template(metadata: dict[str, dict[str, str]] | None, *, retries: bo
     return f"metadata-{len(metadata.get('annotations') or ())}-{len(metadata.get('labels') or ())}-{name}"
 
 
+class ArgoPods(PodNames):
+    """Gives the pods of a local run the names that Argo gives them, and UIDs: a retry of a run uses names again."""
+
+    def __init__(self, pipeline: Pipeline, names: Naming) -> None:
+        super().__init__()
+        self._names = names
+        self._places = {place.name: place for place in walk(pipeline)}
+        #: How often nested pipelines were tried again, by their names.
+        self._tries: Counter[str] = Counter()
+        #: The first attempts at stages, by the names of their nodes.
+        self._first: dict[str, int] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Take note of nested pipelines that are tried again."""
+        if isinstance(event, PipelineRetried):
+            inside = [name for name in self._tries if name.startswith(f"{event.name}/")]
+            self._tries[event.name] += 1
+            for name in inside:
+                del self._tries[name]
+
+    def make(self, stage: str, attempt: int) -> str:
+        """Make the name for an attempt at a stage."""
+        place = self._places[without_indices(stage)]
+        node = self._node(place, indices_of(stage))
+        number = attempt - self._first.setdefault(node, attempt)
+        retries = place.task.retry is not None
+        template = executor_template(place.component.platform.get("podMetadata"), retries=retries)
+        return self._names.pod(self._names.executor(node, number), template)
+
+    def variables(self, pod_name: str, pod_uid: str) -> dict[str, str]:
+        """Return the variables that KFP sets in a pod."""
+        return {POD_NAME: pod_name, POD_UID: pod_uid}
+
+    def _node(self, place: ScopedTask, indices: tuple[int, ...]) -> str:
+        """Return the node of the task in one iteration of the loops around it."""
+        around: list[ScopedTask] = []
+        inside = place.inside
+        while inside is not None:
+            around.insert(0, inside)
+            inside = inside.inside
+        dag, names, left = self._names.root, StageNames(), list(indices)
+        for each in around:
+            node = self._names.task(dag, each.task)
+            if each.task.loop is not None:
+                dag, names = self._names.iteration(node, left[0]), names.inside_iteration(left.pop(0))
+            else:
+                dag = self._names.attempt(node, self._tries[names.of(each.task.name)])
+                names = names.inside(each.task)
+        return self._names.task(dag, place.task)
+
+
 @dataclass
 class Node:
     """One node; ``history`` has its phases and their times, in seconds since the epoch."""
@@ -79,9 +141,9 @@ class Node:
     message: str = ""
     outputs: dict[str, str] = field(default_factory=dict)
     exit_code: str = ""
-    #: For the pod of a stage: the stage's name in the local run, and the number of the attempt, counted from 1.
+    #: For the pod of a stage: the stage's name in the local run, and the start of this attempt.
     stage: str = ""
-    attempt: int = 0
+    started_as: StageStarted | None = None
 
     @property
     def phase(self) -> str:
@@ -90,6 +152,11 @@ class Node:
     @property
     def started(self) -> float:
         return self.history[0][1]
+
+
+def is_hook(task: Task) -> bool:
+    """Tell whether a task is an exit task, which Argo has as a hook of the task before it."""
+    return task.runs_always and bool(task.depends_on)
 
 
 def pull_problem(image: str) -> str:

@@ -1,113 +1,103 @@
-"""The facts about a run at one moment, from the lines of its journal: see ``child``."""
+"""The facts about a run at one moment, from the events of its local run."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.execution.runs.events import (
+    Event,
+    LoopStarted,
+    PipelineRetried,
     RunEnding,
     RunFinished,
     RunStarted,
     StageFinished,
     StageRetried,
     StageStarted,
-    decode,
+    StageWaiting,
 )
 from torchx_kfp.execution.runs.vocabulary import State
 
+_KEPT = (State.SUCCEEDED, State.CACHED, State.SKIPPED)
 
-@dataclass(frozen=True)
-class Ended:
-    """How a task has ended: its state in the local run, why, and when."""
 
-    state: State
-    reason: str
-    time: float
+@dataclass
+class TaskFacts:
+    """The facts about a stage or a loop; about another group only if it could not begin."""
 
-    @property
-    def is_omitted(self) -> bool:
-        """Whether it never began because of a task before it."""
-        return self.state is State.NOT_RUN or self.reason.startswith("was not run")
+    waiting: float | None = None
+    #: When its pod began first. A retry of the run keeps the stage's driver.
+    driven: float | None = None
+    attempts: list[StageStarted] = field(default_factory=list)
+    retried: list[StageRetried] = field(default_factory=list)
+    finished: StageFinished | None = None
+    loop: LoopStarted | None = None
+
+    def retry(self) -> None:
+        """Forget how it failed: its driver, if it has run, and its DAG stay."""
+        if self.finished is None or self.finished.result.state not in _KEPT:
+            if not self.attempts:
+                self.waiting = None
+            self.attempts, self.retried, self.finished = [], [], None
 
 
 @dataclass
 class Facts:
-    """Tasks and DAGs have the names of their Argo nodes; stages have those of the local run."""
+    """Tasks have the names of their stages in the local run."""
 
-    begun: dict[str, float] = field(default_factory=dict)
-    #: The stage of each task.
-    stages: dict[str, str] = field(default_factory=dict)
-    opened: dict[str, float] = field(default_factory=dict)
-    closed: dict[str, Ended] = field(default_factory=dict)
-    items: dict[str, int] = field(default_factory=dict)
-    ended: dict[str, Ended] = field(default_factory=dict)
-    attempts: dict[str, list[StageStarted]] = field(default_factory=lambda: defaultdict(list))
-    retried: dict[str, list[StageRetried]] = field(default_factory=lambda: defaultdict(list))
-    finished: dict[str, StageFinished] = field(default_factory=dict)
-    #: When the pod of each stage began first. A retry of the run keeps the stage's driver.
-    driven: dict[str, float] = field(default_factory=dict)
+    tasks: dict[str, TaskFacts] = field(default_factory=lambda: defaultdict(TaskFacts))
+    #: The facts about earlier attempts at nested pipelines, by their names.
+    past: dict[str, list[Facts]] = field(default_factory=lambda: defaultdict(list))
     started: RunStarted | None = None
     ending: RunEnding | None = None
     over: RunFinished | None = None
-    refused: str = ""
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Take in one more line."""
-        fact, when = line.get("fact"), line["time"]
-        if fact is None:
-            self._add_event(line)
-        elif fact == "begun":
-            self.begun.setdefault(line["task"], when)
-            self.stages[line["task"]] = line["stage"]
-        elif fact == "opened":
-            self.opened.setdefault(line["dag"], when)
-        elif fact == "closed":
-            state = State.FAILED if line["failed"] else State.SUCCEEDED
-            self.closed.setdefault(line["dag"], Ended(state, "", when))
-        elif fact == "loop":
-            self.items[line["task"]] = line["items"]
-        elif fact == "ended":
-            self.ended.setdefault(line["task"], Ended(State(line["state"]), line["reason"], when))
-        elif fact == "refused":
-            self.refused = line["reason"]
-        elif fact == "retry":
-            self._retry()
-
-    def _retry(self) -> None:
-        """Forget what a retry of the run removes: how it and what has failed in it ended, and what was omitted.
-
-        Drivers that have succeeded are kept, and so are DAGs with their starts.
-        """
-        self.ending = self.over = None
-        succeeded = State.SUCCEEDED, State.CACHED, State.SKIPPED
-        self.closed = {dag: end for dag, end in self.closed.items() if end.state in succeeded}
-        for task in [task for task, end in self.ended.items() if end.state not in succeeded]:
-            stage = self.stages.get(task, "")
-            if self.ended.pop(task).is_omitted or (task not in self.opened and stage not in self.attempts):
-                self.begun.pop(task, None)
-        # Stages of a run that was canceled have ended without an end of their task.
-        for stage in [stage for stage, end in self.finished.items() if end.result.state not in succeeded]:
-            for kept in (self.attempts, self.retried, self.finished):
-                kept.pop(stage, None)
-
-    def _add_event(self, line: Mapping[str, Any]) -> None:
-        event = decode(line)
+    def add(self, event: Event) -> None:
+        """Take in one more event."""
         if isinstance(event, RunStarted):
             self.started = self.started or event
+            if self.over is not None:
+                self._retry()
         elif isinstance(event, RunEnding):
             self.ending = event
         elif isinstance(event, RunFinished):
             self.over = event
+        elif isinstance(event, PipelineRetried):
+            self.past[event.name].append(self._take_inside(event.name))
+        elif isinstance(event, LoopStarted):
+            self.tasks[event.name].loop = event
+        elif isinstance(event, StageWaiting):
+            task = self.tasks[event.name]
+            task.waiting = task.waiting or event.time
         elif isinstance(event, StageStarted):
-            self.attempts[event.name].append(event)
-            self.driven.setdefault(event.name, event.time)
+            task = self.tasks[event.name]
+            task.attempts.append(event)
+            task.driven = task.driven or event.time
         elif isinstance(event, StageRetried):
-            self.retried[event.name].append(event)
+            self.tasks[event.name].retried.append(event)
         elif isinstance(event, StageFinished) and not event.kept:
-            self.finished[event.result.name] = event
+            self.tasks[event.result.name].finished = event
+
+    def _take_inside(self, pipeline: str) -> Facts:
+        """Remove and return what is known of the tasks in a nested pipeline."""
+        tasks = [name for name in self.tasks if name.startswith(f"{pipeline}/")]
+        past = [name for name in self.past if name.startswith(f"{pipeline}/")]
+        return Facts({name: self.tasks.pop(name) for name in tasks}, {name: self.past.pop(name) for name in past})
+
+    def _retry(self) -> None:
+        """Forget what a retry of the run removes: what has failed in it, and what was omitted.
+
+        Drivers that have succeeded are kept, and so are DAGs with their starts.
+        """
+        self.ending = self.over = None
+        for pipeline in list(self.past):
+            inside = [task for name, task in self.tasks.items() if name.startswith(f"{pipeline}/")]
+            if any(task.finished is None or task.finished.result.state not in _KEPT for task in inside):
+                del self.past[pipeline]
+        for task in self.tasks.values():
+            task.retry()
 
 
 def given_to(started: StageStarted) -> dict[str, Any]:

@@ -7,28 +7,29 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from tests.fake_kfp.facts import Ended
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in
 from torchx_kfp.execution.runs.events import StageFinished, StageStarted
+from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
 
-def pod_log(run_id: str, started: StageStarted, finished: StageFinished | None, *, failed: bool = False) -> str:
+def pod_log(run_id: str, started: StageStarted, ended: float | None, finished: StageFinished | None) -> str:
     """Return the text of the log so far.
 
     Args:
         run_id: the run's id.
         started: the attempt.
-        finished: the end of the stage, if this attempt was the last one and has ended.
-        failed: whether the attempt has failed, and another one follows.
+        ended: when it ended, if it has.
+        finished: the end of the stage.
     """
     said = ""
     if started.log_file is not None and started.log_file.exists():
         said = started.log_file.read_text(encoding="utf-8", errors="replace")
     parts = [_lines(started.time, _BEGIN), said]
-    if finished is not None or failed:
+    if ended is not None:
         # The launcher's lines begin in a line of their own only if the stage ends its last one.
-        parts.append(_end(run_id, started, None if failed else finished))
+        is_last = finished is not None and finished.result.attempts == started.attempt
+        parts.append(_end(run_id, started, ended, finished.result if finished and is_last else None))
     return "".join(parts)
 
 
@@ -36,10 +37,10 @@ def pod_log(run_id: str, started: StageStarted, finished: StageFinished | None, 
 NO_TITLE = "No title specified"
 
 
-def importer_log(start: float, end: Ended | None) -> str:
+def importer_log(start: float, end: StageFinished | None) -> str:
     """Return the log of an importer's pod."""
-    failed = end is not None and end.state is State.FAILED
-    said = _lines(end.time, [f"client.go:1150] {end.reason}"], "F") if failed and end else ""
+    failed = end is not None and end.result.state is State.FAILED
+    said = _lines(end.time, [f"client.go:1150] {end.result.reason}"], "F") if failed and end else ""
     return _lines(start, _BEGIN[:1]) + said + ("goroutine 1 [running]:\n" if failed else "")
 
 
@@ -50,9 +51,7 @@ _BEGIN = (
 )
 
 
-def _end(run_id: str, started: StageStarted, finished: StageFinished | None) -> str:
-    when = finished.time if finished is not None else time.time()
-    result = finished.result if finished is not None else None
+def _end(run_id: str, started: StageStarted, when: float, result: StageResult | None) -> str:
     folder = f"/minio/mlpipeline/v2/artifacts/{run_id}/{started.task}"
     upload = (
         "launcher_v2.go:867] Executing uploadOutputArtifacts attempt: 1",

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from tests.fake_kfp.runs import Run
-from torchx_kfp.execution.runs.events import (
-    Event,
-    RunFinished,
-    RunStarted,
-    StageFinished,
-    StageStarted,
-    StageWaiting,
-    encode,
-)
+from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted, StageWaiting
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -52,42 +43,34 @@ class MadeRun(Run):
             failed: whether those that end now fail.
         """
         with self._lock:
-            if not self.lines:
-                self._say(RunStarted(self.pipeline.name, self.record.run_id))
-                self._fact("opened", dag=self.names.root)
-            names = list(self.pipeline.root.as_dag().tasks)
-            for number in range(len(self.facts.attempts), max(started, ended)):
-                name = names[number]
-                self._fact("begun", task=f"{self.names.root}.{name}", stage=name)
-                self._say(StageWaiting(name, name))
-                self._say(StageStarted(name, self._pod(name), 1, name))
-            for number in range(len(self.facts.finished), ended):
-                name, state = names[number], State.FAILED if failed else State.SUCCEEDED
-                self._say(StageFinished(StageResult(name, name, state, attempts=1, pod_name=self._pod(name))))
-                reason = "ended with exit code 1" if failed else ""
-                self._fact("ended", task=f"{self.names.root}.{name}", state=str(state), reason=reason)
+            if not self.events:
+                self.events.append(RunStarted(self.pipeline.name, self.record.run_id))
+            names, tasks = list(self.pipeline.root.as_dag().tasks), self.facts.tasks
+            for name in names[sum(bool(each.attempts) for each in tasks.values()) : max(started, ended)]:
+                self.events += [StageWaiting(name, name), StageStarted(name, self._pod(name), 1, name)]
+            for name in names[sum(each.finished is not None for each in tasks.values()) : ended]:
+                state, reason = (State.FAILED, "ended with exit code 1") if failed else (State.SUCCEEDED, "")
+                self._end(name, state, reason)
 
     def finish(self, *, failed: bool = False) -> None:
         """Let all stages succeed, if they have not ended, and the run end."""
         self.advance(ended=len(self.pipeline.root.as_dag().tasks))
         with self._lock:
-            self._fact("closed", dag=self.names.root, failed=failed)
-            self._say(RunFinished(self.record.run_id, State.FAILED if failed else State.SUCCEEDED, 1.0))
+            state = State.FAILED if failed else State.SUCCEEDED
+            self.events.append(RunFinished(self.record.run_id, state, 1.0))
 
     def terminate(self) -> None:
         """Do what ``:terminate`` does; the stages that run have ended at once."""
         super().terminate()
         with self._lock:
-            for name in [each for each in self.facts.attempts if each not in self.facts.finished]:
-                self._say(StageFinished(StageResult(name, name, State.CANCELED, attempts=1, pod_name=self._pod(name))))
-            self._say(RunFinished(self.record.run_id, State.CANCELED, 1.0, reason="SIGTERM"))
+            for name in [name for name, each in self.facts.tasks.items() if each.attempts and not each.finished]:
+                self._end(name, State.CANCELED)
+            self.events.append(RunFinished(self.record.run_id, State.CANCELED, 1.0, reason="SIGTERM"))
 
     def _pod(self, name: str) -> str:
         node = self.names.executor(f"{self.names.root}.{name}")
         return self.names.pod(node, "system-container-impl")
 
-    def _say(self, event: Event) -> None:
-        self.lines.append(encode(event))
-
-    def _fact(self, fact: str, **content: Any) -> None:
-        self.lines.append({"fact": fact, "time": time.time(), **content})
+    def _end(self, name: str, state: State, reason: str = "") -> None:
+        pod = self._pod(name)
+        self.events.append(StageFinished(StageResult(name, name, state, reason=reason, attempts=1, pod_name=pod)))

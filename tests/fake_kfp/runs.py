@@ -24,6 +24,8 @@ from tests.fake_kfp.tree import make_nodes
 from tests.programs import Program, imported
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.runs.events import Event, RunStarted
+from torchx_kfp.execution.runs.history import EventReader
 from torchx_kfp.execution.runs.vocabulary import State
 
 _CHILD = "tests.fake_kfp.child:main"
@@ -44,29 +46,29 @@ def _imported() -> str:
 
 @dataclass
 class Run:
-    """A run; ``lines`` is its journal so far."""
+    """A run; ``events`` are those of its local run so far."""
 
     record: Record
     pipeline: Pipeline
     names: Naming
-    lines: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     #: Whether it was terminated, and no answer has said so yet. On a cluster, the end takes seconds.
     owes_canceling: bool = False
     #: How many of v1beta1's answers to come have the nodes as they were before a retry.
     stale: int = 0
-    #: Answers that were made, with the number of lines that they are made from.
+    #: Answers that were made, with the number of events that they are made from.
     _made: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _facts: Facts = field(default_factory=Facts)
-    #: The number of lines in the facts.
+    #: The number of events in the facts.
     _taken: int = 0
 
     @property
     def facts(self) -> Facts:
-        """The facts from the lines so far."""
-        for line in self.lines[self._taken :]:
-            self._facts.add(line)
-        self._taken = len(self.lines)
+        """The facts from the events so far."""
+        for event in self.events[self._taken :]:
+            self._facts.add(event)
+        self._taken = len(self.events)
         return self._facts
 
     #: Why the run could not be run on this machine.
@@ -111,16 +113,12 @@ class Run:
 
     def log(self, pod: str) -> str | None:
         """Return the log of a pod; None if there is no such pod."""
-        facts = self.facts
         for node in self.nodes().values():
-            if node.template == "system-importer" and self.names.pod(node.name, node.template) == pod:
-                return importer_log(node.started, facts.ended.get(node.name.removesuffix("(0)")))
             if node.stage and self.names.pod(node.name, node.template) == pod:
-                attempts = facts.attempts[node.stage]
-                is_last = node.attempt == len(attempts)
-                failed = node.attempt <= len(facts.retried.get(node.stage, ()))
-                finished = facts.finished.get(node.stage) if is_last else None
-                return pod_log(self.record.run_id, attempts[node.attempt - 1], finished, failed=failed)
+                finished = self.facts.tasks[node.stage].finished
+                if node.started_as is None:
+                    return importer_log(node.started, finished)
+                return pod_log(self.record.run_id, node.started_as, node.ended, finished)
         return None
 
     def is_archived(self, pod: str) -> bool:
@@ -139,9 +137,9 @@ class Run:
     def retry(self) -> None:
         """Do what ``:retry`` does with a run that has failed."""
         with self._lock:
-            now = time.time()
-            self.lines.append({"fact": "retry", "time": now})
-            self.record.history.append(("RUNNING", now))
+            begin = RunStarted(self.pipeline.name, self.record.run_id, resumed=True)
+            self.events.append(begin)
+            self.record.history.append(("RUNNING", begin.time))
             self.record.finished, self.stale = None, 1
 
     def forget(self) -> None:
@@ -152,7 +150,7 @@ class Run:
         """End the run's process."""
 
     def _key(self) -> tuple[Any, ...]:
-        return len(self.lines), len(self.record.history), self.record.storage_state
+        return len(self.events), len(self.record.history), self.record.storage_state
 
     def _refresh(self) -> None:
         self.refresh()
@@ -192,8 +190,7 @@ class LocalRun(Run):
         """
         own = folder / ".host"
         own.mkdir(parents=True, exist_ok=True)
-        self._journal = own / f"{self.record.run_id}.jsonl"
-        self._position = 0
+        self._reader = EventReader(folder / self.record.run_id)
         pipeline, asked = own / f"{self.record.run_id}.yaml", own / f"{self.record.run_id}.json"
         text = self.pipeline.text
         pipeline.write_text(_with_waits(text), encoding="utf-8")
@@ -202,7 +199,6 @@ class LocalRun(Run):
             "arguments": arguments,
             "run_id": self.record.run_id,
             "workflow": self.record.workflow,
-            "journal": str(self._journal),
             "folder": str(folder),
             **request,
             # A cluster also has those that no stage uses, which a run on this machine refuses.
@@ -229,13 +225,7 @@ class LocalRun(Run):
 
     def refresh(self) -> None:
         ended = self.process.poll() is not None
-        if self._journal.exists():
-            with self._journal.open("rb") as file:
-                file.seek(self._position)
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._position += len(whole)
-            self.lines += map(json.loads, whole.splitlines())
+        self.events += self._reader.read_new()
         if self.record.state == "CANCELING" and not self._asked_to_end and self.facts.started:
             # A signal before that would end the process without an event.
             self._asked_to_end = True

@@ -3,19 +3,23 @@
 For each task there is a driver (``train-driver``), and a DAG (``train``) with the pod of the stage (``executor``), or
 with the tasks of a nested pipeline or branch. A loop is a DAG with a driver, and a task group with a DAG for each
 iteration. An importer, and a task that makes a volume claim, are one pod. An exit task is a hook of the task before it.
+
+The local run has events of stages and loops: nested pipelines and branches begin and end with the tasks in them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
-from tests.fake_kfp.argo import Naming, Node, executor_template, pull_problem
-from tests.fake_kfp.facts import Ended, Facts, given_to
+from tests.fake_kfp.argo import Naming, Node, executor_template, is_hook, pull_problem
+from tests.fake_kfp.facts import Facts, TaskFacts, given_to
 from tests.fake_kfp.pod_spec import pod_spec_patch
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task, is_volume_task
+from torchx_kfp.execution.pipeline.walk import StageNames
+from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.vocabulary import State
 
 OMITTED = "omitted: depends condition not met"
@@ -26,6 +30,42 @@ _DEADLINE = "Step exceeded its deadline"
 _FAILS, _TERMINATED = 1, 143
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a task has ended: its state in the local run, why, and when."""
+
+    state: State
+    reason: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course of a task, or of a DAG: when it began, and how it ended.
+
+    ``passed_over`` is why nothing in it ran: the same reason for all stages.
+    """
+
+    begun: float | None = None
+    ended: Ended | None = None
+    passed_over: str = ""
+
+    @property
+    def is_omitted(self) -> bool:
+        """Whether it never began because of a task before it, or of the end of the run."""
+        return self.passed_over.startswith("was not run")
+
+
+@dataclass(frozen=True)
+class Dag:
+    """A DAG of the workflow: the names of the stages in it, and the facts about them."""
+
+    component: Component
+    names: StageNames
+    facts: Facts
+    node: str
+
+
 def make_nodes(pipeline: Pipeline, facts: Facts, names: Naming) -> dict[str, Node]:
     """Return the nodes by their names, in the order in which Argo makes them, more or less."""
     return _Tree(pipeline, facts, names).nodes
@@ -34,8 +74,8 @@ def make_nodes(pipeline: Pipeline, facts: Facts, names: Naming) -> dict[str, Nod
 class _Tree:
     def __init__(self, pipeline: Pipeline, facts: Facts, names: Naming) -> None:
         self._pipeline = pipeline
-        self._facts = facts
         self._names = names
+        self._ending = facts.ending
         self.nodes: dict[str, Node] = {}
         #: When the run was over, and whether it was ended before its tasks were.
         self._over = facts.over.time if facts.over else None
@@ -46,10 +86,67 @@ class _Tree:
         if facts.over:
             state = State.SUCCEEDED if facts.over.state is State.SUCCEEDED else State.FAILED
             end = Ended(state, "", facts.over.time)
+        root = Dag(pipeline.root, StageNames(), facts, names.root)
+        opened = self._course_of(root).begun or self._over
         entry = self._add(names.workflow, "DAG", "entrypoint", facts.started.time, end)
-        self._driver(f"{entry}.root-driver", facts.started.time, facts.opened.get(names.root))
-        if names.root in facts.opened:
-            self._scope(pipeline.root, self._add(f"{entry}.root", "DAG", "root", facts.opened[names.root], end))
+        self._driver(f"{entry}.root-driver", facts.started.time, opened)
+        if opened is not None:
+            self._add(f"{entry}.root", "DAG", "root", opened, end)
+            self._scope(root)
+
+    # What the stages say about the tasks around them
+
+    def _course_of(self, dag: Dag) -> Course:
+        """Return the course of the tasks in a DAG."""
+        tasks = dag.component.as_dag().tasks.values()
+        return _together((task, self._course(dag, task)) for task in tasks)
+
+    def _course(self, dag: Dag, task: Task) -> Course:
+        """Return the course of a task."""
+        component, name = self._pipeline.component_of(task), dag.names.of(task.name)
+        facts = dag.facts.tasks.get(name, _UNKNOWN)
+        if facts.finished is not None:
+            result, when = facts.finished.result, facts.finished.time
+            passed = not facts.attempts and result.state in (State.NOT_RUN, State.SKIPPED)
+            began = facts.waiting or (facts.loop.time if facts.loop else when)
+            return Course(began, Ended(result.state, result.reason, when), result.reason if passed else "")
+        if component.dag is None:
+            return Course(facts.waiting)
+        if facts.loop is not None:
+            return self._course_of_loop(dag, task, facts.loop.time, facts.loop.iterations)
+        last = self._bodies(dag, task)[-1]
+        course = self._course_of(last)
+        if course.passed_over:
+            if course.is_omitted or (task.condition is not None and course.passed_over == reasons.CONDITION_IS_FALSE):
+                return course
+            assert course.ended
+            course = Course(course.begun, replace(course.ended, state=State.SUCCEEDED, reason=""))
+        past = dag.facts.past.get(name, [])
+        may_go_on = task.retry is not None and len(past) < task.retry.count and not self._is_cut
+        if course.ended and course.ended.state is State.FAILED and may_go_on:
+            course = Course(course.begun)
+        if past:
+            course = replace(course, begun=self._course_of(self._bodies(dag, task)[0]).begun)
+        return course
+
+    def _course_of_loop(self, dag: Dag, task: Task, begun: float, iterations: int) -> Course:
+        courses = [self._course_of(self._iteration_of(dag, task, index)) for index in range(iterations)]
+        ended = _together((task, course) for course in courses).ended if courses else Ended(State.SUCCEEDED, "", begun)
+        return Course(begun, ended)
+
+    def _bodies(self, dag: Dag, task: Task) -> list[Dag]:
+        """Return the DAGs of a nested pipeline, one for each attempt, or that of another group."""
+        component, node = self._pipeline.component_of(task), self._node_of(dag, task)
+        names = dag.names.inside(task)
+        known = [*dag.facts.past.get(dag.names.of(task.name), ()), dag.facts]
+        return [Dag(component, names, facts, self._names.attempt(node, index)) for index, facts in enumerate(known)]
+
+    def _iteration_of(self, dag: Dag, task: Task, index: int) -> Dag:
+        names, node = dag.names.inside_iteration(index), self._names.iteration(self._node_of(dag, task), index)
+        return Dag(self._pipeline.component_of(task), names, dag.facts, node)
+
+    def _node_of(self, dag: Dag, task: Task) -> str:
+        return self._names.task(dag.node, task)
 
     # Nodes
 
@@ -100,32 +197,30 @@ class _Tree:
         return attempt
 
     def _deadline(self) -> str:
-        assert self._facts.ending
-        return time.strftime("%Y-%m-%d %H:%M:%S +0000 UTC", time.gmtime(self._facts.ending.time))
+        assert self._ending
+        return time.strftime("%Y-%m-%d %H:%M:%S +0000 UTC", time.gmtime(self._ending.time))
 
     def _skip(self, name: str, template: str, when: float, phase: str, message: str) -> None:
         self.nodes[name] = Node(name, "Skipped", template, [(phase, when)], when, message)
 
     # Tasks
 
-    def _scope(self, component: Component, dag: str) -> None:
+    def _scope(self, dag: Dag) -> None:
         """Add the tasks of a DAG."""
-        tasks = component.as_dag().tasks
+        tasks = dag.component.as_dag().tasks
         graph = {name: tasks[name].depends_on for name in sorted(tasks)}
         for name in TopologicalSorter(graph).static_order():
-            task, node = tasks[name], f"{dag}.{name}"
-            if _is_hook(task):
-                self._hook(component, task, dag)
+            task, node, course = tasks[name], self._node_of(dag, tasks[name]), self._course(dag, tasks[name])
+            if is_hook(task):
+                self._hook(dag, task, course)
+            elif not all(self._is_over(f"{dag.node}.{other}") for other in task.depends_on):
                 continue
-            if not all(self._is_over(f"{dag}.{other}") for other in task.depends_on):
-                continue
-            begun, ended = self._facts.begun.get(node), self._facts.ended.get(node)
-            if (ended and ended.is_omitted and not self._starts_anyway(node)) or (begun is None and self._is_settled):
-                when = ended.time if ended else self._over
+            elif course.is_omitted or (course.begun is None and self._is_settled):
+                when = course.ended.time if course.ended else self._over
                 assert when is not None
                 self._omit(task, node, when)
-            elif begun is not None:
-                self._task(task, node, begun)
+            elif course.begun is not None:
+                self._task(dag, task, course.begun, course.ended)
 
     @property
     def _is_settled(self) -> bool:
@@ -134,17 +229,12 @@ class _Tree:
     def _is_over(self, task: str) -> bool:
         return task in self.nodes and self.nodes[task].ended is not None
 
-    def _starts_anyway(self, node: str) -> bool:
-        return self._facts.stages.get(node) in self._facts.attempts
-
-    def _hook(self, component: Component, task: Task, dag: str) -> None:
-        parent = f"{dag}.{task.depends_on[0]}"
-        node = f"{self._names.attempt(f'{parent}.onExit')}.{task.name}"
-        begun, ended = self._facts.begun.get(node), self._facts.ended.get(node)
+    def _hook(self, dag: Dag, task: Task, course: Course) -> None:
+        parent, begun, ended = f"{dag.node}.{task.depends_on[0]}", course.begun, course.ended
         if begun is None or parent not in self.nodes or (ended and "in its place" in ended.reason):
             return
-        self._add(f"{parent}.onExit", "DAG", f"exit-hook-{component.name}-{task.name}", begun, ended)
-        self._task(task, node, begun)
+        self._add(f"{parent}.onExit", "DAG", f"exit-hook-{dag.component.name}-{task.name}", begun, ended)
+        self._task(dag, task, begun, ended)
 
     def _omit(self, task: Task, node: str, when: float) -> None:
         component = self._pipeline.component_of(task)
@@ -164,19 +254,22 @@ class _Tree:
             return "system-container-driver"
         return _executor(task, component).replace("-impl", "-executor")
 
-    def _task(self, task: Task, node: str, begun: float) -> None:
+    def _task(self, dag: Dag, task: Task, begun: float, ended: Ended | None) -> None:
         component = self._pipeline.component_of(task)
         if task.loop is not None:
-            self._loop(task, component, node, begun)
+            self._loop(dag, task, begun, ended)
         elif component.dag is not None:
-            self._group(task, component, node, begun)
+            self._group(dag, task, begun, ended)
         elif _is_one_pod(component):
-            ended = self._facts.ended.get(node)
             # KFP's importer ends with 2 after a line of Go's log that is fatal.
             message, code = _exit(ended, fails=2)
-            self._add(node, "Pod", self._template(task, component), begun, ended, message=message, exit_code=code)
+            node = self._node_of(dag, task)
+            first = self._add(
+                node, "Pod", self._template(task, component), begun, ended, message=message, exit_code=code
+            )
+            self.nodes[first].stage = dag.names.of(task.name)
         else:
-            self._stage(task, component, node, begun)
+            self._stage(dag, task, begun)
 
     def _driver(
         self,
@@ -198,73 +291,70 @@ class _Tree:
             said = {"condition": "nil", **(outputs or {})}
         self._add(node, "Pod", template, begun, end, message=message, outputs=said, exit_code=code)
 
-    def _group(self, task: Task, component: Component, node: str, begun: float) -> None:
+    def _group(self, dag: Dag, task: Task, begun: float, ended: Ended | None) -> None:
         """Add a nested pipeline, a branch, or the tasks that an exit task follows."""
-        facts, ended = self._facts, self._facts.ended.get(node)
-        tries = [self._names.attempt(node)]
-        while task.retry is not None and (again := self._names.attempt(node, len(tries))) in facts.opened:
-            tries.append(again)
-        opened = facts.opened.get(tries[0])
-        done = opened if opened is not None else ended.time if ended else None
-        failed = ended is not None and opened is None and ended.state is State.FAILED
+        component, node = self._pipeline.component_of(task), self._node_of(dag, task)
+        failed = dag.facts.tasks.get(dag.names.of(task.name), _UNKNOWN).finished is not None
         skipped = ended is not None and ended.state is State.SKIPPED
         condition = {} if task.condition is None else {"condition": "false" if skipped else "true"}
-        self._driver(f"{node}-driver", begun, done, failed=failed, outputs=condition)
-        if skipped and ended is not None:
-            self._skip(node, component.name, ended.time, "Skipped", _CONDITION_FALSE)
-        elif opened is not None:
-            self._add(node, "DAG", component.name, opened, ended)
-            for number, name in enumerate(tries[1:], 1):
-                self._end_attempt(tries[number - 1], facts.opened[name])
-                self._attempt(node, number, "DAG", component.name, facts.opened[name], ended)
-            for name in tries:
-                self._scope(component, name)
-        elif failed and ended is not None:
-            self._skip(node, component.name, ended.time, "Omitted", OMITTED)
+        self._driver(f"{node}-driver", begun, begun, failed=failed, outputs=condition)
+        if skipped:
+            self._skip(node, component.name, begun, "Skipped", _CONDITION_FALSE)
+        elif failed:
+            self._skip(node, component.name, begun, "Omitted", OMITTED)
+        else:
+            self._add(node, "DAG", component.name, begun, ended)
+            for number, body in enumerate(self._bodies(dag, task)):
+                opened = self._course_of(body).begun
+                if number and opened is not None:
+                    self._end_attempt(self._names.attempt(node, number - 1), opened)
+                    self._attempt(node, number, "DAG", component.name, opened, ended)
+                if opened is not None:
+                    self._scope(body)
 
-    def _loop(self, task: Task, component: Component, node: str, begun: float) -> None:
-        facts, ended = self._facts, self._facts.ended.get(node)
-        items = facts.items.get(node)
+    def _loop(self, dag: Dag, task: Task, begun: float, ended: Ended | None) -> None:
+        component, node = self._pipeline.component_of(task), self._node_of(dag, task)
+        known = dag.facts.tasks[dag.names.of(task.name)].loop
         inner = self._add(node, "DAG", self._template(task, component), begun, ended)
-        first = facts.opened.get(self._names.iteration(node, 0))
-        done = first if first is not None else ended.time if ended else None
-        failed = bool(ended and items is None and ended.reason)
-        count = {} if items is None else {"iteration-count": str(items)}
-        self._driver(f"{inner}.iteration-driver", begun, done, failed=failed, outputs=count)
+        count = {} if known is None else {"iteration-count": str(known.iterations)}
+        self._driver(f"{inner}.iteration-driver", begun, begun, failed=known is None, outputs=count)
         group, template = f"{inner}.iteration-iterations", f"{component.name}-iteration"
-        if items == 0 and ended is not None:
-            self._skip(group, template, ended.time, "Skipped", "Skipped, empty params")
-        elif failed and ended is not None:
-            self._skip(group, template, ended.time, "Omitted", OMITTED)
-        elif first is not None:
+        if known is None:
+            self._skip(group, template, begun, "Omitted", OMITTED)
+        elif not known.iterations:
+            self._skip(group, template, begun, "Skipped", "Skipped, empty params")
+        else:
             if ended is None and self._over is not None:
                 ended = Ended(State.FAILED, "", self._over)
-            history = [("Running", first)]
+            history = [("Running", begun)]
             if ended is not None:
                 history.append(("Failed" if ended.state is not State.SUCCEEDED else "Succeeded", ended.time))
             self.nodes[group] = Node(group, "TaskGroup", template, history, ended.time if ended else None)
-            for index in range(facts.items[node]):
-                self._iteration(component, f"{group}({index}:{index})", self._names.iteration(node, index))
+            for index in range(known.iterations):
+                self._iteration(f"{group}({index}:{index})", self._iteration_of(dag, task, index))
 
-    def _iteration(self, component: Component, name: str, tasks: str) -> None:
-        begin, end = self._facts.opened.get(tasks), self._facts.closed.get(tasks)
-        if begin is not None:
-            iteration = self._add(name, "DAG", f"{component.name}-iteration", begin, end)
-            self._driver(f"{iteration}.iteration-item-driver", begin, begin)
-            self._scope(component, self._add(f"{iteration}.iteration-item", "DAG", component.name, begin, end))
+    def _iteration(self, name: str, dag: Dag) -> None:
+        course = self._course_of(dag)
+        if course.begun is not None:
+            template = dag.component.name
+            iteration = self._add(name, "DAG", f"{template}-iteration", course.begun, course.ended)
+            self._driver(f"{iteration}.iteration-item-driver", course.begun, course.begun)
+            self._add(f"{iteration}.iteration-item", "DAG", template, course.begun, course.ended)
+            self._scope(dag)
 
     # Stages
 
-    def _stage(self, task: Task, component: Component, node: str, begun: float) -> None:
-        facts = self._facts
-        stage = facts.stages[node]
-        attempts = facts.attempts.get(stage, [])
-        finished = facts.finished.get(stage)
+    def _stage(self, dag: Dag, task: Task, begun: float) -> None:
+        component, node, stage = self._pipeline.component_of(task), self._node_of(dag, task), dag.names.of(task.name)
+        facts = dag.facts.tasks[stage]
+        finished = facts.finished
         result = finished.result if finished else None
         is_cached = result is not None and result.state is State.CACHED
-        failed = result is not None and stage not in facts.driven and result.state is State.FAILED
-        done = facts.driven.get(stage, finished.time if finished and (is_cached or failed) else None)
-        patch = "" if is_cached or not attempts else pod_spec_patch(component, given_to(attempts[0]))
+        failed = result is not None and facts.driven is None and result.state is State.FAILED
+        done = facts.driven
+        if done is None and finished and (is_cached or failed):
+            done = finished.time
+        patch = "" if is_cached or not facts.attempts else pod_spec_patch(component, given_to(facts.attempts[0]))
         outputs = {"pod-spec-patch": patch, "cached-decision": str(is_cached).lower()}
         self._driver(
             f"{node}-driver", begun, done, failed=failed, template="system-container-driver", outputs=outputs
@@ -280,12 +370,14 @@ class _Tree:
         executor = f"{self._add(node, 'DAG', outer, done, ended)}.executor"
         if is_cached:
             self._skip(executor, template, done, "Skipped", _CACHED)
-        elif attempts:  # otherwise the run is being retried
-            self._pods(component, stage, executor, template, ended)
+        elif facts.attempts:  # otherwise the run is being retried
+            self._pods(component, stage, facts, executor, template, ended)
 
-    def _pods(self, component: Component, stage: str, executor: str, template: str, ended: Ended | None) -> None:
+    def _pods(
+        self, component: Component, stage: str, facts: TaskFacts, executor: str, template: str, ended: Ended | None
+    ) -> None:
         """Add a stage's pods."""
-        attempts, retried = self._facts.attempts[stage], self._facts.retried.get(stage, [])
+        attempts, retried = facts.attempts, facts.retried
         message, code = _exit(ended)
         self._add(executor, "Pod", template, attempts[0].time, ended, message=message, exit_code=code)
         for number, attempt in enumerate(attempts, 1):
@@ -294,7 +386,7 @@ class _Tree:
                 self._attempt(
                     executor, number - 1, "Pod", template, attempt.time, ended, message=message, exit_code=code
                 )  # fmt: skip
-            self.nodes[name].stage, self.nodes[name].attempt = stage, number
+            self.nodes[name].stage, self.nodes[name].started_as = stage, attempt
             if component.container and (problem := pull_problem(component.container.image)):
                 self.nodes[name].history = [each for each in self.nodes[name].history if each[0] != "Running"]
                 self.nodes[name].message = self.nodes[name].message if ended or self._over else problem
@@ -312,8 +404,27 @@ class _Tree:
         node.ended, node.message, node.exit_code = when, message, exit_code
 
 
-def _is_hook(task: Task) -> bool:
-    return task.runs_always and bool(task.depends_on)
+#: Nothing is known of a task.
+_UNKNOWN = TaskFacts()
+
+
+def _together(courses: Iterable[tuple[Task, Course]]) -> Course:
+    """Return the course of several tasks as that of the DAG that they are."""
+    known = list(courses)
+    begun = min((course.begun for _, course in known if course.begun is not None), default=None)
+    ends = [(task, course.ended) for task, course in known if course.ended is not None]
+    if not known or len(ends) < len(known):
+        return Course(begun)
+    time = max(end.time for _, end in ends)
+    passed_over, *others = {course.passed_over for _, course in known}
+    if passed_over and not others:
+        return Course(begun, Ended(ends[0][1].state, passed_over, time), passed_over)
+    failed = any(
+        end.state in (State.NOT_RUN, State.CANCELED)
+        or (end.state is State.FAILED and not reasons.is_ignored(task, end.state))
+        for task, end in ends
+    )
+    return Course(begun, Ended(State.FAILED if failed else State.SUCCEEDED, "", time))
 
 
 def _is_one_pod(component: Component) -> bool:

@@ -59,10 +59,10 @@ def replay(host: KfpHost, case: str, base: str) -> Replay:
         answer = get(host, f"{PATH}/{made.run_id}")
         if not made.polls or answer != made.polls[-1]:
             made.polls.append(answer)
-        started = host.runs[made.run_id].facts.attempts
-        if case == "terminated" and "inner/sleeper" in started and answer["state"] == "RUNNING":
+        tasks = host.runs[made.run_id].facts.tasks
+        if case == "terminated" and tasks["inner/sleeper"].attempts and answer["state"] == "RUNNING":
             # The other stages are cached, and have ended by then.
-            wait_until(lambda: "deploy" in host.runs[made.run_id].facts.finished)
+            wait_until(lambda: host.runs[made.run_id].facts.tasks["deploy"].finished)
             assert request(host, "POST", f"{PATH}/{made.run_id}:terminate") == (200, {})
         time.sleep(0.05)
     made.v1 = get(host, f"/apis/v1beta1/runs/{made.run_id}")
@@ -132,7 +132,7 @@ def test_a_terminated_run_is_canceling_first(replays: dict[str, Replay]) -> None
 )
 def test_a_log_has_the_lines_of_the_recorded_one(replays: dict[str, Replay], case: str, stage: str) -> None:
     made = replays[case]
-    pod = made.host.runs[made.run_id].facts.attempts[stage][-1].pod_name
+    pod = made.host.runs[made.run_id].facts.tasks[stage].attempts[-1].pod_name
     path = f"/apis/v1alpha1/runs/{made.run_id}/nodes/{pod}/log"
     theirs = recorded(f"{case}-log-{stage.replace('/', '.')}")["text"]
     assert re.fullmatch(r".*/nodes/recorded-\w+-metadata-0-8-system-container-impl-\d+/log", path)
@@ -158,8 +158,8 @@ def test_stages_recorded_results_with_the_keys_of_kfp(replays: dict[str, Replay]
     facts = made.host.runs[made.run_id].facts
     base = made.created["runtime_config"]["parameters"]["tracker_base"]
     for stage, task in {"first": "first", "trial[0]": "trial", "inner/sleeper": "sleeper"}.items():
-        result = facts.finished[stage].result
-        key = f"{made.run_id}/{task}/{facts.attempts[stage][-1].pod_name}"
+        result = facts.tasks[stage].finished.result
+        key = f"{made.run_id}/{task}/{facts.tasks[stage].attempts[-1].pod_name}"
         assert result.run_id == key
         assert FsspecResultTracker(base).get(key) == result.results
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.contract.command import decode, set_aside
-from torchx_kfp.contract.protocol import CODE_URL, IMAGE, PIPELINE_RUN, POD_NAME, WORKSPACES, is_workspace
+from torchx_kfp.contract.protocol import CODE_URL, IMAGE, PIPELINE_RUN, WORKSPACES, is_workspace
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.execution.local.cache import cache_key
@@ -49,6 +49,7 @@ from torchx_kfp.execution.local.transfer import (
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact, artifacts_in, parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, parse_command
+from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -66,6 +67,7 @@ class RunContext:
     #: The stages that run in containers, and what runs them.
     containers: Containers = NO_CONTAINERS
     docker: ContainerExecutor | None = None
+    pod_names: PodNames = field(default_factory=PodNames)
 
     def start(self, plan: AttemptPlan) -> RunningStage:
         """Start an attempt."""
@@ -111,8 +113,9 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     variables = {**dict(container.env), **secrets}
     if endpoints:
         variables = {name: value for name, value in variables.items() if not S3_ENDPOINT.fullmatch(name)}
-    fields = field_values(component, context.run_id, pod_name, str(uuid.uuid4()))
-    pod = {**variables, **fields, PIPELINE_RUN: context.run_id, POD_NAME: pod_name}
+    uid = str(uuid.uuid4())
+    fields = field_values(component, context.run_id, pod_name, uid)
+    pod = {**variables, **fields, PIPELINE_RUN: context.run_id, **context.pod_names.variables(pod_name, uid)}
     if in_container:
         environ = {IMAGE: image, **endpoints, **pod}
     else:

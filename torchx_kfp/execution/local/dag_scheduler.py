@@ -43,7 +43,6 @@ from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact, param
 from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.execution.pipeline.spec import Component, Importer, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import (
-    PodNames,
     ScopedTask,
     StageNames,
     indices_of,
@@ -128,7 +127,6 @@ class Scheduler:
         self._listener = listener
         self._earlier = earlier
         self._code = CodeFiles(Path(options.directory))
-        self._pod_names = PodNames()
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
         self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
         #: What to do now: tasks begin, DAGs are closed, signals and a failure end the run. And what to do later.
@@ -425,7 +423,8 @@ class Scheduler:
     def _plan(self, run: TaskRun) -> AttemptPlan | None:
         """Return the plan of the stage's next attempt; None if there cannot be one, and the stage has failed."""
         try:
-            plan = plan_attempt(run, self._context, self._pod_names.make(run.name, self._attempts[run.name] + 1))
+            pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
+            plan = plan_attempt(run, self._context, pod_name)
             run.input_digest = input_digest(plan.inputs)
             run.cache_key = key_in_cache(plan, run, self._context, self._code) if self._earlier.has_cache else ""
         except Exception as error:  # whatever it is, other tasks go on

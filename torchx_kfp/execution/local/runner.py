@@ -34,7 +34,7 @@ from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import check_run_name, known_scopes, make_run_name
+from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_scopes, make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import is_name
@@ -151,9 +151,17 @@ def start(
     config_maps: Given | None = None,
     env: Collection[str] = (),
     say: Callable[[str], object] | None = None,
+    run_id: str = "",
+    pod_names: PodNames | None = None,
     **options: Unpack[RunKeywords],
 ) -> RunResult:
-    """Run a prepared pipeline on this machine: see ``run``. ``say`` gets sentences about code that is stored."""
+    """Run a prepared pipeline on this machine: see ``run``.
+
+    Args:
+        say: gets sentences about code that is stored.
+        run_id: the run's id, if somebody else gives ids. A folder that it has from before is used again.
+        pod_names: makes the names of pods. By default, they have the names of stages.
+    """
     loaded, values = prepared.pipeline, prepared.values
     chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.trusted_bases])
     containers = choose_containers(loaded, chosen.docker, chosen.mounts)
@@ -162,7 +170,8 @@ def start(
     _verify_given(loaded, values, given, containers)
     found += of_arguments(values)
     check_bases(loaded, values, chosen.directory, containers)
-    run_id = make_run_name(check_run_name(name) if name else loaded.name)
+    is_again = bool(run_id)
+    run_id = run_id or make_run_name(check_run_name(name) if name else loaded.name)
     folder = Path(output_dir).absolute() / run_id
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
     watch = watch if watch is not None else default_watch()
@@ -172,10 +181,12 @@ def start(
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}
         before = continuation_of(loaded.description)
-        with record_run(folder, loaded, values, stored, watch, before.resumes if before else "") as journal:
+        resumes = before.resumes if before else ""
+        with record_run(folder, loaded, values, stored, watch, resumes, exist_ok=is_again) as journal:
             if prepared.plan is not None and prepared.plan.folder is not None:
                 _end_left(prepared.plan.folder, docker)
             context = make_context(folder, chosen, given, containers, docker)
+            context = dataclasses.replace(context, pod_names=pod_names or PodNames())
             prepared.record(run_id, watch.on_warning)
             return _execute(prepared, found, context, journal, watch)
 
@@ -187,9 +198,11 @@ def record_run(
     options: Mapping[str, Any],
     watch: Watch,
     resumes: str = "",
+    *,
+    exist_ok: bool = False,
 ) -> Journal:
     """Make the folder of a run, with its pipeline, arguments and options, and the journal of its events."""
-    make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+    make_folder(folder, "output_dir", "--output-dir", exist_ok=exist_ok)
     return Journal.create(
         folder,
         run_id=folder.name,

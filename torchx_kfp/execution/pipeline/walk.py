@@ -12,7 +12,7 @@ from typing import Any
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.command import DecodedCommand, decode
-from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE, is_code_name
+from torchx_kfp.contract.protocol import CODE_URL, POD_NAME, TRACKER_BASE, is_code_name
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_value
@@ -178,6 +178,11 @@ class PodNames:
     def make(self, stage: str, attempt: int) -> str:
         """Make a name: ``train-2_1`` for the first attempt (counted from 1) at ``train[2]``."""
         return f"{self._stage_part(stage)}_{attempt}"
+
+    def variables(self, pod_name: str, pod_uid: str) -> dict[str, str]:
+        """Return the variables with which a stage knows its pod."""
+        del pod_uid  # names are unique
+        return {POD_NAME: pod_name}
 
     def _stage_part(self, stage: str) -> str:
         name = safe_name(stage)
