@@ -23,7 +23,7 @@ from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urljoin
 
 import urllib3
@@ -75,6 +75,8 @@ _TLS_REASON = re.compile(r"\[SSL[^\]]*\] (.*?)(?: \(_ssl\.c:\d+\)|'\)|$)")
 _NONE = "http://localhost"
 #: In a pod, the file with the pod's namespace.
 POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -264,15 +266,7 @@ class Connection:
 
     def _in_time(self, request: str, ask: Callable[[], Answer]) -> Answer:
         """Return the answer to a request. A host whose bytes come one by one takes no more time, either."""
-        outcome: Future[Answer] = Future()
-
-        def receive() -> None:
-            try:
-                outcome.set_result(ask())
-            except Exception as error:  # whatever it is, the caller raises it
-                outcome.set_exception(error)
-
-        threading.Thread(target=receive, name="torchx-kfp-request", daemon=True).start()
+        outcome = in_thread(ask)
         notice = min(self._patience.notice, self._patience.whole)
         if not wait([outcome], notice).done:
             say, self._say = self._say, None
@@ -322,6 +316,20 @@ class Connection:
             f"authority that signed it: {way_to_give('ssl_ca_cert')}. {variable('verify_ssl')}=false does without a "
             "check, on a network that you trust."
         )
+
+
+def in_thread(ask: Callable[[], _Result]) -> Future[_Result]:
+    """Call a function in a thread that whoever waits may leave behind: nothing ends one that hangs."""
+    outcome: Future[_Result] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(ask())
+        except Exception as error:  # whatever it is, it is the caller's
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, name=__name__, daemon=True).start()
+    return outcome
 
 
 class _Retry(urllib3.Retry):  # type: ignore[misc]  # mypy does not read its types

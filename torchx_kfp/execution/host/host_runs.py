@@ -93,8 +93,6 @@ class Host:
         pipeline: Pipeline,
         arguments: Mapping[str, Any] | None = None,
         submission: Submission = DEFAULT,
-        *,
-        environ: Mapping[str, str] = os.environ,
     ) -> str:
         """Start a run and return its id.
 
@@ -105,14 +103,13 @@ class Host:
             pipeline: the pipeline; its ``text`` is submitted.
             arguments: values of its parameters. The host fills in defaults.
             submission: the other options of the run.
-            environ: the environment.
 
         Raises:
             ArgumentError: the arguments do not fit the parameters.
             HostAnswerLostError: the host may have accepted the run, but has not said so.
             HostError: the host does not answer or refuses the run.
         """
-        fields = self.describe(pipeline, arguments, submission, environ=environ)
+        fields = self.describe(pipeline, arguments, submission)
         name = submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}"
         return self._create({"display_name": name, **fields})
 
@@ -121,8 +118,6 @@ class Host:
         pipeline: Pipeline,
         arguments: Mapping[str, Any] | None = None,
         submission: Submission = DEFAULT,
-        *,
-        environ: Mapping[str, str] = os.environ,
     ) -> dict[str, Any]:
         """Return what KFP wants to know of a run, or of those of a schedule, without a name: JSON of v2beta1.
 
@@ -133,7 +128,7 @@ class Host:
         spec, platform = with_storage(pipeline, *pipeline.documents, self.connection.settings)
         if not submission.cache:
             spec = without_cache(spec)
-        wanted = environ.get(OVERRIDE_EXPERIMENT) or submission.experiment or self.connection.settings.experiment
+        wanted = os.environ.get(OVERRIDE_EXPERIMENT) or submission.experiment or self.connection.settings.experiment
         body: dict[str, Any] = {
             "experiment_id": self._experiment_id(wanted or DEFAULT_EXPERIMENT),
             "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},

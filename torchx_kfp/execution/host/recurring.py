@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -148,8 +147,6 @@ class Schedules:
         arguments: Mapping[str, Any] | None,
         timing: Timing,
         submission: Submission = DEFAULT,
-        *,
-        environ: Mapping[str, str] = os.environ,
     ) -> Schedule:
         """Create a schedule and return it.
 
@@ -158,7 +155,6 @@ class Schedules:
             arguments: the values of its parameters.
             timing: when runs start.
             submission: the options of its runs; its name is that of the schedule, by default that of the pipeline.
-            environ: the environment.
 
         Raises:
             ArgumentError: the arguments do not fit, or there is a schedule with this name, or it cannot be one.
@@ -170,7 +166,7 @@ class Schedules:
                 f"A schedule cannot have the name {printable(name)!r}: KFP makes a name in Kubernetes of its letters, "
                 "digits and hyphens in ASCII, which would begin with '-'. Give another --name."
             )
-        fields = self._host.describe(pipeline, arguments, submission, environ=environ)
+        fields = self._host.describe(pipeline, arguments, submission)
         if others := [each for each in self.list(of_name(name)) if each.name == name]:
             raise ArgumentError(
                 f"{self._connection.name} has a schedule {printable(name)!r} already. Delete it first (torchx-kfp "

@@ -5,16 +5,20 @@ The nodes of a run name pods, but neither their UIDs nor the attempts in them, s
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from typing import Any, TypeAlias
 
 from torchx_kfp.common.text import printable, shorten
 from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.execution.host.connection import in_thread
 from torchx_kfp.execution.runs.record import missing, why_not_read
 from torchx_kfp.tracking.recorder import Recorder
+
+#: The run id of each execution, by its name, and its results.
+_Found: TypeAlias = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 
 def find_run_ids(recorder: Recorder, names: Iterable[str]) -> dict[str, str]:
@@ -31,6 +35,11 @@ def find_run_ids(recorder: Recorder, names: Iterable[str]) -> dict[str, str]:
             if (name := f"{stage}/{parsed.pod}") in found:
                 found[name] = max(found[name], ((modified, parsed.attempt), run_id))
     return {name: run_id for name, (_, run_id) in found.items()}
+
+
+def _said(error: BaseException) -> str:
+    """Return an error as a sentence: a driver of fsspec, or a library below it, raises its own."""
+    return str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
 
 
 class ResultReader:
@@ -64,42 +73,33 @@ class ResultReader:
         """Sentences about the bases that could not be read, and why."""
         return tuple(self._problems.values())
 
-    def read(self, base: str, names: Collection[str]) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    def read(self, base: str, names: Collection[str]) -> _Found:
         """Return the run id of each execution under the base that can be read now, by its name, and its results."""
         if not names or self._clock() - self._failed_at.get(base, -self._again) < self._again:
             return {}
         if problem := why_not_read(base, self._trusted_bases):
             return self._fail(base, problem)
-        found: list[Mapping[str, tuple[str, Mapping[str, Any]]]] = []
-        problems: list[str] = []
-
-        def read() -> None:
-            try:
-                recorder = Recorder.open(base)
-                run_ids = find_run_ids(recorder, names)
-                results: Mapping[str, Mapping[str, Any]] = {run_id: {} for run_id in run_ids.values()}
-                if not self._run_ids_only:
-                    results = read = recorder.get_many(run_ids.values())
-                    problems.extend(map(str, read.problems))
-                found.append({name: (run_id, results[run_id]) for name, run_id in run_ids.items() if run_id in results})
-            except TorchxKfpError as error:
-                problems.append(str(error))
-            except Exception as error:  # of a driver of fsspec, or a library below it
-                problems.append(f"{type(error).__name__}: {error}")
-
-        # A library that hangs cannot be interrupted, only left behind.
-        thread = threading.Thread(target=read, name="torchx-kfp-results", daemon=True)
-        thread.start()
-        thread.join(self._deadline)
-        if thread.is_alive():
+        outcome = in_thread(lambda: self._read(base, names))
+        if not wait([outcome], self._deadline).done:
             return self._fail(base, f"it has not answered within {self._deadline:g} s")
+        error = outcome.exception()
+        found, problems = outcome.result() if error is None else ({}, [_said(error)])
         if problems:
             self._fail(base, shorten(printable(problems[0]), 400).rstrip("."))
-        elif found:
+        else:
             self._problems.pop(base, None)
-        return found[0] if found else {}
+        return found
 
-    def _fail(self, base: str, why: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    def _read(self, base: str, names: Collection[str]) -> tuple[_Found, Sequence[str]]:
+        recorder = Recorder.open(base)
+        run_ids = find_run_ids(recorder, names)
+        if self._run_ids_only:
+            return {name: (run_id, {}) for name, run_id in run_ids.items()}, ()
+        results = recorder.get_many(run_ids.values())
+        found = {name: (run_id, results[run_id]) for name, run_id in run_ids.items() if run_id in results}
+        return found, [str(problem) for problem in results.problems]
+
+    def _fail(self, base: str, why: str) -> _Found:
         self._failed_at[base] = self._clock()
         self._problems[base] = missing(base, why)
         return {}

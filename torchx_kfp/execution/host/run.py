@@ -77,27 +77,6 @@ class PollPolicy:
 DEFAULT_POLICY = PollPolicy()
 
 
-class PollTimer:
-    """The waits between the polls of one run."""
-
-    def __init__(self, policy: PollPolicy) -> None:
-        self._policy = policy
-        self._next = policy.shortest
-
-    def wait(self, *, changed: bool, cost: float, longest: float | None = None) -> None:
-        """Wait until the next poll.
-
-        Args:
-            changed: whether the last poll has found something new.
-            cost: the CPU time that it took.
-            longest: how long to wait at most.
-        """
-        policy = self._policy
-        pause = max(policy.shortest if changed else self._next, cost / policy.share)
-        policy.sleep(pause if longest is None else min(pause, longest))
-        self._next = min((policy.shortest if changed else self._next) * policy.factor, policy.longest)
-
-
 class HostRun(ReadableRun):
     """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process."""
 
@@ -138,8 +117,6 @@ class HostRun(ReadableRun):
         #: The run's pipeline, from the first answer that has it, and why it cannot be read, as a sentence.
         self._pipeline: RunPipeline | None = None
         self._problem = ""
-        #: The pipeline of a run that names an uploaded one; None before the host has been asked.
-        self._uploaded: Mapping[str, Any] | None = None
         #: The parts of the last answers that matter, the run as they describe it, and the last step of each thing.
         self._facts: tuple[Any, ...] = ()
         self._snapshot = Snapshot([])
@@ -199,7 +176,7 @@ class HostRun(ReadableRun):
         """
         end = None if timeout is None else time.monotonic() + timeout
         seen: RunRecord | None = None
-        timer = PollTimer(self._policy)
+        policy, pause = self._policy, 0.0
         while True:
             began = time.thread_time()
             record = self._look()
@@ -216,7 +193,9 @@ class HostRun(ReadableRun):
                     f"The run {self.run_id} has not ended within {timeout:g} s. It keeps running: .wait() waits again, "
                     "and .terminate() ends it."
                 )
-            timer.wait(changed=changed, cost=cost, longest=left)
+            pause = policy.shortest if changed else min(pause * policy.factor, policy.longest)
+            wait = max(pause, cost / policy.share)
+            policy.sleep(wait if left is None else min(wait, left))
 
     def _look(self) -> RunRecord:
         """Return the run as ``read`` does, or as it was before if the host does not answer for a moment."""
@@ -399,7 +378,12 @@ class HostRun(ReadableRun):
         if self._pipeline is not None or self._problem:
             return
         try:
-            self._pipeline = RunPipeline.of(run if run.get("pipeline_spec") else {**run, **self._ask_uploaded(run)})
+            reference = run.get("pipeline_version_reference")
+            if not run.get("pipeline_spec") and isinstance(reference, Mapping):
+                ids = [quote(str(reference.get(name)), safe="") for name in ("pipeline_id", "pipeline_version_id")]
+                version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
+                run = {**run, "pipeline_spec": version.get("pipeline_spec")}
+            self._pipeline = RunPipeline.of(run)
         except PipelineFileError as error:
             self._problem = str(error)
         except HostUnreachableError:
@@ -410,15 +394,6 @@ class HostRun(ReadableRun):
             self._run = RunState(outline(self._pipeline.pipeline))
             for event in self._events:
                 self._run.on_event(event)
-
-    def _ask_uploaded(self, run: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the uploaded pipeline that a run names, as it would be in the run."""
-        reference = run.get("pipeline_version_reference")
-        if self._uploaded is None and isinstance(reference, Mapping):
-            ids = [quote(str(reference.get(name)), safe="") for name in ("pipeline_id", "pipeline_version_id")]
-            version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
-            self._uploaded = {"pipeline_spec": version.get("pipeline_spec")}
-        return self._uploaded or {}
 
     def _read_nodes(self) -> Nodes | None:
         try:
