@@ -20,7 +20,6 @@ from torchx_kfp.contract.protocol import CODE_URL, IMAGE, PIPELINE_RUN, WORKSPAC
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.execution.local.cache import cache_key
-from torchx_kfp.execution.local.code_files import CodeFiles, TooManyFiles
 from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
 from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.container import ContainerExecutor
@@ -49,6 +48,7 @@ from torchx_kfp.execution.local.transfer import (
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact, artifacts_in, parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, parse_command
+from torchx_kfp.execution.pipeline.used_files import AllFiles, code_here
 from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
 from torchx_kfp.tracking.recorder import Recorder
@@ -166,7 +166,7 @@ def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[st
     return {**environ, "PYTHONPATH": left}
 
 
-def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext, code: CodeFiles) -> str:
+def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext) -> str:
     """Return the key of the stage in the cache; empty if the stage must not be taken from the cache.
 
     It is empty if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses the
@@ -184,8 +184,8 @@ def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext, code: Cod
         installed = [local_state(install) for install in plan.python.installs] if plan.python is not None else []
         words = decode(plan.words).words
         try:
-            stamps = code.of(words, plan.environ.get("PYTHONPATH", ""))
-        except TooManyFiles:
+            stamps = code_here(words, context.options.directory, plan.environ.get("PYTHONPATH", ""))
+        except AllFiles:
             return ""
         if any(map(is_workspace, words)):  # its files take the place of those here
             inside = os.path.join(context.options.directory, "")

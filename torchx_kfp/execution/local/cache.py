@@ -4,7 +4,7 @@ In a run that is resumed, a stage of a loop that has succeeded is kept if the di
 cache between runs, a stage has a key, which is equal for two stages that would produce the same outputs, as far as this
 can be determined. KFP's backend considers the image, the command and the values of the
 inputs, but not the environment; the code is in the image. Here, the environment counts as well, and so does the code
-that a process finds on this machine (see ``code_files``).
+that a process finds on this machine (see ``pipeline.used_files``).
 
 Finished stages of earlier runs are small files in a folder, named by their keys. Several runs may use one folder at
 once.
@@ -22,12 +22,11 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from torchx_kfp.common.safe_files import read_bytes, write_file
+from torchx_kfp.common.safe_files import read_bytes, walk, write_file
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.execution.local.code_files import stamp_of
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.spec import Component, Task
 from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
@@ -37,8 +36,32 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Recorder
 
+#: A path, its size in bytes (for a folder, the number of its files), and the time of its last change in ns (for a
+#: folder, a digest of its files).
+Stamp: TypeAlias = tuple[str, int, int]
 #: The version of the keys, raised when older ones must not match any more.
 _VERSION = 2
+
+
+def stamp_of(path: str | os.PathLike[str]) -> Stamp:
+    """Return the stamp of a file, or of all files in a folder.
+
+    Raises:
+        OSError: the file does not exist.
+        ValueError: the text is not a path.
+    """
+    path = Path(path)
+    found = path.stat()
+    if not path.is_dir():
+        return str(path), found.st_size, found.st_mtime_ns
+    digest, count = hashlib.sha256(), 0
+    for place, folders, names in walk(path):
+        folders.sort()
+        for name in sorted(names):
+            file = os.lstat(os.path.join(place, name))
+            digest.update(f"{place}/{name} {file.st_size} {file.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            count += 1
+    return str(path), count, int.from_bytes(digest.digest()[:7], "big")
 
 
 def input_digest(inputs: Mapping[str, Any]) -> str:

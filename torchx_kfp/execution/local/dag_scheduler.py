@@ -17,14 +17,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local.attempt import Attempt, RunContext, key_in_cache, plan_attempt
 from torchx_kfp.execution.local.cache import EarlierResults, input_digest
-from torchx_kfp.execution.local.code_files import CodeFiles
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
     LoopProgress,
@@ -126,7 +124,6 @@ class Scheduler:
         self._lines = lines
         self._listener = listener
         self._earlier = earlier
-        self._code = CodeFiles(Path(options.directory))
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
         self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
         #: What to do now: tasks begin, DAGs are closed, signals and a failure end the run. And what to do later.
@@ -426,7 +423,7 @@ class Scheduler:
             pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
             plan = plan_attempt(run, self._context, pod_name)
             run.input_digest = input_digest(plan.inputs)
-            run.cache_key = key_in_cache(plan, run, self._context, self._code) if self._earlier.has_cache else ""
+            run.cache_key = key_in_cache(plan, run, self._context) if self._earlier.has_cache else ""
         except Exception as error:  # whatever it is, other tasks go on
             self._fail(run, error)
             return None

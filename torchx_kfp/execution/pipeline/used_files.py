@@ -1,13 +1,13 @@
-"""The files of a workspace that a program may use, found by the words in it, without parsing or running it.
+"""The files that a program may use, found by the words in it, without parsing or running it.
 
 A file is used if something that is used, or the program's command, names it:
 
 - a module, if it is imported, is started (``-m NAME``), or stands there as ``NAME.py``. All modules of this name count,
-  wherever they are, and all of a package;
-- any other file, if a word of its path stands there: ``open(f"data/{name}.csv")`` names all files that have ``data`` or
-  ``csv`` in their paths.
-
-All files are used by a program that has a word of ``SEARCHES``: it may use a file whose name it does not have.
+  wherever they are, and all of a package, but not its folders of data;
+- any other file of a workspace, if a word of its path stands there: ``open(f"data/{name}.csv")`` names all files that
+  have ``data`` or ``csv`` in their paths. All files are used by a program that has a word of ``SEARCHES``: it may use a
+  file whose name it does not have;
+- on this machine, where stages also write data, only code and configuration whose path in the directory stands there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import contextlib
 import functools
 import os
 import re
+import stat
 import sys
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,12 +40,22 @@ _PROGRAMS = (".py", ".ipynb")
 #: The bytes of a file of which words are read, at most.
 _LONGEST = 1 << 20
 
+#: Code and configuration of this machine, and how many files of it a command may use.
+_SUFFIXES = ["py", "ipynb", "sh", "bash", "R", "jl", "js", "pl", "rb", "sql", "yaml", "yml", "toml", "ini", "cfg"]
+_CODE = tuple(f".{suffix}" for suffix in _SUFFIXES)
+_MOST_FILES = 2000
+
 _WORD = re.compile(r"\w+")
-#: What follows in a line that may import modules, which a backslash continues.
-_IMPORT = re.compile(r"\b(?:from|import)\b((?:.*\\\r?\n)*.*)")
-#: The first part of a module after ``-m``, also in ``-um`` and ``--module``; and the name of a program.
+_CONTINUED = re.compile(r"\\\r?\n")
+#: What follows in a line after a statement that imports modules has begun, and the first parts of names in it.
+_IMPORT = re.compile(r"(?:^|[^\w\s])\s*(?:from|import)\b(.*)")
+_NAME = re.compile(r"(?:(?<![\w.])|(?<=\bfrom))\.*(\w+)")
+#: The first part of a module after ``-m``, also in ``-um`` and ``--module``.
 _STARTED = re.compile(r"-[a-zA-Z]*m(?:odule)?\W*(\w+)")
-_PROGRAM = re.compile(r"(\w+)\.(?:py|ipynb)\b")
+#: The end of the path of a file of code, what a path does not have, and the characters of one that are read.
+_SUFFIX = re.compile(rf"\.(?:{'|'.join(_SUFFIXES)})(?!\w)")
+_BETWEEN = re.compile(r"[^\w@%+,./-]+")
+_PATH_SIZE = 255
 
 
 class AllFiles(Exception):
@@ -51,15 +63,14 @@ class AllFiles(Exception):
 
 
 class _Names(NamedTuple):
-    """The words of a text, those that may name modules, and whether it searches."""
+    """What a text names: modules, and paths of code."""
 
-    words: frozenset[str]
     modules: frozenset[str]
-    searches: bool
+    paths: frozenset[str]
 
 
 class UsedFiles:
-    """Finds what programs use of the files in a folder.
+    """Finds what programs use of the files of a workspace.
 
     Args:
         folder: the folder, whose path has no links.
@@ -98,39 +109,122 @@ class UsedFiles:
         if self._has_linked_folder:  # what is in it has more names
             raise AllFiles
         found: set[str] = set()
-        pending = [_names_in(text) for text in texts]
+        pending = [(_names_in(text), True) for text in texts]
         new = {*self._always}
         while pending or new:
-            if any(names.searches for names in pending):
-                raise AllFiles
-            for names in pending:
-                new.update(*(self._modules.get(word, ()) for word in names.modules))
-                new.update(*(self._files.get(word, ()) for word in names.words))
+            for (words, modules), is_program in pending:
+                if is_program and not words.isdisjoint(SEARCHES):
+                    raise AllFiles
+                new.update(*(self._modules.get(word, ()) for word in modules))
+                new.update(*(self._files.get(word, ()) for word in words))
             new -= found
             found |= new
-            pending, new = [self._read(name) for name in new], set()
+            pending, new = [(self._read(name), name.endswith(_PROGRAMS)) for name in new], set()
         return found
 
     @functools.cache  # noqa: B019 (it lives as long as the folder)
-    def _read(self, name: str) -> _Names:
-        """Return what a file names. Only a program searches; a link names the file to which it leads."""
-        path = os.path.join(self._folder, name)
-        text = ""
-        with contextlib.suppress(OSError):  # a link may lead nowhere
-            if os.path.getsize(path) <= _LONGEST:
-                text = Path(path).read_text(encoding="utf-8", errors="replace")
-        names = _names_in(f"{text} {self._targets[name]}")
-        return names if name.endswith(_PROGRAMS) else names._replace(searches=False)
+    def _read(self, name: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Return what a file names; a link names the file to which it leads."""
+        return _names_in(f"{_text_of(os.path.join(self._folder, name))} {self._targets[name]}")
+
+
+def code_here(words: Sequence[str], directory: str, python_path: str) -> list[tuple[str, int, int]]:
+    """Return the code on this machine that a command may use which runs in a directory.
+
+    Modules are found in the directory, in PYTHONPATH, and next to what is used; one whose name is computed at run time
+    is not found.
+
+    Returns:
+        Each file's path, its size, and the time of its last change in ns, sorted.
+
+    Raises:
+        AllFiles: they are more than can be checked.
+    """
+    text = "\n".join(words)
+    found: dict[str, tuple[str, int, int]] = {}
+    modules = {*names_of_modules(text)}
+    named = {*words, *_BETWEEN.split(text)}
+    #: Where modules are looked for, and packages, of which all is used.
+    places = {directory, *(os.path.join(directory, folder) for folder in python_path.split(os.pathsep) if folder)}
+    packages: set[str] = set()
+    tried: set[str] = set()
+    listing = functools.cache(_list)
+    before = -1
+    while before < (before := len(tried) + len(places) + len(packages)):
+        paths = {os.path.join(directory, name) for name in named}
+        for place in [*places]:
+            there, whole = listing(place), place in packages
+            paths.update(path for name, path in there.files.items() if whole or name in modules)
+            packages.update(path for name, path in there.folders.items() if name in modules)
+            packages.update(path for path in there.folders.values() if whole and not listing(path).is_data)
+        for path in paths - tried:
+            with contextlib.suppress(OSError, ValueError):  # gone, or not a path
+                status = os.stat(path)
+                if stat.S_ISREG(status.st_mode) and (path.endswith(_CODE) or os.access(path, os.X_OK)):
+                    found[path] = path, status.st_size, status.st_mtime_ns
+                    own = _names_here(*found[path], status.st_ino)
+                    modules |= own.modules
+                    named |= own.paths
+        tried |= paths
+        places |= packages | {os.path.dirname(path) for path in found}
+        if len(found) > _MOST_FILES:
+            raise AllFiles
+    return sorted(found.values())
+
+
+class _Folder(NamedTuple):
+    """Python files and folders by the names under which they are imported; ``is_data`` if it has only other files."""
+
+    files: Mapping[str, str]
+    folders: Mapping[str, str]
+    is_data: bool
+
+
+def _list(folder: str) -> _Folder:
+    files: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    others = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders[entry.name] = entry.path
+            elif entry.name.endswith(".py"):
+                files[entry.name.removesuffix(".py")] = entry.path
+            else:
+                others += 1
+    return _Folder(files, folders, is_data=bool(others and not files))
+
+
+@functools.lru_cache(4096)
+def _names_here(path: str, size: int, changed: int, inode: int) -> _Names:
+    """Return what a file names, which is as these facts say."""
+    return _names_of(_text_of(path))
+
+
+def _text_of(path: str) -> str:
+    with contextlib.suppress(OSError):  # a link may lead nowhere
+        if os.path.getsize(path) <= _LONGEST:
+            return Path(path).read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def names_of_modules(text: str) -> frozenset[str]:
     """Return the first parts of the names of modules and programs that a text may import or start."""
-    return _names_in(text).modules
+    return _names_of(text).modules
+
+
+def _names_of(text: str) -> _Names:
+    if not text.isascii():  # Python takes some letters for others in names
+        text = unicodedata.normalize("NFKC", text)
+    ends = (match.end() for match in _SUFFIX.finditer(text))
+    paths = frozenset(_BETWEEN.split(text[max(0, end - _PATH_SIZE) : end])[-1] for end in ends)
+    lines = [line for line in _CONTINUED.sub(" ", text).splitlines() if "import" in line]
+    imported = (name for line in lines for names in _IMPORT.findall(line) for name in _NAME.findall(names))
+    programs = (os.path.splitext(os.path.basename(path))[0] for path in paths if path.endswith(_PROGRAMS))
+    return _Names(frozenset((*imported, *programs, *_STARTED.findall(text))), paths)
 
 
 @functools.lru_cache(4096)
-def _names_in(text: str) -> _Names:
-    words = frozenset(_WORD.findall(text))
-    modules = {word for line in _IMPORT.findall(text) for word in _WORD.findall(line)}
-    modules.update(_STARTED.findall(text), _PROGRAM.findall(text))
-    return _Names(words, frozenset(modules), not words.isdisjoint(SEARCHES))
+def _names_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the words of a text, and the modules that it names."""
+    return frozenset(_WORD.findall(text)), names_of_modules(text)
