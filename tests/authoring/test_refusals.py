@@ -346,6 +346,7 @@ BOTH = component_from_app, component_spec_from_app
 READS: list[Row] = [
     (reading(lambda _: [tracked(), tracked()]), "'train'", "reads={'train_1'", "other_task", "'train_2'"),
     (reading(lambda _: task_from_app(make_app())), "'train'", "'run_id'", "task_from_app", "tracker_base", "Give"),
+    (inside(lambda _: task_from_app(make_app(), may_fail=True)), "may_fail", "tracker base", "task_from_app"),
     (reading(lambda _: {"x": foreign()}), "reads['x']", "'foreign'", "'run_id'", "tracker_base", "channels"),
     (reading(lambda _: {"x": foreign().outputs["accuracy"]}), "reads['x']", "'foreign-accuracy'", "NUMBER_DOUBLE"),
     (

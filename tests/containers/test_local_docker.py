@@ -3,7 +3,6 @@
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
 import gc
-import io
 import os
 import re
 import shutil
@@ -11,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
 import time
 import uuid
 from collections.abc import Callable
@@ -23,13 +21,11 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, OWN_IMAGE, REPOSITORY, host_mounts
+from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, OWN_IMAGE, host_mounts
 from tests.facts import says
-from tests.pipelines import regenerate
 from tests.watching import Heard
 from torchx_kfp import local, task_from_app
 from torchx_kfp.local import RunResult, Watch, remove_containers
-from torchx_kfp.tracking import FsspecResultTracker
 
 #: The message about a missing command.
 NEEDS = "its image lacks a command; an image needs sh, env and mkdir, and the commands that the application calls"
@@ -302,23 +298,6 @@ def test_a_stage_of_another_user_that_may_fail_records_its_exit_code(execute, tm
     assert result["fail"].results == {"exit_code": 3}
 
 
-def test_a_pipeline_records_in_containers_what_it_records_in_processes(execute, engine, tmp_path):
-    compiled = tmp_path / "hello.yaml"
-    text = regenerate.compile_text(REPOSITORY / "pipelines" / "hello.py")
-    for name, image in {"busybox:1.36": BUSYBOX_IMAGE, "torchx-kfp-publisher:1": HOST_IMAGE}.items():
-        text = text.replace(f"image: {name}", f"image: {image}")
-    compiled.write_text(text)
-    recorded = []
-    for where in (True, False):
-        base = tmp_path / f"tracker-{where}"
-        result = execute(compiled, {"tracker_base": str(base)}, docker=where, mounts=MOUNTS if where else ())
-        result.raise_for_failure()
-        tracker = FsspecResultTracker(str(base))
-        recorded.append({key.split("/")[1]: tracker[key] for key in tracker.keys(result.run_id)})
-        assert len(recorded[-1]) == 2
-    assert recorded[0] == recorded[1]
-
-
 def test_python_components_in_their_images(execute):
     @dsl.component(base_image=HOST_IMAGE, install_kfp_package=False)
     def make(data: dsl.Output[dsl.Dataset]) -> str:
@@ -444,24 +423,6 @@ def test_what_a_killed_runner_leaves_is_removed(engine):
     assert remove_containers(f"{killed}-not") == 0
     assert remove_containers(killed) == 2
     assert containers_of(engine, killed) == []
-
-
-def test_an_image_without_a_shell(
-    execute: Callable[..., RunResult], engine: docker.DockerClient, tmp_path: Path
-) -> None:
-    image = "torchx-kfp-test/empty:latest"
-    root = io.BytesIO()
-    with tarfile.open(fileobj=root, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("file"))
-    engine.api.import_image_from_data(root.getvalue(), *image.split(":"))
-
-    @dsl.pipeline
-    def pipeline(tracker_base: str):
-        app = AppDef("app", [Role("role", image=image, entrypoint="anything")])
-        task_from_app(app, tracker_base=tracker_base)
-
-    result = execute(pipeline, {"tracker_base": str(tmp_path / "results")})
-    assert result["app"].reason == (f"ended with exit code 127: {NEEDS}")
 
 
 def test_code_travels_into_containers(engine: docker.DockerClient, tmp_path: Path) -> None:

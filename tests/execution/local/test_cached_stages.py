@@ -171,6 +171,17 @@ def test_what_is_not_cached(states, tmp_path):
     assert states(pipeline) == ["succeeded", "cached"]
 
 
+def test_a_stage_that_has_failed_though_it_may_is_not_cached(states):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor([0, 3]) as code:
+            app = AppDef("app", [Role("role", image="x", entrypoint="sh", args=["-c", 'exit "$1"', "sh", f"{code}"])])
+            task_from_app(app, tracker_base="results", may_fail=True)
+
+    assert states(pipeline) == ["succeeded"] * 2
+    assert states(pipeline) == ["cached", "succeeded"]
+
+
 def test_a_key_of_the_authors_own(states):
     def pipeline_with(text: str, key: str) -> Any:
         @dsl.pipeline

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,7 +18,6 @@ from tests.facts import says
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.old_runs import remove, select
-from torchx_kfp.execution.runs import history
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, encode
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
@@ -124,17 +122,6 @@ def test_a_younger_run_is_used(tmp_path: Path) -> None:
         "a-younger-one": "used by b",
         "b": "not that old",
     }
-
-
-def test_another_gc_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (make(tmp_path, "ccc") / "run.json").unlink()  # so its time is that of the folder
-
-    def gone_then(folder: Path) -> bool:
-        shutil.rmtree(folder)
-        return True
-
-    monkeypatch.setattr(history, "is_run", gone_then)
-    assert history.find_runs(tmp_path) == []
 
 
 def test_two_that_remove_the_same_runs(tmp_path: Path) -> None:
