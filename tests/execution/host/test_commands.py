@@ -9,9 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
 from tests.programs import Done, Program
+from tests.transcripts.hosts import a_host
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 #: The fields of events that differ between a run on a host and the same run on this machine.
@@ -43,42 +43,11 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass
-class There:
-    """A host with runs that have ended, by what became of them. The newest is ``canceled``."""
-
-    host: KfpHost
-    runs: Mapping[str, str]
-
-    @property
-    def words(self) -> tuple[str, str]:
-        return "--host", self.host.url
-
-
-@pytest.fixture(scope="module")
-def there(pipelines: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: str) -> Iterator[There]:
-    program = Program(fork_server, pipelines)
-    with KfpHost(tmp_path_factory.mktemp("host")) as host:
-
-        def submit(name: str, *words: str) -> str:
-            done = program("submit", f"{name}.yaml", "--host", host.url, "-q", "--name", f"a {name} run", *words)
-            assert done.returncode == 0, done.stderr
-            return done.stdout.strip()
-
-        base = ("--tracker-base", str(pipelines / "base"))
-        runs = {"good": submit("good", *base), "failed": submit("bad")}
-        assert ended(host, runs["good"])["state"] == "SUCCEEDED"
-        runs["cached"] = submit("good", *base)
-        ended(host, runs["cached"])
-        time.sleep(1)  # a host knows whole seconds; those that begin in one have no order
-        runs["canceled"] = submit("long", "-p", f"go={pipelines / 'never'}")
-        wait_until(lambda: program("logs", f"{runs['canceled']}/script", "--host", host.url).stdout == "begun\n")
-        canceled = program("cancel", "latest", "--host", host.url)
-        assert canceled.returncode == 0
-        assert canceled.stderr.endswith(f"The run {runs['canceled']} is canceled.\n")
-        for run_id in runs.values():
-            ended(host, run_id)
-        yield There(host, runs)
+@pytest.fixture
+def there(call: Program, tmp_path: Path) -> Iterator[Program]:
+    """The command line of a user of a host with runs that have ended: see ``tests.transcripts.hosts``."""
+    with a_host(tmp_path) as around:
+        yield replace(call, variables=around.environ)
 
 
 @pytest.fixture
@@ -187,11 +156,11 @@ def test_a_signal_while_the_host_creates_a_run_says_how_to_find_it(
 # Watch a run that is over
 
 
-@pytest.mark.parametrize("run", ["good", "failed", "cached", "canceled"])
-def test_nothing_of_a_run_is_left_on_this_machine(there: There, program: Program, run: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", ["good", "bad", "cached", "long"])
+def test_nothing_of_a_run_is_left_on_this_machine(there: Program, run: str, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     for words in (("watch", "--json"), ("watch",), ("logs",), ("report",)):
-        done = program(*words, there.runs[run], *there.words, TMPDIR=str(tmp_path / "scratch"))
+        done = there(*words, f"a {run} run", TMPDIR=str(tmp_path / "scratch"))
         assert str(tmp_path / "scratch") not in done.stdout + done.stderr
     assert not os.listdir(tmp_path / "scratch")
     [report] = tmp_path.glob("*.html")
@@ -205,12 +174,10 @@ def simple(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("pipeline", ["good", "bad"])
-def test_events_are_those_of_the_same_run_on_this_machine(
-    there: There, program: Program, pipelines: Path, pipeline: str
-) -> None:
-    base = ["--tracker-base", str(pipelines / "base")] if pipeline == "good" else []
-    here = events_of(program("run", f"{pipeline}.yaml", "--json", "--no-cache", *base))
-    elsewhere = events_of(program("watch", there.runs["good" if base else "failed"], "--json", *there.words))
+def test_events_are_those_of_the_same_run_on_this_machine(there: Program, pipeline: str) -> None:
+    base = ["--tracker-base", there.variables["TORCHX_KFP_TRACKER_BASE"]] if pipeline == "good" else []
+    here = events_of(there("run", f"{pipeline}.yaml", "--json", "--no-cache", *base))
+    elsewhere = events_of(there("watch", f"a {pipeline} run", "--json"))
     for event in here:
         # KFP's API does not tell these.
         event.update({name: empty for name, empty in UNKNOWN.items() if name in event})
@@ -222,8 +189,8 @@ def test_events_are_those_of_the_same_run_on_this_machine(
 # Logs of a run that is over
 
 
-def test_a_log_has_the_very_bytes(there: There, program: Program) -> None:
-    done = program("logs", f"{there.runs['failed']}/script", *there.words)
+def test_a_log_has_the_very_bytes(there: Program) -> None:
+    done = there("logs", "a bad run/script")
     assert done.stdout == "one\n\x1b[31mthe last line\x1b[0m\n"
 
 
@@ -252,13 +219,12 @@ def test_a_log_that_cannot_be_read(kfp_host: KfpHost, program: Program) -> None:
         assert "nothing" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [("logs", "good"), ("watch", "failed")])
-def test_a_full_temporary_folder_is_named(there: There, words: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("logs", "a good run"), ("watch", "a bad run")])
+def test_a_full_temporary_folder_is_named(there: Program, words: tuple[str, str]) -> None:
     """A limit for the size of files stands for it."""
-    command, run = words
     limited = ("sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-m", "torchx_kfp")
     done = subprocess.run(
-        [*limited, command, there.runs[run], *there.words], cwd=tmp_path, capture_output=True, text=True, check=False
+        [*limited, *words], cwd=there.folder, env=there.environ(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -309,23 +275,21 @@ def ended_with(host: KfpHost, run_id: str) -> str:
 # Report
 
 
-def test_a_report_opens_offline(there: There, program: Program) -> None:
-    good, failed = there.runs["good"], there.runs["failed"]
-    done = program("report", good, *there.words)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"good-{good}.html\n", "")
-    page = (program.folder / f"good-{good}.html").read_text()
-    assert "<title>good" in page
-    links = set(re.findall(r"""(?:href|src)=["']?([^"'> ]+)""", page))
-    assert {link for link in links if not link.startswith(("#", "data:"))} == {
-        f"{there.host.url}/#/runs/details/{good}"
-    }
+def test_a_report_opens_offline(there: Program) -> None:
+    def page(run: str) -> str:
+        done = there("report", run, "-o", "page.html")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "page.html\n", "")
+        return (there.folder / "page.html").read_text()
+
+    good = page("a good run")
+    assert "<title>good" in good
+    links = set(re.findall(r"""(?:href|src)=["']?([^"'> ]+)""", good))
+    [link] = [link for link in links if not link.startswith(("#", "data:"))]
+    assert re.fullmatch(rf"{there.variables['TORCHX_KFP_HOST']}/#/runs/details/{UUID}", link)
     for text in ("evaluate[1]", "succeeded", "loss", "0.5", "its condition is false"):
-        assert text in page
-    done = program("report", failed, *there.words, "-o", "page.html")
-    assert done.stdout == "page.html\n"
-    page = (program.folder / "page.html").read_text()
-    assert "the last line" in page
-    assert "launcher_v2.go" not in page
+        assert text in good
+    bad = page("a bad run")
+    assert ("the last line" in bad, "launcher_v2.go" in bad) == (True, False)
 
 
 # Results, show, compare

@@ -294,5 +294,6 @@ def test_the_newest_run_of_a_host_is_not_canceled_by_mistake(kfp_host: KfpHost, 
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says("another user's", f"torchx-kfp cancel {run.record.run_id}"), done.stderr)
     assert kfp_host.count(":terminate") == 0
-    assert program("cancel", run.record.run_id, TORCHX_KFP_HOST=kfp_host.url).returncode == 0
+    canceled = program("cancel", run.record.display_name, TORCHX_KFP_HOST=kfp_host.url)
+    assert (canceled.returncode, canceled.stderr.endswith(f"The run {run.record.run_id} is canceled.\n")) == (0, True)
     assert kfp_host.count(":terminate") == 1
