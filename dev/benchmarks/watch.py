@@ -15,8 +15,8 @@ from dev.benchmarks import show, timed
 from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.run_pipeline import RunPipeline
-from torchx_kfp.execution.host.snapshot import Snapshot
-from torchx_kfp.execution.host.steps import Step, changes
+from torchx_kfp.execution.host.snapshot import Snapshot, changes
+from torchx_kfp.execution.host.stages import Step
 from torchx_kfp.execution.runs.state import RunState, outline
 
 STAGES, STEP = 1000, 10

@@ -31,9 +31,9 @@ from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
 from torchx_kfp.execution.host.pod_logs import StageLogs
 from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.execution.host.run_pipeline import RunPipeline
-from torchx_kfp.execution.host.snapshot import Snapshot
+from torchx_kfp.execution.host.snapshot import Snapshot, changes
+from torchx_kfp.execution.host.stages import Step
 from torchx_kfp.execution.host.states import run_state, seconds
-from torchx_kfp.execution.host.steps import Step, changes
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import KnownStage, walk, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun

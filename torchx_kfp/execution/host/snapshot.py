@@ -1,11 +1,12 @@
-"""A run on a KFP host as one answer describes it: its steps so far, which are those that the local runner would report.
+"""A run on a KFP host as one answer describes it: its steps so far, which are those that the local runner would report,
+and what is new in them.
 
 Whatever ``RunState`` computes from their events is therefore the same: the view, the table, the report and ``--json``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +15,8 @@ from torchx_kfp.execution.host.answers import mapping, text
 from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.outcomes import reason_of_workflow
 from torchx_kfp.execution.host.run_pipeline import RunPipeline, given_arguments
-from torchx_kfp.execution.host.stages import StageReader
+from torchx_kfp.execution.host.stages import StageReader, Step
 from torchx_kfp.execution.host.states import Period, Progress, read_progress
-from torchx_kfp.execution.host.steps import RUN, Step
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
     KFP_GRACE,
@@ -24,9 +24,12 @@ from torchx_kfp.execution.runs.events import (
     RunFinished,
     RunStarted,
     StageFinished,
+    StagePending,
 )
 from torchx_kfp.execution.runs.vocabulary import State
 
+#: What the steps of the run itself are steps of.
+RUN = ""
 #: The sentence that ends a canceled run: "Run X was ended by ...".
 CANCELED_BY = "a request to KFP"
 #: Seconds that the replicas of an engine have after SIGTERM.
@@ -123,3 +126,29 @@ def _reason(
         return ""
     said = text(mapping(run.get("error")).get("message")) or (reason_of_workflow(nodes) if nodes is not None else "")
     return said or "KFP does not say why"
+
+
+def changes(before: Mapping[str, Step], now: Iterable[Step]) -> list[Step]:
+    """Return the steps that go further than those before.
+
+    An answer may be older than the one before: nothing that it tells is taken back, or told again.
+
+    Args:
+        before: the last step of each thing, by its name.
+        now: all steps so far. Those of one thing are in order.
+    """
+    last, new = dict(before), []
+    for step in now:
+        known = last.get(step.of)
+        if (known is None or step.at >= known.at) and _is_news(step, known):
+            new.append(step)
+            last[step.of] = step
+    return new
+
+
+def _is_news(step: Step, known: Step | None) -> bool:
+    if isinstance(step.event, StagePending):
+        # A pod that waits stays in its place, for one reason after the other. Most wait for none.
+        before = known.event.reason if known is not None and isinstance(known.event, StagePending) else ""
+        return step.event.reason != before
+    return known is None or step.at > known.at

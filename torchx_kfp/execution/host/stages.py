@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.execution.host.nodes import Node, Nodes
@@ -23,7 +24,6 @@ from torchx_kfp.execution.host.outcomes import (
 )
 from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.states import Progress
-from torchx_kfp.execution.host.steps import Step
 from torchx_kfp.execution.pipeline.spec import Component, Dag, Task, is_volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, walk, without_indices
 from torchx_kfp.execution.runs import reasons
@@ -44,9 +44,19 @@ from torchx_kfp.tracking.recorder import is_run_id
 
 #: The most iterations of a loop that are expected before they begin: Argo's limits are lower, and a host may say more.
 _MOST_ITERATIONS = 10_000
-
-
 _CANCELED = reasons.not_run(reasons.RUN_WAS_ENDED)
+#: The place of a step among those of the same thing: the index of the run's period, the rounds of the nested pipelines
+#: around it, and a number within these. Whatever is further has a larger place.
+Place: TypeAlias = tuple[int, tuple[int, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An event in the life of a stage, a loop or a nested pipeline, by its name, or of the run, which has none here."""
+
+    of: str
+    at: Place
+    event: Event
 
 
 @dataclass(frozen=True)
@@ -449,24 +459,8 @@ class StageReader:
 
     def _pending_group(self, component: Component, names: StageNames, driver: str, round_: tuple[int, ...]) -> None:
         """Report what KFP's driver of a group waits for, at the first stage of the group."""
-        if first := self._first_stage(component, names):
-            self._pending(*first, self._nodes.attempts(driver)[-1:], round_)
-
-    def _first_stage(self, component: Component, names: StageNames) -> tuple[str, str] | None:
-        """Return the name and the task of the first stage in a DAG; None if a loop may have no iteration before it."""
-        for task in component.as_dag().ordered:
-            inner = self._pipeline.component_of(task)
-            if inner.dag is None:
-                return names.of(task.name), task.name
-            if task.loop is None:
-                found = self._first_stage(inner, names.inside(task))
-            elif self._known.items.get(without_indices(names.of(task.name))):
-                found = self._first_stage(inner, names.inside_iteration(0))
-            else:
-                return None
-            if found:
-                return found
-        return None
+        if first := next((place for place in self._inside(component, names) if not place.looped), None):
+            self._pending(first.name, first.task.name, self._nodes.attempts(driver)[-1:], round_)
 
     # Helpers
 
