@@ -73,7 +73,7 @@ test-package: $(VENV)/.ready ## check the distributions as an index would, and i
 
 test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see tests/conformance/README.md)
 	@$(if $(and $(HOST),$(TRACKER_BASE),$(IMAGE)),,echo 'make test-kfp needs HOST=URL TRACKER_BASE=URL IMAGE=NAME: see tests/conformance/README.md' >&2; exit 2)
-	$(foreach each,HOST TRACKER_BASE IMAGE SHELL_IMAGE SECRET ENDPOINT ENGINES KEEP,TORCHX_KFP_SUITE_$(each)='$($(each))') \
+	$(foreach each,HOST TRACKER_BASE IMAGE SHELL_IMAGE ENGINES KEEP,TORCHX_KFP_SUITE_$(each)='$($(each))') \
 	    $(bin)/python -m pytest tests/conformance -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
 
 durations: $(VENV)/.ready ## run the tests of make test, and write what each file takes, by which they are ordered

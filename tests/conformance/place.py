@@ -11,7 +11,6 @@ from typing import Any
 
 #: The beginning of the variables' names; ``make test-kfp`` sets them.
 PREFIX = "TORCHX_KFP_SUITE_"
-ENDPOINT = "AWS_ENDPOINT_URL"
 #: What all processes of one run of the suite have in common: those that are started later inherit it.
 RUN = os.environ.setdefault("KFP_SUITE_RUN", uuid.uuid4().hex[:8])
 
@@ -26,8 +25,6 @@ class Place:
         image: an image with python3, fsspec, the storage's driver, and kfp, and with what examples import.
         shell_image: an image with nothing but a shell.
         claim: a volume claim that pods mount at the base, if that is a folder.
-        secret: a Kubernetes secret with credentials for the storage, ``NAME:KEY_OF_THE_ID:KEY_OF_THE_SECRET``.
-        endpoint: the URL of the S3 server as pods reach it; that of AWS if it is empty.
         engines: the engines of distributed stages that the cluster has.
         is_real: False for the host of the tests.
     """
@@ -37,18 +34,9 @@ class Place:
     image: str = "python:3.11"
     shell_image: str = "busybox"
     claim: str = ""
-    secret: str = ""
-    endpoint: str = ""
     engines: tuple[str, ...] = ("job",)
     is_real: bool = False
     keeps: bool = False
-
-    @property
-    def secrets(self) -> dict[str, dict[str, str]]:
-        """The variables with the credentials, by the secret and its key."""
-        name, _, keys = self.secret.partition(":")
-        variables = dict(zip(keys.split(":"), ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), strict=False))
-        return {name: variables} if name else {}
 
     def image_of(self, name: str) -> str:
         """Return the image of the place for one that a pipeline of the suite names."""
@@ -57,43 +45,26 @@ class Place:
         return self.image if name == "python:3.11" or name.startswith("torchx-kfp-") else name
 
     def fit(self, spec: dict[str, Any], platform: dict[str, Any]) -> None:
-        """Change a compiled pipeline so that it runs here: images, the volume, and the credentials of the storage."""
+        """Change a compiled pipeline so that it runs here: the images and the volume."""
         settings = _below(platform, "platforms", "kubernetes", "deploymentSpec", "executors")
         for name, executor in spec["deploymentSpec"]["executors"].items():
             if "container" not in executor:
                 continue
-            container, own = executor["container"], settings.setdefault(name, {})
+            container = executor["container"]
             container["image"] = self.image_of(container["image"])
-            if self.endpoint:
-                container.setdefault("env", []).append({"name": ENDPOINT, "value": self.endpoint})
             if self.claim:
                 mount = {"constant": self.claim, "mountPath": self.base}
-                own.setdefault("pvcMount", []).append(mount)
-            for secret, keys in self.secrets.items():
-                entry = {
-                    "secretName": secret,
-                    "secretNameParameter": {"runtimeValue": {"constant": secret}},
-                    "keyToEnv": [{"secretKey": key, "envVar": variable} for key, variable in keys.items()],
-                }
-                own.setdefault("secretAsEnv", []).append(entry)
+                settings.setdefault(name, {}).setdefault("pvcMount", []).append(mount)
             if "command" in container:
                 container["command"] = [self._fit_manifest(word) for word in container["command"]]
 
     def _fit_manifest(self, word: str) -> str:
-        """Return a word of a command; if it has the pods of a distributed stage, they run here as well."""
+        """Return a word of a command; if it has the pods of a distributed stage, with their images here."""
         if not word.startswith('{"stage":'):
             return word
         specification = json.loads(word)
         for container in _containers(specification["object"]):
             container["image"] = self.image_of(container["image"])
-            given = container.setdefault("env", [])
-            if self.endpoint:
-                given.append({"name": ENDPOINT, "value": self.endpoint})
-            given += [
-                {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-                for secret, keys in self.secrets.items()
-                for key, variable in keys.items()
-            ]
         return json.dumps(specification, separators=(",", ":"))
 
 
@@ -115,8 +86,6 @@ def named_place(environ: Mapping[str, str] = os.environ) -> Place | None:
         base=given["tracker_base"].rstrip("/"),
         image=given["image"],
         shell_image=given.get("shell_image", given["image"]),
-        secret=given.get("secret", ""),
-        endpoint=given.get("endpoint", ""),
         engines=tuple(given.get("engines", "job").replace(",", " ").split()),
         is_real=True,
         keeps=given.get("keep", "") not in ("", "0"),

@@ -150,10 +150,10 @@ class Suite:
 
     @functools.cached_property
     def code(self) -> Path:
-        """The workspace: this package and the applications of examples, so that an image needs none of them."""
+        """The workspace: what applications use of this package, and those of examples: an image needs none of them."""
         made = self.folder / f"code-{uuid.uuid4().hex[:8]}"
         for package in (Path(torchx_kfp.__file__).parent, Path(components.__file__).parent):
-            shutil.copytree(package, made / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(package, made / package.name, ignore=shutil.ignore_patterns("__pycache__", "entrypoints"))
         return made
 
     @functools.cache  # noqa: B019 (one suite a process)
