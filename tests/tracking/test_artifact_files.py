@@ -358,13 +358,10 @@ def test_a_killed_upload_is_not_taken_for_whole(store: str, tmp_path: Path, requ
     code = """
 import sys, time
 from torchx_kfp.tracking import artifact_files, current_run
-read = artifact_files._hash
-def hanging(path):
-    if path.endswith("c"):
-        print("reached", flush=True)
-        time.sleep(600)
-    return read(path)
-artifact_files._hash = hanging
+def hanging(*_):
+    print("stored", flush=True)
+    time.sleep(600)
+artifact_files._verify_unchanged = hanging
 current_run().add_artifact("model", sys.argv[1], store=True)
 """
     command = [sys.executable, "-c", code, str(folder)]
@@ -372,7 +369,7 @@ current_run().add_artifact("model", sys.argv[1], store=True)
         command, env={**os.environ, **environ(base, RUN)}, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "reached\n"
+        assert process.stdout.readline() == "stored\n"
         process.send_signal(signal.SIGKILL)
     assert stage(base).artifacts() == {}
     stage(base).add_artifact("model", folder, store=True)

@@ -23,7 +23,6 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple
 
@@ -251,25 +250,18 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         )
     try:
         before = _list_local(top)
+        paths = _paths(top, before)
+        files = _hash_all(paths)
     except OSError as error:
         raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
     place = f"{folder}/{new_entry_name()}"
     key = f"{place}/{os.path.basename(top) or 'files'}"
-    paths = _paths(top, before)
     try:
-        # Read each file twice, at the same time.
-        with ThreadPoolExecutor(1) as pool:
-            hashing = pool.submit(_hash_all, paths)
-            try:
-                for group, at_once in _groups({name: before[name][0] for name in paths}):
-                    store.put_files({f"{key}/{name}" if name else key: paths[name] for name in group}, at_once)
-            except TrackerError:
-                # A file that cannot be read, or is gone, is not the store's fault.
-                hashing.result()
-                _verify_unchanged(top, before)
-                raise
-            files = hashing.result()
-        _verify_unchanged(top, before)
+        try:
+            for group, at_once in _groups({name: file.size for name, file in files.items()}):
+                store.put_files({f"{key}/{name}" if name else key: paths[name] for name in group}, at_once)
+        finally:
+            _verify_unchanged(top, before)  # a file that is gone is not the store's fault
         if "" in before:
             return StoredFiles(key, *files[""]).on(store)
         listing = _encode_list(files, before)
@@ -282,8 +274,6 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
                 pass
         if isinstance(error, FileNotFoundError):
             raise _unstable(error.filename or top) from None
-        if isinstance(error, OSError):
-            raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
         raise
 
 
