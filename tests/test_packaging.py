@@ -207,27 +207,3 @@ def test_what_needs_another_extra_says_what_to_type(
         f'torchx_kfp.errors.MissingExtraError: {what} needs the extra "{extra}" (missing here: {missing}). '
         f'Install it with: pip install "torchx-kfp[{extra}]"'
     )
-
-
-def test_the_line_to_type_takes_what_is_installed(image: Path) -> None:
-    """Wherever the wheel came from, an index that does not have torchx-kfp is not asked for it."""
-    installed = run(
-        # pip is isolated: it ignores settings that name further sources of packages.
-        *(sys.executable, "-m", "pip", "--isolated", "--python", image / "bin" / "python"),
-        *("install", "--no-index", "torchx-kfp[pandas]"),
-    )
-    assert installed.returncode != 0
-    assert "Requirement already satisfied: torchx-kfp[pandas]" in installed.stdout
-    assert "No matching distribution found for pandas>=" in installed.stderr
-
-
-def test_the_installation_page_shows_the_message() -> None:
-    page = (REPOSITORY / "docs" / "start" / "install.md").read_text(encoding="utf-8")
-    assert f"\nError: The command torchx-kfp {NEEDED}```\n" in page
-
-
-def test_pip_refuses_an_old_python_at_once(metadata: email.message.Message) -> None:
-    """Without markers, pip of Python 3.9 searches all versions of kfp before it looks at Requires-Python."""
-    found = [text for text in metadata.get_all("Requires-Dist", []) if text.endswith('extra == "pipelines"')]
-    assert found
-    assert [text for text in found if 'python_version >= "3.10"' not in text] == []

@@ -1,12 +1,9 @@
 """The public functions: components and tasks as KFP's users use them."""
 
-import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from kfp import compiler, components, dsl
 from torchx.specs import Resource
 
@@ -52,19 +49,6 @@ def test_a_component_file_holds_the_whole_app() -> None:
     assert stages["exec-train-2"]["container"]["resources"]["resourceMemoryLimit"] == "4000M"
     for label in stages:
         assert platform[label]["podMetadata"]["labels"]["torchx.pytorch.org/app-name"] == "train"
-
-
-def test_an_untracked_component_file() -> None:
-    loaded = components.load_component_from_text(component_spec_from_app(make_app(args=["hello"])))
-    assert not loaded.component_spec.inputs
-    assert not loaded.component_spec.outputs
-
-    def pipeline() -> None:
-        loaded()
-
-    spec, _ = load(compile_pipeline(pipeline))
-    (executor,) = spec["deploymentSpec"]["executors"].values()
-    assert executor["container"]["command"] == ["echo", "hello"]
 
 
 def test_a_component_is_called_in_pipelines(tmp_path: Path) -> None:
@@ -148,42 +132,15 @@ def test_long_names_are_told_apart(tmp_path: Path) -> None:
         assert first != second
 
 
-@dsl.container_component
-def by_hand(tracker_base: str, prepare: str, augment: str, run_id: dsl.OutputPath(str)):
-    return dsl.ContainerSpec(image="busybox", command=["python", "-m", "app.train", "--lr", "0.1"])
+def test_a_stage_that_is_not_cached_says_so() -> None:
+    component = component_from_app(make_app("component"), cache=False)
 
+    def pipeline() -> None:
+        task_from_app(make_app("never"), cache=False)
+        task_from_app(make_app("always"))
+        component()
 
-def test_what_the_adapter_adds_to_the_compiled_pipeline() -> None:
-    """A tracked stage with two reads and four arguments is compared to the same component written by hand."""
-
-    def measure(make: Any) -> int:
-        def pipeline(tracker_base: str = "/tmp/results") -> None:
-            stage = functools.partial(task_from_app, tracker_base=tracker_base)
-            make(stage, tracker_base, stage(make_app("prepare")), stage(make_app("augment")))
-
-        return len(compile_pipeline(pipeline).encode())
-
-    def adapted(stage: Any, tracker_base: Any, prepare: Any, augment: Any) -> None:
-        app = make_app("by-hand", entrypoint="python", args=["-m", "app.train", "--lr", "0.1"])
-        stage(app, reads=[prepare, augment])
-
-    def handwritten(stage: Any, tracker_base: Any, prepare: Any, augment: Any) -> None:
-        run_ids = {"prepare": prepare.outputs["run_id"], "augment": augment.outputs["run_id"]}
-        by_hand(tracker_base=tracker_base, **run_ids)
-
-    assert measure(adapted) - measure(handwritten) < 2000
-
-
-@pytest.mark.usual
-def test_two_hundred_stages_fit_into_an_argo_workflow() -> None:
-    def pipeline(tracker_base: str = "/tmp/results") -> None:
-        stage = functools.partial(task_from_app, tracker_base=tracker_base)
-        previous = stage(make_app("stage-0"))
-        for number in range(1, 200):
-            app = make_app(f"stage-{number}", entrypoint="python", args=["-m", "app.train", "--lr", "0.1"])
-            previous = stage(app, reads={"previous": previous})
-
-    spec, platform = load(compile_pipeline(pipeline))
-    # The backend keeps components, containers and settings as JSON in the workflow.
-    stored = len(yaml.dump(spec, default_flow_style=True).encode()) + len(yaml.dump(platform).encode())
-    assert stored < 600_000
+    spec, _ = load(compile_pipeline(pipeline))
+    tasks = spec["root"]["dag"]["tasks"]
+    enabled = {name: task["cachingOptions"].get("enableCache", False) for name, task in tasks.items()}
+    assert enabled == {"never": False, "always": True, "component": False}

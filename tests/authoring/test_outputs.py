@@ -3,16 +3,15 @@
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import components, dsl
+from kfp import dsl
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, compile_stage, load, make_app
 from tests.authoring.kfp_engines import container_of, containers
-from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
+from torchx_kfp import component_from_app, publish_results, task_from_app
 
 pytestmark = pytest.mark.versions
 
@@ -78,16 +77,6 @@ def test_outputs_by_the_name_that_is_recorded() -> None:
     spec, _ = load(compile_pipeline(pipeline))
     (source,) = spec["root"]["dag"]["tasks"]["use"]["inputs"]["parameters"].values()
     assert source["taskOutputParameter"]["outputParameterKey"] == "l2norm_mean"
-
-
-@pytest.mark.parametrize("make", [component_from_app, component_spec_from_app])
-def test_components_have_them_too(make: Callable[..., Any]) -> None:
-    made = make(make_app("train"), reads=["prepare"], results=RESULTS, artifacts=ARTIFACTS)
-    component = components.load_component_from_text(made) if isinstance(made, str) else made
-
-    assert set(component.component_spec.inputs) - {"stage"} == {"tracker_base", "prepare"}
-    outputs = {"run_id", "accuracy", "model_uri", "epochs", "good", "l2norm_mean", "trials", "best"}
-    assert set(component.component_spec.outputs) == {*outputs, "metrics", *ARTIFACTS}
 
 
 @pytest.mark.parametrize(
@@ -237,15 +226,6 @@ def test_ui_metadata_is_written_as_it_is(shells: Path, tmp_path: Path, tracked: 
 def test_ui_metadata_as_the_retired_adapter_took_it() -> None:
     component = component_from_app(make_app("train"), UI)
     assert set(component.component_spec.outputs) == {"mlpipeline_ui_metadata"}
-
-
-SMALL = {"results": {"a": float}}
-
-
-def test_what_results_add_to_a_stage() -> None:
-    carried, named = len(stage(**SMALL)) - len(stage()), len(stage(**SMALL, inline=False)) - len(stage())
-    assert carried < 4_090, "bytes of YAML: the program, what is declared, outputs, a check for python3"
-    assert named < carried - 3_000, "an image that has torchx-kfp"
 
 
 # publish_results

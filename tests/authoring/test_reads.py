@@ -108,16 +108,6 @@ def test_run_ids_of_all_kinds(tmp_path: Path) -> None:
     ]
 
 
-def test_aliases_that_are_no_identifiers(tmp_path: Path) -> None:
-    aliases = ["a b", "a-b", "1", "ünï", "tracker_base", 'x"y', "$$ {{z}}", "run_id"]
-
-    def pipeline(tracker_base: str) -> None:
-        tasks = [task_from_app(make_app("train"), tracker_base=tracker_base) for _ in aliases]
-        task_from_app(SHOW, tracker_base=tracker_base, reads=dict(zip(aliases, tasks, strict=True)))
-
-    assert list(parents(pipeline, tmp_path)) == aliases
-
-
 def test_nothing_to_read() -> None:
     def pipeline() -> None:
         for number, reads in enumerate(([], {}, None, ())):

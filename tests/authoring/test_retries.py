@@ -55,11 +55,6 @@ def test_the_last_attempt_decides(shells: Path, tmp_path: Path, tracked: bool) -
     assert (tmp_path / "starts").read_text().count("\n") == 3
 
 
-def test_a_stage_that_succeeds_at_once_says_nothing(shells: Path, tmp_path: Path) -> None:
-    done = failing(tmp_path, 1).run(shells)
-    assert (done.returncode, done.stderr, done.stdout) == (0, b"", b"run-1/train/pod-7_0b5a1f3c\n")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stage_that_was_asked_to_end_is_not_started_again(shells: Path, tmp_path: Path, number: int) -> None:
     """The application gets one signal, and the time that it needs."""

@@ -1,20 +1,15 @@
 """Kubernetes secrets as variables of a stage: in the compiled pipeline, and in the application."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kfp import components
-from torchx.components import utils
 
 from tests.authoring.apps import compile_pipeline, load, make_app
 from tests.events import finished_stages
 from tests.programs import Program
 from torchx_kfp import (
     component_from_app,
-    component_from_function,
     component_spec_from_app,
-    publish_results,
     task_from_app,
 )
 from torchx_kfp.tracking import FsspecResultTracker
@@ -44,30 +39,6 @@ def test_secrets_of_a_task(tracked: bool) -> None:
     found = in_platform(compile_pipeline(pipeline))
     # An untracked stage without secrets has no settings for Kubernetes.
     assert {name: secrets for name, secrets in found.items() if secrets} == {"exec-with": SECRETS}
-
-
-def test_secrets_of_components_and_publishers() -> None:
-    train = component_from_app(make_app("train"), tracked=True, secrets=SECRETS)
-    echo = component_from_function(utils.echo, num_replicas=1, secrets=SECRETS)
-    spec = component_spec_from_app(make_app("load"), tracked=True, secrets=SECRETS)
-    loaded = components.load_component_from_text(spec)
-
-    def pipeline(tracker_base: str) -> None:
-        task = train(tracker_base=tracker_base)
-        echo()
-        loaded(tracker_base=tracker_base)
-        publish_results(task, {"x": float}, image="python", tracker_base=tracker_base, secrets=SECRETS)
-
-    found = in_platform(compile_pipeline(pipeline))
-    assert set(found) == {"exec-train", "exec-echo", "exec-load-stage", "exec-publish-train"}
-    assert all(secrets == SECRETS for secrets in found.values())
-
-
-def test_a_parameter_of_a_function_may_be_called_secrets() -> None:
-    def app(secrets: str) -> Any:
-        return make_app(args=[secrets])
-
-    assert set(component_from_function(app).component_spec.inputs) == {"secrets"}
 
 
 def test_variables_of_the_protocol_are_those_of_an_untracked_stage() -> None:

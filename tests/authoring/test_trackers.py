@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from kfp import components
-from torchx.components import utils
 
 from tests.authoring.apps import HOSTILE, compile_pipeline, compile_stage, load, make_app, unresolved_inputs
-from tests.authoring.kfp_engines import container_of, containers
-from torchx_kfp import component_from_app, component_from_function, component_spec_from_app, task_from_app
+from tests.authoring.kfp_engines import container_of
+from torchx_kfp import component_from_app, task_from_app
 
 pytestmark = pytest.mark.versions
 
@@ -49,35 +47,6 @@ def test_a_trackers_config_may_have_channels(tmp_path: Path) -> None:
     environ = container.environment()
     configs = [environ[f"TORCHX_TRACKER_{name}_CONFIG"] for name in "ABC"]
     assert configs == ["http://$(HOME) 'x':5/x", "$(HOME) 'x'", "5"]
-
-
-def test_a_stage_without_trackers_has_the_same_command() -> None:
-    plain, empty = (component_spec_from_app(make_app(), tracked=True, trackers=trackers) for trackers in (None, {}))
-    assert plain == empty
-    assert "TORCHX_TRACKER_MLFLOW" not in plain
-
-
-def test_components_of_each_form_name_their_trackers(tmp_path: Path) -> None:
-    trackers = {"mlflow": "http://mlflow:5000"}
-    train = component_from_app(make_app(), tracked=True, trackers=trackers)
-    echo = component_from_function(utils.echo, num_replicas=1, tracked=True, trackers=trackers)
-    loaded = components.load_component_from_text(
-        component_spec_from_app(make_app("load"), tracked=True, trackers=trackers)
-    )
-
-    def pipeline(tracker_base: str) -> None:
-        train(tracker_base=tracker_base)
-        echo(tracker_base=tracker_base)
-        loaded(tracker_base=tracker_base)
-
-    commands = [container["command"] for container in containers(compile_pipeline(pipeline)).values()]
-    assert len(commands) == 3
-    for command in commands:
-        variables = command[command.index("env", 1) :]
-        assert variables[1:3] == [
-            "TORCHX_TRACKERS=torchx_kfp,mlflow",
-            "TORCHX_TRACKER_MLFLOW_CONFIG=http://mlflow:5000",
-        ]
 
 
 def test_a_configuration_may_be_a_secret_or_that_of_the_role() -> None:

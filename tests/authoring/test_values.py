@@ -13,7 +13,7 @@ from torchx import specs
 
 from tests.authoring.apps import HOSTILE, compile_pipeline, compile_stage, load, make_app
 from tests.authoring.kfp_engines import constants, container_of, containers
-from torchx_kfp import component_from_app, component_from_function, local, publish_results, task_from_app
+from torchx_kfp import component_from_app, component_from_function, local, task_from_app
 
 pytestmark = pytest.mark.versions
 
@@ -42,33 +42,6 @@ def test_a_chain_of_stages_has_one_container() -> None:
     (first, others) = shapes(compiled).values()
     assert (len(first), len(others)) == (1, 4), "the first one reads nothing"
     assert constants(compiled)["stage-3"] == {"stage": "stage-3|stage-2|3|app.train|3"}
-
-
-def test_results_that_travel_by_value_and_their_publishers() -> None:
-    def pipeline(tracker_base: str = "/tmp/results") -> None:
-        previous: Any = task_from_app(make_app("stage-0"), tracker_base=tracker_base, results={"x": float})
-        for number in range(1, 4):
-            app = make_app(f"stage-{number}", args=["--x", f"{previous.outputs['x']}"])
-            previous = task_from_app(app, tracker_base=tracker_base, results={"x": float})
-            publish_results(previous, {"x": float}, image="publisher:1")
-
-    assert sorted(map(len, shapes(compile_pipeline(pipeline)).values())) == [1, 3, 3]
-
-
-def test_a_stage_is_the_same_whatever_its_neighbours_are() -> None:
-    """KFP's cache key consists of the command, the image and the inputs."""
-
-    def alone(tracker_base: str = "/tmp/results") -> None:
-        task_from_app(make_app("train", args=["--n", "1"]), tracker_base=tracker_base)
-
-    def beside(tracker_base: str = "/tmp/results") -> None:
-        for number in range(2, 4):
-            task_from_app(make_app(f"train-{number}", args=["--n", str(number)]), tracker_base=tracker_base)
-        alone(tracker_base)
-
-    one, several = compile_pipeline(alone), compile_pipeline(beside)
-    assert containers(one)["train"] == containers(several)["train"]
-    assert constants(one)["train"] == constants(several)["train"] == {"stage": "train|1"}
 
 
 def test_what_stays_in_the_container() -> None:

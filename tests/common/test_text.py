@@ -15,7 +15,6 @@ from tests.facts import says
 from torchx_kfp.common.text import (
     SuggestingDict,
     counted,
-    describe_unknown,
     did_you_mean,
     did_you_mean_path,
     duration,
@@ -168,15 +167,3 @@ def test_copies_have_the_error(copied: Callable[[SuggestingDict[float]], Suggest
     named = copied(SuggestingDict({"loss": 0.1}, "The run 'r'", "result"))
     with pytest.raises(UnknownNameError, match=says("The run 'r' has no result 'los'.")):
         named["los"]
-
-
-def test_the_error_suggests_and_lists() -> None:
-    with pytest.raises(KeyError) as caught:
-        SuggestingDict({"loss": 0.1, "accuracy": 0.9}, "The stage 'train'", "result")["acuracy"]
-    assert str(caught.value) == (
-        "The stage 'train' has no result 'acuracy'. Did you mean 'accuracy'? Its results: 'loss', 'accuracy'."
-    )
-    with pytest.raises(UnknownNameError, match=r"^The stage 'train' has no result 7\. It has none\.$"):
-        SuggestingDict({}, "The stage 'train'", "result")[7]
-    many = describe_unknown("The run", "metric", "x", (f"m{number:02}" for number in range(30)))
-    assert many.endswith("'m18', 'm19' and 10 more.")

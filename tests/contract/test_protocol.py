@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.facts import says
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.protocol import Execution, StageContext, superseded
-from torchx_kfp.errors import NotInStageError, ProtocolError
+from torchx_kfp.errors import ProtocolError
 
 #: Text that environment variables can contain.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -74,25 +74,6 @@ def test_malformed_parents(text: str, message: str) -> None:
     with pytest.raises(ProtocolError, match=message) as caught:
         protocol.decode_parents(text)
     assert str(caught.value).startswith("TORCHX_PARENT_RUN_IDS must be a JSON object")
-
-
-def test_a_malformed_environment() -> None:
-    with pytest.raises(ProtocolError, match=says("TORCHX_PARENT_RUN_IDS", "'no'")):
-        protocol.decode({protocol.TRACKER_BASE: "/x", protocol.JOB_ID: "a", protocol.PARENT_RUN_IDS: "no"})
-
-
-@pytest.mark.parametrize(
-    ("environ", "missing"),
-    [
-        ({}, ["TORCHX_TRACKER_BASE and TORCHX_JOB_ID"]),
-        ({"TORCHX_TRACKER_BASE": "/x"}, [": TORCHX_JOB_ID "]),
-        ({"TORCHX_TRACKER_BASE": "", "TORCHX_JOB_ID": "a"}, [": TORCHX_TRACKER_BASE "]),
-        ({"TORCHX_PARENT_RUN_IDS": "no"}, ["TORCHX_TRACKER_BASE and TORCHX_JOB_ID"]),
-    ],
-)
-def test_outside_of_a_stage(environ: dict[str, str], missing: list[str]) -> None:
-    with pytest.raises(NotInStageError, match=says(*missing)):
-        protocol.decode(environ)
 
 
 def test_a_parent_that_torchx_alone_gave() -> None:
@@ -179,25 +160,6 @@ def test_an_attempt_supersedes_those_before_it(earlier: str, last: str) -> None:
     assert superseded({last: 2.0, earlier: 1.0}) == {earlier}
     assert superseded({last: 1.0, earlier: 2.0}) == {last}, "the one that recorded last counts"
     assert superseded({last: 1.0}) == superseded({earlier: 1.0}) == set()
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ["a/b/c-1", "a/b/c-2"],
-        ["a/b/c_2", "a/b/c_3", "exp/train/model_0a1b2c3d", "exp/train/model_99999999"],
-        [
-            "3fa2c1d0-1b1c-4a3b-9d8e-000000000000/fit/pod-impl-81",
-            "3fa2c1d0-1b1c-4a3b-9d8e-000000000000/fit/pod-impl-12",
-        ],
-        ["c-1", "c-2", f"{LOCAL}/c-1", f"{LOCAL}/c-2", f"{LOCAL}/a/b/c-1", f"{LOCAL}/a/b/c-2"],
-        [f"{LOCAL}/fit/fit_1", f"{LOCAL}/fit/fit-1_1", f"{LOCAL}/fit/fit-2_1", f"{LOCAL}/again/fit-1"],
-        [f"{LOCAL}/fit/fit-1_1", f"{LOCAL}/fit/fit-2_1", f"{KFP}/fit/fit-1_1", f"{KFP}/fit/fit-2_1"],
-        [f"{LOCAL}0/fit/fit_1", f"{LOCAL}0/fit/fit_2"],
-    ],
-)
-def test_other_keys_are_all_results(keys: list[str]) -> None:
-    assert superseded(dict.fromkeys(keys, 1.0)) == set()
 
 
 @pytest.mark.parametrize(("earlier", "last"), [("p", "p_2"), ("p_9", "p_10"), ("p_0b5a1f3c", "p_0b5a1f3c_2")])

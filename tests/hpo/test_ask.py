@@ -18,7 +18,7 @@ from kfp import compiler
 from tests.documents import documents
 from tests.facts import says
 from tests.hpo.apps import program_of, python, searching
-from tests.tracking.stages import application, environ
+from tests.tracking.stages import environ
 from torchx_kfp import hpo
 from torchx_kfp.tracking import FsspecResultTracker, Run
 
@@ -211,15 +211,6 @@ def test_an_optimizer_cannot_change_the_search(search: Callable[..., Pipeline]) 
     assert [trial.results["loss"] for trial in it.said(second).trials] == [300, 1]
     best = it.ask("best", "ask-2", it.trial(2, loss=7.0), it.trial(3, loss=9.0))
     assert best.results() == {**GOOD, "loss": 1, "trial": "run/train/1"}
-
-
-def test_the_program_in_a_process_of_its_own_asks_for_the_same(search: Callable[..., Pipeline]) -> None:
-    it = search()
-    expected = it.ask("ask-1").metadata()
-    program, words = program_of(it.spec, "search-ask-1")
-    run = Run("run/ask-1/2", it.tracker)
-    application(program, environ(it.tracker.tracker_base, run.id), words, check=True)
-    assert run.metadata() == expected
 
 
 def ask_for_one(definition: Any, told: Any, state: Any, number: int) -> Any:

@@ -177,11 +177,6 @@ def test_what_a_search_compiles_to(tmp_path: Path) -> None:
     assert all(task["cachingOptions"]["enableCache"] for name, task in seeded.items() if "search" in name)
 
 
-def test_ten_rounds_fit_into_a_workflow(tmp_path: Path) -> None:
-    """Kubernetes stores 1.5 MB."""
-    assert len(compiled(searching(rounds=10, trials=20), tmp_path)) < 220_000
-
-
 def test_the_stages_that_ask_have_what_the_storage_needs(tmp_path: Path) -> None:
     """They run with the image, the variables and the volumes of the trials."""
 

@@ -9,9 +9,7 @@ import pytest
 import yaml
 
 from tests.authoring.engines.goldens import NAMES, golden_file
-from tests.facts import says
 from tests.kubernetes.api import ApiError
-from tests.kubernetes.manifests import container, job
 from tests.kubernetes.namespaces import Namespace
 from torchx_kfp.contract.carried import cluster_api, cluster_stage
 
@@ -64,11 +62,3 @@ def test_the_cluster_accepts_what_the_engines_make(namespace: Namespace, config:
                 # Names of pods are made of it: 63 characters with the largest index.
                 assert len(made["metadata"]["name"]) <= 31
     assert not problems, "\n".join(problems)
-
-
-def test_manifests_are_checked_strictly(namespace: Namespace) -> None:
-    wrong = job("training", container("true"), parallelsim=2)
-    with pytest.raises(ApiError, match=says('unknown field "spec.parallelsim"')):
-        namespace.validate(wrong)
-    assert namespace.validate(job("training", container("true")))["spec"]["completions"] == 1
-    assert namespace.list("batch/v1/jobs") == []

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torchx.specs import BindMount, Resource, RetryPolicy
 
 from components.ddp import component as ddp
-from tests.contract.carried.behaviours import TRAIN, python
-from tests.facts import says
+from tests.contract.carried.behaviours import python
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.manifests import secret
 from tests.kubernetes.namespaces import Namespace
@@ -129,22 +126,6 @@ def test_a_replica_is_lost_with_its_node(engine: str, namespace: Namespace, kube
     assert lost in attempt.log
 
 
-def test_an_old_launcher_does_not_end_the_work_of_the_next(
-    namespace: Namespace, kubelet: Kubelet, tmp_path: Path
-) -> None:
-    """A node was cut off, Argo has made another attempt, and then the node is back: the old pod gets SIGTERM."""
-    app, go = waiting(tmp_path)
-    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float})
-    first = stage.start()
-    first.says("trainer/0 | waits")
-    second = stage.start()
-    second.says("of an earlier attempt")
-    namespace.api.delete(namespace.path("pods", first.name))
-    time.sleep(2)
-    go.touch()
-    assert second.ended() == 0, second.log
-
-
 def test_a_replica_is_replaced_when_it_has_ended(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
     """Two pods at the same time would have the same name."""
     kubelet.longest_grace = 4
@@ -211,38 +192,3 @@ time.sleep(1000)
     namespace.api.delete(namespace.path(COLLECTIONS[engine], name), {"propagationPolicy": "Foreground"})
     assert attempt.ended() == 1, attempt.log
     assert f"{name} was deleted, but not by this stage" in attempt.log
-
-
-# What the cluster refuses
-
-QUOTA = {
-    "apiVersion": "v1",
-    "kind": "ResourceQuota",
-    "metadata": {"name": "none"},
-    "spec": {"hard": {"count/jobs.batch": "0"}},
-}
-
-
-@pytest.mark.parametrize(
-    ("engine", "fields", "facts"),
-    [
-        ("job", {}, ["exceeded quota: none"]),
-        ("job", {"metadata": {"kubernetes": {"spec": {"restartPolicy": "Always"}}}}, [": 422 ", "spec.restartPolicy"]),
-        (
-            "jobset",
-            {},
-            ["cannot get resource", "torchx-kfp rbac --engine jobset --namespace ", " | kubectl apply -f -"],
-        ),
-    ],
-    ids=["a quota", "a manifest that is not valid", "a right is missing"],
-)
-def test_what_the_api_server_refuses_fails_the_stage_with_its_words(
-    namespace: Namespace, kubelet: Kubelet, tmp_path: Path, engine: str, fields: Any, facts: list[str]
-) -> None:
-    if engine == "job" and not fields:
-        namespace.create(QUOTA)
-        until(lambda: namespace.list("resourcequotas")[0].get("status", {}).get("hard"))
-    attempt = Stage(namespace, kubelet, tmp_path, python(TRAIN, **fields), engine=engine).start()
-    assert attempt.ended() == 1
-    assert re.search(says(*facts), attempt.log), attempt.log
-    assert ("rbac" in attempt.log) == (engine == "jobset"), "a Role would not help"

@@ -122,21 +122,6 @@ def test_killed_writers_leave_whole_files(tmp_path: Path) -> None:
     assert not [name for name in visible(tmp_path) if ".torchx_kfp" in name]
 
 
-def test_what_killed_writers_left_is_hidden_until_it_is_old(tmp_path: Path) -> None:
-    tracker = FsspecResultTracker(tmp_path)
-    tracker["run/a"] = {"x": 1}
-    for name in ("run/.torchx_kfp-old", "gone/deep/.torchx_kfp-old", "run/.torchx_kfp-new"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text('{"half":')
-        os.utime(tmp_path / name, (1, 1) if name.endswith("old") else None)
-    assert tracker.keys() == tracker.keys("run") == ["run/a"]
-    assert [file.key for file in tracker.store.list_files()] == ["run/a"]
-    with pytest.raises(KeyRefusedError, match=says("'run/.torchx_kfp-new'", "'.torchx_kfp'")):
-        tracker.get("run/.torchx_kfp-new")
-    tracker.store.remove_leftovers(time.time() - 60)
-    assert visible(tmp_path) == ["run", "run/.torchx_kfp-new", "run/a"]
-
-
 def test_what_was_put_is_forced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync

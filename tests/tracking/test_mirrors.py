@@ -93,18 +93,6 @@ run.log(10_000, loss=1)
     assert {call[0] for call in calls(tmp_path / "calls")} == {"create", "source", "metadata"}
 
 
-def test_what_is_refused_is_not_handed_on(tmp_path: Path, packages: Path) -> None:
-    code = """
-from torchx_kfp.tracking import current_run
-try:
-    current_run().put(wrong=[1])
-except ValueError:
-    print("refused")
-"""
-    assert run_application(code, stage(tmp_path, "recorder"), packages).stdout == "refused\n"
-    assert calls(tmp_path / "calls") == [["create", str(tmp_path / "calls")]]
-
-
 def test_the_first_process_loads_its_mirrors_at_once(tmp_path: Path, packages: Path) -> None:
     code = """
 import sys

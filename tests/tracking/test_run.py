@@ -304,16 +304,6 @@ class TestWaiting:
 
 
 class TestInAProcess:
-    def test_an_application_reads_and_records(self, tmp_path: Path) -> None:
-        FsspecResultTracker(tmp_path)["p1/trä in/e1"] = {"loss": 0.5}
-        code = (
-            "from torchx_kfp.tracking import current_run\n"
-            "run = current_run()\nrun.put(better=run.parents['train'].results()['loss'] < 1)"
-        )
-        done = stages.application(code, stages.environ(tmp_path, "p1/eval/e1", {"train": "p1/trä in/e1"}))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert FsspecResultTracker(tmp_path)["p1/eval/e1"] == {"better": True}
-
     def test_outside_of_a_stage_the_way_out_that_it_names_works(self, tmp_path: Path) -> None:
         code = "from torchx_kfp.tracking import current_run\ncurrent_run().put(x=1)"
         done = stages.application(code, {})

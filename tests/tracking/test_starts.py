@@ -20,7 +20,6 @@ from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
 from tests.tracking import stages
-from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Run, Source, current_run
 
 #: An application that works before it records; the work is a file.
@@ -146,11 +145,6 @@ class TestCannotBeWritten:
         assert f"its tracker base '{s3_base}' cannot be written. No permission to write" in done.stderr
         assert not (tmp_path / "worked").exists()
         assert len(proxy.requests) == 1, "a request that is rejected permanently is not retried"
-
-    def test_the_message_says_what_cannot_be_written(self, tmp_path: Path) -> None:
-        (tmp_path / "base").touch()
-        with pytest.raises(TrackerError, match=says("results", "tracker base", "'p1/train/1'", "torchx_kfp", "Name")):
-            current_run(environ(tmp_path / "base"))
 
 
 #: The variables of torchrun in the processes of a distributed training.

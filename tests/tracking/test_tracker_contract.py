@@ -539,14 +539,6 @@ def test_names_that_are_refused(local: FsspecResultTracker, results: Any, messag
     assert local.keys() == []
 
 
-@pytest.mark.usual
-def test_results_may_have_any_name(local: FsspecResultTracker) -> None:
-    names = ["key", "self", "results", "name", "tracker", "a b", "größe", "l2norm/mean", "?*"]
-    local.put("by-keyword", **dict.fromkeys(names, 1))
-    local["by-item"] = dict.fromkeys(names, 1)
-    assert local["by-keyword"] == local["by-item"] == dict.fromkeys(names, 1)
-
-
 def test_a_str_may_have_1024_bytes(local: FsspecResultTracker) -> None:
     local["run"] = {"ascii": "x" * 1024, "wide": "é" * 512, "very wide": "🔑" * 256}
     assert {name: len(value) for name, value in local["run"].items()} == {

@@ -10,22 +10,16 @@ from typing import Any, List
 
 import pytest
 from kfp import components, dsl
-from torchx.specs import AppDef
 
 from tests.authoring.apps import compile_pipeline, load, unresolved_inputs
 from tests.authoring.engines.apps import app, distributed, role
 from torchx_kfp import (
-    Stages,
-    component_from_app,
-    component_from_function,
     component_spec_from_app,
     engines,
     task_from_app,
 )
 
 pytestmark = pytest.mark.versions
-
-GIVEN: dict[str, Any] = {"engine": "jobset", "replicas": 2}
 
 
 def command(compiled: str) -> list[str]:
@@ -36,46 +30,7 @@ def command(compiled: str) -> list[str]:
     return words
 
 
-def train(lr: float) -> AppDef:
-    """A TorchX component.
-
-    Args:
-        lr: the learning rate
-    """
-    return app(role(args=["--lr", str(lr)]))
-
-
 # The same option everywhere
-
-
-def test_every_authoring_function_takes_an_engine() -> None:
-    made = app(role())
-
-    def by_task() -> None:
-        task_from_app(made, **GIVEN)
-
-    def by_stages() -> None:
-        Stages().task(made, **GIVEN)
-
-    def by_component() -> None:
-        component_from_app(made, **GIVEN)()
-
-    def by_shared_component() -> None:
-        Stages().component(made, **GIVEN)()
-
-    expected = command(compile_pipeline(by_task))
-    for pipeline in (by_stages, by_component, by_shared_component):
-        assert command(compile_pipeline(pipeline)) == expected
-    assert command(component_spec_from_app(made, **GIVEN)) == expected
-
-
-def test_components_of_functions_take_an_engine() -> None:
-    component = component_from_function(train, **GIVEN)
-    assert set(component.component_spec.inputs) - {"task_config"} == {"lr"}
-    words = command(compile_pipeline(lambda: component(lr=0.5) and None))
-    assert words[-4:] == ["python3", "--lr", "{{$.inputs.parameters['lr']}}", "2"]
-    shared = Stages().component_from_function(train, **GIVEN)
-    assert command(compile_pipeline(lambda: shared(lr=0.5) and None)) == words
 
 
 def test_a_name_is_an_engine_with_its_default_options() -> None:
@@ -125,25 +80,6 @@ def test_an_image_that_has_torchx_kfp() -> None:
     words = command(component_spec_from_app(app(role()), engine="job", inline=False))
     assert words[words.index("python3") + 1] == "-c"
     assert "import launcher" in words[words.index("python3") + 2]
-
-
-# Sizes
-
-
-def size(**options: Any) -> int:
-    def pipeline(tracker_base: str = "/tmp/results") -> None:
-        made = app(role(num_replicas=1 if "engine" not in options else 3))
-        task_from_app(made, tracker_base=tracker_base, results={"loss": float}, **options)
-
-    return len(compile_pipeline(pipeline))
-
-
-@pytest.mark.parametrize("engine", engines.ENGINES)
-def test_what_an_engine_adds_to_a_stage(engine: str) -> None:
-    """Argo allows 1 MiB for a run, and a stage in a loop is stored once."""
-    without = size(engine=engine, inline=False) - size(inline=False)
-    assert without < 2_700, "bytes of YAML: what the launcher must know, its variables, the task's settings"
-    assert size(engine=engine) - size() - without < 12_400, "the program"
 
 
 TWO = app(role("Trainer"), role("server", num_replicas=2))

@@ -10,10 +10,9 @@ from kfp import dsl, kubernetes
 from torchx.specs import Resource, VolumeMount
 
 from tests.authoring.apps import compile_pipeline, load, make_app
-from tests.authoring.engines.apps import app, distributed, role, templates
-from tests.authoring.engines.filled import Launched
+from tests.authoring.engines.apps import app, distributed, role
 from tests.documents import documents
-from torchx_kfp import engines, task_from_app
+from torchx_kfp import task_from_app
 from torchx_kfp.local import check_supported, load_pipeline
 
 pytestmark = pytest.mark.versions
@@ -21,21 +20,6 @@ pytestmark = pytest.mark.versions
 HAS_CONFIG = hasattr(dsl, "TaskConfig")
 since_kfp_2_15 = pytest.mark.skipif(not HAS_CONFIG, reason="kfp 2.15 and newer have dsl.TaskConfig")
 until_kfp_2_14 = pytest.mark.skipif(HAS_CONFIG, reason="kfp 2.14 does not have dsl.TaskConfig")
-
-#: As it was seen on KFP 2.17.0, with a memory limit from a channel.
-SEEN: dict[str, Any] = {
-    "affinity": None,
-    "env": [
-        {"name": "EXTRA", "value": "$(HOME)"},
-        {"name": "KFP_RUN_ID", "value": "x"},
-        {"name": "MODE", "value": "x"},
-    ],
-    "nodeSelector": {"pool": "gpu"},
-    "resources": {"limits": {"cpu": "50", "memory": "96M"}},
-    "tolerations": [{"key": "gpu", "operator": "Exists"}],
-    "volumeMounts": [{"mountPath": "/scratch", "name": "scratch"}],
-    "volumes": [{"name": "scratch", "persistentVolumeClaim": {"claimName": "scratch"}}],
-}
 
 
 def findings(configure: Any, engine: str | None = "job", **fields: Any) -> list[tuple[str, str]]:
@@ -107,32 +91,6 @@ def test_resources_of_the_appdef_are_not_those_of_the_launcher() -> None:
     assert "resources" not in executor["container"]
     assert [set(settings) for settings in platform.values()] == [{"fieldPathAsEnv"}]
     assert "pvcMount" not in found.platform, "nothing there is published"
-
-
-@pytest.mark.parametrize("engine", engines.ENGINES)
-def test_every_replica_gets_what_is_set_on_the_task(engine: str) -> None:
-    roles = [role(env={"MODE": "fast"}, resource=Resource(cpu=4, gpu=1, memMB=4000))]
-    roles += [role("server")] if engine != "job" else []
-    found = distributed(app(*roles), engine)
-    words = ["python3"] * len(found.words)
-    made = Launched(found.spec, {}, words).manifest(SEEN, {"MODE": "fast"})
-    pods = [template["spec"] for template in templates(made)]
-    assert len(pods) == len(roles)
-    for pod in pods:
-        (container,) = pod["containers"]
-        assert pod["nodeSelector"] == {"pool": "gpu"}
-        assert pod["tolerations"] == SEEN["tolerations"]
-        assert SEEN["volumes"][0] in pod["volumes"]
-        assert SEEN["volumeMounts"][0] in container["volumeMounts"]
-        limits, requests = container["resources"]["limits"], container["resources"].get("requests", {})
-        assert (limits["cpu"], limits["memory"]) == ("50", "96M"), "the task's limits replace those of the AppDef"
-        assert not {"cpu", "memory"} & set(requests), "a request above its limit would be rejected"
-        assert [entry["value"] for entry in container["env"] if entry["name"] == "EXTRA"] == ["$(HOME)"]
-        assert not [entry for entry in container["env"] if entry["name"] == "KFP_RUN_ID"]
-        assert len({entry["name"] for entry in container["env"]}) == len(container["env"])
-    (mode,) = [entry["value"] for entry in pods[0]["containers"][0]["env"] if entry["name"] == "MODE"]
-    assert mode == "fast", "the AppDef's variable stays"
-    assert pods[0]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
 # torchx-kfp check

@@ -197,36 +197,6 @@ def test_each_replica_gets_its_variables_and_words(program: str, launch: Launch)
     assert process.stderr.decode().startswith("torchx-kfp: 3 of 3 replicas run\n")
 
 
-@both_pythons
-def test_the_first_failure_ends_the_others(program: str, tmp_path: Path, launch: Launch) -> None:
-    code = f"""
-    import os, pathlib, signal, sys, time
-    def end(*_):
-        print("asked to end")
-        sys.exit(9)
-    signal.signal(signal.SIGTERM, end)
-    print("ready")
-    folder = pathlib.Path({str(tmp_path)!r})
-    (folder / os.environ["TORCHX_REPLICA_ID"]).touch()
-    if os.environ["TORCHX_REPLICA_ID"] == "1":
-        while len(list(folder.iterdir())) < 3:
-            time.sleep(0.05)
-        print("I fail")
-        sys.exit(3)
-    time.sleep(300)
-    """
-    process = launch(python("train", 3, code), program=program)
-    assert process.returncode == 3
-    assert said(process) == [
-        "train/1 failed with exit code 3; ending the others",
-        "train/1 failed first, with exit code 3; its last lines:",
-    ]
-    # Its lines are repeated at the end, where people look: also if they were the last ones, or were read too late.
-    assert process.stdout.decode().splitlines()[-2:] == ["  train/1 | ready", "  train/1 | I fail"]
-    for other in ("train/0", "train/2"):
-        assert lines(process.stdout, other) == ["ready", "asked to end"]
-
-
 TORCHRUN = r"""
 print("[0]:epoch 1\n[0]:ValueError: bad loss\nE1122 api.py:1002] failed\n" + "Traceback\n" * 30 + "[0]:\n  rank")
 raise SystemExit(1)

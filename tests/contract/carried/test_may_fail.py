@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -97,11 +96,3 @@ def test_a_signal_that_only_tells_something(stage: Stage) -> None:
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, SAID.format(3))
     assert results(stage) == {"exit_code": 3}
-
-
-def test_what_is_no_result_is_left_alone(stage: Stage) -> None:
-    stage.record("[1]")
-    done = stage.run("sh", "-c", "exit 3")
-    assert done.returncode == 1
-    assert "cannot publish" in done.stderr
-    assert json.loads(Path(stage.base, RUN_ID).read_text()) == [1]

@@ -41,12 +41,6 @@ def test_results_become_outputs_and_metrics_exactly(tmp_path: Path) -> None:
     assert stage.report() == {"metrics": {"name": "metrics", "uri": uri, "metadata": metrics}}
 
 
-def test_a_stage_that_records_nothing_has_empty_metrics(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
-    assert stage.run("true").returncode == 0
-    assert stage.report()["metrics"]["metadata"] == {}
-
-
 def test_what_is_beyond_doubles_loses_no_run(tmp_path: Path) -> None:
     huge = "1" + "0" * 400
     recorded = {"NaN": (LARGEST, "nan"), "Infinity": (LARGEST, "inf"), "-Infinity": (-LARGEST, "-inf")}
@@ -95,20 +89,7 @@ FAILURES: dict[str, tuple[dict[str, Any], str | None, list[str]]] = {
             *(("str", "1"), ("float", "null")),
         )
     },
-    "another result": (
-        {"results": {"x": float, "good": bool}},
-        '{"good": true}',
-        [f"{RESULT}'x' as float but recorded good"],
-    ),
     "nothing recorded": ({"results": {"x": float}}, None, [f"{RESULT}'x' as float but recorded nothing"]),
-    "a slip in a name": (
-        {"results": {"acuracy": float}, "artifacts": {"modle": dsl.Model}},
-        '{"accuracy": 0.5, "loss": 0.1}',
-        [
-            f"{RESULT}'acuracy' as float but recorded accuracy, loss. Did you mean 'accuracy'?",
-            "torchx-kfp: train declares the artifact 'modle' but recorded model, page. Did you mean 'model'?",
-        ],
-    ),
     "a file that is not there": (
         {"artifacts": {"page": dsl.HTML}},
         None,
@@ -431,22 +412,6 @@ def test_the_last_registration_counts(stage: Stage, tmp_path: Path) -> None:
     assert stage.run("true").returncode == 0
     assert (tmp_path / "out" / "model").read_text() == "2"
     assert (tmp_path / "out" / "train_notes").read_text() == "2"
-
-
-def test_artifacts_of_torchx(stage: Stage, tmp_path: Path) -> None:
-    """An application that only knows TorchX registers the same artifacts."""
-    code = (
-        "from torchx.tracker import AppRun; import sys\n"
-        "run = AppRun.run_from_env()\n"
-        "run.add_artifact('model', 's3://models/1', {'epochs': 3})\n"
-        "run.add_artifact('confusion', sys.argv[1]); run.add_artifact('train/notes', sys.argv[1])\n"
-    )
-    (tmp_path / "page").write_text("page")
-    done = stage.run(sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "page"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert stage.report()["model"]["metadata"] == {"epochs": 3, "location": "s3://models/1"}
-    assert stage.report()["train_notes"]["metadata"] == {}
-    assert (tmp_path / "out" / "confusion").read_text() == "page"
 
 
 # Files whose reading never ends

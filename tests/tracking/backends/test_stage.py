@@ -125,14 +125,6 @@ def test_an_artifact_of_a_source_is_said_beside_another(base: str) -> None:
     assert pairs(backend.sources(RUN)) == [(OTHER, None), (OTHER, "model"), (OTHER, "plot")], "each once"
 
 
-def test_run_ids_of_readers(base: str) -> None:
-    backend = backend_of(base)
-    for number in (1, 2):
-        backend.add_metadata(f"p1/train/{number}", epochs=number)
-        backend.add_source("p1/use/1", f"p1/train/{number}")
-    assert backend.run_ids() == ["p1/train/1", "p1/train/2", "p1/use/1"]
-
-
 def test_a_lineage_has_ancestors_descendants_and_links(base: str) -> None:
     backend = backend_of(base)
     backend.add_artifact("p1/train/1", "model", "s3://models/1")
