@@ -167,7 +167,8 @@ def test_settings_of_one_host_are_not_used_for_another(environ: dict[str, str]) 
 
 @pytest.mark.parametrize("name", ["cookies", "token_file", "ui_host", "ssl_ca_cert", "verify_ssl", "tracker_base"])
 def test_what_belongs_to_a_host_is_not_used_for_another(name: str, environ: dict[str, str]) -> None:
-    write(environ, f"[kfp]\nhost = https://a\n{name} = {'false' if name == 'verify_ssl' else '/x'}\n")
+    value = {"verify_ssl": "false", "ui_host": "https://x"}.get(name, "/x")
+    write(environ, f"[kfp]\nhost = https://a\n{name} = {value}\n")
     assert given_in(read({"host": "https://b"}, environ)) == {"host": "https://b"}
     assert given_in(read({"kube_context": "b"}, environ)) == {"kube_context": "b"}
 
@@ -181,10 +182,14 @@ def test_a_token_and_its_file_are_one_setting(environ: dict[str, str]) -> None:
 def test_secrets_are_not_shown(environ: dict[str, str]) -> None:
     settings = read(dict.fromkeys(SECRETS, "hidden"), environ)
     assert "hidden" not in repr(settings)
-    other = {"TORCHX_KFP_HOST": "https://me:hidden@b.example.com", "TORCHX_KFP_EXISTING_TOKEN": "hidden"}
+    other = {"TORCHX_KFP_HOST": "https://b.example.com", "TORCHX_KFP_EXISTING_TOKEN": "hidden"}
     [warning] = read({"host": "https://a.example.com"}, {**environ, **other}).warnings
     assert "b.example.com" in warning
     assert "hidden" not in warning
+    other = {"TORCHX_KFP_HOST": "https://me:hidden@b.example.com"}
+    with pytest.raises(HostSettingsError, match=says("TORCHX_KFP_HOST", "b.example.com")) as caught:
+        read({"host": "https://a.example.com"}, {**environ, **other})
+    assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", SECRETS)

@@ -9,7 +9,6 @@ KFP, otherwise the proxy of the Kubernetes API server that the kubeconfig names.
 from __future__ import annotations
 
 import configparser
-import contextlib
 import dataclasses
 import functools
 import ipaddress
@@ -19,7 +18,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import did_you_mean, joined, listed, printable, shown
@@ -33,6 +32,8 @@ CONFIG = "TORCHX_KFP_CONFIG"
 SECTION = "kfp"
 #: Two ways to say the same: if one place gives either, the other one is not taken from the next place.
 _TOKENS = {"existing_token", "token_file"}
+#: The settings by which a place names its host.
+_HOSTS = ("host", "kube_context")
 _BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
 #: ``host``, ``host:8080/pipeline`` and the like; ``localhost:8080`` is not a URL with the scheme ``localhost``.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -192,13 +193,8 @@ class Submission:
 SUBMISSION: dict[str, Setting] = {item.name: item.metadata["setting"] for item in dataclasses.fields(Submission)}
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The settings that one place gives, and how messages name each."""
-
-    name: str
-    values: Mapping[str, str | bool]
-    sources: Mapping[str, str]
+#: The settings that one place gives: the value of each, and how messages name where it is.
+_Given: TypeAlias = dict[str, tuple[str | bool, str]]
 
 
 def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -219,14 +215,29 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     if unknown := sorted(set(flags) - set(SETTINGS)):
         raise HostSettingsError(f"There is no setting {unknown[0]!r}.{did_you_mean(unknown[0], SETTINGS)}")
     warnings: list[str] = []
-    file = _file(environ, warnings)
-    values, sources = _merged([_flags(flags), _environment(environ), *([file] if file else [])], warnings)
-    for name in ("host", "ui_host"):
-        if name in values:
-            values[name] = host_address(str(values[name]), sources[name])
-    again = functools.partial(read_settings, flags, environ)
+    found: _Given = {}
+    file = config_file(environ)
+    places = {
+        "the flags": _flags(flags),
+        "the environment": _environment(environ),
+        str(file): _file(file, warnings, is_needed=bool(environ.get(CONFIG))),
+    }
+    for place, given in places.items():
+        ours, theirs = (next((name for name in _HOSTS if name in each), "") for each in (found, given))
+        if ours and theirs and (ours, found[ours][0]) != (theirs, given[theirs][0]):
+            if given.keys() - {*_HOSTS}:
+                warnings.append(
+                    f"The settings of {place} are for {printable(str(given[theirs][0]))}, so they are not used for "
+                    f"{printable(str(found[ours][0]))} of {found[ours][1]}."
+                )
+        else:
+            known = {*found, *(_TOKENS if _TOKENS & found.keys() else ())}
+            found |= {name: it for name, it in given.items() if name not in known}
     # The values have the types of the fields, by which they were read.
-    return Settings(**values, sources=sources, warnings=tuple(warnings), _again=again)  # type: ignore[arg-type]
+    values: dict[str, Any] = {name: value for name, (value, _) in found.items()}
+    sources = {name: source for name, (_, source) in found.items()}
+    again = functools.partial(read_settings, flags, environ)
+    return Settings(**values, sources=sources, warnings=tuple(warnings), _again=again)
 
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -252,73 +263,33 @@ def way_to_give(name: str) -> str:
     return f"{variable(name)}, or {name} in {config_file()}"
 
 
-def _merged(places: list[_Given], warnings: list[str]) -> tuple[dict[str, str | bool], dict[str, str]]:
-    """Return the value of each setting from the first place that gives it, and its source.
-
-    A place that names another host than an earlier one is not used.
-    """
-    values: dict[str, str | bool] = {}
-    sources: dict[str, str] = {}
-    for place in places:
-        (host, ours), (other, theirs) = _host_of(values), _host_of(place.values)
-        if host and other and (host, ours) != (other, theirs):
-            if place.values.keys() - {"host", "kube_context"}:
-                warnings.append(
-                    f"The settings of {place.name} are for {_shown(theirs)}, so they are not used for {_shown(ours)} "
-                    f"of {sources[host]}."
-                )
-            continue
-        known = {*values, *(_TOKENS if _TOKENS & values.keys() else ())}
-        for name in [name for name in place.values if name not in known]:
-            values[name], sources[name] = place.values[name], place.sources[name]
-    return values, sources
-
-
-def _host_of(values: Mapping[str, str | bool]) -> tuple[str, str]:
-    """Return the setting by which a place names its host, and its value; empty if it names none."""
-    for name in ("host", "kube_context"):
-        if name in values:
-            value = str(values[name])
-            with contextlib.suppress(HostSettingsError):  # it is refused if it is used
-                value = host_address(value) if name == "host" else value
-            return name, value
-    return "", ""
-
-
-def _shown(address: str) -> str:
-    return printable(without_password(address))
-
-
 def _flags(flags: Mapping[str, Any]) -> _Given:
-    given = [name for name, value in flags.items() if value not in (None, "")]
-    sources = {name: flag(name) if name in FLAGS or SETTINGS[name].kind == "runs" else name for name in given}
-    values = {
-        name: _value(name, flags[name], source) if isinstance(flags[name], str) else flags[name]
-        for name, source in sources.items()
-    }
-    return _Given("the flags", values, sources)
+    given: _Given = {}
+    for name, value in flags.items():
+        if value not in (None, ""):
+            source = flag(name) if name in FLAGS or SETTINGS[name].kind == "runs" else name
+            given[name] = _value(name, str(value), source), source
+    return given
 
 
 def _environment(environ: Mapping[str, str]) -> _Given:
-    values, sources = {}, {}
+    given: _Given = {}
     for name, setting in SETTINGS.items():
         for named in (variable(name), setting.of_client):
-            if name not in values and environ.get(named):
-                values[name] = _value(name, environ[named], named)
-                sources[name] = named
-    return _Given("the environment", values, sources)
+            if name not in given and environ.get(named):
+                given[name] = _value(name, environ[named], named), named
+    return given
 
 
-def _file(environ: Mapping[str, str], warnings: list[str]) -> _Given | None:
-    path = config_file(environ)
+def _file(path: Path, warnings: list[str], *, is_needed: bool) -> _Given:
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
         text = path.read_text(encoding="utf-8")
         mode = path.stat().st_mode
     except FileNotFoundError:
-        if environ.get(CONFIG):
+        if is_needed:
             raise HostSettingsError(f"{CONFIG} names the settings file {str(path)!r}, which does not exist.") from None
-        return None
+        return {}
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise HostSettingsError(f"The settings file {str(path)!r} cannot be read: {why}.") from None
@@ -330,27 +301,26 @@ def _file(environ: Mapping[str, str], warnings: list[str]) -> _Given | None:
             f"The settings file {str(path)!r} is not valid: {what}. Write a line [{SECTION}], and "
             "below it lines such as: host = https://kfp.example.com"
         ) from None
+    given: _Given = {}
     for section in parser.sections():
         if section != SECTION:
             raise HostSettingsError(
                 f"The settings file {str(path)!r} has the unknown section [{section}]. Its settings are in [{SECTION}]."
             )
-    items = {name: value.strip() for name, value in (parser[SECTION].items() if SECTION in parser else ())}
-    for name in items:
-        if name not in SETTINGS:
-            raise HostSettingsError(
-                f"The settings file {str(path)!r} has the unknown setting {shown(name)}.{did_you_mean(name, SETTINGS)} "
-                f"It may have: {listed(SETTINGS, len(SETTINGS))}."
-            )
-    values: dict[str, str | bool] = {}
-    for name, value in items.items():
-        if value:
-            values[name] = _value(name, value, f"{name} in {path}", path.parent)
-    if (secrets := [name for name in values if SETTINGS[name].secret]) and mode & (stat.S_IRGRP | stat.S_IROTH):
+        for name, value in parser[section].items():
+            if name not in SETTINGS:
+                raise HostSettingsError(
+                    f"The settings file {str(path)!r} has the unknown setting {shown(name)}."
+                    f"{did_you_mean(name, SETTINGS)} It may have: {listed(SETTINGS, len(SETTINGS))}."
+                )
+            if value.strip():
+                source = f"{name} in {path}"
+                given[name] = _value(name, value, source, path.parent), source
+    if (secrets := [name for name in given if SETTINGS[name].secret]) and mode & (stat.S_IRGRP | stat.S_IROTH):
         warnings.append(
             f"Other users of this machine can read {path}, which has {joined(secrets)}. Run: chmod 600 {path}"
         )
-    return _Given(str(path), values, {name: f"{name} in {path}" for name in values})
+    return given
 
 
 def _problems(error: configparser.Error) -> Iterator[str]:
@@ -371,6 +341,8 @@ def _value(name: str, text: str, source: str, folder: Path = Path()) -> str | bo
         if text.lower() not in _BOOLEANS:
             raise HostSettingsError(f"{source} is {shown(text)}, but must be true or false.")
         return _BOOLEANS[text.lower()]
+    if name in ("host", "ui_host"):
+        return host_address(text, source)
     if SETTINGS[name].metavar == "FILE":
         return str(folder / Path(text).expanduser())
     if SETTINGS[name].secret:
