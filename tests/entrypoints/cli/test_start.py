@@ -29,7 +29,7 @@ def test_help_loads_click_and_no_other_library(call: Call) -> None:
     """Import the modules that a command works with inside its function."""
     listed = call("--help").stdout.partition("Write:")[2].partition("RUN is")[0].splitlines()
     commands = [line.split()[0] for line in listed if line.startswith("  ") and line[2:3].strip()]
-    assert len(commands) == 21
+    assert {"run", "results"} < {*commands}
     lines = [["--help"], *([command, "--help"] for command in commands)]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAMS, json.dumps(lines)], capture_output=True, text=True, check=True
