@@ -114,64 +114,6 @@ def test_a_changed_file_changes_the_keys_of_the_stages_that_can_use_it(folder: P
     assert sorted(changed(pipeline, folder, file)) == stages
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "open('data/b.csv')",
-        "open('data/' + name)",
-        "open(f'data/{name}.csv')",
-        "open('data/%s.csv' % name)",
-        "open('data/{}.csv'.format(name))",
-        "open(os.path.join('data', name))",
-        "open(f'{folder}/{name}.csv')",
-        "Path('data').iterdir()",
-        "Path('data').glob('*.csv')",
-        "Path(name).with_suffix('.csv')",
-        "Path(__file__).parent / 'data' / name",
-        "os.listdir()",
-        "os.listdir('.')",
-        "os.listdir(name)",
-        "glob.glob('data/?.csv')",
-        "glob.glob('**/*.csv', recursive=True)",
-        "subprocess.run(['sh', 'tool.sh'])",
-        "importlib.resources.files('data')",
-        "importlib.import_module(name)",
-        "exec(name)",
-    ],
-)
-def test_a_program_names_a_file_in_any_way(folder: Path, program: str):
-    (folder / "train.py").write_text(f"def use(name, folder):\n    {program}\n")
-    assert changed(pipeline_of(python("train", "train.py")), folder, "data/b.csv") == ["train"]
-    assert not changed(pipeline_of(python("evaluate", "evaluate.py")), folder, "data/b.csv")
-
-
-@pytest.mark.parametrize(
-    ("app", "file"),
-    [
-        (python("a", "evaluate.py", "--config", "conf/one.yaml"), "conf/one.yaml"),
-        (python("a", "evaluate.py", "--config=conf/one.yaml"), "conf/one.yaml"),
-        (python("a", "evaluate.py", "--config-dir", "conf"), "conf/two.yaml"),
-        (python("a", "evaluate.py", "--data", "."), "NOTES.md"),
-        (python("a", "-c", "import unrelated"), "unrelated.py"),
-        (python("a", "-c", "print(open('NOTES.md').read())"), "NOTES.md"),
-        (python("a", "inner.py", env={"PYTHONPATH": "package"}), "helper.py"),
-        (AppDef("a", [Role("r", image="i", entrypoint="sh", args=["tool.sh"])]), "NOTES.md"),
-        (AppDef("a", [Role("r", image="i", entrypoint="sh", args=["-c", "cat *.md; python train.py"])]), "NOTES.md"),
-        (AppDef("a", [Role("r", image="i", entrypoint="./program")]), "NOTES.md"),
-        (AppDef("a", [Role("r", image="i", entrypoint="env", args=["A=1", "make"])]), "NOTES.md"),
-        (dist.ddp("--x", "1", script="train.py", name="a", image="i", j="1x2"), "package/inner.py"),
-        (dist.ddp("--x", "1", m="package.inner", name="a", image="i", j="1x2"), "package/inner.py"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.roles[0].args))[:30],
-)
-def test_words_of_a_command_name_what_it_uses(folder: Path, app: AppDef, file: str):
-    if "PYTHONPATH" in app.roles[0].env:
-        (folder / "package" / "evaluate.py").write_text("import helper\n")
-        app.roles[0].args = ["-m", "evaluate"]
-        (folder / "evaluate.py").unlink()
-    assert changed(pipeline_of(app), folder, file) == ["a"]
-
-
 def test_a_stage_declares_what_it_reads(folder: Path):
     app = dist.ddp("--x", "1", script="evaluate.py", name="b", image="i", j="1x2")
     for options in ({}, {"engine": "job", "results": {}}):
@@ -196,14 +138,16 @@ def test_replicas_are_known_by_their_code(folder: Path):
     assert changed(pipeline, folder, "helper.py") == ["a"]
 
 
-def test_a_loop_whose_items_name_files(folder: Path):
+@pytest.mark.parametrize("is_given", [False, True], ids=["constant", "parameter"])
+def test_a_loop_whose_items_name_files(folder: Path, is_given: bool):
     @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str, workspace: str = ""):
-        with dsl.ParallelFor(["one", "x"]) as item:
+    def pipeline(tracker_base: str, configs: list = [], workspace: str = ""):  # noqa: B006 (KFP's way)
+        with dsl.ParallelFor(configs if is_given else ["one", "x"]) as item:
             Stages(tracker_base=tracker_base, workspace=workspace).task(python("a", "evaluate.py", f"{item}"))
 
     def names() -> set[str]:
-        prepared = prepare(load_pipeline(pipeline), {"tracker_base": "memory://results"}, workspace=folder)
+        arguments = {"tracker_base": "memory://results", "configs": ["one"]}
+        prepared = prepare(load_pipeline(pipeline), arguments, workspace=folder)
         return {value for value in _texts(prepared.pipeline.documents[0]) if value.startswith("code:")}
 
     before = names()
@@ -286,6 +230,26 @@ def test_a_resumed_run_names_files_and_gets_the_new_code(folder: Path):
 
 #: What a program is, the file that it uses, and other files.
 USES: list[tuple[str | bytes, str, dict[str, str]]] = [
+    ("open('data/b.csv')", "data/b.csv", {}),
+    ("open('data/' + name)", "data/b.csv", {}),
+    ("open(f'data/{name}.csv')", "data/b.csv", {}),
+    ("open('data/%s.csv' % name)", "data/b.csv", {}),
+    ("open('data/{}.csv'.format(name))", "data/b.csv", {}),
+    ("open(os.path.join('data', name))", "data/b.csv", {}),
+    ("open(f'{folder}/{name}.csv')", "data/b.csv", {}),
+    ("Path('data').iterdir()", "data/b.csv", {}),
+    ("Path('data').glob('*.csv')", "data/b.csv", {}),
+    ("Path(name).with_suffix('.csv')", "data/b.csv", {}),
+    ("Path(__file__).parent / 'data' / name", "data/b.csv", {}),
+    ("os.listdir()", "data/b.csv", {}),
+    ("os.listdir('.')", "data/b.csv", {}),
+    ("os.listdir(name)", "data/b.csv", {}),
+    ("glob.glob('data/?.csv')", "data/b.csv", {}),
+    ("glob.glob('**/*.csv', recursive=True)", "data/b.csv", {}),
+    ("subprocess.run(['sh', 'tool.sh'])", "data/b.csv", {}),
+    ("importlib.resources.files('data')", "data/b.csv", {}),
+    ("importlib.import_module(name)", "data/b.csv", {}),
+    ("exec(name)", "data/b.csv", {}),
     ("import data", "data.py", {"data/x.csv": ""}),
     ("import package.a", "utils.py", {"package/a.py": "import utils", "package/utils.py": ""}),
     ("import fast", "fast.cpython-311-x86_64-linux-gnu.so", {}),
@@ -330,33 +294,50 @@ def test_no_use_of_a_file_is_missed(folder: Path, program: str | bytes, file: st
     assert changed(pipeline_of(python("train", "train.py")), folder, file) == ["train"]
 
 
-@pytest.mark.parametrize(
-    ("role", "file"),
-    [
-        (Role("r", "i", entrypoint="python", args=["train.py"], env={"CONFIG": "conf/one.yaml"}), "conf/one.yaml"),
-        (Role("r", "i", entrypoint="python", args=["train.py"], env={"PYTHONPATH": "src"}), "src/lib/__init__.py"),
-        (Role("r", "i", entrypoint="sh", args=["-c", "PYTHONPATH=src python train.py"]), "src/lib/__init__.py"),
-        (Role("r", "i", entrypoint="env", args=["PYTHONPATH=src", "python", "train.py"]), "src/lib/__init__.py"),
-        (Role("r", "i", entrypoint="sh", args=["-c", 'python "$@"', "x", "train.py"]), "helper.py"),
-        (Role("r", "i", entrypoint="python", args=["src/main.py"]), "src/helper.py"),
-        (Role("r", "i", entrypoint="python", args=["-mevaluate"]), "helper.py"),
-        (Role("r", "i", entrypoint="python", args=["-um", "evaluate"]), "helper.py"),
-        (Role("r", "i", entrypoint="torchrun", args=["--module", "evaluate"]), "helper.py"),
-        (Role("r", "i", entrypoint="python", args=["-m", "pytest", "package"]), "NOTES.md"),
-        (Role("r", "i", entrypoint="python", args=["/app/main.py"]), "NOTES.md"),
-        (Role("r", "i", entrypoint="python", args=["evaluate.py", "my data.csv"]), "my data.csv"),
-        (Role("r", "i", entrypoint="python", args=["evaluate.py", "--data=day=1/a.csv"]), "day=1/a.csv"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else " ".join([value.entrypoint, *value.args]),
-)
-def test_no_word_or_variable_of_a_command_is_missed(folder: Path, role: Role, file: str):
-    others = {"src/main.py": "import inside.a", "src/inside/a.py": "import helper", "lib/x.csv": "", file: "before"}
-    for name, text in others.items():
+#: The words of a command, its variables, and the file that it uses.
+WORDS: list[tuple[list[str], dict[str, str], str]] = [
+    (["python", "evaluate.py", "--config", "conf/one.yaml"], {}, "conf/one.yaml"),
+    (["python", "evaluate.py", "--config=conf/one.yaml"], {}, "conf/one.yaml"),
+    (["python", "evaluate.py", "--config-dir", "conf"], {}, "conf/two.yaml"),
+    (["python", "evaluate.py", "--data", "."], {}, "NOTES.md"),
+    (["python", "-c", "import unrelated"], {}, "unrelated.py"),
+    (["python", "-c", "print(open('NOTES.md').read())"], {}, "NOTES.md"),
+    (["sh", "tool.sh"], {}, "NOTES.md"),
+    (["sh", "-c", "cat *.md; python train.py"], {}, "NOTES.md"),
+    (["./program"], {}, "NOTES.md"),
+    (["env", "A=1", "make"], {}, "NOTES.md"),
+    (["python", "train.py"], {"CONFIG": "conf/one.yaml"}, "conf/one.yaml"),
+    (["python", "train.py"], {"PYTHONPATH": "src"}, "src/lib/__init__.py"),
+    (["sh", "-c", "PYTHONPATH=src python train.py"], {}, "src/lib/__init__.py"),
+    (["env", "PYTHONPATH=src", "python", "train.py"], {}, "src/lib/__init__.py"),
+    (["python", "-m", "inside.a"], {"PYTHONPATH": "src"}, "helper.py"),
+    (["sh", "-c", 'python "$@"', "x", "train.py"], {}, "helper.py"),
+    (["python", "src/main.py"], {}, "src/helper.py"),
+    (["python", "-mevaluate"], {}, "helper.py"),
+    (["python", "-um", "evaluate"], {}, "helper.py"),
+    (["torchrun", "--module", "evaluate"], {}, "helper.py"),
+    (["python", "-m", "pytest", "package"], {}, "NOTES.md"),
+    (["python", "/app/main.py"], {}, "NOTES.md"),
+    (["python", "evaluate.py", "my data.csv"], {}, "my data.csv"),
+    (["python", "evaluate.py", "--data=day=1/a.csv"], {}, "day=1/a.csv"),
+    *(
+        ([role.entrypoint, *role.args], {}, "package/inner.py")
+        for named in ({"script": "train.py"}, {"m": "package.inner"})
+        for role in dist.ddp("--x", "1", name="a", image="i", j="1x2", **named).roles
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "env", "file"), WORDS, ids=lambda value: " ".join(value)[:40])
+def test_no_word_or_variable_of_a_command_is_missed(folder: Path, words: list[str], env: dict[str, str], file: str):
+    others = {"src/main.py": "import inside.a", "src/inside/a.py": "import helper", "lib/x.csv": ""}
+    for name, text in {**others, **({} if file in FILES else {file: "before"})}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     with (folder / "train.py").open("a") as program:
         program.write("import lib\n")
-    assert changed(pipeline_of(AppDef("a", [role])), folder, file) == ["a"]
+    app = AppDef("a", [Role("r", "i", entrypoint=words[0], args=words[1:], env=env)])
+    assert changed(pipeline_of(app), folder, file) == ["a"]
 
 
 def test_what_a_link_to_a_folder_leads_to_counts(folder: Path):
@@ -375,21 +356,3 @@ def test_dots_and_words_of_modules_name_nothing(folder: Path):
     pipeline = pipeline_of(python("evaluate", "evaluate.py"))
     for name in ("data/b.csv", "conf/one.yaml", "train.py", "unrelated.py"):
         assert not changed(pipeline, folder, name)
-
-
-def test_a_loop_over_a_parameter_whose_items_name_files(folder: Path):
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str, configs: list, workspace: str = ""):
-        with dsl.ParallelFor(configs) as item:
-            Stages(tracker_base=tracker_base, workspace=workspace).task(python("a", "evaluate.py", f"{item}"))
-
-    def names() -> set[str]:
-        arguments = {"tracker_base": "memory://results", "configs": ["one"]}
-        prepared = prepare(load_pipeline(pipeline), arguments, workspace=folder)
-        return {value for value in _texts(prepared.pipeline.documents[0]) if value.startswith("code:")}
-
-    before = names()
-    (folder / "conf" / "two.yaml").write_text("changed")
-    assert names() == before
-    (folder / "conf" / "one.yaml").write_text("changed")
-    assert names() != before
