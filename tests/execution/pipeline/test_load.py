@@ -43,7 +43,7 @@ from torchx_kfp.local import load_pipeline
             "pipelineInfo: {name: x}\nroot: {executorLabel: e}\ndeploymentSpec: {executors: {e: {container: {}}}}",
             says("v2", "pipeline", "tasks", "Compile"),
         ),
-        ("pipelineInfo: {}\nroot: {dag: {}}", says("v2", "pipelineInfo.name is missing", "Compile")),
+        ("pipelineInfo: {}\nroot: {dag: {}}", says("v2", "'name' is missing", "Compile")),
         ("pipelineInfo: 1\nroot: {dag: []}", says("damaged KFP v2 pipeline", "pipelineInfo is 1", "an object")),
         (
             "pipelineInfo: {name: x}\nroot: {dag: {tasks: {train: {dependentTasks: prepare}}}}",
@@ -153,9 +153,12 @@ def test_a_manifest_of_kubernetes_holds_a_pipeline(tmp_path):
     assert loaded.components["comp-write"].platform == {"imagePullPolicy": "Always"}
 
 
+SPEC = "pipelineInfo: {name: x}\nroot: {dag: {}}"
+
+
 def bomb(levels: int) -> str:
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, levels))]
-    return "\n".join(lines)
+    return "\n".join([*lines, SPEC])
 
 
 #: libyaml 0.2.6 has its own limit, for levels of flow style.
@@ -174,8 +177,10 @@ INVALID = "is not valid YAML"
         ("\n".join(" " * n + "a:" for n in range(1000)), NESTED),
         ("- " * 5000 + "a", NESTED),
         (bomb(64), says("1,000,000", "aliases", "values")),
-        ("a: &a [*a]", says("not a compiled pipeline", "alias")),
-        ("a: &a {<<: *a}", says("not a compiled pipeline", "alias")),
+        (f"a: &a [*a]\n{SPEC}", says("damaged", "a[0][0]", "nested too deeply")),
+        (f"a: &a {{b: *a}}\n{SPEC}", says("damaged", "a.b.b", "nested too deeply")),
+        *((f"a: &a {{{key}: *a}}", says("not a compiled pipeline", "(<<)")) for key in ("<<", '!!merge "<"')),
+        ("- x\n" * 1_000_001, says("not a compiled pipeline", "1,000,000", "values")),
         *((text, INVALID) for text in ("a: *b", "a: 2026-99-99", "? [a]\n: b", "? {a: b}\n: c", "a: \x00")),
         *((f"a: !!{text}", INVALID) for text in ("python/object/apply:os.system [true]", "timestamp x", "int x")),
         *((f"a: !!{text}", INVALID) for text in ("set [x]", "binary é")),

@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Any, Union
 
 import yaml
-from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
 
 from torchx_kfp.common.safe_files import open_regular
 from torchx_kfp.common.sdk import refuse_operations
 from torchx_kfp.common.text import did_you_mean_path, shown
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
-from torchx_kfp.execution.pipeline.reader import TaskCycleError, read_pipeline
-from torchx_kfp.execution.pipeline.shape import MalformedError
+from torchx_kfp.execution.pipeline.reader import MalformedError, TaskCycleError, read_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 
 refuse_operations()
@@ -31,16 +27,17 @@ PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
 #: The usual suffixes of compiled pipelines, for suggestions.
 SUFFIXES = (".yaml", ".yml", ".json")
 
-#: The limits of a file: its bytes, the levels of nested lists and dicts, and the number of values. A pipeline that KFP
-#: accepts has at most 1.5 MB, and some twenty levels.
+#: The limits of a file: its bytes, the levels of nested lists and dicts, and its values. A pipeline that KFP accepts
+#: has at most 1.5 MB, and some twenty levels.
 _LONGEST = 16 << 20
 _DEEPEST = 100
-_LARGEST = 1_000_000
+_MOST_EVENTS = 1_000_000
+_MERGE = "tag:yaml.org,2002:merge"
 #: The pipelines in the last large texts, and how many characters such a text has: a command may read the pipeline of a
 #: run and of the run that it resumes, and YAML of 1,000 stages takes seconds.
 _RECENT: dict[str, Pipeline] = {}
 _LARGE = 100_000
-_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_DEEP = f"it contains lists or dicts that are nested more than {_DEEPEST} levels deep"
 
 
@@ -189,11 +186,23 @@ def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
         else:
             verify_depth(document)
             return [document]
-    return [
-        document
-        for document in yaml.load_all(text, Loader=_FastLoader if is_compiled else _Loader)
-        if document is not None
-    ]
+    if not is_compiled:
+        _verify_events(text)
+    return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+
+
+def _verify_events(text: str) -> None:
+    """Raise _TooMuch for YAML that would take all memory, or all of the stack in C, before it is loaded."""
+    level = 0
+    events: Iterator[Any] = yaml.parse(text, Loader=_Loader)
+    for count, event in enumerate(events):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if level > _DEEPEST:
+            raise _TooMuch(_TOO_DEEP)
+        if count > _MOST_EVENTS:
+            raise _TooMuch(f"it has more than {_MOST_EVENTS:,} values")
+        if isinstance(event, yaml.ScalarEvent) and (event.tag == _MERGE or (event.implicit[0] and event.value == "<<")):
+            raise _TooMuch("it merges mappings (<<), which KFP's compiler does not")
 
 
 def verify_depth(value: Any, deepest: int = _DEEPEST) -> None:
@@ -209,48 +218,6 @@ def verify_depth(value: Any, deepest: int = _DEEPEST) -> None:
 
 class _TooMuch(ValueError):
     """A file contains more than any pipeline; the message follows "is not a compiled pipeline:"."""
-
-
-# libyaml's parser is many times as fast, but PyYAML may have been built without it. libyaml's loader composes nodes in
-# C, where it cannot be limited or interrupted.
-_parser: Any = getattr(getattr(yaml, "cyaml", None), "CParser", None)
-_Bases: Any = (yaml.SafeLoader,) if _parser is None else (Composer, _parser, SafeConstructor, Resolver)
-
-
-class _Loader(*_Bases):  # type: ignore[misc]
-    """Composes YAML nodes, and raises _TooMuch if they are nested too deeply, or too many once aliases are expanded."""
-
-    def __init__(self, stream: str) -> None:
-        for base in _Bases:
-            base.__init__(self, *([stream] if base in (_parser, yaml.SafeLoader) else []))
-        self._depth = self._total = 0
-        #: The sizes of complete nodes that have an anchor.
-        self._sizes: dict[str, int] = {}
-
-    def compose_document(self) -> Any:
-        self._sizes = {}
-        return super().compose_document()
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        before = self._total
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor in self.anchors and event.anchor not in self._sizes:
-                raise _TooMuch(f"the alias *{event.anchor} is inside the value that it names")
-            self._total += self._sizes.get(str(event.anchor), 1)
-        else:
-            self._total += 1
-            self._depth += 1
-        if self._depth > _DEEPEST:
-            raise _TooMuch(_TOO_DEEP)
-        if self._total > _LARGEST:
-            raise _TooMuch(f"with its aliases expanded, it has more than {_LARGEST:,} values")
-        node = super().compose_node(parent, index)
-        if not isinstance(event, yaml.AliasEvent):
-            self._depth -= 1
-            if event.anchor is not None:
-                self._sizes[event.anchor] = self._total - before
-        return node
 
 
 def pipeline_from_documents(
@@ -298,6 +265,7 @@ def reading(what: str) -> Iterator[None]:
         ) from None
     except (MalformedError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
+        why = f"{error} is missing" if isinstance(error, KeyError) else why
         raise PipelineFileError(
             f"{what} is a damaged KFP v2 pipeline ({why}). Compile it again instead of editing it."
         ) from error

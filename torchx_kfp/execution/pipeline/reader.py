@@ -1,13 +1,18 @@
-"""Read KFP's intermediate representation (PipelineSpec) into plain data: see ``spec``."""
+"""Read KFP's intermediate representation (PipelineSpec) into plain data: see ``spec``.
+
+Pipelines come from files that people edit, and from hosts. Each key of KFP's format has one type, wherever it stands
+(``_TYPES``), which is verified first, so that later code can rely on it.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from torchx_kfp.execution.pipeline.shape import MalformedError, verify_platform, verify_spec
+from torchx_kfp.common.text import shown
 from torchx_kfp.execution.pipeline.spec import (
     ArtifactType,
     Component,
@@ -27,12 +32,22 @@ from torchx_kfp.execution.pipeline.spec import (
     Selector,
     Task,
 )
+from torchx_kfp.execution.pipeline.values import is_finite
 
 # The levels of nested pipelines that a pipeline may have, and the tasks in all of them.
 _DEEPEST = 50
 _MOST_TASKS = 100_000
 # The trigger strategy of tasks that run even after failures.
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+# The levels of objects and lists in a file, and the values in it, once aliases of YAML are followed.
+_MOST_LEVELS = 100
+_MOST_VALUES = 1_000_000
+
+
+class MalformedError(Exception):
+    """A file does not have the structure of a PipelineSpec."""
 
 
 class TaskCycleError(MalformedError):
@@ -46,8 +61,8 @@ def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
         MalformedError: it does not have the structure of one.
         KeyError, ValueError: a part is missing, or has the wrong text.
     """
-    verify_spec(spec)
-    verify_platform(platform)
+    _verify_types(spec, "", dict, "", _MOST_LEVELS, iter(range(_MOST_VALUES)))
+    _verify_types(platform, "platforms.kubernetes", dict, "", _MOST_LEVELS, iter(range(_MOST_VALUES)))
     executors = spec.get("deploymentSpec", {}).get("executors", {})
     settings = platform.get("deploymentSpec", {}).get("executors", {})
     components = {
@@ -295,3 +310,121 @@ def _refuse_circle(graph: Mapping[str, Any], what: str) -> None:
     except CycleError as error:
         kind = TaskCycleError if what == "tasks" else MalformedError
         raise kind(f"these {what} wait for each other: {' -> '.join(reversed(error.args[1]))}") from None
+
+
+def _whole(value: Any) -> str | None:
+    # Protobuf's JSON has 64-bit integers as text.
+    try:
+        is_whole = not isinstance(value, bool) and abs(int(value)) < 2**63 and float(value).is_integer()
+    except (TypeError, ValueError, OverflowError):
+        is_whole = False
+    return None if is_whole else "a whole number"
+
+
+def _number(value: Any) -> str | None:
+    return None if type(value) in (int, float) else "a number"
+
+
+def _items(value: Any) -> str | None:
+    try:
+        is_list = isinstance(json.loads(value), list)
+    except (TypeError, ValueError, RecursionError):
+        is_list = False
+    return None if is_list else "a JSON list as text"
+
+
+#: The names of types in messages.
+_NAMES: Mapping[Any, str] = {str: "text", bool: "true or false", dict: "an object", list: "a list"}
+#: The types of the fields of KFP's messages (kubeflow/pipelines, api/v2alpha1/pipeline_spec.proto) and of
+#: kfp-kubernetes' (kubernetes_executor_config.proto) that this project reads; a function says what a value must be, but
+#: is not. What is in other fields may be any JSON.
+_TYPES: Mapping[str, Any] = {
+    name: kind
+    for kind, names in (
+        (
+            str,
+            "backoffDuration backoffMaxDuration cacheKey componentInputArtifact componentInputParameter condition "
+            "configMapKey configMapName description envVar executorLabel field fieldPath image imagePullPolicy "
+            "inputArtifact inputParameter itemInput medium mountPath name outputArtifactKey outputParameterKey "
+            "parameterExpressionSelector parameterType producerSubtask producerTask resourceCount resourceCpuLimit "
+            "resourceMemoryLimit resourceType runtimeParameter schemaTitle schemaVersion secretKey secretName size "
+            "sizeLimit strategy subPath type value volumeName",
+        ),
+        (bool, "applyToTask downloadToWorkspace enableCache isArtifactList isOptional optional runAsNonRoot"),
+        (
+            dict,
+            "accelerator annotations artifactIterator artifactType artifactUri artifacts cachingOptions componentRef "
+            "components configMapNameParameter container dag deploymentSpec enabledSharedMemory executors importer "
+            "inputDefinitions inputs items iteratorPolicy labels metadata nodeSelector outputDefinitions outputs "
+            "parameterIterator parameters pipelineConfig pipelineInfo podMetadata pvcNameParameter resources "
+            "retryPolicy root runtimeValue secretNameParameter securityContext taskFinalStatus taskInfo "
+            "taskOutputArtifact taskOutputParameter tasks triggerPolicy typeSchema valueFromOneof valueFromParameter",
+        ),
+        (
+            list,
+            "args artifactSelectors command configMapAsEnv configMapAsVolume dependentTasks emptyDirMounts env "
+            "fieldPathAsEnv genericEphemeralVolume imagePullSecret keyToEnv nodeAffinity parameterSelectors "
+            "podAffinity pvcMount secretAsEnv secretAsVolume taskConfigPassthroughs tolerations",
+        ),
+        (_whole, "activeDeadlineSeconds count maxRetryCount parallelismLimit runAsGroup runAsUser"),
+        (_number, "backoffFactor cpuLimit memoryLimit"),
+        (_items, "raw"),
+    )
+    for name in names.split()
+}
+#: The types of what is in fields whose keys are names that users choose, and in lists; elsewhere, of objects.
+_INSIDE: Mapping[str, Any] = {
+    **dict.fromkeys(("parameters", "artifacts", "tasks", "components", "executors"), dict),
+    **dict.fromkeys(("labels", "annotations", "args", "command", "dependentTasks"), str),
+    "metadata": None,
+}
+
+
+def _verify_types(value: Any, place: str, kind: Any, field: str, levels: int, left: Iterator[int]) -> None:
+    """Verify that a value has its type, and can be written as JSON in UTF-8, and read by a program in any language.
+
+    Args:
+        value: the value.
+        place: where it is, in messages.
+        kind: the type that it must have; None for any JSON.
+        field: the field that it is; empty for the file, an item of a list, or a field whose key is a name.
+        levels: the levels of objects and lists that it may have.
+        left: has a number for each value that the file may have.
+
+    Raises:
+        MalformedError: it is something else.
+    """
+    if next(left, None) is None:
+        raise MalformedError(f"with its aliases followed, it has more than {_MOST_VALUES:,} values")
+    wanted = (None if type(value) is kind else _NAMES[kind]) if isinstance(kind, type) else kind and kind(value)
+    if wanted:
+        raise MalformedError(f"{place} is {shown(value)}, but must be {wanted}")
+    if isinstance(value, str):
+        _verify_text(value, place)
+    elif isinstance(value, (int, float)):
+        if not is_finite(value):
+            raise MalformedError(f"{place} is {shown(value)}, which is not a finite double")
+    elif value is not None and not isinstance(value, (dict, list)):
+        raise MalformedError(f"{place} is {shown(value)}, which is not JSON")
+    elif levels == 0:
+        raise MalformedError(f"{place[:200]} is nested too deeply")
+    elif isinstance(value, list):
+        inside = kind and _INSIDE.get(field, dict)
+        for number, item in enumerate(value):
+            _verify_types(item, f"{place}[{number}]", inside, "", levels - 1, left)
+    elif value is not None:
+        has_names = field in _INSIDE
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise MalformedError(f"{place}.{shown(key)} has a key that is not text")
+            _verify_text(key, place)
+            inside = kind and (_INSIDE[field] if has_names else _TYPES.get(key))
+            own = "" if has_names else key
+            _verify_types(item, f"{place}.{key}" if place else key, inside, own, levels - 1, left)
+
+
+def _verify_text(text: str, place: str) -> None:
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        raise MalformedError(f"{place} has the text {shown(text)}, which UTF-8 cannot encode") from None
