@@ -136,8 +136,10 @@ class StageReader:
             ends[task.name] = self._task(task, ends, scope, dag)
         if scope.is_closed:
             for task in dag.ordered:
+                if ends[task.name].state is None and not task.runs_always:
+                    ends[task.name] = self._not_begun(task, ends, scope, dag)
                 if ends[task.name].state is None:
-                    ends[task.name] = self._settle(task, ends, scope, dag)
+                    ends[task.name] = self._never(task, scope, ends.values())
         if any(end.state is None for end in ends.values()):
             return TaskOutcome()
         counted = [end for name, end in ends.items() if not reasons.is_ignored(dag.tasks[name], end.state)]
@@ -174,25 +176,28 @@ class StageReader:
             return TaskOutcome()
         return self._pass_over(task, scope, state, reason, max(end.time for end in before))
 
-    def _settle(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagNode, dag: Dag) -> TaskOutcome:
-        """Decide on a task that has not begun in a scope in which nothing more begins."""
-        if not task.runs_always and (end := self._not_begun(task, ends, scope, dag)).state:
-            return end
-        failed = next((end for end in ends.values() if end.state is State.FAILED), None)
-        why = self._why_never((failed.failed or [failed.name])[0] if failed else "")
-        return self._pass_over(task, scope, State.NOT_RUN, why, self._end(ends.values())) if why else TaskOutcome()
+    def _never(
+        self, task: Task, scope: DagNode, others: Iterable[TaskOutcome], *, iteration: StageNames | None = None
+    ) -> TaskOutcome:
+        """Report that a task, or an iteration of a loop, does not begin any more, unless a later answer may say why.
 
-    def _why_never(self, failed: str) -> str:
-        """Return why nothing more begins in a scope, given a failed stage in it; empty if a later answer may tell."""
+        Args:
+            task: the task.
+            scope: the scope, in which nothing more begins.
+            others: the ends of the other tasks or iterations in it.
+            iteration: the names of the stages in the iteration.
+        """
+        failed = next((each.failed or [each.name] for each in others if each.state is State.FAILED), None)
         if self._progress.last.canceled_at is not None:
-            return _CANCELED
-        if failed:
-            return reasons.not_run(reasons.ends_the_run(failed))
-        return NO_START if self._progress.is_over else ""
-
-    def _end(self, ends: Iterable[TaskOutcome]) -> float:
-        """Return the time at which a scope in which nothing more begins has ended."""
-        return self._progress.last.ended_at or max([*(end.time for end in ends), self._progress.started_at])
+            why = _CANCELED
+        elif failed:
+            why = reasons.not_run(reasons.ends_the_run(failed[0]))
+        elif self._progress.is_over:
+            why = NO_START
+        else:
+            return TaskOutcome()
+        time = self._progress.last.ended_at or max([*(each.time for each in others), self._progress.started_at])
+        return self._pass_over(task, scope, State.NOT_RUN, why, time, iteration=iteration)
 
     def _pass_over(
         self,
@@ -291,7 +296,7 @@ class StageReader:
         ends = [self._iteration(task, component, scope, index, item) for index, item in enumerate(items)]
         if scope.is_closed:
             ends += [
-                self._missing(task, scope, scope.names.inside_iteration(index), ends)
+                self._never(task, scope, ends, iteration=scope.names.inside_iteration(index))
                 for index in range(len(items), count)
             ]
         if len(ends) < count or any(end.state is None for end in ends):
@@ -321,15 +326,8 @@ class StageReader:
                 for _, body in bodies:
                     end = self._dag(component, body)
             else:
-                end = self._missing(task, whole, names, ()) if whole.is_closed else TaskOutcome()
+                end = self._never(task, whole, (), iteration=names) if whole.is_closed else TaskOutcome()
         return end
-
-    def _missing(self, task: Task, scope: DagNode, names: StageNames, ends: Sequence[TaskOutcome]) -> TaskOutcome:
-        """Report that an iteration will not begin any more; ``ends`` are those of iterations before it."""
-        why = self._why_never(next((name for end in ends for name in end.failed), ""))
-        if not why:
-            return TaskOutcome()
-        return self._pass_over(task, scope, State.NOT_RUN, why, self._end(ends), iteration=names)
 
     def _unprepared(self, task: Task, driver: Node, scope: DagNode) -> TaskOutcome:
         """Report that KFP's driver has failed before a task."""
@@ -355,10 +353,7 @@ class StageReader:
             return self._unprepared(task, driver, scope)
         if node is not None and node.state is State.SKIPPED:
             return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
-        bodies = self._nodes.attempts(path)
-        pods = [pod for body in bodies for pod in self._nodes.attempts(f"{body.name}.executor")]
-        if not pods and driver is None:
-            pods = bodies  # a version of KFP without drivers of their own
+        pods = [pod for body in self._nodes.attempts(path) for pod in self._nodes.attempts(f"{body.name}.executor")]
         starting = [*self._nodes.attempts(f"{path}-driver")[-1:], *pods[-1:]]
         if driver is not None:
             self.drivers[name] = starting[0].name
