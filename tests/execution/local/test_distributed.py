@@ -1,26 +1,21 @@
 """Distributed stages on this machine: each replica is a process, whatever engine the pipeline names."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, BindMount, Resource, Role
 
 from tests.execution.local.test_failures import alive
-from tests.execution.local.test_signals import HANGS, read_pids, wait_for
+from tests.execution.local.test_signals import HANGS, read_pids
+from tests.execution.local.test_signals import start as start
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import engines, task_from_app
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import StageReplicas, Watch, check_supported, load_pipeline, run
-
-RUNNER = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=1)"
 
 
 def role(name, replicas, *command, **fields):
@@ -166,36 +161,24 @@ def test_nothing_survives_the_time_limit_or_the_launcher(execute_failing, tmp_pa
 
 
 @pytest.mark.parametrize("way", ["SIGINT", "cancel", "killed runner"])
-def test_nothing_survives_the_end_of_the_run(tmp_path, way):
+def test_nothing_survives_the_end_of_the_run(start, call, tmp_path, way):
     @dsl.pipeline
     def pipeline():
         task_from_app(shell(3, family(tmp_path)), name="train", engine="job")
 
-    path = tmp_path / "pipeline.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    runs = str(tmp_path / "runs")
-    runner = subprocess.Popen([sys.executable, "-c", RUNNER, str(path), runs], stderr=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: len(read_pids(tmp_path)) == 9)
-        pids = read_pids(tmp_path)
-        if way == "killed runner":
-            runner.kill()
-            runner.wait()
-            # As other stages, they go on until somebody asks.
-            assert all(map(alive, pids))
-        if way == "SIGINT":
-            runner.send_signal(signal.SIGINT)
-        else:
-            torchx_kfp = Path(sys.executable).with_name("torchx-kfp")
-            subprocess.run([torchx_kfp, "cancel", "latest", "--output-dir", runs], check=True, timeout=HANGS)
-        runner.wait(timeout=HANGS)
-        assert not any(map(alive, pids))
-    finally:
+    runner = start(pipeline, 9, grace=1.0)
+    pids = read_pids(tmp_path)
+    if way == "killed runner":
         runner.kill()
         runner.wait()
-        for pid in read_pids(tmp_path):
-            if alive(pid):
-                os.kill(pid, signal.SIGKILL)
+        # As other stages, they go on until somebody asks.
+        assert all(map(alive, pids))
+    if way == "SIGINT":
+        runner.send_signal(signal.SIGINT)
+    else:
+        assert call("cancel", "latest", "--output-dir", "runs").returncode == 0
+    runner.communicate(timeout=HANGS)
+    assert not any(map(alive, pids))
 
 
 def test_variables_of_a_pod_do_not_reach_stages(execute, monkeypatch):
