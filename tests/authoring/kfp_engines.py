@@ -157,6 +157,12 @@ def container_of(compiled: str, name: str, **known: Mapping[str, str]) -> Contai
     return Container(containers(compiled)[name]["command"], constants=constants(compiled).get(name, {}), **known)
 
 
+def tracked_container(compiled: str, name: str, folder: Path, **inputs: str) -> Container:
+    """Return the container of a tracked stage, which writes its run id to ``folder / "run_id"``."""
+    given = {"tracker_base": "/tmp/results", **inputs}
+    return container_of(compiled, name, inputs=given, outputs={"run_id": str(folder / "run_id")})
+
+
 def constants(compiled: str) -> dict[str, dict[str, str]]:
     """Return the inputs of each task of a compiled pipeline that are constant text."""
     spec = documents(compiled)[0]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.authoring.apps import compile_pipeline, make_app
-from tests.authoring.kfp_engines import container_of
+from tests.authoring.kfp_engines import tracked_container
 from torchx_kfp import task_from_app
 
 APP = make_app(entrypoint="sh", args=["-c", 'printf %s\\\\n "$TORCHX_PARENT_RUN_IDS" "$TORCHX_PARENT_RUN_ID"'])
@@ -30,7 +30,7 @@ COMPILED = compile_reader()
 
 
 def start(shells: Path, tmp: Path, inputs: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
-    return container_of(COMPILED, "train", inputs=inputs, outputs={"run_id": str(tmp / "out" / "run_id")}).run(shells)
+    return tracked_container(COMPILED, "train", tmp, **inputs).run(shells)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,5 @@ def test_an_alias_named_like_a_placeholder_of_kfp(shells: Path, tmp_path: Path) 
     def pipeline(one: str) -> None:
         task_from_app(APP, tracker_base="/tmp/results", reads={"Concat": one, "IfPresent": one})
 
-    known = {"inputs": {"Concat": "r/a/1"}, "outputs": {"run_id": str(tmp_path / "run_id")}}
-    done = container_of(compile_pipeline(pipeline), "train", **known).run(shells)
+    done = tracked_container(compile_pipeline(pipeline), "train", tmp_path, Concat="r/a/1").run(shells)
     assert done.stdout == b'{"Concat": "r/a/1", "IfPresent": "r/a/1"}\nr/a/1\n', done.stderr

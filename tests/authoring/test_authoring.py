@@ -9,7 +9,7 @@ from torchx.specs import Resource
 
 import torchx_kfp
 from tests.authoring.apps import compile_pipeline, compile_stage, load, make_app, unresolved_inputs
-from tests.authoring.kfp_engines import container_of, containers
+from tests.authoring.kfp_engines import containers, tracked_container
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, container_from_app, task_from_app
 
@@ -121,8 +121,7 @@ def names_of(name: str, folder: Path) -> tuple[str, str]:
     """Return the name of a stage, which is the middle of its run id, and that of its component."""
     compiled = compile_stage(make_app(name, entrypoint="true"))
     (component,) = containers(compiled)
-    known = {"inputs": {"tracker_base": "/b"}, "outputs": {"run_id": str(folder / "run_id")}}
-    assert container_of(compiled, component, **known).run().returncode == 0
+    assert tracked_container(compiled, component, folder).run().returncode == 0
     return (folder / "run_id").read_text().split("/")[1], component
 
 

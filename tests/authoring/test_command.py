@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from torchx.specs import macros
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, compile_stage, make_app
-from tests.authoring.kfp_engines import Container, EngineFailure, argo, container_of, containers, kubelet, launcher
+from tests.authoring.kfp_engines import (
+    Container,
+    EngineFailure,
+    argo,
+    container_of,
+    containers,
+    kubelet,
+    launcher,
+    tracked_container,
+)
 from torchx_kfp import task_from_app
 from torchx_kfp.tracking import current_run
 
@@ -35,9 +44,7 @@ IDENTITY = {
 def stage_container(tmp: Path, *, tracked: bool = True, options: Any = None, **fields: Any) -> Container:
     """Return the container of a stage whose role has these fields."""
     compiled = compile_stage(make_app(**fields), tracked=tracked, **(options or {}))
-    return container_of(
-        compiled, "train", inputs={"tracker_base": "/tmp/results"}, outputs={"run_id": str(tmp / "out" / "run_id")}
-    )
+    return tracked_container(compiled, "train", tmp / "out")
 
 
 #: TorchX replaces its macros on purpose. (Hypothesis also draws texts that it has found in the code.)
@@ -157,8 +164,7 @@ def test_a_fan_in_as_every_engine_writes_lists(shells: Path, tmp_path: Path) -> 
 
     compiled = compile_pipeline(pipeline)
     for ids in (json.dumps(["r/a/1", "r/b/2"]), '["r/a/1","r/b/2"]'):
-        known = {"inputs": {"tracker_base": "/b", "trials": ids}, "outputs": {"run_id": str(tmp_path / "run_id")}}
-        environ = container_of(compiled, "train", **known).environment(shells)
+        environ = tracked_container(compiled, "train", tmp_path, trials=ids).environment(shells)
         assert json.loads(environ["TORCHX_PARENT_RUN_IDS"]) == {"trials": ["r/a/1", "r/b/2"]}
         assert environ["TORCHX_PARENT_RUN_ID"] == "r/a/1"
 

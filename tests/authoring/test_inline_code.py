@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torchx.components import dist, utils
 
 from tests.authoring.apps import compile_pipeline, load, make_app
-from tests.authoring.kfp_engines import constants, container_of, containers
+from tests.authoring.kfp_engines import constants, containers, tracked_container
 from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.contract.inputs import unescape
@@ -56,8 +56,7 @@ def program_of(text: str) -> str:
 
 def run_stage(text: str, name: str = "run", /, *, tmp: Path, **inputs: str) -> Any:
     """Run a compiled stage with these inputs in a folder."""
-    known = {"inputs": {"tracker_base": f"{tmp}/results", **inputs}, "outputs": {"run_id": f"{tmp}/run_id"}}
-    return container_of(text, name, **known).run(cwd=tmp)
+    return tracked_container(text, name, tmp, **inputs).run(cwd=tmp)
 
 
 SHELLS = [

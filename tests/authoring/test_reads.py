@@ -10,7 +10,7 @@ import pytest
 from kfp import dsl
 
 from tests.authoring.apps import compile_pipeline, load, make_app, unresolved_inputs
-from tests.authoring.kfp_engines import container_of
+from tests.authoring.kfp_engines import tracked_container
 from torchx_kfp import task_from_app
 
 pytestmark = pytest.mark.versions
@@ -33,9 +33,8 @@ def parents(pipeline: Callable[..., Any], folder: Path, name: str = "read") -> d
     declared = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
     inputs = {each: '["many"]' if kind == {"parameterType": "LIST"} else each for each, kind in declared.items()}
     del inputs["stage"]
-    known = {"inputs": {"tracker_base": BASE, **inputs}, "outputs": {"run_id": str(folder / "run_id")}}
-    found: dict[str, Any] = json.loads(container_of(compiled, name, **known).environment()["TORCHX_PARENT_RUN_IDS"])
-    return found
+    found = tracked_container(compiled, name, folder, **inputs).environment()["TORCHX_PARENT_RUN_IDS"]
+    return dict(json.loads(found))
 
 
 def test_dependencies_follow_from_what_is_read() -> None:
@@ -120,6 +119,5 @@ def test_the_tracker_base_in_text(tmp_path: Path) -> None:
     def pipeline(bucket: str) -> None:
         task_from_app(SHOW, tracker_base=f"s3://{bucket}/results")
 
-    known = {"inputs": {"bucket": "it's"}, "outputs": {"run_id": str(tmp_path / "run_id")}}
-    environ = container_of(compile_pipeline(pipeline), "read", **known).environment()
+    environ = tracked_container(compile_pipeline(pipeline), "read", tmp_path, bucket="it's").environment()
     assert environ["TORCHX_TRACKER_BASE"] == "s3://it's/results"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.authoring.apps import HOSTILE, compile_pipeline, compile_stage, load, make_app, unresolved_inputs
-from tests.authoring.kfp_engines import container_of
+from tests.authoring.kfp_engines import tracked_container
 from torchx_kfp import component_from_app, task_from_app
 
 pytestmark = pytest.mark.versions
@@ -26,8 +26,7 @@ BASE = "/tmp/results"
 )
 def test_the_stage_has_what_torchx_reads(tmp_path: Path, trackers: dict[str, str | None]) -> None:
     app = make_app(entrypoint="env", args=["-0"], env={"A": "$$"})
-    known = {"inputs": {"tracker_base": BASE}, "outputs": {"run_id": str(tmp_path / "run_id")}}
-    environ = container_of(compile_stage(app, trackers=trackers), "train", **known).environment()
+    environ = tracked_container(compile_stage(app, trackers=trackers), "train", tmp_path).environment()
     variables = {f"TORCHX_TRACKER_{name.upper()}_CONFIG": config for name, config in trackers.items() if config}
     found = {name: value for name, value in environ.items() if name.startswith("TORCHX_TRACKER_")}
     assert found == {"TORCHX_TRACKER_BASE": BASE, "TORCHX_TRACKER_TORCHX_KFP_CONFIG": BASE, **variables}
@@ -42,9 +41,7 @@ def test_a_trackers_config_may_have_channels(tmp_path: Path) -> None:
 
     compiled = compile_pipeline(pipeline)
     assert unresolved_inputs(load(compiled)[0]) == []
-    inputs = {"tracker_base": BASE, "host": "$(HOME) 'x'", "port_int": "5"}
-    container = container_of(compiled, "train", inputs=inputs, outputs={"run_id": str(tmp_path / "run_id")})
-    environ = container.environment()
+    environ = tracked_container(compiled, "train", tmp_path, host="$(HOME) 'x'", port_int="5").environment()
     configs = [environ[f"TORCHX_TRACKER_{name}_CONFIG"] for name in "ABC"]
     assert configs == ["http://$(HOME) 'x':5/x", "$(HOME) 'x'", "5"]
 

@@ -12,7 +12,7 @@ from kfp import dsl
 from torchx import specs
 
 from tests.authoring.apps import HOSTILE, compile_pipeline, compile_stage, load, make_app
-from tests.authoring.kfp_engines import constants, container_of, containers
+from tests.authoring.kfp_engines import constants, containers, tracked_container
 from torchx_kfp import component_from_app, component_from_function, local, task_from_app
 
 pytestmark = pytest.mark.versions
@@ -81,13 +81,8 @@ def test_names_of_stages_arrive(shells: Path, tmp_path: Path) -> None:
     compiled = compile_pipeline(pipeline)
     (inputs,) = [set(task) for task in all_inputs(compiled, "read")]
     assert {name for name in inputs if name.startswith("reads")} == {"reads", *(f"reads_{n}" for n in range(2, 8))}
-    container = container_of(
-        compiled,
-        "read",
-        inputs={"tracker_base": "/tmp/results", **{name: f"r/{name}/1" for name in inputs if "reads" in name}},
-        outputs={"run_id": str(tmp_path / "run_id")},
-    )
-    environ = container.environment(shells)
+    run_ids = {name: f"r/{name}/1" for name in inputs if "reads" in name}
+    environ = tracked_container(compiled, "read", tmp_path, **run_ids).environment(shells)
     parents = json.loads(environ["TORCHX_PARENT_RUN_IDS"])
     assert list(parents) == names
     assert list(parents.values()) == ["r/reads/1", *(f"r/reads_{number}/1" for number in range(2, 8))]
@@ -106,11 +101,6 @@ def app_of(number: int = 0, text: str = "a") -> specs.AppDef:
 
 def app_with_another_default(number: int = 1, text: str = "a") -> specs.AppDef:
     """Has a different default for it."""
-    return make_app("same", args=[f"{text}"])
-
-
-def app_with_another_type(number: float = 0.5, text: str = "a") -> specs.AppDef:
-    """Has another type for it."""
     return make_app("same", args=[f"{text}"])
 
 
@@ -134,7 +124,7 @@ SIGNATURES: dict[str, Callable[[Any], Any]] = {
     "ui": lambda base: task_from_app(make_app("same"), tracker_base=base, ui_metadata={}),
     **{
         fn.__name__: lambda base, fn=fn: component_from_function(fn, tracked=True)(tracker_base=base)
-        for fn in (app_of, app_with_another_default, app_with_another_type, app_with_less)
+        for fn in (app_of, app_with_another_default, app_with_less)
     },
 }
 

@@ -6,26 +6,16 @@ import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from tests.authoring.kfp_engines import kubelet
 from tests.kubernetes.api import Object
 
-_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _FIELD_WITH_KEY = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]")
-
-
-def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace ``$(NAME)`` by the variable's value, if there is one, and ``$$`` by ``$``."""
-
-    def replacement(found: re.Match[str]) -> str:
-        name = found[1]
-        return "$" if name is None else variables.get(name, found[0])
-
-    return _REFERENCE.sub(replacement, text)
 
 
 def command_line(container: Object, variables: Mapping[str, str]) -> list[str]:
     """Return the words of a container's command and arguments."""
     words: Sequence[str] = [*container.get("command", ()), *container.get("args", ())]
-    return [expand(word, variables) for word in words]
+    return [kubelet(word, variables) for word in words]
 
 
 def environment(container: Object, pod: Object, read: Callable[[str, str], Object]) -> dict[str, str]:
@@ -33,7 +23,7 @@ def environment(container: Object, pod: Object, read: Callable[[str, str], Objec
     found: dict[str, str] = {}
     for variable in container.get("env", ()):
         source = variable.get("valueFrom")
-        value = expand(variable.get("value", ""), found) if not source else _value(source, container, pod, read)
+        value = kubelet(variable.get("value", ""), found) if not source else _value(source, container, pod, read)
         if value is not None:
             found[variable["name"]] = value
     return found

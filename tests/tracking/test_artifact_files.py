@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
@@ -21,7 +20,6 @@ import pytest
 
 from tests.facts import says
 from tests.proxy import Proxy
-from tests.s3 import S3Server
 from tests.tracking.stages import application, environ, stage
 from torchx_kfp.errors import (
     CorruptArtifactError,
@@ -307,45 +305,30 @@ def test_a_list_of_files_that_are_none_is_corrupt(tmp_path: Path, name: str, siz
 
 
 @pytest.mark.s3
-def test_lost_connections_do_not_matter(s3_server: S3Server, s3_base: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_lost_connections_do_not_matter(proxy: Proxy, s3_base: str, tmp_path: Path) -> None:
     content = os.urandom(12_000_000)
     (tmp_path / "model").write_bytes(content)
-    with Proxy(s3_server.url) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        clear_clients()
-        run = stage(s3_base)
-        proxy.faults.extend(["cut", 503, "lost"])
-        run.add_artifact("model", tmp_path / "model", store=True)
-        assert not proxy.faults
-        proxy.faults.extend([None, None, 503, "half", "cut"])
-        with run.artifact("model").open() as file:
-            assert file.read() == content
-        assert not proxy.faults
-        clear_clients()
+    run = stage(s3_base)
+    proxy.faults.extend(["cut", 503, "lost"])
+    run.add_artifact("model", tmp_path / "model", store=True)
+    assert not proxy.faults
+    proxy.faults.extend([None, None, 503, "half", "cut"])
+    with run.artifact("model").open() as file:
+        assert file.read() == content
+    assert not proxy.faults
 
 
 @pytest.mark.s3
-def test_a_broken_upload_leaves_nothing(s3_server: S3Server, s3_base: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_broken_upload_leaves_nothing(proxy: Proxy, s3_base: str, tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(os.urandom(12_000_000))
-    with Proxy(s3_server.url) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        clear_clients()
-        run = stage(s3_base)
-        proxy.refused["PUT"] = 403
-        with pytest.raises(TrackerError, match=says("No permission to write", s3_base)):
-            run.add_artifact("model", tmp_path / "model", store=True)
-        assert run.artifacts() == {}
-        store: Any = fsspec.filesystem("s3")
-        uploads = store.call_s3("list_multipart_uploads", Bucket=s3_base.split("/")[2]).get("Uploads", [])
-        assert (keys(s3_base), uploads) == ([], [])
-        clear_clients()
-
-
-def clear_clients() -> None:
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
-    gc.collect()
+    run = stage(s3_base)
+    proxy.refused["PUT"] = 403
+    with pytest.raises(TrackerError, match=says("No permission to write", s3_base)):
+        run.add_artifact("model", tmp_path / "model", store=True)
+    assert run.artifacts() == {}
+    store: Any = fsspec.filesystem("s3")
+    uploads = store.call_s3("list_multipart_uploads", Bucket=s3_base.split("/")[2]).get("Uploads", [])
+    assert (keys(s3_base), uploads) == ([], [])
 
 
 @pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=pytest.mark.s3)])

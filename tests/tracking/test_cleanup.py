@@ -14,7 +14,6 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.conftest import finish_requests
 from tests.entrypoints.cli.conftest import Call
 from tests.proxy import Proxy
 from tests.s3 import S3Server
@@ -561,21 +560,13 @@ def test_s3_says_which_files_must_stay(s3_base: str, inside: Call) -> None:
 
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("status", [403, 501])
-def test_a_server_without_the_removal_of_many(
-    status: int, s3_base: str, s3_server: S3Server, inside: Call, gc: Gc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import s3fs
-
-    with Proxy(s3_server.url) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        s3fs.S3FileSystem.clear_instance_cache()
-        put(s3_base, "one~/train/1", "two~/train/1")
-        proxy.refused = {"POST": status}
-        assert removed(gc(s3_base)) == ["one~", "two~"]
-        assert left(s3_base) == []
-        put(s3_base, "one~/train/1")
-        proxy.refused = {"POST": status, "DELETE": 403}
-        done = inside("gc", "--tracker-base", s3_base, "--yes", "--older-than", "30d")
-        assert done.returncode == 1
-        assert f"No permission to remove {s3_base}/one{MADE}/train/1" in done.stderr
-        finish_requests()
+def test_a_server_without_the_removal_of_many(status: int, s3_base: str, proxy: Proxy, inside: Call, gc: Gc) -> None:
+    put(s3_base, "one~/train/1", "two~/train/1")
+    proxy.refused = {"POST": status}
+    assert removed(gc(s3_base)) == ["one~", "two~"]
+    assert left(s3_base) == []
+    put(s3_base, "one~/train/1")
+    proxy.refused = {"POST": status, "DELETE": 403}
+    done = inside("gc", "--tracker-base", s3_base, "--yes", "--older-than", "30d")
+    assert done.returncode == 1
+    assert f"No permission to remove {s3_base}/one{MADE}/train/1" in done.stderr

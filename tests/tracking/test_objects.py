@@ -12,29 +12,22 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from tests.conftest import finish_requests
 from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
+from tests.tracking.conftest import clear_clients
 from tests.tracking.stages import stage
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.tracker import open_store
 
 pytestmark = [pytest.mark.s3, pytest.mark.lowest]
-
-
-def clear_clients() -> None:
-    """fsspec keeps clients by their arguments, which do not include the endpoint."""
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 # Requests
@@ -202,16 +195,6 @@ def test_what_the_user_has_configured_for_s3_is_for_s3a_too(s3_base: str, monkey
 
 
 # Faults
-
-
-@pytest.fixture
-def proxy(s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """The proxy, which fsspec's ``s3://`` uses from now on; the bucket of ``s3_base`` exists already."""
-    with Proxy(s3_server.url) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        clear_clients()
-        yield proxy
-        finish_requests()
 
 
 FAULTS = [500, 502, 503, 504, 429, "cut", "lost", "half"]

@@ -133,18 +133,14 @@ class TestCannotBeWritten:
         assert not (tmp_path / "worked").exists()
 
     @pytest.mark.s3
-    def test_credentials_that_may_only_read(
-        self, s3_server: S3Server, s3_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_credentials_that_may_only_read(self, proxy: Proxy, s3_base: str, tmp_path: Path) -> None:
         FsspecResultTracker(s3_base)["p1/train/1"] = {"x": 1}
-        with Proxy(s3_server.url) as proxy:
-            proxy.refused = {"PUT": 403}
-            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-            done = application(tmp_path, environ(s3_base, "p1/use/1", train="p1/train/1"))
+        proxy.refused, before = {"PUT": 403}, len(proxy.requests)
+        done = application(tmp_path, environ(s3_base, "p1/use/1", train="p1/train/1"))
         assert done.returncode == 1
         assert f"its tracker base '{s3_base}' cannot be written. No permission to write" in done.stderr
         assert not (tmp_path / "worked").exists()
-        assert len(proxy.requests) == 1, "a request that is rejected permanently is not retried"
+        assert len(proxy.requests) == before + 1, "a request that is rejected permanently is not retried"
 
 
 #: The variables of torchrun in the processes of a distributed training.
