@@ -25,21 +25,19 @@ class RunPipeline:
 
     Attributes:
         pipeline: the pipeline.
+        places: its stages, and the groups around them.
         arguments: the values of its parameters.
         tracked: the tracked stages.
         items: how many items loops have, as far as that is known.
-        distributed: the stages whose replicas an engine runs.
-        imports: the importers, whose pods run nothing but KFP's launcher.
         resumes: the id of the run that it resumes; empty if it resumes none.
         kept: the ends of the stages that it has kept of that run.
     """
 
     pipeline: Pipeline
+    places: Mapping[str, ScopedTask]
     arguments: Mapping[str, Any]
     tracked: Mapping[str, KnownStage]
     items: Mapping[str, int]
-    distributed: frozenset[str]
-    imports: frozenset[str]
     resumes: str = ""
     kept: tuple[StageResult, ...] = ()
 
@@ -69,22 +67,21 @@ class RunPipeline:
         ends = resumed.ends if resumed else ()
         return cls(
             pipeline,
+            {place.name: place for place, _ in places},
             arguments,
             tracked,
             items={place.name: count for place, known in places if (count := _items(place, known)) is not None},
-            distributed=frozenset(place.name for place, _ in places if place.component.facts.replica_roles),
-            imports=frozenset(place.name for place, _ in places if place.component.importer is not None),
             resumes=resumed.resumes if resumed else "",
             kept=tuple(dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in ends),
         )
 
     def is_distributed(self, stage: str) -> bool:
         """Tell whether an engine runs the replicas of a stage."""
-        return without_indices(stage) in self.distributed
+        return bool(self.places[without_indices(stage)].component.facts.replica_roles)
 
     def is_import(self, stage: str) -> bool:
-        """Tell whether a stage is an importer."""
-        return without_indices(stage) in self.imports
+        """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""
+        return self.places[without_indices(stage)].component.importer is not None
 
 
 def given_arguments(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def _steps(
         before = [step for step in stages if canceled is None or step.event.time < canceled]
         yield from before
         if canceled is not None:
-            grace = _GRACE_OF_REPLICAS if pipeline is not None and pipeline.distributed else KFP_GRACE
+            has_replicas = pipeline is not None and any(map(pipeline.is_distributed, pipeline.places))
+            grace = _GRACE_OF_REPLICAS if has_replicas else KFP_GRACE
             yield Step(RUN, (index, (), 1), RunEnding(CANCELED_ON_KFP, grace, time=canceled))
         yield from stages[len(before) :]
         if period.state.is_over:

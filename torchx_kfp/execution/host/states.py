@@ -85,36 +85,30 @@ def read_progress(run: Mapping[str, Any]) -> Progress:
         for item in map(mapping, found if isinstance(found, list) else ())
         if (when := seconds(item.get("update_time"))) is not None
     ]
-    # A run that is tried again runs after its end.
-    parts: list[list[tuple[str, float]]] = [[]]
+    started = seconds(run.get("created_at")) or (history[0][1] if history else 0.0)
+    periods = [Period(State.RUNNING, started)]
     for word, when in history:
-        if parts[-1] and parts[-1][-1][0] in _ENDS and word not in _ENDS:
-            parts.append([])
-        parts[-1].append((word, when))
-    periods = [_period(part) for part in parts]
-    if created := seconds(run.get("created_at")):
-        periods[0] = replace(periods[0], started_at=created)
+        last = periods[-1]
+        if last.ended_at is not None and word not in _ENDS:  # the run is tried again
+            last = Period(State.RUNNING, when)
+            periods.append(last)
+        if word == _CANCELING:
+            periods[-1] = replace(last, canceled_at=when)
+        elif word in _ENDS:
+            # KFP ends a canceled run as FAILED.
+            is_canceled = last.canceled_at is not None and _STATES[word] is State.FAILED
+            periods[-1] = replace(last, state=State.CANCELED if is_canceled else _STATES[word], ended_at=when)
     state, last = run_state(run), periods[-1]
     latest = history[-1][1] if history else last.started_at
-    canceled = (
-        latest if last.canceled_at is None and (state is State.CANCELED or _is_canceled(run)) else last.canceled_at
-    )
-    ended = max(seconds(run.get("finished_at")) or last.ended_at or latest, last.started_at)
-    is_over = state.is_over
-    periods[-1] = Period(state if is_over else State.RUNNING, last.started_at, canceled, ended if is_over else None)
+    canceled = last.canceled_at
+    if canceled is None and (state is State.CANCELED or _is_canceled(run)):
+        canceled = latest
+    if state.is_over:
+        ended = max(seconds(run.get("finished_at")) or last.ended_at or latest, last.started_at)
+        periods[-1] = Period(state, last.started_at, canceled, ended)
+    else:
+        periods[-1] = Period(State.RUNNING, last.started_at, canceled)
     return Progress(text(run.get("run_id")), tuple(periods))
-
-
-def _period(history: list[tuple[str, float]]) -> Period:
-    """Return a period, from the part of the history in which it is."""
-    started = history[0][1] if history else 0.0
-    canceled = next((when for word, when in reversed(history) if word == _CANCELING), None)
-    if not history or history[-1][0] not in _ENDS:
-        return Period(State.RUNNING, started, canceled)
-    word, ended = history[-1]
-    # KFP ends a canceled run as FAILED.
-    state = State.CANCELED if canceled is not None and _STATES[word] is State.FAILED else _STATES[word]
-    return Period(state, started, canceled, ended)
 
 
 def run_state(run: Mapping[str, Any]) -> State:
