@@ -220,10 +220,11 @@ def test_a_chain_on_a_host(place: Place) -> None:
     for words, what in {
         ("replay", f"{first}/last"): f"'last' was not started in the run {first}: it was not run",
         ("replay", f"{second}/prepare"): f"come from the run {first}. To replay it there: torchx-kfp replay {first}",
-        ("submit", "--resume", second, "--from", "prepare"): "name the whole pipeline",
     }.items():
         refused = place.call(*words, "--host", place.host)
         assert (refused.returncode, what in refused.stderr) == (2, True), refused.stderr
+    anew = place.call("submit", "--resume", second, "--from", "prepare", "--dry-run", "--host", place.host)
+    assert "prepare  runs: you start from it" in anew.stdout, anew.stderr
     (place.folder / "fail-last").unlink()
     last = place.submit(f"{place.file}:light", "--resume", second)
     assert place.notes() == ["last"]

@@ -90,9 +90,9 @@ def test_the_graph_of_a_resumed_run_has_what_it_has_kept(tmp_path: Path) -> None
     resumed = runs.run(everything(), resume=failed)
     whole, drawn = (graph(Path(str(run.folder))) for run in (failed, resumed))
     names = [{it.get("data-path", "") for it in page.of("a.node")} for page in (whole, drawn)]
-    assert {name for name in names[1] if not name.startswith("kept-")} == names[0]
-    kept = {("items", "stage-2"), ("stage-2", "joined"), ("joined", "save")}
-    assert {*kept, ("items", "")} <= edges(drawn), "also to the box around what follows"
+    assert names[1] == names[0], "what imports kept artifacts is no part of it"
+    assert edges(drawn) == edges(whole)
+    assert len(edges(whole)) > 5
 
 
 Values = Callable[[int], dict[str, Any]]

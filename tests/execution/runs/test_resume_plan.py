@@ -20,12 +20,11 @@ from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
-from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
-from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
+from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, plan_resume
+from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.local import Watch
@@ -73,7 +72,7 @@ def earlier(
     states: Mapping[str, State] | None = None,
     *,
     here: bool = True,
-    values: Mapping[tuple[str, str], Any] | None = None,
+    values: Mapping[str, Mapping[str, Any]] | None = None,
     data: Any = DATA,
     text: str = "x",
     state: State = State.FAILED,
@@ -96,7 +95,7 @@ def earlier(
     is_running = state is State.RUNNING
     folder = Path("/runs/table-1") if here else None
     record = RunRecord(run_id, "table", 0.0, (), run, is_running, lambda: PIPELINE, folder, arguments=ARGUMENTS)
-    given = {("make", "out"): text, ("make", "data"): data} if not here and values is None else values
+    given = {"make": {"out": text, "data": data}} if not here and values is None else values
     return EarlierRun(record, PIPELINE, ends, given or {}, **known)
 
 
@@ -206,13 +205,14 @@ def test_changes_are_named_and_kept_unless_the_user_starts_from_them() -> None:
 
 
 def test_what_a_resumed_run_has_in_place_of_kept_stages_is_no_change() -> None:
-    """Its own pipeline has constants there. Afterwards, it is compared with the whole pipeline again."""
+    """Its own pipeline has constants there; its record has the whole one."""
     run = earlier({"train": State.SUCCEEDED})
     for _ in range(2):
         plan = planned(run, run.pipeline)
         assert {step.name: step.changes for step in plan.steps} == dict.fromkeys(run.ends, ())
-        run = replace(run, pipeline=plan.pipeline)
+        run = replace(run, pipeline=whole_pipeline(plan.pipeline))
         assert {step.name: step.changes for step in planned(run).steps} == dict.fromkeys(run.ends, ())
+        assert {place.name for place in walk(run.pipeline)} == {place.name for place in walk(PIPELINE)}
 
 
 def test_a_condition_that_reads_another_value_is_evaluated_in_the_new_run() -> None:
@@ -249,12 +249,11 @@ def test_the_record_of_somebody_else_names_no_file_of_this_machine(tmp_path: Pat
         StageResult(name, name, state, log_file=secret, cached_from=str(tmp_path))
         for name, state in (("made", State.SUCCEEDED), ("bad", State.FAILED))
     )
-    text = describe("", Continuation("before", ends))
-    found = continuation_of(text)
+    text = ResumeRecord("before", ends, text=PIPELINE.text).describe("")
+    found = read_record(text)
     assert found is not None
     assert [end.name for end in found.ends] == ["made"]
-    assert continuation_of(text.replace('"version": 1', '"version": 2')) is None
-    assert continuation_of(f"{text[:-20]}") is None
+    assert read_record(f"{text[:-20]}") is None
     document = next(yaml.safe_load_all(PIPELINE.text))
     document["pipelineInfo"]["description"] = text
     run = {"run_id": "r", "state": "RUNNING", "pipeline_spec": document, "created_at": "2026-01-01T00:00:00Z"}

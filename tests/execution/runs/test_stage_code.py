@@ -222,7 +222,7 @@ def test_a_resumed_run_names_files_and_gets_the_new_code(folder: Path):
     assert [step.changes for step in plan.steps] == [("code: evaluate.py", "code: helper.py"), ("code: helper.py",)]
     resumed = ran(broken, folder, resume=failed)
     assert resumed.state is State.SUCCEEDED
-    assert resumed.stages[-1].last_lines()[0] == "mended"
+    assert resumed["evaluate"].last_lines()[0] == "mended"
     # Its own pipeline has names of code: another folder replaces that code, and without one it stays.
     again = ran(str(resumed.folder / "pipeline.yaml"), folder, cache=False)
     assert again.state is State.SUCCEEDED

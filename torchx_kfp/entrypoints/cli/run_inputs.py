@@ -19,9 +19,8 @@ from torchx_kfp.errors import ArgumentError
 if TYPE_CHECKING:
     from torchx_kfp.entrypoints.cli.component import ComponentWords
     from torchx_kfp.execution.pipeline.spec import Pipeline
-    from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.execution.runs.resume_plan import ResumePlan
+    from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan
 
 
 #: How code travels, for messages.
@@ -51,8 +50,8 @@ class RunInputs:
             UnknownRunError: there is no such run.
             HostError: the host does not answer.
         """
-        from torchx_kfp.execution.runs.earlier_run import earlier_run
         from torchx_kfp.execution.runs.history import RunReader
+        from torchx_kfp.execution.runs.resume_plan import earlier_run
 
         if self.resumed is None:
             return None

@@ -34,7 +34,7 @@ from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.runs.resume_record import continuation_of, summary
+from torchx_kfp.execution.runs.resume_record import read_record
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -134,8 +134,8 @@ class Host:
             "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},
             "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform} if platform else spec,
         }
-        if before := continuation_of(pipeline.description):
-            body["description"] = summary(before)
+        if before := read_record(pipeline.description):
+            body["description"] = str(before)
         if submission.pipeline_root:
             body["runtime_config"]["pipeline_root"] = submission.pipeline_root
         if submission.service_account:
@@ -307,7 +307,7 @@ class Host:
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
         run_id = str(run["run_id"])
         refuse_run_id(run_id, f"GET {self.connection.name}{_RUNS}")
-        before = continuation_of(text(mapping(_spec_of(run).get("pipelineInfo")).get("description")))
+        before = read_record(text(mapping(_spec_of(run).get("pipelineInfo")).get("description")))
         return RunSummary(
             run_id=run_id,
             name=str(run.get("display_name") or ""),

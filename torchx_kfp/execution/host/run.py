@@ -37,15 +37,16 @@ from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import KnownStage, walk, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.record import RunRecord, why_not_read
 from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
+from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.source import attend
 from torchx_kfp.execution.runs.state import RunState, outline
-from torchx_kfp.execution.runs.unit_outputs import values_given
+from torchx_kfp.execution.runs.units import values_given
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, Watch
 from torchx_kfp.tracking.recorder import Recorder
@@ -305,14 +306,15 @@ class HostRun(ReadableRun):
         record = self.read()
         given: dict[str, dict[str, Any]] = {}
         ends = {end.name: end for end in record.run.ends}
-        values: dict[tuple[str, str], Any] = {}
+        values: dict[str, dict[str, Any]] = {}
         if self._pipeline is not None:
-            pipeline = self._pipeline.pipeline
+            pipeline = whole_pipeline(self._pipeline.pipeline)
             components = {place.name: place.component for place in walk(pipeline) if place.is_stage}
             for stage, driver in self._snapshot.drivers.items():
+                component = components.get(without_indices(stage))  # None: an importer for a kept stage
                 with contextlib.suppress(ValueError):  # of another version of KFP
-                    if (spec := self._nodes.pod_spec(driver)) is not None:
-                        given[stage] = spec.inputs(components[without_indices(stage)])
+                    if component is not None and (spec := self._nodes.pod_spec(driver)) is not None:
+                        given[stage] = spec.inputs(component)
             values = values_given(pipeline, given)
             ends |= self._with_run_ids(self._pipeline.tracked, ends, values)
         return earlier_run(record, trusted_bases=self._trusted_bases, ends=ends, values=values)
@@ -321,13 +323,13 @@ class HostRun(ReadableRun):
         self,
         tracked: Mapping[str, KnownStage],
         ends: Mapping[str, StageResult],
-        values: Mapping[tuple[str, str], Any],
+        values: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, StageResult]:
         """Return the ends of stages whose run ids were given to others: only that tells those of cached stages."""
         found = {
-            name: dataclasses.replace(end, run_id=values[(name, RUN_ID)], tracker_base=tracked[name].tracker_base)
+            name: dataclasses.replace(end, run_id=values[name][RUN_ID], tracker_base=tracked[name].tracker_base)
             for name, end in ends.items()
-            if name in tracked and end.state.is_success and isinstance(values.get((name, RUN_ID)), str)
+            if name in tracked and end.state.is_success and isinstance(values.get(name, {}).get(RUN_ID), str)
         }
         for base in {end.tracker_base for end in found.values() if end.tracker_base and end.results is None}:
             if why_not_read(base, self._trusted_bases):

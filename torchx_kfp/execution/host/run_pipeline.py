@@ -11,12 +11,13 @@ from typing import Any
 
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.pipeline.artifacts import without_files
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_inputs, tracked_stages, without_indices
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.resume_record import read_record
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +63,7 @@ class RunPipeline:
             tracked = tracked_stages(pipeline, arguments)
         except (TorchxKfpError, ValueError) as error:
             raise PipelineFileError(f"The pipeline of this run cannot be read: {error}") from None
-        resumed = continuation_of(pipeline.description)
-        # The record may be anybody's: it names no files of this machine.
-        ends = resumed.ends if resumed else ()
+        resumed = read_record(pipeline.description)
         return cls(
             pipeline,
             {place.name: place for place, _ in places},
@@ -72,7 +71,7 @@ class RunPipeline:
             tracked,
             items={place.name: count for place, known in places if (count := _items(place, known)) is not None},
             resumes=resumed.resumes if resumed else "",
-            kept=tuple(dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in ends),
+            kept=tuple(map(_elsewhere, resumed.ends if resumed else ())),
         )
 
     def is_distributed(self, stage: str) -> bool:
@@ -82,6 +81,11 @@ class RunPipeline:
     def is_import(self, stage: str) -> bool:
         """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""
         return self.places[without_indices(stage)].component.importer is not None
+
+
+def _elsewhere(end: StageResult) -> StageResult:
+    """Return the end of a stage without files of this machine: the record may be anybody's."""
+    return dataclasses.replace(end, log_file=None, files=(), artifacts=without_files(end.artifacts))
 
 
 def given_arguments(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from torchx_kfp.execution.runs.journal import LOG_FILE, Journal
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.resume_record import read_record
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Watch, awaitable_processes, ending_signals, raise_for_signal
@@ -180,7 +180,7 @@ def start(
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}
-        before = continuation_of(loaded.description)
+        before = read_record(loaded.description)
         resumes = before.resumes if before else ""
         with record_run(folder, loaded, values, stored, watch, resumes, exist_ok=is_again) as journal:
             if prepared.plan is not None and prepared.plan.folder is not None:
@@ -274,7 +274,7 @@ def _execute(
     run_id, folder = context.run_id, context.folder
     if has_workspace(pipeline):
         Path(context.constants["workspace_path"]).mkdir(0o700, exist_ok=True)
-    before = continuation_of(pipeline.description)
+    before = read_record(pipeline.description)
     state = RunState(outline(pipeline))
 
     def with_log(kept: StageResult) -> StageResult:

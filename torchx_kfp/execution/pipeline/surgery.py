@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,7 @@ def can_be_constant(value: Any) -> bool:
 def without_tasks(
     pipeline: Pipeline,
     kept: Mapping[str, KeptOutputs],
-    description: str = "",
+    describe: Callable[[str], str],
     *,
     uncached: Collection[str] = (),
 ) -> Pipeline:
@@ -65,17 +65,19 @@ def without_tasks(
     Args:
         pipeline: a compiled pipeline; it is not changed.
         kept: the tasks to take out, by their paths.
-        description: the description of the new pipeline; if empty, that of the old one.
+        describe: returns the description of the new pipeline, given the whole one as text.
         uncached: the tasks that no cache may answer, by their paths, with all tasks inside.
 
     Raises:
         ValueError: a remaining task reads an output that is not known; the message names both.
     """
     spec, platform = pipeline.copy_documents()
-    surgery = _Surgery(spec, kept, uncached)
-    spec = surgery.operate()
-    if description:
-        spec["pipelineInfo"]["description"] = description
+    if uncached:
+        _Surgery(spec, {}, uncached).operate()
+    parts = {"pipelineSpec": spec, **({"platformSpec": platform} if platform else {})}
+    description = describe(json.dumps({"kind": "PipelineVersion", "spec": parts}))
+    _Surgery(spec, kept, ()).operate()
+    spec["pipelineInfo"]["description"] = description
     kubernetes = platform.get("platforms", {}).get("kubernetes", {})
     if executors := kubernetes.get("deploymentSpec", {}).get("executors"):
         left = spec.get("deploymentSpec", {}).get("executors", {})
@@ -102,10 +104,9 @@ class _Surgery:
         self._components = spec.setdefault("components", {})
         self._executors = spec.setdefault("deploymentSpec", {}).setdefault("executors", {})
 
-    def operate(self) -> dict[str, Any]:
+    def operate(self) -> None:
         self._cut(self._spec["root"], "")
         self._remove_unused()
-        return self._spec
 
     def _cut(self, component: dict[str, Any], around: str) -> KeptOutputs:
         """Take tasks out of a component's DAG; return those of the DAG's outputs that are constants now."""

@@ -15,9 +15,8 @@ from graphlib import TopologicalSorter
 
 from torchx_kfp.common.text import duration, shorten
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Task
-from torchx_kfp.execution.pipeline.walk import walk, without_indices
+from torchx_kfp.execution.pipeline.walk import walk
 from torchx_kfp.execution.report.model import RunView
-from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 
@@ -83,41 +82,17 @@ def draw_graph(run: RunView) -> Box | None:
     if run.spec is None or run.spec.root.dag is None:
         return None
     root = Box("", kind="")
-    before = continuation_of(run.spec.description) or Continuation("")
-
-    def task(key: str, name: str, title: str, after: Iterable[str]) -> Box:
-        state, note = summary(run.tasks.get(name, []))
-        return Box(key, [*after, *_kept(before, name)], title=title, path=name, state=state, note=note)
-
-    # The smaller pipeline of a resumed run does not have the tasks that it has kept.
-    for name in dict.fromkeys(without_indices(end.name) for end in before.ends):
-        root.inner.append(task(_kept_key(name), name, name, ()))
     boxes: dict[str, Box] = {}
     for there in walk(run.spec):
+        box = boxes[there.path] = Box(there.task.name, [*there.task.depends_on])
         if there.is_stage:
-            box = task(there.task.name, there.name, there.task.name, there.task.depends_on)
+            box.title, box.path = there.task.name, there.name
+            box.state, box.note = summary(run.tasks.get(there.name, []))
         else:
-            kind, title = _describe(there.task)
-            box = Box(there.task.name, [*there.task.depends_on], kind=kind, title=title)
-        boxes[there.path] = outer = box
+            box.kind, box.title = _describe(there.task)
         (root if there.inside is None else boxes[there.inside.path]).inner.append(box)
-        scope = there.inside
-        while scope is not None:
-            outer, scope = boxes[scope.path], scope.inside
-        if outer is not box and there.is_stage:
-            outer.after += _kept(before, there.name)
     lay_out(root)
     return root
-
-
-def _kept_key(name: str) -> str:
-    """Return the key of a stage that a resumed run has kept: no task has such a name."""
-    return f"kept {name}"
-
-
-def _kept(before: Continuation, name: str) -> list[str]:
-    """Return the keys of the kept stages that a task follows."""
-    return [_kept_key(one) for one in before.after.get(name, ())]
 
 
 def lay_out(root: Box) -> None:

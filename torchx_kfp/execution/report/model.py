@@ -25,6 +25,7 @@ from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.journal import PIPELINE_FILE
 from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
+from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.state import RunState, Session, StageState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Artifact, Record, Recorder
@@ -115,7 +116,7 @@ def view(record: RunRecord) -> RunView:
 
 def _spec(load: Callable[[], Pipeline]) -> Pipeline | None:
     try:
-        return load()
+        return whole_pipeline(load())
     except PipelineFileError:
         return None
 

@@ -18,7 +18,6 @@ from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, lis
 from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
 from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.journal import (
@@ -32,7 +31,8 @@ from torchx_kfp.execution.runs.journal import (
     is_running,
 )
 from torchx_kfp.execution.runs.record import RunRecord
-from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
+from torchx_kfp.execution.runs.resume_record import read_record
 from torchx_kfp.execution.runs.state import RunState
 
 #: The largest ``run.json``, in bytes. Arguments that KFP accepts have at most 1.5 MB.
@@ -208,8 +208,8 @@ class RunReader:
         record = self.read()
         name = choose_stage(record, stage)
         pipeline = record.load()
-        before = continuation_of(pipeline.description)
-        if before is not None and not record.run.attempts_at(name) and name in {end.name for end in before.ends}:
+        taken = read_record(pipeline.description)
+        if taken is not None and not record.run.attempts_at(name) and name in {end.name for end in taken.ends}:
             raise not_started(record, name)  # this pipeline does not have the stage
         place, scope = place_of(pipeline, name, record.arguments)
         started = self._started(record, name)

@@ -6,7 +6,6 @@ tags, and the runs that it resumes are recorded under its tracker base.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,12 +25,11 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipe
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, known_stages
-from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.history import RunReader, find_run
 from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.execution.runs.result import RunResult
-from torchx_kfp.execution.runs.resume_plan import ResumePlan, Step, plan_resume
-from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, Step, plan_resume
+from torchx_kfp.execution.runs.resume_record import read_record, whole_pipeline
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.stage_code import changed_files, name_code
 from torchx_kfp.execution.runs.units import CODE
@@ -87,10 +85,9 @@ class PreparedRun:
             warn: gets a sentence if that is not possible. The run goes on.
             is_schedule: whether it is a schedule of runs, not a run.
         """
-        before = continuation_of(self.pipeline.description)
-        # The record of what was kept names the code of the earlier run.
-        pipeline = self.pipeline.text if before is None else _text_without_record(self.pipeline)
-        texts = [*self.values.values(), pipeline]
+        before = read_record(self.pipeline.description)
+        # The run that resumes this one has the whole pipeline.
+        texts = [*self.values.values(), self.pipeline.text if before is None else before.text]
         named = named_workspaces(*(text for text in texts if isinstance(text, str)))
         known = {workspace.digest: workspace.code for workspace in self.workspaces.values()}
         code = [known.get(digest) or Code(digest) for digest in named]
@@ -148,6 +145,7 @@ def prepare(
     folder = None if workspace is None else os.fspath(workspace)
     given = arguments
     if earlier is not None:
+        pipeline = whole_pipeline(pipeline)
         arguments = earlier.arguments_for(pipeline, arguments, without=[] if folder is None else [WORKSPACE_PARAMETER])
     if folder is not None:
         _check_parameter(pipeline, arguments, folder)
@@ -254,12 +252,6 @@ def _with_files(plan: ResumePlan, earlier: EarlierRun, stages: Iterable[KnownSta
         for step in plan.steps
     )
     return replace(plan, steps=tuple(steps))
-
-
-def _text_without_record(pipeline: Pipeline) -> str:
-    """Return a compiled pipeline without its name and description."""
-    spec, platform = pipeline.documents
-    return json.dumps([{name: value for name, value in spec.items() if name != "pipelineInfo"}, platform])
 
 
 def _verify_types(arguments: Any, workspace: Any, from_stages: Any) -> None:

@@ -9,35 +9,187 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.text import counted, did_you_mean, listed
-from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact
+from torchx_kfp.common.text import counted, did_you_mean, listed, shown
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
+from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
+from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
-from torchx_kfp.execution.runs.earlier_run import EarlierRun
-from torchx_kfp.execution.runs.record import same_base
+from torchx_kfp.execution.runs.record import RunRecord, same_base, why_not_read
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume_record import Continuation, continuation_of, describe
-from torchx_kfp.execution.runs.unit_outputs import OutputLookup, OutputNotKnownError
-from torchx_kfp.execution.runs.units import (
-    CONDITION,
-    Definition,
-    KnownUnits,
-    Unit,
-    differences,
-    outputs_of,
-)
+from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
+from torchx_kfp.execution.runs.units import CONDITION, KnownUnits, OutputLookup, OutputNotKnownError, Unit, differences
 from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.tracking.recorder import Recorder
 
 #: How many stages a message names.
 _NAMED = 8
+#: Why a stage that has ended is not kept, as a clause.
+_REASONS = {
+    State.FAILED: "it failed",
+    State.NOT_RUN: "it was not run",
+    State.CANCELED: "it was ended",
+    State.SKIPPED: "it was skipped",
+}
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """What is known of a run that is resumed.
+
+    Attributes:
+        record: the run.
+        pipeline: its whole pipeline, also if it was resumed itself.
+        ends: how its stages ended, by their names, with those that it had kept itself.
+        values: outputs of units that its stages were given, by the unit's key.
+        kept: the names of the stages that it had kept itself.
+        gone: why results of stages are not there any more, as clauses by the stages' names.
+        unreadable: the tracker bases that cannot be read here, and why.
+    """
+
+    record: RunRecord
+    pipeline: Pipeline
+    ends: Mapping[str, StageResult]
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    kept: Collection[str] = ()
+    gone: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.record.run_id
+
+    @property
+    def trusted_bases(self) -> list[str]:
+        """The tracker bases on this machine that the user has named for it: none for a run on a host."""
+        found = self.record.options.get("named")
+        places = [path for path in found if isinstance(path, str)] if isinstance(found, (list, tuple)) else []
+        return self.record.bases_among(places)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How its stages were run on this machine: in containers, and in which directory.
+
+        Raises:
+            ArgumentError: its folder is damaged, or somebody else's, and has something else there.
+        """
+        found = self.record.options if self.record.folder is not None else {}
+        options = {name: found[name] for name in ("docker", "directory") if found.get(name)}
+        docker, directory = options.get("docker", True), options.get("directory", "")
+        is_list = isinstance(docker, list) and all(isinstance(stage, str) for stage in docker)
+        if not ((docker is True or is_list) and isinstance(directory, str)):
+            raise ArgumentError(
+                f"The run {self.run_id} cannot be resumed with its own options: {str(self.record.folder)!r} records "
+                f"{shown(options)}. Name its pipeline, and give --docker and --directory."
+            )
+        return options
+
+    def arguments_for(
+        self, pipeline: Pipeline, given: Mapping[str, Any], without: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Return the arguments of a run that resumes this one: those given, and otherwise this run's own.
+
+        Args:
+            pipeline: the pipeline of the new run.
+            given: the arguments that the user has given.
+            without: parameters of which this run's arguments do not count.
+        """
+        names = pipeline.root.inputs.keys() - set(without)
+        own = {name: value for name, value in self.record.arguments.items() if name in names}
+        if isinstance(base := own.get(TRACKER_BASE_PARAMETER), str) and base:
+            own[TRACKER_BASE_PARAMETER] = self.record.absolute_base(base)
+        return {**own, **given}
+
+
+def earlier_run(
+    record: RunRecord,
+    *,
+    trusted_bases: Collection[str] = (),
+    ends: Mapping[str, StageResult] | None = None,
+    values: Mapping[str, Mapping[str, Any]] | None = None,
+) -> EarlierRun:
+    """Return what is known of a run that is to be resumed.
+
+    Args:
+        record: the run.
+        trusted_bases: the tracker bases that the user has named.
+        ends: how its stages ended, if more is known of that than the record has.
+        values: outputs that its stages were given: see ``EarlierRun``.
+
+    Raises:
+        ArgumentError: the run's pipeline is not recorded.
+    """
+    try:
+        own = record.load()
+        pipeline = whole_pipeline(own)
+    except PipelineFileError as error:
+        raise ArgumentError(f"The run {record.run_id} cannot be resumed: {error}") from None
+    taken = read_record(own.description)
+    known: dict[str, dict[str, Any]] = {}
+    for unit, outputs in [*(taken.values.items() if taken is not None else ()), *(values or {}).items()]:
+        known.setdefault(unit, {}).update(outputs)
+    found = {end.name: end for end in record.run.ends} if ends is None else ends
+    gone, unreadable = _what_is_gone(record, [end for end in found.values() if end.state.is_success], trusted_bases)
+    kept = {end.name for end in taken.ends} if taken is not None else ()
+    return EarlierRun(record, pipeline, found, known, kept, gone, unreadable)
+
+
+def _what_is_gone(
+    record: RunRecord, ends: Sequence[StageResult], trusted_bases: Collection[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return why results of stages are not there any more, and why tracker bases cannot be read here."""
+    gone: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
+    tracked: dict[str, list[StageResult]] = {}
+    for end in ends:
+        if why := _missing_files(end) if record.folder is not None else "":
+            gone[end.name] = why
+        # On a host, a stage whose results are not found may have had none.
+        if end.tracker_base and (end.results or record.folder is None):
+            tracked.setdefault(end.tracker_base, []).append(end)
+    for base, stages in tracked.items():
+        why = why_not_read(base, trusted_bases, ran_here=record.folder is not None)
+        there: dict[str, list[str]] = {}
+        removed: set[str] = set()
+        try:
+            if not why:
+                recorder = Recorder.open(record.absolute_base(base))
+                there = {run: recorder.keys(run) for run in {_run_of(end) for end in stages} if run}
+                removed = {run for run, keys in there.items() if not (keys or recorder.records([run]))}
+        except TrackerError as error:
+            why = str(error)
+        if why:
+            unreadable[base] = why.rstrip(".")
+            continue
+        for end in stages:
+            run = _run_of(end)
+            # gc removes whole runs: if anything else of it is there, a stage without results has recorded nothing.
+            if end.run_id not in there.get(run, []) and (end.results or run in removed or not run):
+                gone[end.name] = f"no results of it are under {record.absolute_base(base)!r} (any more)"
+    return gone, unreadable
+
+
+def _run_of(end: StageResult) -> str:
+    return (end.run_id or "").partition("/")[0]
+
+
+def _missing_files(end: StageResult) -> str:
+    """Return which file of a stage that ran on this machine is gone, as a clause; empty if all are there."""
+    # The log stands for the stage's folder. Of a tracked stage without artifacts, all that counts is under its base.
+    needs_folder = end.tracker_base is None or bool(end.artifacts)
+    paths = [
+        *(path for path in end.files if "://" not in path),
+        *([str(end.log_file)] if end.log_file is not None and needs_folder else []),
+    ]
+    return next((f"its file {path!r} is gone" for path in paths if not os.path.exists(path)), "")
 
 
 @dataclass(frozen=True)
@@ -115,22 +267,6 @@ class ResumePlan:
         return "\n".join([*lines, *self.notes])
 
 
-def _why_not_kept(end: StageResult | None, gone: str = "") -> str:
-    """Return why a stage's outputs cannot be used again, as a clause; empty if they can.
-
-    Args:
-        end: how the stage ended; None if it did not.
-        gone: why its results are not there any more.
-    """
-    if end is None:
-        return "it had not ended"
-    if not end.state.is_success:
-        return {State.NOT_RUN: "it was not run", State.CANCELED: "it was ended", State.SKIPPED: "it was skipped"}.get(
-            end.state, "it failed" if end.state is State.FAILED else f"it was {end.state}"
-        )
-    return gone
-
-
 def plan_resume(
     earlier: EarlierRun,
     pipeline: Pipeline,
@@ -145,7 +281,7 @@ def plan_resume(
 
     Args:
         earlier: the run that is resumed.
-        pipeline: the pipeline of the new run, which may differ from that of the earlier one.
+        pipeline: the whole pipeline of the new run, which may differ from that of the earlier one.
         arguments: the values of all its parameters.
         given: those that are not defaults. Default: all.
         from_stages: the stages at which to start anew: they run, and so does everything that depends on them.
@@ -163,9 +299,8 @@ def plan_resume(
         )
     planner = _Planner(earlier, pipeline, arguments, is_here=is_here, directory=directory)
     planner.refuse_another_pipeline()
-    planner.start_from(from_stages)
-    planner.decide()
-    return dataclasses.replace(planner.plan(), arguments=arguments if given is None else given)
+    planner.decide(from_stages)
+    return planner.plan(arguments if given is None else given)
 
 
 class _Planner:
@@ -181,51 +316,33 @@ class _Planner:
         directory: str,
     ) -> None:
         self._earlier, self._pipeline, self._is_here, self._directory = earlier, pipeline, is_here, directory
-        self._now = now = KnownUnits.of(pipeline, arguments)
-        self._units, self._definitions = now.by_path, now.definitions
-        before, known = earlier.continuation, continuation_of(pipeline.description)
+        self._now = now = KnownUnits(pipeline, arguments)
+        self._units = now.by_path
         is_same = pipeline is earlier.pipeline and arguments == earlier.record.arguments
-        then = now if is_same else KnownUnits.of(earlier.pipeline, earlier.record.arguments)
-        old, own = then.by_path, then.definitions
-        #: The definitions of the earlier run's units, by their keys.
-        self._before: dict[str, Definition] = {**own, **(before.definitions if before else {})}
-        #: The definitions that are recorded: those in the whole pipeline.
-        self._recorded: dict[str, Definition] = {**(known.definitions if known else {}), **self._definitions}
-        if known is not None and known == before:
-            # It is the run's own pipeline, which has constants in place of what the run had kept.
-            self._before.update(own)
-            unchanged = [key for key, one in self._definitions.items() if key in own and not differences(own[key], one)]
-            self._recorded.update((key, known.definitions[key]) for key in unchanged if key in known.definitions)
-        #: What the pipeline itself had taken over, if it is that of a resumed run.
-        self._known = known
-        imports = {place.name for unit in old.values() if unit.is_import for place in unit.stages}
-        self._names = {place.name for unit in old.values() for place in unit.stages} - imports
-        self._names |= {without_indices(end.name) for end in earlier.ends.values()} - imports
+        self._then = then = now if is_same else KnownUnits(earlier.pipeline, earlier.record.arguments)
+        self._before = {unit.key: unit for unit in then.by_path.values()}
         self._executions: dict[str, list[StageResult]] = {}
         for end in earlier.ends.values():
             self._executions.setdefault(without_indices(end.name), []).append(end)
-        leaves = not is_here and earlier.record.folder is not None
-        self._outputs = OutputLookup(pipeline, earlier.ends, earlier.values, leaves=leaves)
+        self._names = {place.name for unit in then.by_path.values() if not unit.is_import for place in unit.stages}
+        places = earlier.record.folder is not None, is_here
+        self._outputs = OutputLookup(pipeline, earlier.ends, earlier.values, are_here=places)
         self._readers: dict[str, list[Unit]] = {}
         self._followers: dict[str, list[Unit]] = {}
         for unit in self._units.values():
-            for path in dict.fromkeys([*(read.producer for read in unit.reads), *unit.settings]):
+            for path in dict.fromkeys(read.producer for read in unit.reads):
                 self._readers.setdefault(path, []).append(unit)
             for path in unit.after:
                 self._followers.setdefault(path, []).append(unit)
+        #: Why units run, by their paths; the others are kept.
         self._runs: dict[str, str] = {}
         #: The units that the user wants to run, and exit tasks: no cache may answer for them.
         self._anew: dict[str, Unit] = {}
-        self._queue: deque[str] = deque()
-
-    # Decisions
 
     def refuse_another_pipeline(self) -> None:
         names = {place.name for unit in self._units.values() if not unit.is_import for place in unit.stages}
-        names |= {without_indices(end.name) for end in (self._known.ends if self._known else ())}
-        common = names & self._names
         is_renamed = self._pipeline.name != self._earlier.pipeline.name
-        if common and not (is_renamed and names != self._names):
+        if names & self._names and not (is_renamed and names != self._names):
             return
         here, there = sorted(names - self._names), sorted(self._names - names)
         what = f"only this pipeline has {listed(here, _NAMED)}" if here else ""
@@ -236,67 +353,61 @@ class _Planner:
             f"not match: {'; '.join(filter(None, [what, other])) or 'they have none'}. Give a run of this pipeline."
         )
 
-    def start_from(self, stages: Collection[str]) -> None:
-        for stage in stages:
-            found = [unit for unit in self._units.values() if unit.names(stage)]
-            if not found:
-                known = [place.name for unit in self._units.values() for place in unit.stages]
-                if stage in {without_indices(end.name) for end in (self._known.ends if self._known else ())}:
-                    raise ArgumentError(
-                        f"The run {self._earlier.run_id} has kept {stage!r} itself, so its pipeline does not have that "
-                        "stage. To start from it, name the whole pipeline as well."
-                    )
-                raise ArgumentError(
-                    f"There is no stage {stage!r} to start from.{did_you_mean(stage, known)} The pipeline has: "
-                    f"{listed(known, 20)}."
-                )
-            left = deque(found)
-            while left:
-                unit = left.popleft()
-                why = "you start from it" if unit in found else f"it depends on {stage}, from which you start"
-                if self._mark(unit, why):
-                    self._anew[unit.path] = unit
-                    left += [*self._readers.get(unit.path, ()), *self._followers.get(unit.path, ())]
+    def decide(self, from_stages: Collection[str]) -> None:
+        left = deque(reason for stage in from_stages for reason in self._started_from(stage))
+        left += [(unit, why) for unit in self._units.values() if (why := self._reason(unit))]
+        while left:
+            unit, why = left.popleft()
+            if unit.path not in self._runs and not unit.is_import:
+                self._runs[unit.path] = why
+                left += self._consequences(unit)
+        self._anew.update((unit.path, unit) for unit in self._units.values() if unit.is_exit)
 
-    def decide(self) -> None:
-        for unit in self._units.values():
-            if unit.is_exit:
+    def _started_from(self, stage: str) -> Iterator[tuple[Unit, str]]:
+        """Yield the units at which the user starts anew, all that depend on them, and why they run."""
+        found = [unit for unit in self._units.values() if unit.names(stage)]
+        if not found:
+            known = [place.name for unit in self._units.values() for place in unit.stages]
+            raise ArgumentError(
+                f"There is no stage {stage!r} to start from.{did_you_mean(stage, known)} The pipeline has: "
+                f"{listed(known, 20)}."
+            )
+        left = deque(found)
+        while left:
+            unit = left.popleft()
+            if unit.path not in self._anew and not unit.is_import:
                 self._anew[unit.path] = unit
-            if reason := self._reason(unit):
-                self._mark(unit, reason)
-        while self._queue:
-            unit = self._units[self._queue.popleft()]
-            for reader in self._readers.get(unit.path, ()):
-                self._mark(reader, f"it reads {unit.name}, which runs")
-            for follower in self._followers.get(unit.path, ()):
-                if follower.task.runs_always:
-                    self._mark(follower, f"{unit.name} runs before it")
-            if any(map(self._uses_workspace, unit.stages)):
-                for other in self._units.values():
-                    if any(map(self._uses_workspace, other.stages)):
-                        self._mark(other, f"it shares KFP's workspace with {unit.name}, which runs")
-            for path in unit.settings:
-                self._mark(self._units[path], f"the pods of {unit.name}, which runs, are set up with its output")
-            for read in unit.reads:
-                producer = self._units[read.producer]
-                if producer.path in self._runs or producer.is_import:
-                    continue
+                yield unit, "you start from it" if unit in found else f"it depends on {stage}, from which you start"
+                left += [*self._readers.get(unit.path, ()), *self._followers.get(unit.path, ())]
+
+    def _consequences(self, unit: Unit) -> Iterator[tuple[Unit, str]]:
+        """Yield the units that run because this one does, and why."""
+        for reader in self._readers.get(unit.path, ()):
+            yield reader, f"it reads {unit.name}, which runs"
+        for follower in self._followers.get(unit.path, ()):
+            if follower.place.task.runs_always:
+                yield follower, f"{unit.name} runs before it"
+        if any(map(self._uses_workspace, unit.stages)):
+            for other in self._units.values():
+                if any(map(self._uses_workspace, other.stages)):
+                    yield other, f"it shares KFP's workspace with {unit.name}, which runs"
+        for read in unit.reads:
+            producer = self._units[read.producer]
+            if not read.input:
+                yield producer, f"the pods of {unit.name}, which runs, are set up with its output"
+            elif producer.path not in self._runs and not producer.is_import:
                 try:
                     self._outputs.get(producer, read.output)
                 except OutputNotKnownError as error:
-                    self._mark(producer, f"{unit.name} reads its output {read.output!r}, {error}")
+                    yield producer, f"{unit.name} reads its output {read.output!r}, {error}"
 
     def _uses_workspace(self, place: ScopedTask) -> bool:
         container = place.component.container
         texts = [*(container.words if container else ()), *map(str, self._now.inputs[place.path].values())]
         return any(WORKSPACE in text for text in texts)
 
-    def _mark(self, unit: Unit, reason: str) -> bool:
-        if unit.path in self._runs or unit.is_import:
-            return False
-        self._runs[unit.path] = reason
-        self._queue.append(unit.path)
-        return True
+    def _ends(self, unit: Unit) -> list[StageResult]:
+        return [end for place in unit.stages for end in self._executions.get(place.name, ())]
 
     def _reason(self, unit: Unit) -> str:
         """Return why a unit runs whatever the others do; empty if it may be kept."""
@@ -306,188 +417,131 @@ class _Planner:
             return "each run has its own volumes"
         if new := [place.name for place in unit.stages if place.name not in self._names]:
             return "it is new" if len(new) == len(unit.stages) else f"{listed(new, _NAMED)} is new"
-        for place in unit.stages:
-            ran = [end.name for end in self._executions.get(place.name, ()) if end.state.is_success]
-            if any(len(indices_of(name)) != place.loops for name in ran):
-                return f"{place.name} is in other loops now"
-        ends = [end for place in unit.stages for end in self._executions.get(place.name, ())]
+        is_group, ends = unit.place.component.dag is not None, self._ends(unit)
+        loops = {place.name: place.loops for place in unit.stages}
         for end in sorted(ends, key=lambda end: end.state.rank):
-            reason = _why_not_kept(end, self._earlier.gone.get(end.name, ""))
-            if reason and (end.state is not State.SKIPPED or unit.component.dag is None):
-                return reason if unit.component.dag is None else f"{end.name}: {reason}"
+            stage = without_indices(end.name)
+            if end.state.is_success and len(indices_of(end.name)) != loops[stage]:
+                return f"{stage} is in other loops now"
+            if (why := self._why_not_kept(end)) and not (is_group and end.state is State.SKIPPED):
+                return f"{end.name}: {why}" if is_group else why
         if not any(end.state.is_success for end in ends):
             return "it was skipped" if ends else "it had not begun"
         if missing := self._without_end(unit):
             return f"{missing} had not ended"
-        if any(change.startswith(CONDITION) for change in self._changes(unit)):
-            return "its condition, or what that reads, has changed"
-        return ""
+        return "its condition, or what that reads, has changed" if CONDITION in self._changes(unit) else ""
+
+    def _why_not_kept(self, end: StageResult) -> str:
+        """Return why a stage's outputs cannot be used again, as a clause; empty if they can."""
+        if end.state.is_success:
+            return self._earlier.gone.get(end.name, "")
+        return _REASONS.get(end.state, f"it was {end.state}")
 
     def _without_end(self, unit: Unit) -> str:
-        """Return a stage of the unit of which some executions have no end."""
+        """Return a stage of the unit of which some executions have no end; empty if the run has kept the unit."""
         run = self._earlier.record.run
         is_whole = run.state in (State.SUCCEEDED, State.FAILED)
-        kept = {without_indices(end.name) for end in self._kept_before()}
-        for place in unit.stages:
+        for place in () if any(end.name in self._earlier.kept for end in self._ends(unit)) else unit.stages:
             found = len(self._executions.get(place.name, ()))
             task = run.tasks.get(place.name)
             expected = task.expected if task is not None else 0
-            is_short = found != expected if expected else not found and not (place.looped and is_whole)
-            if place.name not in kept and is_short:
-                # A branch that was not taken has an end as well, and so has each stage of a run that is over.
+            # A branch that was not taken has an end as well, and so has each stage of a run that is over.
+            if found != expected if expected else not found and not (place.looped and is_whole):
                 return place.name
         return ""
 
-    def _kept_before(self) -> Sequence[StageResult]:
-        return self._earlier.continuation.ends if self._earlier.continuation else ()
-
     def _changes(self, unit: Unit) -> tuple[str, ...]:
         before = self._before.get(unit.key)
-        if before is None and unit.task.is_group:  # it has other stages now
+        if before is None and unit.place.task.is_group:  # it has other stages now
             same = {place.name for place in unit.stages}
-            before = next((one for key, one in self._before.items() if same & set(key.split("+"))), None)
-        return differences(before, self._definitions[unit.key]) if before is not None else ()
+            others = (one for one in self._before.values() if same & {place.name for place in one.stages})
+            before = next(others, None)
+        if before is None or (self._then is self._now):
+            return ()
+        return differences(self._then.definition(before), self._now.definition(unit))
 
-    # The plan
-
-    def plan(self) -> ResumePlan:
-        """Return the plan.
+    def plan(self, arguments: Mapping[str, Any]) -> ResumePlan:
+        """Return the plan of a run with these arguments.
 
         Raises:
             ArgumentError: nothing would run, or the results that would be kept are out of reach.
         """
-        kept = [unit for unit in self._units.values() if unit.path not in self._runs and not unit.is_import]
-        if not [unit for unit in self._units.values() if unit.path in self._runs and not unit.is_exit]:
+        run_id, folder = self._earlier.run_id, self._earlier.record.folder
+        running = [unit for unit in self._units.values() if unit.path in self._runs]
+        kept = {unit.path: unit for unit in self._units.values() if unit.path not in self._runs and not unit.is_import}
+        if all(unit.is_exit for unit in running):
             raise ArgumentError(
-                f"There is nothing left to do in the run {self._earlier.run_id}: all stages have succeeded. To run "
+                f"There is nothing left to do in the run {run_id}: all stages have succeeded. To run "
                 "some of them again, resume the run with --from STAGE (in Python, from_stages)."
             )
-        ends = [end for unit in kept for place in unit.stages for end in self._executions.get(place.name, ())]
-        notes = self._verify_bases(ends)
-        needed = {
-            (read.producer, read.output)
-            for unit in self._units.values()
-            if unit.path in self._runs
-            for read in unit.reads
-        }
-        outputs, unknown = self._pipeline_outputs({unit.path for unit in kept})
-        notes += [f"The run's output {name!r} is left out: {why}." for name, why in unknown.items()]
-        if cached := [unit.name for unit in self._anew.values() if unit.may_be_cached]:
+        notes = self._verify_bases([end for unit in kept.values() for end in self._ends(unit)])
+        needed: dict[str, set[str]] = {}
+        for read in (read for unit in running for read in unit.reads):
+            needed.setdefault(read.producer, set()).add(read.output)
+        outputs: dict[str, Any] = {}
+        for name, read in self._now.outputs.items():
+            if read.producer in kept:
+                try:
+                    outputs[name] = self._outputs.get(kept[read.producer], read.output)
+                    needed.setdefault(read.producer, set()).add(read.output)
+                except OutputNotKnownError as error:
+                    notes.append(f"The run's output {name!r} is left out: {error}.")
+        if cached := [unit.name for unit in self._anew.values() if any(place.task.caches for place in unit.stages)]:
             notes.append(f"Run without the cache: {listed(cached, _NAMED)}.")
-        # Artifacts stay outputs of the new pipeline; parameters cannot.
-        needed |= {(read.producer, read.output) for read, value in outputs.values() if is_artifact(value)}
-        taken = {unit.path: self._kept_outputs(unit, needed) for unit in kept}
-        before = self._known
-        own = {key for key, _ in self._earlier.values}
-        continuation = Continuation(
-            resumes=self._earlier.run_id,
-            ends=(
-                *(before.ends if before else ()),
-                *(dataclasses.replace(end, cached_from=self._origin(end), log_file=self._log_of(end)) for end in ends),
-            ),
-            values={
-                **(before.values if before else {}),
-                **{
-                    (unit.key, output): value
-                    for unit in kept
-                    if unit.key in own
-                    for (key, output), value in self._earlier.values.items()
-                    if key == unit.key
-                },
-            },
-            definitions=self._recorded,
-            outputs={
-                **(before.outputs if before else {}),
-                **{name: value for name, (_, value) in outputs.items() if not is_artifact(value)},
-            },
-            after=self._after({unit.path for unit in kept}, before),
+        # A run on a host has copies of the logs for a while.
+        has_logs = self._is_here and folder is not None
+        record = ResumeRecord(
+            run_id,
+            tuple(self._taken(end, has_log=has_logs) for unit in kept.values() for end in self._ends(unit)),
+            {key: self._earlier.values[key] for unit in kept.values() if (key := unit.key) in self._earlier.values},
+            parameters_of(outputs),  # artifacts stay outputs of the new pipeline
         )
         names = {place.name for unit in self._units.values() for place in unit.stages}
-        names |= {without_indices(end.name) for end in continuation.ends}
         return ResumePlan(
-            run_id=self._earlier.run_id,
-            steps=tuple(self._steps()),
+            run_id=run_id,
+            steps=tuple(self._step(unit) for unit in self._units.values() if unit.stages and not unit.is_import),
             pipeline=without_tasks(
-                self._pipeline, taken, describe(self._pipeline.description, continuation), uncached=self._anew
+                self._pipeline,
+                {path: self._kept_outputs(unit, needed.get(path, ())) for path, unit in kept.items()},
+                lambda text: dataclasses.replace(record, text=text).describe(self._pipeline.description),
+                uncached=self._anew,
             ),
+            arguments=arguments,
             dropped=tuple(sorted(self._names - names)),
             notes=tuple(notes),
-            reusable=self._reusable() if self._is_here and self._earlier.record.folder is not None else {},
-            folder=self._earlier.record.folder,
+            reusable=self._reusable(running) if has_logs else {},
+            folder=folder,
         )
 
-    def _reusable(self) -> dict[str, StageResult]:
+    def _taken(self, end: StageResult, *, has_log: bool) -> StageResult:
+        return dataclasses.replace(end, cached_from=self._origin(end), log_file=end.log_file if has_log else None)
+
+    def _origin(self, end: StageResult) -> str:
+        """Return the run in which a stage ran."""
+        return end.cached_from or self._earlier.run_id
+
+    def _reusable(self, running: Sequence[Unit]) -> dict[str, StageResult]:
         """Return the ends of unchanged stages inside groups that run, unless they are to start anew."""
         found: dict[str, StageResult] = {}
-        for unit in self._units.values():
-            is_group = unit.component.dag is not None and unit.key in self._before
-            if is_group and unit.path in self._runs.keys() - self._anew.keys():
+        for unit in running:
+            if unit.place.component.dag is not None and unit.key in self._before and unit.path not in self._anew:
                 changes = self._changes(unit)
                 for place in unit.stages:
                     is_changed = any(change.startswith(f"{place.name}: ") for change in changes)
                     if not (is_changed or place.task.runs_always or self._uses_workspace(place)):
-                        found.update(
-                            (end.name, dataclasses.replace(end, cached_from=self._origin(end)))
-                            for end in self._executions.get(place.name, ())
-                            if not _why_not_kept(end, self._earlier.gone.get(end.name, ""))
-                        )
+                        ends = (end for end in self._executions.get(place.name, ()) if not self._why_not_kept(end))
+                        found.update((end.name, self._taken(end, has_log=True)) for end in ends)
         return found
 
-    def _steps(self) -> list[Step]:
-        steps: list[Step] = []
-        for end in self._known.ends if self._known else ():
-            name = without_indices(end.name)
-            if not any(step.name == name for step in steps):
-                steps.append(Step(name, (name,), end.cached_from))
-        for unit in self._units.values():
-            if unit.is_import or not unit.stages:
-                continue
-            stages = tuple(place.name for place in unit.stages)
-            if unit.path in self._runs:
-                steps.append(Step(unit.name, stages, "", self._runs[unit.path], self._changes(unit)))
-            else:
-                first = next(end for name in stages for end in self._executions.get(name, ()) if end.state.is_success)
-                steps.append(Step(unit.name, stages, self._origin(first), "", self._changes(unit)))
-        return steps
+    def _step(self, unit: Unit) -> Step:
+        stages, why = tuple(place.name for place in unit.stages), self._runs.get(unit.path, "")
+        origin = "" if why else next(self._origin(end) for end in self._ends(unit) if end.state.is_success)
+        return Step(unit.name, stages, origin, why, self._changes(unit))
 
-    def _after(self, kept: Collection[str], before: Continuation | None) -> dict[str, list[str]]:
-        """Return the kept stages that stages follow, by their names; of a group that runs, by that of its first."""
-        after = {name: [*names] for name, names in before.after.items()} if before else {}
-        for unit in self._units.values():
-            paths = {*unit.after, *(read.producer for read in unit.reads)} & set(kept)
-            follows = [place.name for path in sorted(paths) for place in self._units[path].stages]
-            for place in unit.stages if unit.path in kept else unit.stages[:1]:
-                if follows:
-                    after.setdefault(place.name, []).extend(follows)
-        return after
-
-    def _log_of(self, end: StageResult) -> Path | None:
-        """Return the stage's log, if the new run finds it there: that of a run on a host is a copy for a while."""
-        return end.log_file if self._is_here and self._earlier.record.folder is not None else None
-
-    def _origin(self, end: StageResult) -> str:
-        """Return the run in which a stage ran."""
-        before = {one.name: one.cached_from for one in self._kept_before()}
-        return before.get(end.name) or self._earlier.run_id
-
-    def _kept_outputs(self, unit: Unit, needed: Collection[tuple[str, str]]) -> KeptOutputs:
-        parameters: dict[str, Any] = {}
-        artifacts: dict[str, Artifact] = {}
-        for output in sorted(output for path, output in needed if path == unit.path):
-            value = self._outputs.get(unit, output)
-            (artifacts if is_artifact(value) else parameters)[output] = value
-        return KeptOutputs(parameters, artifacts, self._earlier.run_id)
-
-    def _pipeline_outputs(self, kept: Collection[str]) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
-        """Return the pipeline's own outputs that kept units have made, and why others of theirs are not known."""
-        found, unknown = {}, {}
-        for name, read in outputs_of(self._pipeline).items():
-            if read.producer in kept:
-                try:
-                    found[name] = read, self._outputs.get(self._units[read.producer], read.output)
-                except OutputNotKnownError as error:
-                    unknown[name] = str(error)
-        return found, unknown
+    def _kept_outputs(self, unit: Unit, needed: Collection[str]) -> KeptOutputs:
+        values = {output: self._outputs.get(unit, output) for output in sorted(needed)}
+        artifacts = {output: value for output, value in values.items() if is_artifact(value)}
+        return KeptOutputs(parameters_of(values), artifacts, self._earlier.run_id)
 
     def _verify_bases(self, ends: Sequence[StageResult]) -> list[str]:
         """Raise ArgumentError if stages that run would look for kept results in another place than they are."""

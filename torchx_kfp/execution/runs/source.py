@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
-from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.invocation import Invocation
 from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.execution.runs.resume_plan import EarlierRun
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Watch
 

@@ -28,18 +28,13 @@ from torchx_kfp.execution.runs.events import (
     StageWaiting,
 )
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.vocabulary import State
 
 
 def outline(pipeline: Pipeline) -> dict[str, bool]:
-    """Return the names of all stages, in an order in which they could run, and whether each is in a loop.
-
-    The stages that a resumed run has kept come first; its pipeline does not have them.
-    """
-    before = continuation_of(pipeline.description)
-    kept = {without_indices(end.name): end.name != without_indices(end.name) for end in before.ends} if before else {}
-    return {**kept, **{place.name: place.looped for place in walk(pipeline) if place.is_stage}}
+    """Return the names of all stages, in an order in which they could run, and whether each is in a loop."""
+    return {place.name: place.looped for place in walk(whole_pipeline(pipeline)) if place.is_stage}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The parts of a pipeline that a resumed run keeps or runs as a whole, what they read, and what defines them.
+"""The parts of a pipeline that a resumed run keeps or runs as a whole: their inputs, definitions and outputs.
 
 A unit is a task of the pipeline itself: a stage, a loop, the branches of a condition, or a nested pipeline. The tasks
 inside an exit handler count as the pipeline's own, because they also run once.
@@ -6,20 +6,22 @@ inside an exit handler count as the pipeline's own, because they also run once.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchx_kfp.common.text import listed
+from torchx_kfp.contract.carried.publisher import output_text
+from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.scripts import workspaces_in
+from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.spec import (
-    CHANNEL,
+    ArtifactType,
     Component,
     Constant,
-    Dag,
     FromInput,
     FromTask,
     Origin,
@@ -27,13 +29,28 @@ from torchx_kfp.execution.pipeline.spec import (
     Task,
     is_volume_task,
 )
-from torchx_kfp.execution.pipeline.surgery import is_exit_handler
-from torchx_kfp.execution.pipeline.values import to_text
-from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_inputs, stages_among, walk
+from torchx_kfp.execution.pipeline.surgery import can_be_constant, is_exit_handler
+from torchx_kfp.execution.pipeline.values import from_output
+from torchx_kfp.execution.pipeline.walk import (
+    KnownStage,
+    ScopedTask,
+    StageNames,
+    indices_of,
+    known_inputs,
+    stages_among,
+    walk,
+    without_indices,
+)
+from torchx_kfp.execution.runs.result import StageResult
+
+#: The name of the digest of conditions, and of the code of a stage that starts in a workspace, among ``differences``.
+CONDITION, CODE = "condition", "code"
+#: What KFP adds to an artifact's metadata: the store in which it is, and a name for the UI.
+_OF_KFP = ("store_session_info", "display_name")
 
 
 class UnitRead(NamedTuple):
-    """An input of a unit that comes from an output of another one, named by its path."""
+    """An output of another unit, named by its path, for an input; or, without one, for settings of a unit's pods."""
 
     input: str
     producer: str
@@ -45,159 +62,125 @@ class Unit:
     """A part of a pipeline that is kept or runs as a whole.
 
     Attributes:
-        path: the path of its task, as ``surgery`` names it.
-        key: what identifies it in other versions of the pipeline. KFP numbers groups by their order, so that of a group
-            is made of the stages inside.
-        task: its task.
-        component: the component that it runs.
+        place: its task; the path is that of ``surgery``.
         stages: the stages inside, or the stage that it is.
         reads: what it reads of other units.
-        settings: the units to which settings of its pods refer, such as a volume claim.
-        after: the units that must have ended before it begins.
+        after: the paths of the units that must have ended before it begins.
         is_exit: whether it runs at the end of each run, whatever the others do.
     """
 
-    path: str
-    key: str
-    task: Task
-    component: Component
+    place: ScopedTask
     stages: tuple[ScopedTask, ...]
     reads: tuple[UnitRead, ...]
-    settings: tuple[str, ...]
     after: tuple[str, ...]
     is_exit: bool
 
     @property
+    def path(self) -> str:
+        """The path of its task."""
+        return self.place.path
+
+    @property
+    def key(self) -> str:
+        """The name by which other versions of the pipeline have it: KFP numbers groups, so theirs is that of stages."""
+        names = sorted(stage.name for stage in self.stages)
+        return "+".join(names) if self.place.task.is_group else self.place.task.name
+
+    @property
     def name(self) -> str:
         """The unit's name in sentences: a group is named by its stages."""
-        return listed([stage.name for stage in self.stages], 3) if self.task.is_group else self.task.name
+        names = [stage.name for stage in self.stages]
+        return listed(names, 3) if self.place.task.is_group else self.place.task.name
 
     @property
     def is_import(self) -> bool:
         """Whether nothing runs for it: its artifact exists already."""
-        return self.component.importer is not None
+        return self.place.component.importer is not None
 
     @property
     def is_volume(self) -> bool:
         """Whether it makes or deletes a volume claim, which each run does anew."""
-        return is_volume_task(self.component)
-
-    @property
-    def may_be_cached(self) -> bool:
-        """Whether a cache may answer for a stage of it."""
-        return any(place.task.caches for place in self.stages)
+        return is_volume_task(self.place.component)
 
     def names(self, stage: str) -> bool:
         """Tell whether a user means it by the name of a stage, of a nested pipeline or of the task."""
-        here = [self.task.name, self.path]
-        return stage in here or any(each.name == stage or each.name.startswith(f"{stage}/") for each in self.stages)
+        names = [each.name for each in self.stages]
+        return stage in (self.place.task.name, self.path, *names) or any(name.startswith(f"{stage}/") for name in names)
 
 
-@dataclass(frozen=True)
-class _Scope:
-    """The tasks of the pipeline, or of an exit handler in it."""
-
-    dag: Dag
-    around: str = ""
-    outer: _Scope | None = None
-    owner: Task | None = None
-
-
-def units_of(pipeline: Pipeline) -> dict[str, Unit]:
-    """Return the units of a pipeline by their paths, in an order in which they could run."""
-    graph = _Graph(pipeline)
-    paths = {scope.around + task.name: (scope, task) for scope, task in graph.members(_Scope(pipeline.root.as_dag()))}
-    stages: dict[str, list[ScopedTask]] = {path: [] for path in paths}
-    for place in walk(pipeline):
-        inside: ScopedTask | None = place
-        while place.is_stage and inside is not None and inside.path not in paths:
-            inside = inside.inside
-        if place.is_stage and inside is not None:
-            stages[inside.path].append(place)
-    found = {}
-    for path, (scope, task) in paths.items():
-        component = pipeline.component_of(task)
-        names = [place.name for place in stages[path]]
-        after, settings = graph.paths(scope, task.depends_on), graph.paths(scope, _named_tasks(stages[path]))
-        handler = [scope.dag.tasks[name] for name in task.depends_on if name in scope.dag.tasks]
-        if scope.owner is not None and scope.outer is not None:
-            after += graph.paths(scope.outer, scope.owner.depends_on)
-        found[path] = Unit(
-            path=path,
-            key="+".join(sorted(names)) if task.is_group else task.name,
-            task=task,
-            component=component,
-            stages=tuple(stages[path]),
-            reads=tuple(graph.reads(scope, task)),
-            settings=tuple(one for one in settings if one != path),
-            after=tuple(dict.fromkeys(after)),
-            is_exit=task.runs_always and any(is_exit_handler(one, pipeline.component_of(one)) for one in handler),
-        )
-    return found
-
-
-def outputs_of(pipeline: Pipeline) -> dict[str, UnitRead]:
-    """Return the units and outputs from which the pipeline's own outputs come, by their names."""
-    graph, scope = _Graph(pipeline), _Scope(pipeline.root.as_dag())
-    return {
-        name: UnitRead(name, *source)
-        for name, selector in (*scope.dag.outputs.items(), *scope.dag.artifacts.items())
-        for task, output in selector.sources[:1]
-        for source in graph.sources(scope, FromTask(task, output))
-    }
-
-
-class _Graph:
-    """Looks through exit handlers."""
+class Units:
+    """The units of a pipeline by their paths, in an order in which they could run."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-
-    def members(self, scope: _Scope) -> Iterator[tuple[_Scope, Task]]:
-        for task in scope.dag.ordered:
-            if (inner := self._inside(scope, task)) is not None:
-                yield from self.members(inner)
+        self._places = {place.path: place for place in walk(pipeline)}
+        handlers: set[str] = set()
+        stages: dict[str, list[ScopedTask]] = {}
+        owner: dict[str, str] = {}
+        for path, place in self._places.items():
+            if place.inside is not None and place.inside.path not in handlers:
+                owner[path] = owner[place.inside.path]
+            elif is_exit_handler(place.task, place.component):
+                handlers.add(path)
             else:
-                yield scope, task
+                owner[path], stages[path] = path, []
+            if place.is_stage:
+                stages[owner[path]].append(place)
+        self._paths = stages.keys()
+        self.by_path = {path: self._unit(self._places[path], inside) for path, inside in stages.items()}
+        root = pipeline.root.as_dag()
+        #: The outputs from which the pipeline's own come, by the names of those.
+        self.outputs = {
+            name: UnitRead(name, *found)
+            for name, selector in (*root.outputs.items(), *root.artifacts.items())
+            for task, output in selector.sources[:1]
+            for found in self._sources(None, FromTask(task, output))
+        }
 
-    def paths(self, scope: _Scope, names: Any) -> list[str]:
-        """Return the paths of the units that tasks of the scope are, or contain."""
-        found = []
-        for name in names:
-            if (task := scope.dag.tasks.get(name)) is not None:
-                inner = self._inside(scope, task)
-                members = [(scope, task)] if inner is None else self.members(inner)
-                found += [around.around + one.name for around, one in members]
+    def _unit(self, place: ScopedTask, stages: list[ScopedTask]) -> Unit:
+        scope, task = place.scope.as_dag(), place.task
+        sources = [*task.inputs.items(), *task.artifacts.items()]
+        reads = [UnitRead(name, *found) for name, one in sources for found in self._sources(place.inside, one)]
+        settings = self._units_of(place.inside, _tasks_in_settings(stages))
+        after, around = self._units_of(place.inside, task.depends_on), place.inside
+        while around is not None:
+            after += self._units_of(around.inside, around.task.depends_on)
+            around = around.inside
+        before = [self._places[_path(place.inside, name)] for name in task.depends_on if name in scope.tasks]
+        return Unit(
+            place,
+            tuple(stages),
+            (*reads, *(UnitRead("", path, "") for path in settings if path != place.path)),
+            tuple(dict.fromkeys(after)),
+            task.runs_always and any(is_exit_handler(one.task, one.component) for one in before),
+        )
+
+    def _units_of(self, around: ScopedTask | None, tasks: Iterable[str]) -> list[str]:
+        """Return the paths of the units that tasks of a scope are, or contain."""
+        found: list[str] = []
+        for path in (_path(around, name) for name in tasks):
+            found += [path] if path in self._paths else [one for one in self._paths if one.startswith(f"{path}/")]
         return found
 
-    def reads(self, scope: _Scope, task: Task) -> Iterator[UnitRead]:
-        for name, source in {**task.inputs, **task.artifacts}.items():
-            for producer, output in self.sources(scope, source):
-                yield UnitRead(name, producer, output)
-
-    def sources(self, scope: _Scope, source: Origin | None) -> Iterator[tuple[str, str]]:
-        """Yield the unit, and its output, from which an input of the scope's tasks comes."""
+    def _sources(self, around: ScopedTask | None, source: Origin | None) -> Iterator[tuple[str, str]]:
+        """Yield the unit, and its output, from which an input of a scope's task comes; look through exit handlers."""
         if isinstance(source, FromTask):
-            task = scope.dag.tasks[source.task]
-            inner = self._inside(scope, task)
-            if inner is None:
-                yield scope.around + task.name, source.output
+            place = self._places[_path(around, source.task)]
+            if place.path in self._paths:
+                yield place.path, source.output
                 return
-            selector = inner.dag.outputs.get(source.output) or inner.dag.artifacts.get(source.output)
+            dag = place.component.as_dag()
+            selector = dag.outputs.get(source.output) or dag.artifacts.get(source.output)
             for producer, output in selector.sources if selector else ():
-                yield from self.sources(inner, FromTask(producer, output))
-        elif isinstance(source, FromInput) and scope.owner is not None and scope.outer is not None:
-            given = {**scope.owner.inputs, **scope.owner.artifacts}
-            yield from self.sources(scope.outer, given.get(source.name))
-
-    def _inside(self, scope: _Scope, task: Task) -> _Scope | None:
-        component = self._pipeline.component_of(task)
-        if not is_exit_handler(task, component):
-            return None
-        return _Scope(component.as_dag(), f"{scope.around}{task.name}/", scope, task)
+                yield from self._sources(place, FromTask(producer, output))
+        elif isinstance(source, FromInput) and around is not None:
+            yield from self._sources(around.inside, {**around.task.inputs, **around.task.artifacts}.get(source.name))
 
 
-def _named_tasks(places: list[ScopedTask]) -> list[str]:
+def _path(around: ScopedTask | None, task: str) -> str:
+    return task if around is None else f"{around.path}/{task}"
+
+
+def _tasks_in_settings(places: list[ScopedTask]) -> list[str]:
     """Return the tasks to which settings of pods refer."""
     found: list[str] = []
     left: list[Any] = [dict(place.component.platform) for place in places]
@@ -211,76 +194,50 @@ def _named_tasks(places: list[ScopedTask]) -> list[str]:
     return found
 
 
-#: How the names of digests of conditions begin, and of values that these read.
-CONDITION = "condition"
-#: The name of the code of a stage that starts in a workspace.
-CODE = "code"
-#: What defines a unit: digests of the command, image, code and inputs of its stages, by their names.
-Definition = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class KnownUnits:
+class KnownUnits(Units):
     """The units of a pipeline that gets certain arguments.
 
     Attributes:
-        by_path: the units.
         inputs: the known inputs of all tasks, by their paths.
         stages: the stages that run a container, by their paths.
-        definitions: what defines each unit, by its key.
     """
 
-    by_path: Mapping[str, Unit]
-    inputs: Mapping[str, Mapping[str, Any]]
-    stages: Mapping[str, KnownStage]
-    definitions: Mapping[str, Definition]
+    def __init__(self, pipeline: Pipeline, arguments: Mapping[str, Any]) -> None:
+        """Find the units; ``arguments`` has the values of all parameters."""
+        super().__init__(pipeline)
+        places = list(known_inputs(pipeline, arguments))
+        self.inputs: dict[str, Mapping[str, Any]] = {place.path: known for place, known in places}
+        self.stages = {stage.place.path: stage for stage in stages_among(places)}
 
-    @classmethod
-    def of(cls, pipeline: Pipeline, arguments: Mapping[str, Any]) -> KnownUnits:
-        """Find the units of a pipeline; ``arguments`` has the values of all parameters."""
-        units, places = units_of(pipeline), list(known_inputs(pipeline, arguments))
-        inputs = {place.path: known for place, known in places}
-        stages = {stage.place.path: stage for stage in stages_among(places)}
-        definitions = {
-            unit.key: {name: _digest(value) for name, value in _definition(unit, units, inputs, stages)}
-            for unit in units.values()
-        }
-        return cls(units, inputs, stages, definitions)
+    def definition(self, unit: Unit) -> dict[str, Any]:
+        """Return what defines a unit: the command, image, code and inputs of its stages, by their names."""
+        return dict(self._definition(unit))
 
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(to_text(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _definition(
-    unit: Unit,
-    units: Mapping[str, Unit],
-    inputs: Mapping[str, Mapping[str, Any]],
-    stages: Mapping[str, KnownStage],
-) -> Iterator[tuple[str, Any]]:
-    # If a condition reads an output of a stage that runs again, the unit runs again anyway.
-    within = {around.path: around.task.condition for place in unit.stages for around in _around(place, unit)}
-    if conditions := {path: condition for path, condition in within.items() if condition}:
-        yield CONDITION, [*conditions.values()]
-    read_by: dict[str, list[Any]] = {}
-    for path, condition in conditions.items():
-        for name, value in inputs[path].items():
-            if f"'{name}'" in condition:
-                read_by.setdefault(f"{CONDITION} on {name.removeprefix(CHANNEL)}", []).append(value)
-    yield from read_by.items()
-    if unit.task.loop is not None:
-        items = unit.task.loop.raw or inputs[unit.path].get(unit.task.loop.from_input or "")
-        if items is not None:
-            yield "items", items
-    for read in unit.reads:
-        producer = units[read.producer]
-        imported = inputs[producer.path].get("uri") if producer.is_import else None
-        yield f"input {read.input}", imported or f"{producer.name}.{read.output}"
-    for place in unit.stages:
-        prefix = "" if place.path == unit.path else f"{place.name}: "
-        if place.path in stages:
-            for name, value in _of_stage(stages[place.path]):
-                yield f"{prefix}{name}", value
+    def _definition(self, unit: Unit) -> Iterator[tuple[str, Any]]:
+        # If a condition reads an output of a stage that runs again, the unit runs again anyway.
+        within = {around.path: around.task.condition for place in unit.stages for around in _around(place, unit)}
+        if conditions := {path: condition for path, condition in within.items() if condition}:
+            yield (
+                CONDITION,
+                [
+                    (condition, [value for name, value in self.inputs[path].items() if f"'{name}'" in condition])
+                    for path, condition in conditions.items()
+                ],
+            )
+        if (loop := unit.place.task.loop) is not None:
+            items = loop.raw or self.inputs[unit.path].get(loop.from_input or "")
+            if items is not None:
+                yield "items", items
+        for read in unit.reads:
+            producer = self.by_path[read.producer]
+            imported = self.inputs[producer.path].get("uri") if producer.is_import else None
+            if read.input:
+                yield f"input {read.input}", imported or f"{producer.name}.{read.output}"
+        for place in unit.stages:
+            prefix = "" if place.path == unit.path else f"{place.name}: "
+            if place.path in self.stages:
+                for name, value in _of_stage(self.stages[place.path]):
+                    yield f"{prefix}{name}", value
 
 
 def _around(place: ScopedTask, unit: Unit) -> Iterator[ScopedTask]:
@@ -303,8 +260,7 @@ def _of_stage(stage: KnownStage) -> Iterator[tuple[str, Any]]:
         if workspaces:
             yield CODE, workspace_digest(workspaces[0]) or workspaces[0]
         return
-    component = stage.place.component.container
-    yield "command", shlex.join(component.words if component else ())
+    yield "command", stage.container.words
     for name, value in stage.container.env:
         yield f"variable {name}", value
     for name, source in stage.place.task.inputs.items():
@@ -312,7 +268,7 @@ def _of_stage(stage: KnownStage) -> Iterator[tuple[str, Any]]:
             yield f"input {name}", stage.inputs[name]
 
 
-def differences(before: Definition, now: Definition) -> tuple[str, ...]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of what has changed in a definition, but for stages that only one of them has."""
     both = {_stage_of(name) for name in before} & {_stage_of(name) for name in now} | {""}
     return tuple(
@@ -322,3 +278,164 @@ def differences(before: Definition, now: Definition) -> tuple[str, ...]:
 
 def _stage_of(name: str) -> str:
     return name.rpartition(": ")[0]
+
+
+class OutputNotKnownError(Exception):
+    """An output is not known, or cannot be handed on; the message is a relative clause: "which ..."."""
+
+
+class _NotProducedError(OutputNotKnownError):
+    """The stage has not run, or has failed."""
+
+
+class OutputLookup:
+    """The outputs of units in an earlier run, as far as they are known.
+
+    A host does not tell the outputs of a task, but what each stage got, which includes what it read of others.
+
+    Args:
+        pipeline: the pipeline of the new run.
+        ends: how the stages of the earlier run ended, by their names.
+        values: what stages of it were given: outputs by the unit's key.
+        are_here: whether the earlier run and the new one are on this machine.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ends: Mapping[str, StageResult],
+        values: Mapping[str, Mapping[str, Any]],
+        *,
+        are_here: tuple[bool, bool],
+    ) -> None:
+        self._pipeline, self._ends, self._values, self._are_here = pipeline, ends, values, are_here
+        self._found: dict[tuple[str, str], Any] = {}
+        #: The indices of all executions, by the stage's name without them.
+        self._indices: dict[str, list[tuple[int, ...]]] = {}
+        for name in ends:
+            self._indices.setdefault(without_indices(name), []).append(indices_of(name))
+
+    def get(self, unit: Unit, output: str) -> Any:
+        """Return the value of an output of a unit.
+
+        Raises:
+            OutputNotKnownError: it is not known, or a pipeline cannot contain it.
+        """
+        key, given = (unit.path, output), self._values.get(unit.key, {})
+        if key not in self._found:
+            try:
+                known = output in given
+                value = given[output] if known else self._of_task(unit.place.task, StageNames(), output)[0]
+                self._found[key] = self._usable(value)
+            except OutputNotKnownError as error:
+                self._found[key] = error
+        if isinstance(self._found[key], OutputNotKnownError):
+            raise self._found[key]
+        return self._found[key]
+
+    def _usable(self, value: Any) -> Any:
+        if isinstance(value, ArtifactList):
+            raise OutputNotKnownError("which is a list of artifacts, and KFP imports only single ones")
+        if isinstance(value, Artifact):
+            if value.is_here and self._are_here == (True, False):
+                raise OutputNotKnownError(f"which is the file {value.path!r} of this machine, out of the host's reach")
+            if value.is_here and self._are_here == (False, True):
+                raise OutputNotKnownError(f"which is the file {value.path!r} of a pod, and not one of this machine")
+            if not value.type.title:
+                raise OutputNotKnownError("whose type is not known, and KFP imports no artifact without one")
+        if can_be_constant([value.uri, dict(value.metadata)] if isinstance(value, Artifact) else value):
+            return value
+        raise OutputNotKnownError("which contains '{{', and KFP would take that for a placeholder")
+
+    def _of_task(self, task: Task, names: StageNames, output: str) -> tuple[Any, bool]:
+        """Return the value, and whether it is a list that a loop has collected."""
+        component = self._pipeline.component_of(task)
+        if component.dag is None:
+            return self._of_stage(names.of(task.name), component, output), False
+        if task.loop is None:
+            return self._of_dag(component, names.inside(task), output)
+        values: list[Any] = []
+        for index in range(self._iterations(component, names)):
+            value, is_list = self._of_dag(component, names.inside_iteration(index), output)
+            values += value if is_list else [value]
+        return (ArtifactList(values) if values and isinstance(values[0], Artifact) else values), True
+
+    def _of_dag(self, component: Component, names: StageNames, output: str) -> tuple[Any, bool]:
+        dag = component.as_dag()
+        selector = dag.outputs.get(output) or dag.artifacts.get(output)
+        errors: list[OutputNotKnownError] = []
+        for producer, name in selector.sources if selector else ():
+            try:
+                return self._of_task(dag.tasks[producer], names, name)
+            except OutputNotKnownError as error:
+                errors.append(error)
+        # A branch that was not taken says nothing about the one that was.
+        nothing = OutputNotKnownError("which it did not have")
+        raise min(errors, key=lambda error: isinstance(error, _NotProducedError), default=nothing)
+
+    def _iterations(self, component: Component, names: StageNames) -> int:
+        around = indices_of(names.of(""))
+        inside = {without_indices(place.name) for place in walk(self._pipeline, component, names) if place.is_stage}
+        found = [indices for name in inside for indices in self._indices.get(name, ())]
+        own = [each for each in found if each[: len(around)] == around and len(each) > len(around)]
+        return max((each[len(around)] + 1 for each in own), default=0)
+
+    def _of_stage(self, name: str, component: Component, output: str) -> Any:
+        end = self._ends.get(name)
+        if end is None or not end.state.is_success:
+            raise _NotProducedError(f"which {name} did not produce")
+        for made in (end.outputs, end.artifacts):
+            if output in made:
+                return made[output]
+        # On a host, outputs of tracked stages follow from their records.
+        facts = component.facts
+        if facts.stage and output == RUN_ID and end.run_id is not None and end.results is not None:
+            return end.run_id
+        if facts.outputs is not None and output in facts.outputs.results and end.results is not None:
+            kind, result = facts.outputs.results[output]
+            try:
+                return from_output(output_text(kind, result, end.results), component.outputs[output])
+            except (ValueError, KeyError):
+                raise OutputNotKnownError("which its results do not have") from None
+        what = "place" if output in component.artifact_outputs else "value"
+        raise OutputNotKnownError(f"whose {what} is not known: no other stage was given it")
+
+
+def values_given(pipeline: Pipeline, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return outputs of units, by the unit's key; ``given`` has the inputs of stages, by their names."""
+    units = Units(pipeline).by_path
+    of_stage = {place.name: (unit, place) for unit in units.values() for place in unit.stages}
+    values: dict[str, dict[str, Any]] = {}
+    for stage, inputs in given.items():
+        unit, place = of_stage[without_indices(stage)]
+        for name, value in inputs.items():
+            reads = [read for read in unit.reads if read.input and read.input == _outer_input(unit, place, name)]
+            if len(reads) == 1:
+                producer, output = units[reads[0].producer], reads[0].output
+                declared = producer.place.component.artifact_outputs.get(output)
+                values.setdefault(producer.key, {})[output] = _as_made(value, declared)
+    return values
+
+
+def _as_made(value: Any, declared: ArtifactType | None) -> Any:
+    """Return an artifact with the type that its producer declares, and without what KFP adds to its metadata."""
+    if not isinstance(value, Artifact):
+        return value
+    metadata = {name: each for name, each in value.metadata.items() if name not in _OF_KFP}
+    return dataclasses.replace(value, type=declared if declared and declared.title else value.type, metadata=metadata)
+
+
+def _outer_input(unit: Unit, place: ScopedTask, name: str) -> str | None:
+    """Return the input of the unit that a stage inside gets as its own input, unchanged; None if it gets another."""
+    while True:
+        source = place.task.inputs.get(name) or place.task.artifacts.get(name)
+        if getattr(source, "selector", ""):
+            return None
+        if place.path == unit.path:
+            return name
+        around = place.inside
+        if not isinstance(source, FromInput) or around is None:
+            return None
+        if around.task.loop is not None and around.task.loop.item_input == source.name:
+            return None
+        place, name = around, source.name

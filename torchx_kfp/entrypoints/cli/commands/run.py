@@ -27,8 +27,8 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
+    from torchx_kfp.execution.runs.resume_plan import EarlierRun
 
 _DOCKER = "--docker"
 # Matches the name of a stage, as KFP makes it. The name of a file has a dot, and a colon if a pipeline is selected.

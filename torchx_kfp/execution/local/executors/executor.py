@@ -31,7 +31,7 @@ from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
 from torchx_kfp.execution.runs.journal import LOG_FILE
 from torchx_kfp.execution.runs.result import StageResult, describe_exit
-from torchx_kfp.execution.runs.resume_record import continuation_of
+from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import written_folders
 
@@ -353,8 +353,7 @@ def choose_containers(
     known = [task.name for task in walk(pipeline) if task.component.container is not None]
     if isinstance(docker, bool):
         return Containers(frozenset(known if docker else ()), tuple(mounts), runs)
-    before = continuation_of(pipeline.description)
-    kept = {without_indices(end.name) for end in before.ends} if before else set()
+    kept = [task.name for task in walk(whole_pipeline(pipeline))]
     chosen: set[str] = set()
     for wanted in docker:
         found = [name for name in known if _is_meant(name, wanted)]
