@@ -16,7 +16,7 @@ from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.snapshot import Snapshot
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
 from torchx_kfp.execution.pipeline.spec import ArtifactType
-from torchx_kfp.execution.runs.invocation import place_of
+from torchx_kfp.execution.runs.source import place_of
 from torchx_kfp.execution.runs.units import values_given
 
 #: The stages with a pod in recorded runs. A cached stage has none.

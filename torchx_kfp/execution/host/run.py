@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,17 +38,15 @@ from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import KnownStage, walk, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
-from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
-from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.record import RunRecord, why_not_read
-from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.resume_record import whole_pipeline
-from torchx_kfp.execution.runs.source import attend
+from torchx_kfp.execution.runs.source import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.units import values_given
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.execution.runs.watch import Terminal, Watch
+from torchx_kfp.execution.runs.watch import Terminal
 from torchx_kfp.tracking.recorder import Recorder
 
 #: The message of KFP's launcher if the stage's image lacks the program of an engine's launcher.
@@ -79,7 +77,12 @@ DEFAULT_POLICY = PollPolicy()
 
 
 class HostRun(ReadableRun):
-    """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process."""
+    """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process.
+
+    ``wait`` asks a host that does not answer again for as long as it takes. One that reports errors, or refuses the
+    credentials, is asked again for some time; so are settings that are wrong for a moment, such as a file in which a
+    token is being renewed. A host that has never answered is not waited for.
+    """
 
     def __init__(
         self,
@@ -125,6 +128,8 @@ class HostRun(ReadableRun):
         self._events: list[Event] = []
         self._run = RunState()
         self._last: RunRecord | None = None
+        #: The seconds before the last poll, and the CPU time that it took.
+        self._wait, self._cost = policy.shortest, 0.0
         #: Since when the host does not answer.
         self._lost_at: float | None = None
         #: The last answer of the host, as JSON of v2beta1.
@@ -159,49 +164,13 @@ class HostRun(ReadableRun):
         assert self._last is not None
         return self._last
 
-    def follow(self, timeout: float | None = None, *, closely: bool = False) -> Iterator[RunRecord]:
-        """Yield the run as it is now, and again whenever that has changed, until it has ended.
-
-        A host that does not answer is asked again for as long as it takes. One that reports errors, or refuses the
-        credentials, is asked again for some time; so are settings that are wrong for a moment, such as a file in which
-        a token is being renewed. A host that has never answered is not waited for.
-
-        Args:
-            timeout: seconds until the run must have ended.
-            closely: whether to yield the run after each look, and to look every second, whether or not it changes: its
-                logs may.
-
-        Raises:
-            TimeoutError: the run did not end in time. It keeps running.
-            HostError: see ``read``.
-        """
-        end = None if timeout is None else time.monotonic() + timeout
-        seen: RunRecord | None = None
-        policy, pause = self._policy, 0.0
-        while True:
-            began = time.thread_time()
-            record = self._look()
-            # The first look takes most, which the others do not.
-            cost = 0.0 if seen is None else time.thread_time() - began
-            changed, seen = closely or record is not seen, record
-            if changed:
-                yield record
-            if not record.is_running:
-                return
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError(
-                    f"The run {self.run_id} has not ended within {timeout:g} s. It keeps running: .wait() waits again, "
-                    "and .terminate() ends it."
-                )
-            pause = policy.shortest if changed else min(pause * policy.factor, policy.longest)
-            wait = max(pause, cost / policy.share)
-            policy.sleep(wait if left is None else min(wait, left))
-
     def _look(self) -> RunRecord:
         """Return the run as ``read`` does, or as it was before if the host does not answer for a moment."""
+        is_first, began = self._last is None, time.thread_time()
         try:
             record = self.read()
+            # The first look takes most, which the others do not.
+            self._cost = 0.0 if is_first else time.thread_time() - began
         except HostError as error:
             if self._last is None or isinstance(error, HostNotFoundError | HostRefusedError):
                 raise
@@ -217,19 +186,11 @@ class HostRun(ReadableRun):
             self._lost_at = None
         return record
 
-    def wait(self, watch: Watch | None = None, timeout: float | None = None) -> RunResult:
-        """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
-
-        Args:
-            watch: gets the events of the run. Default: a table in a notebook, elsewhere ``Lines()``, which writes to
-                stderr; ``Watch()`` is silent.
-            timeout: seconds to wait at most.
-
-        Raises:
-            TimeoutError: the run did not end in time. It keeps running.
-            HostError: see ``follow``.
-        """
-        return attend(self, watch if watch is not None else default_watch(), self.follow(timeout)).run.result()
+    def _pause(self, *, changed: bool, longest: float | None) -> None:
+        policy = self._policy
+        self._wait = policy.shortest if changed else min(self._wait * policy.factor, policy.longest)
+        pause = max(self._wait, self._cost / policy.share)
+        policy.sleep(pause if longest is None else min(pause, longest))
 
     def fetch(self, stages: Collection[str]) -> bool:
         """Update the log files of the named stages; return False if one cannot be read.

@@ -8,10 +8,6 @@ from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.report.readable import ReadableRun
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.history import RunReader, find_run, find_runs
-from torchx_kfp.execution.runs.notebook import default_watch
-from torchx_kfp.execution.runs.result import RunResult
-from torchx_kfp.execution.runs.source import attend
-from torchx_kfp.execution.runs.watch import Watch
 
 
 class LocalRun(RunReader, ReadableRun):
@@ -19,15 +15,6 @@ class LocalRun(RunReader, ReadableRun):
 
     def __repr__(self) -> str:
         return f"<LocalRun {self.run_id}>"
-
-    def wait(self, watch: Watch | None = None) -> RunResult:
-        """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
-
-        Args:
-            watch: gets the events of the run. Default: a table in a notebook, elsewhere ``Lines()``, which writes to
-                stderr; ``Watch()`` is silent.
-        """
-        return attend(self, watch if watch is not None else default_watch()).run.result()
 
 
 def attach(run: str = LATEST, *, output_dir: str | os.PathLike[str] = OUTPUT_DIR) -> LocalRun:

@@ -36,11 +36,10 @@ from torchx_kfp.execution.pipeline.walk import make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.history import RunReader, find_run
-from torchx_kfp.execution.runs.invocation import Invocation
 from torchx_kfp.execution.runs.journal import Journal
 from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.source import RunSource
+from torchx_kfp.execution.runs.source import Invocation, RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, Watch, awaitable_processes
 from torchx_kfp.tracking.recorder import REPLAY, REPLAY_OF, Recorder

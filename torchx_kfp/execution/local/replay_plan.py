@@ -32,7 +32,7 @@ from torchx_kfp.execution.local.kubernetes import time_limit
 from torchx_kfp.execution.local.preflight import stage_not_applied
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import PodNames, StageNames
-from torchx_kfp.execution.runs.invocation import Invocation
+from torchx_kfp.execution.runs.source import Invocation
 
 #: The variable of a shell that has the file which runs the stage's command.
 COMMAND_FILE = "TORCHX_KFP_REPLAY"

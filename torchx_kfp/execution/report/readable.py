@@ -8,11 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchx_kfp.common.text import shown
-from torchx_kfp.errors import ArgumentError, explain
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.walk import safe_name
-from torchx_kfp.execution.runs.invocation import choose_stage
-from torchx_kfp.execution.runs.result import open_log
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -23,35 +20,10 @@ if TYPE_CHECKING:
 _LONGEST = 150
 
 
-class ReadableRun:
+class ReadableRun(RunSource):
     """A run that can be read by people, also while it is in progress."""
 
-    def logs(self: RunSource, stage: str | None = None) -> str:
-        """Return what the last attempt at a stage has printed so far.
-
-        Args:
-            stage: its name, as tables show it (``train[1]``). Default: the only stage that has failed.
-
-        Raises:
-            ArgumentError: there is no such stage, or its log cannot be read.
-        """
-        record = self.read()
-        name = choose_stage(record, stage)
-        self.fetch([name])
-        end = record.run.end_of(name)
-        paths = [end.log_file if end is not None else None, *(it.log_file for it in record.run.attempts_at(name)[-1:])]
-        path = next(filter(None, paths), None)
-        try:
-            if path is None:
-                raise ArgumentError(f"{name!r} of the run {self.run_id} has no log: no process of it was started.")
-            with open_log(path) as file:
-                return file.read().decode("utf-8", "replace")
-        except OSError as error:
-            raise ArgumentError(f"The log of {shown(name)} cannot be read: {explain(error)}.") from None
-
-    def report(
-        self: RunSource, path: str | os.PathLike[str] | None = None, *, trusted_bases: Collection[str] = ()
-    ) -> Path:
+    def report(self, path: str | os.PathLike[str] | None = None, *, trusted_bases: Collection[str] = ()) -> Path:
         """Write the run as one HTML page, as ``torchx-kfp report`` does, and return the page's path.
 
         Args:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,6 @@ from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError,
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
-from torchx_kfp.execution.runs.invocation import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.journal import (
     EVENTS_FILE,
     LOG_FILE,
@@ -33,14 +31,13 @@ from torchx_kfp.execution.runs.journal import (
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.resume_record import read_record
+from torchx_kfp.execution.runs.source import Invocation, RunSource, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.state import RunState
 
 #: The largest ``run.json``, in bytes. Arguments that KFP accepts have at most 1.5 MB.
 _LONGEST_REQUEST = 16 << 20
 #: How many bytes are read at once.
 _PIECE = 1 << 20
-#: Seconds between two looks at a run in progress.
-_INTERVAL = 0.1
 #: How many lines that are not events are described.
 _DESCRIBED = 5
 #: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
@@ -141,7 +138,7 @@ class EventReader:
         return event
 
 
-class RunReader:
+class RunReader(RunSource):
     """Reads the folder of a run, again and again while it runs."""
 
     def __init__(self, folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> None:
@@ -156,15 +153,11 @@ class RunReader:
                 f"The run in {str(folder)!r} was made by another version of torchx-kfp: it has format version "
                 f"{shown(self._request.version)}, and this version reads {VERSION}. Use the version that made it."
             )
+        self.run_id = self._request.run_id or folder.name
         self._reader = EventReader(folder)
         self._events: list[Event] = []
         self._run = RunState(stages)
         self._last: RunRecord | None = None
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self._request.run_id or self.folder.name
 
     def read(self) -> RunRecord:
         """Return the run as it is recorded now: the same object as before, if nothing has changed."""
@@ -183,21 +176,6 @@ class RunReader:
                 self._run.mark_interrupted()
             self._last = self._record(alive)
         return self._last
-
-    def follow(self, *, closely: bool = False) -> Iterator[RunRecord]:
-        """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended.
-
-        ``closely`` yields it after each look.
-        """
-        last = None
-        while True:
-            record = self.read()
-            if closely or record is not last:
-                last = record
-                yield record
-            if not record.is_running:
-                return
-            time.sleep(_INTERVAL)
 
     def fetch(self, stages: Collection[str]) -> bool:
         """Return True: the log files are those that the stages write."""

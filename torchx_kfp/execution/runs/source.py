@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import Protocol, runtime_checkable
+import shlex
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from torchx_kfp.execution.runs.invocation import Invocation
+from torchx_kfp.common.text import did_you_mean, listed, shown
+from torchx_kfp.errors import ArgumentError, explain
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
+from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, known_inputs, without_indices
+from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.execution.runs.result import RunResult, StageResult, open_log
 from torchx_kfp.execution.runs.resume_plan import EarlierRun
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Watch
 
 #: Messages quote the logs of no more failed stages than this.
 _QUOTED = 20
+#: Seconds between two looks at a run in progress.
+_INTERVAL = 0.1
 
 
-@runtime_checkable
-class RunSource(Protocol):
+class RunSource(ABC):
     """A run that can be read repeatedly while it is in progress: ``RunReader`` and ``HostRun``."""
 
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
+    run_id: str
 
+    @abstractmethod
     def read(self) -> RunRecord:
-        """Return the run as it is recorded now."""
+        """Return the run as it is recorded now: the same object as before, if nothing has changed."""
 
-    def follow(self, *, closely: bool = False) -> Iterator[RunRecord]:
-        """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended.
-
-        ``closely`` yields it after each look, and looks often, as those need who read its logs.
-        """
-
+    @abstractmethod
     def fetch(self, stages: Collection[str]) -> bool:
         """Update the log files of the named stages; return False if one cannot be read."""
 
+    @abstractmethod
     def invocation(self, stage: str | None = None) -> Invocation:
         """Return what the last attempt at a stage was started with.
 
@@ -46,21 +51,198 @@ class RunSource(Protocol):
             HostError: the host does not say it.
         """
 
+    @abstractmethod
     def earlier(self) -> EarlierRun:
         """Return what is known of the run for one that continues it: see ``plan_run``."""
 
+    def follow(self, timeout: float | None = None, *, closely: bool = False) -> Iterator[RunRecord]:
+        """Yield the run as it is now, and again whenever that has changed, until it has ended.
 
-def attend(source: RunSource, watch: Watch, records: Iterable[RunRecord] | None = None) -> RunRecord:
-    """Give a watch all events of a run, and those to come as they happen; return the record at the run's end.
+        Args:
+            timeout: seconds until the run must have ended.
+            closely: whether to yield the run after each look, whether or not it changes: its logs may.
 
-    ``records`` are those that ``source.follow()`` yields, at least one.
+        Raises:
+            TimeoutError: the run did not end in time. It keeps running.
+            HostError: see ``HostRun``.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        seen: RunRecord | None = None
+        while True:
+            record = self._look()
+            changed, seen = closely or record is not seen, record
+            if changed:
+                yield record
+            if not record.is_running:
+                return
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(
+                    f"The run {self.run_id} has not ended within {timeout:g} s. It keeps running: .wait() waits again."
+                )
+            self._pause(changed=changed, longest=left)
+
+    def _look(self) -> RunRecord:
+        return self.read()
+
+    def _pause(self, *, changed: bool, longest: float | None) -> None:
+        """Wait until the next look; ``changed`` tells whether the last one has found something new."""
+        time.sleep(_INTERVAL if longest is None else min(_INTERVAL, longest))
+
+    def attend(self, watch: Watch, timeout: float | None = None) -> RunRecord:
+        """Give a watch all events so far, and those to come as they happen; return the record at the run's end.
+
+        The errors are those of ``follow``.
+        """
+        seen = 0
+        for record in self.follow(timeout):
+            for event in record.events[seen:]:
+                watch.on_event(event)
+            seen = len(record.events)
+        # A result quotes the last lines of stages that failed.
+        self.fetch([end.name for end in record.run.ends if end.state is State.FAILED][:_QUOTED])
+        return record
+
+    def wait(self, watch: Watch | None = None, timeout: float | None = None) -> RunResult:
+        """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
+
+        Args:
+            watch: gets the events of the run. Default: a table in a notebook, elsewhere ``Lines()``, which writes to
+                stderr; ``Watch()`` is silent.
+            timeout: seconds to wait at most.
+
+        Raises:
+            TimeoutError: the run did not end in time. It keeps running.
+            HostError: the host does not answer, or reports an error.
+        """
+        return self.attend(default_watch() if watch is None else watch, timeout).run.result()
+
+    def logs(self, stage: str | None = None) -> str:
+        """Return what the last attempt at a stage has printed so far.
+
+        Args:
+            stage: its name, as tables show it (``train[1]``). Default: the only stage that has failed.
+
+        Raises:
+            ArgumentError: there is no such stage, or its log cannot be read.
+        """
+        record = self.read()
+        name = choose_stage(record, stage)
+        self.fetch([name])
+        end = record.run.end_of(name)
+        paths = [end.log_file if end is not None else None, *(it.log_file for it in record.run.attempts_at(name)[-1:])]
+        path = next(filter(None, paths), None)
+        try:
+            if path is None:
+                raise ArgumentError(f"{name!r} of the run {self.run_id} has no log: no process of it was started.")
+            with open_log(path) as file:
+                return file.read().decode("utf-8", "replace")
+        except OSError as error:
+            raise ArgumentError(f"The log of {shown(name)} cannot be read: {explain(error)}.") from None
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """The last attempt at a stage, as it was started.
+
+    Attributes:
+        record: the run.
+        stage: the stage's name.
+        place: its task in the pipeline.
+        component: the component of the task. Inputs may be filled into its command already.
+        inputs: the values of all inputs, including artifacts.
+        scope: the known inputs of the scope around the task: the name of a secret may be one of them.
+        pod_name: the name of its pod.
+        service_account: the Kubernetes service account of the pod; empty if it is not known, or there was none.
     """
-    seen = 0
-    for record in source.follow() if records is None else records:
-        for event in record.events[seen:]:
-            watch.on_event(event)
-        seen = len(record.events)
-    # A result quotes the last lines of stages that failed.
-    failed = [end.name for end in record.run.ends if end.state is State.FAILED]
-    source.fetch(failed[:_QUOTED])
-    return record
+
+    record: RunRecord = field(repr=False)
+    pipeline: Pipeline = field(repr=False)
+    stage: str
+    place: ScopedTask = field(repr=False)
+    component: Component = field(repr=False)
+    inputs: Mapping[str, Any]
+    scope: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    pod_name: str = ""
+    service_account: str = ""
+
+    @property
+    def result(self) -> StageResult | None:
+        """How the stage has ended; None if it is still running."""
+        return self.record.run.end_of(self.stage)
+
+    @property
+    def name(self) -> str:
+        """The run and the stage: ``two-20260101-120000-abcdef/train[2]``."""
+        return f"{self.record.run_id}/{self.stage}"
+
+
+def choose_stage(record: RunRecord, stage: str | None) -> str:
+    """Return the name of a stage that was started.
+
+    Args:
+        record: the run.
+        stage: the stage's name, without indices if there is only one such stage, or the name of its pod. None means
+            the only one that has failed.
+
+    Raises:
+        ArgumentError: there is no such stage, or there are several.
+    """
+    run, there = record.run, list(record.run.by_name)
+    if stage is None:
+        failed = [end.name for end in run.ends if end.state is State.FAILED]
+        if len(failed) == 1:
+            return failed[0]
+        what = f"{len(failed):,} stages of the run {record.run_id} failed" if failed else _none_failed(record)
+        candidates = [f"{record.run_id}/{name}" for name in failed or there]
+        raise ArgumentError(f"{what}. Name the stage: {listed(candidates, 10) or 'there are none yet'}.")
+    found = [stage] if stage in there else [name for name in there if is_execution(name, stage)]
+    found = found or list(filter(None, [run.stage_of_pod(stage)]))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ArgumentError(
+            f"{stage!r} is {len(found):,} stages of the run {record.run_id}. Name one: {listed(found)}."
+        )
+    problems = f" {' '.join(record.corrupt)}" if record.corrupt and not there else ""
+    raise ArgumentError(
+        f"There is no stage {stage!r} in the run {record.run_id}, or it has not begun.{did_you_mean(stage, there)} "
+        f"Stages: {listed(there) or 'none yet'}.{problems}"
+    )
+
+
+def not_started(record: RunRecord, stage: str) -> ArgumentError:
+    """Return the error about a stage of which no attempt was started in the run."""
+    end = record.run.end_of(stage)
+    why = "it waits for other stages" if end is None else f"it {end.reason or end.state}"
+    if end is not None and end.cached_from:
+        there = shlex.quote(f"{end.cached_from}/{stage}")
+        why = f"its results come from the run {end.cached_from}. To replay it there: torchx-kfp replay {there}"
+    return ArgumentError(f"{stage!r} was not started in the run {record.run_id}: {why.rstrip('.')}.")
+
+
+def _none_failed(record: RunRecord) -> str:
+    return f"No stage of the run {record.run_id} has failed"
+
+
+def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> tuple[ScopedTask, Mapping[str, Any]]:
+    """Return the task of a stage, and the known inputs of the scope around it.
+
+    Args:
+        pipeline: the pipeline.
+        stage: the stage's name.
+        arguments: the values of the pipeline's parameters.
+
+    Raises:
+        ArgumentError: KFP does the work of this task by itself.
+    """
+    by_path: dict[str, Mapping[str, Any]] = {}
+    for place, known in known_inputs(pipeline, arguments):
+        by_path[place.path] = known
+        if place.is_stage and place.name == without_indices(stage):
+            break
+    else:
+        raise ArgumentError(f"The pipeline {pipeline.name!r} has no stage {stage!r}.")
+    if place.component.container is None or is_volume_task(place.component):
+        raise ArgumentError(f"{stage!r} has no application: KFP imports artifacts and makes volume claims by itself.")
+    return place, arguments if place.inside is None else by_path[place.inside.path]

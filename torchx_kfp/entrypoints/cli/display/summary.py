@@ -20,7 +20,7 @@ from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs import output_dir_words, resume_words, sent_words
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import RunResult, StageResult, describe_failure
-from torchx_kfp.execution.runs.source import RunSource, attend
+from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import ending_signals
@@ -83,7 +83,7 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions) -> Ru
 
     def follow() -> RunResult:
         nonlocal last
-        last = attend(source, view)
+        last = source.attend(view)
         return last.run.result()
 
     def notes(result: RunResult) -> list[str]:
