@@ -153,7 +153,7 @@ def lines_of(
             for attempt in record.run.attempts_at(name):
                 if attempt.log_file is not None:
                     file = files.setdefault(attempt.log_file, FileTail(attempt.log_file))
-                    new = file.read_new(is_whole=not record.is_running)
+                    new = list(file.lines(is_whole=not record.is_running))
                     yield from _selected([f"{line.decode('utf-8', 'replace')}\n" for line in new], stage, replica)
         if not should_tail:
             return

@@ -37,8 +37,8 @@ from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_scopes, make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
-from torchx_kfp.execution.runs.history import is_name
-from torchx_kfp.execution.runs.journal import LOG_FILE, Journal
+from torchx_kfp.execution.runs.history import folder_of, log_now
+from torchx_kfp.execution.runs.journal import Journal
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.result import RunResult, StageResult
@@ -279,8 +279,7 @@ def _execute(
 
     def with_log(kept: StageResult) -> StageResult:
         # A pipeline, or the folder of a run, may be anybody's: the log is one of a run next to this one.
-        log = kept.log_file if _is_log_of(kept.log_file, folder.parent, kept.cached_from) else None
-        return dataclasses.replace(kept, log_file=log)
+        return dataclasses.replace(kept, log_file=log_now(kept.log_file, folder_of(kept.cached_from, folder)))
 
     def listener(event: Event) -> None:
         # Record the event first: whoever gets it will find it in the folder.
@@ -325,10 +324,6 @@ def _execute(
     end, seconds = State.FAILED if root.failed else State.SUCCEEDED, time.monotonic() - started
     listener(RunFinished(run_id, end, seconds, parameters_of(outputs), artifacts, scheduler.reason))
     return state.result()
-
-
-def _is_log_of(log: Path | None, output_dir: Path, run: str) -> bool:
-    return log is not None and is_name(run) and log == output_dir / run / log.parent.name / LOG_FILE
 
 
 @contextlib.contextmanager

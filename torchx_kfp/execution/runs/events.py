@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 import time
 import types
@@ -188,10 +187,6 @@ NAMES: dict[str, type[Any]] = {
     re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in get_args(Event)
 }
 _PATHS = {"folder", "log_file"}
-# JSON lacks some numbers: {"number": "NaN"} stands for one, and {"object": {...}} holds an object that looks like this.
-_NUMBER, _PLAIN = "number", "object"
-_CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
 #: Limits of times and durations in seconds, which dates have as well, and of counts, which JSON has exactly.
 _MOST_SECONDS, _MOST = 1e11, 2**53
 #: The types of a dataclass's fields.
@@ -242,11 +237,9 @@ def _encode(key: str, value: Any) -> Any:
         return str(value)
     if key == "artifacts":
         return {
-            name: [encode_artifact(item) for item in made] if isinstance(made, list) else encode_artifact(made)
+            name: [_encode_artifact(item) for item in made] if isinstance(made, list) else _encode_artifact(made)
             for name, made in value.items()
         }
-    if key == "results" and value is not None:
-        return {name: _encode_number(item) for name, item in value.items()}
     return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
 
 
@@ -262,44 +255,23 @@ def _decode(key: str, value: Any) -> Any:
         return State(value)
     if key == "artifacts":
         return {
-            name: ArtifactList(map(decode_artifact, made)) if isinstance(made, list) else decode_artifact(made)
+            name: ArtifactList(map(_decode_artifact, made)) if isinstance(made, list) else _decode_artifact(made)
             for name, made in value.items()
         }
-    if key == "results" and value is not None:
-        return {name: _decode_number(item) for name, item in value.items()}
     return tuple(value) if key in ("not_applied", "differs", "stages", "files") else value
 
 
-def encode_artifact(artifact: Artifact) -> dict[str, Any]:
+def _encode_artifact(artifact: Artifact) -> dict[str, Any]:
     """Return an artifact as a JSON object."""
     kind = {"type": artifact.type.title, "version": artifact.type.version}
     content = {"name": artifact.name, **kind, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
     return {**content, "custom_path": artifact.custom_path} if artifact.custom_path else content
 
 
-def decode_artifact(content: Mapping[str, Any]) -> Artifact:
-    """Return the artifact that ``encode_artifact`` made the object from."""
+def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
+    """Return the artifact that ``_encode_artifact`` made the object from."""
     kind = ArtifactType(content["type"], content["version"])
     return Artifact(content["name"], kind, content["uri"], content["metadata"], content.get("custom_path", ""))
-
-
-def _encode_number(value: Any) -> Any:
-    # JSON lacks these numbers. As text, they could not be distinguished from results that are text.
-    if isinstance(value, float) and not math.isfinite(value):
-        return {_NUMBER: next(name for name, number in _CONSTANTS.items() if str(number) == str(value))}
-    if isinstance(value, Mapping):
-        content = {key: _encode_number(item) for key, item in value.items()}
-        return {_PLAIN: content} if set(content) in ({_NUMBER}, {_PLAIN}) else content
-    return [_encode_number(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _decode_number(value: Any) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {_NUMBER}:
-            return _CONSTANTS[value[_NUMBER]]
-        content = value[_PLAIN] if set(value) == {_PLAIN} else value
-        return {key: _decode_number(item) for key, item in content.items()}
-    return [_decode_number(item) for item in value] if isinstance(value, list) else value
 
 
 def verify_fields(value: Any) -> None:
@@ -309,11 +281,9 @@ def verify_fields(value: Any) -> None:
         ValueError: a field does not; the message continues a sentence that begins with the dataclass.
     """
     kind: Any = type(value)
-    hints = _hints(kind)
-    for item in dataclasses.fields(value):
-        given = getattr(value, item.name)
-        if not _fits(given, hints[item.name]):
-            raise ValueError(f"its {item.name!r} is {shown(given)}")
+    for name, hint in _hints(kind).items():
+        if not _fits(given := getattr(value, name), hint):
+            raise ValueError(f"its {name!r} is {shown(given)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -322,18 +292,12 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     if origin in (Union, types.UnionType):
         return any(_fits(value, one) for one in args)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(item, args[0]) for item in value)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
-    if origin is not None and issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and all(
-            isinstance(key, str) and _fits(item, args[1]) for key, item in value.items()
-        )
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST_SECONDS
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
+    if origin is not None:
+        items = value.values() if isinstance(value, Mapping) else value
+        return isinstance(value, origin) and all(_fits(item, args[issubclass(origin, Mapping)]) for item in items)
+    if hint in (int, float):
+        kinds, most = (int, _MOST) if hint is int else ((int, float), _MOST_SECONDS)
+        return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= most
     if not isinstance(value, hint):
         return False
     if dataclasses.is_dataclass(value):

@@ -66,8 +66,8 @@ class FileTail:
         self._root = str(path.parent.parent if root is None else root)
         self._offset = 0
 
-    def read_new(self, *, is_whole: bool = False) -> list[bytes]:
-        """Return the new lines, without their line breaks.
+    def lines(self, *, is_whole: bool = False) -> Iterator[bytes]:
+        """Yield the new lines, without their line breaks. Those that are not taken are new the next time.
 
         Args:
             is_whole: whether nothing more will be added: what follows the last line break is a line, then.
@@ -75,10 +75,6 @@ class FileTail:
         Raises:
             OSError: it is not a regular file, or cannot be read.
         """
-        return list(self.lines(is_whole=is_whole))
-
-    def lines(self, *, is_whole: bool = False) -> Iterator[bytes]:
-        """Yield what ``read_new`` returns. Lines that are not taken are new the next time."""
         try:
             with open(open_regular(str(self.path), self._root), "rb") as file:
                 file.seek(self._offset)
@@ -100,42 +96,34 @@ class EventReader:
 
     def __init__(self, folder: Path) -> None:
         self._file = FileTail(folder / EVENTS_FILE, folder)
-        self._lines = self._bad = self._bad_before = 0
+        self._lines = self._bad = 0
         self._suspects: list[str] = []
 
     @property
     def corrupt(self) -> list[str]:
-        """Sentences about lines that are not events, except at the end, where a killed process leaves such lines."""
-        path = self._file.path
+        """Sentences about lines that are not events. A killed process leaves a part of a line, which is none yet."""
+        path, more = self._file.path, self._bad - len(self._suspects)
+        others = f"So are {counted(more, 'more line')} of {path}."
         if self._bad > MOST_BAD_LINES:
-            return [*self._suspects, f"{path} has more than {MOST_BAD_LINES:,} such lines: the rest is not read."]
-        more = self._bad_before - _DESCRIBED
-        others = [f"So are {counted(more, 'more line')} of {path}."] if more > 0 else []
-        return [*self._suspects[: self._bad_before], *others]
+            others = f"{path} has more than {MOST_BAD_LINES:,} such lines: the rest is not read."
+        return [*self._suspects, *([others] if more else [])]
 
     def read_new(self) -> list[Event]:
         """Return the events of the whole lines that have been written since the last call."""
         events: list[Event] = []
         for line in self._file.lines() if self._bad <= MOST_BAD_LINES else ():
-            if (event := self._decode(line)) is not None:
-                events.append(event)
-            if self._bad > MOST_BAD_LINES:  # nobody knows what this file is
-                break
+            self._lines += 1
+            try:
+                content = json.loads(line)
+                verify_depth(content, _DEEPEST)
+                events += filter(None, [decode(content)])
+            except (ValueError, RecursionError) as error:
+                self._bad += 1
+                if len(self._suspects) < _DESCRIBED:
+                    self._suspects.append(f"Line {self._lines} of {self._file.path} is ignored: {error}.")
+                if self._bad > MOST_BAD_LINES:  # nobody knows what this file is
+                    break
         return events
-
-    def _decode(self, line: bytes) -> Event | None:
-        self._lines += 1
-        try:
-            content = json.loads(line)
-            verify_depth(content, _DEEPEST)
-            event = decode(content)
-        except (ValueError, RecursionError) as error:
-            self._bad += 1
-            if len(self._suspects) < _DESCRIBED:
-                self._suspects.append(f"Line {self._lines} of {self._file.path} is ignored: {error}.")
-            return None
-        self._bad_before = self._bad
-        return event
 
 
 class RunReader(RunSource):
@@ -237,28 +225,32 @@ class RunReader(RunSource):
 
     def _relocated(self, event: Event) -> Event:
         """Return the event with current paths: the folder may have been moved, even to another machine."""
-        if isinstance(event, RunStarted) and event.folder is not None:
-            event = dataclasses.replace(event, folder=self.folder.absolute())
-        elif isinstance(event, StageStarted) and event.log_file is not None:
-            event = dataclasses.replace(event, log_file=self._place_now(event.log_file))
-        elif isinstance(event, StageFinished) and event.result.log_file is not None:
-            place = self._place_now(event.result.log_file, event.result.cached_from)
-            event = dataclasses.replace(event, result=dataclasses.replace(event.result, log_file=place))
+        folder = self.folder.absolute()
+        match event:
+            case RunStarted(folder=Path()):
+                return dataclasses.replace(event, folder=folder)
+            case StageStarted():
+                return dataclasses.replace(event, log_file=log_now(event.log_file, folder))
+            case StageFinished(result):
+                log = log_now(result.log_file, folder_of(result.cached_from, folder) if result.cached_from else folder)
+                return dataclasses.replace(event, result=dataclasses.replace(result, log_file=log))
         return event
 
-    def _place_now(self, log: Path | None, cached_from: str = "") -> Path | None:
-        """Return the path of a log in this folder, or in that of the run that a stage was cached from.
 
-        The rest of the recorded path does not count: the events of somebody else could name any file.
-        """
-        if log is None or log.name != LOG_FILE or not is_name(log.parent.name):
-            return None
-        folder = self.folder.absolute()
-        if cached_from:
-            folder = folder.parent / cached_from
-            if not is_name(cached_from) or (folder.exists() and not is_run(folder)):
-                return None
-        return folder / log.parent.name / LOG_FILE
+def log_now(log: Path | None, folder: Path | None) -> Path | None:
+    """Return the path of a recorded log in the folder of its run.
+
+    The rest of the recorded path does not count: the events of somebody else could name any file.
+    """
+    if log is None or folder is None or log.name != LOG_FILE or not is_name(log.parent.name):
+        return None
+    return folder / log.parent.name / LOG_FILE
+
+
+def folder_of(run: str, other: Path) -> Path | None:
+    """Return the folder of a run that the record of another one names, next to that one's; None if it cannot be one."""
+    folder = other.parent / run if is_name(run) else None
+    return folder if folder is None or is_run(folder) or not folder.exists() else None
 
 
 def read_run(folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> RunRecord:
