@@ -17,7 +17,7 @@ from torchx_kfp.execution.host.snapshot import Snapshot
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
 from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.execution.runs.source import place_of
-from torchx_kfp.execution.runs.units import values_given
+from torchx_kfp.execution.runs.units import Units, values_given
 
 #: The stages with a pod in recorded runs. A cached stage has none.
 STAGES = {
@@ -70,7 +70,7 @@ def test_an_artifact_that_is_handed_on_has_a_type_and_its_own_metadata() -> None
     assert model.type.title == "system.Model"
     # The producer knows it better than a stage that takes any artifact.
     inputs = {**given.inputs, "model": dataclasses.replace(model, type=ArtifactType("system.Artifact"))}
-    made = values_given(given.pipeline, {"use-2": inputs})["kept-double-model"]["artifact"]
+    made = values_given(Units(given.pipeline, {}).by_path, {"use-2": inputs})["kept-double-model"]["artifact"]
     assert (made.type.title, made.metadata) == ("system.Model", {"x": 3})
 
 

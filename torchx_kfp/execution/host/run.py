@@ -44,7 +44,7 @@ from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.source import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.state import RunState, outline
-from torchx_kfp.execution.runs.units import values_given
+from torchx_kfp.execution.runs.units import Units, values_given
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal
 from torchx_kfp.tracking.recorder import Recorder
@@ -276,7 +276,7 @@ class HostRun(ReadableRun):
                 with contextlib.suppress(ValueError):  # of another version of KFP
                     if component is not None and (spec := self._nodes.pod_spec(driver)) is not None:
                         given[stage] = spec.inputs(component)
-            values = values_given(pipeline, given)
+            values = values_given(Units(pipeline, self._pipeline.arguments).by_path, given)
             ends |= self._with_run_ids(self._pipeline.tracked, ends, values)
         return earlier_run(record, trusted_bases=self._trusted_bases, ends=ends, values=values)
 

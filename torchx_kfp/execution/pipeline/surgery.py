@@ -14,7 +14,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -31,13 +30,8 @@ _URI, _ARTIFACT = "uri", "artifact"
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
-@dataclass(frozen=True)
-class KeptOutputs:
-    """The outputs of a task that is taken out, as far as they are known, and the run id that its final status names."""
-
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-    run_id: str = ""
+#: The outputs of tasks that are taken out, by the tasks' names or paths, as far as they are known.
+Kept = Mapping[str, Mapping[str, Any]]
 
 
 def is_exit_handler(task: Task, component: Component) -> bool:
@@ -53,7 +47,8 @@ def can_be_constant(value: Any) -> bool:
 
 def without_tasks(
     pipeline: Pipeline,
-    kept: Mapping[str, KeptOutputs],
+    kept: Kept,
+    run_id: str,
     describe: Callable[[str], str],
     *,
     uncached: Collection[str] = (),
@@ -64,7 +59,8 @@ def without_tasks(
 
     Args:
         pipeline: a compiled pipeline; it is not changed.
-        kept: the tasks to take out, by their paths.
+        kept: the outputs of the tasks to take out, by their paths.
+        run_id: the run in which they have succeeded.
         describe: returns the description of the new pipeline, given the whole one as text.
         uncached: the tasks that no cache may answer, by their paths, with all tasks inside.
 
@@ -73,10 +69,10 @@ def without_tasks(
     """
     spec, platform = pipeline.copy_documents()
     if uncached:
-        _Surgery(spec, {}, uncached).operate()
+        _Surgery(spec, {}, run_id, uncached).operate()
     parts = {"pipelineSpec": spec, **({"platformSpec": platform} if platform else {})}
     description = describe(json.dumps({"kind": "PipelineVersion", "spec": parts}))
-    _Surgery(spec, kept, ()).operate()
+    _Surgery(spec, kept, run_id).operate()
     spec["pipelineInfo"]["description"] = description
     kubernetes = platform.get("platforms", {}).get("kubernetes", {})
     if executors := kubernetes.get("deploymentSpec", {}).get("executors"):
@@ -97,9 +93,10 @@ def with_specs(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
 class _Surgery:
     """Changes a PipelineSpec, which it owns."""
 
-    def __init__(self, spec: dict[str, Any], kept: Mapping[str, KeptOutputs], uncached: Collection[str]) -> None:
+    def __init__(self, spec: dict[str, Any], kept: Kept, run_id: str, uncached: Collection[str] = ()) -> None:
         self._spec = spec
         self._kept = kept
+        self._run_id = run_id
         self._uncached = uncached
         self._components = spec.setdefault("components", {})
         self._executors = spec.setdefault("deploymentSpec", {}).setdefault("executors", {})
@@ -108,10 +105,10 @@ class _Surgery:
         self._cut(self._spec["root"], "")
         self._remove_unused()
 
-    def _cut(self, component: dict[str, Any], around: str) -> KeptOutputs:
+    def _cut(self, component: dict[str, Any], around: str) -> Mapping[str, Any]:
         """Take tasks out of a component's DAG; return those of the DAG's outputs that are constants now."""
         dag = component["dag"]
-        known: dict[str, KeptOutputs] = {}
+        known: dict[str, Mapping[str, Any]] = {}
         tasks: dict[str, Any] = {}
         for name, task in dag.get("tasks", {}).items():
             path = f"{around}{name}"
@@ -130,7 +127,7 @@ class _Surgery:
         dag["tasks"] = tasks
         imported = _Importers(self, tasks)
         for name, task in list(tasks.items()):
-            _rewire(name, task, known, gone, imported)
+            _rewire(name, task, known, gone, imported, self._run_id)
         return _outputs_of(component, known, gone, imported, is_whole=not tasks)
 
     def _run_anew(self, task: dict[str, Any]) -> None:
@@ -224,7 +221,7 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 def _rewire(
-    name: str, task: dict[str, Any], known: Mapping[str, KeptOutputs], gone: Collection[str], importers: _Importers
+    name: str, task: dict[str, Any], known: Kept, gone: Collection[str], importers: _Importers, run_id: str
 ) -> None:
     """Replace what a task reads of tasks that are gone, or of outputs that are constants now."""
     before = [other for other in task.get("dependentTasks", ()) if other not in gone]
@@ -233,8 +230,8 @@ def _rewire(
         if "taskOutputParameter" in source:
             output = source["taskOutputParameter"]
             producer, wanted = output["producerTask"], output["outputParameterKey"]
-            if producer in known and wanted in known[producer].parameters:
-                value = known[producer].parameters[wanted]
+            if wanted in known.get(producer, {}):
+                value = known[producer][wanted]
                 if selector := source.get("parameterExpressionSelector"):
                     value = select_field(value, selector)
                 inputs["parameters"][key] = {"runtimeValue": {"constant": value}}
@@ -242,14 +239,13 @@ def _rewire(
             elif producer in gone:
                 raise ValueError(f"{name} reads the output {wanted!r} of {producer}, which is not known")
         elif "taskFinalStatus" in source and (producer := source["taskFinalStatus"]["producerTask"]) in gone:
-            run_id = known[producer].run_id
             status = {"state": "COMPLETE", "pipelineJobResourceName": run_id, "pipelineTaskName": producer, "error": {}}
             inputs["parameters"][key] = {"runtimeValue": {"constant": status}}
     for source in inputs.get("artifacts", {}).values():
         output = source.get("taskOutputArtifact", {})
         producer, wanted = output.get("producerTask"), output.get("outputArtifactKey")
-        if producer in known and wanted in known[producer].artifacts:
-            importer = importers.of(producer, wanted, known[producer].artifacts[wanted])
+        if wanted in known.get(producer, {}):
+            importer = importers.of(producer, wanted, known[producer][wanted])
             source["taskOutputArtifact"] = {"producerTask": importer, "outputArtifactKey": _ARTIFACT}
             before.append(importer)
         elif producer in gone:
@@ -272,13 +268,8 @@ def _write_items(task: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _outputs_of(
-    component: dict[str, Any],
-    known: Mapping[str, KeptOutputs],
-    gone: Collection[str],
-    importers: _Importers,
-    *,
-    is_whole: bool,
-) -> KeptOutputs:
+    component: dict[str, Any], known: Kept, gone: Collection[str], importers: _Importers, *, is_whole: bool
+) -> dict[str, Any]:
     """Remove the outputs of a DAG that are constants now, and return them.
 
     Artifacts come from importers, unless the whole DAG is gone, which its outputs follow.
@@ -291,8 +282,8 @@ def _outputs_of(
         one_of = output.get("valueFromOneof", {}).get("parameterSelectors", [])
         for source in one_of or [output["valueFromParameter"]]:
             producer, wanted = source["producerSubtask"], source["outputParameterKey"]
-            if producer in known and wanted in known[producer].parameters:
-                constants[name] = known[producer].parameters[wanted]
+            if wanted in known.get(producer, {}):
+                constants[name] = known[producer][wanted]
                 break
         if one_of and name not in constants:
             one_of[:] = [source for source in one_of if source["producerSubtask"] not in gone]
@@ -303,8 +294,8 @@ def _outputs_of(
         left = []
         for source in output["artifactSelectors"]:
             producer, wanted = source["producerSubtask"], source["outputArtifactKey"]
-            if producer in known and wanted in known[producer].artifacts:
-                artifacts[name] = known[producer].artifacts[wanted]
+            if wanted in known.get(producer, {}):
+                artifacts[name] = known[producer][wanted]
                 if is_whole:
                     continue
                 importer = importers.of(producer, wanted, artifacts[name])
@@ -317,8 +308,7 @@ def _outputs_of(
             defined.get("artifacts", {}).pop(name, None)
     _drop_empty(component["dag"], "outputs")
     _drop_empty(component, "outputDefinitions")
-    run_id = next((one.run_id for one in known.values()), "")
-    return KeptOutputs(constants, artifacts if is_whole else {}, run_id)
+    return {**constants, **(artifacts if is_whole else {})}
 
 
 def _drop_empty(owner: dict[str, Any], key: str) -> None:

@@ -17,15 +17,15 @@ from typing import Any
 from torchx_kfp.common.text import counted, did_you_mean, listed, shown
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
-from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
+from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.surgery import KeptOutputs, without_tasks
+from torchx_kfp.execution.pipeline.surgery import without_tasks
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
 from torchx_kfp.execution.runs.record import RunRecord, same_base, why_not_read
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
-from torchx_kfp.execution.runs.units import CONDITION, KnownUnits, OutputLookup, OutputNotKnownError, Unit, differences
+from torchx_kfp.execution.runs.units import CONDITION, OutputLookup, OutputNotKnownError, Unit, Units, differences
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -316,15 +316,15 @@ class _Planner:
         directory: str,
     ) -> None:
         self._earlier, self._pipeline, self._is_here, self._directory = earlier, pipeline, is_here, directory
-        self._now = now = KnownUnits(pipeline, arguments)
+        self._now = now = Units(pipeline, arguments)
         self._units = now.by_path
         is_same = pipeline is earlier.pipeline and arguments == earlier.record.arguments
-        self._then = then = now if is_same else KnownUnits(earlier.pipeline, earlier.record.arguments)
+        self._then = then = now if is_same else Units(earlier.pipeline, earlier.record.arguments)
         self._before = {unit.key: unit for unit in then.by_path.values()}
         self._executions: dict[str, list[StageResult]] = {}
         for end in earlier.ends.values():
             self._executions.setdefault(without_indices(end.name), []).append(end)
-        self._names = {place.name for unit in then.by_path.values() if not unit.is_import for place in unit.stages}
+        self._names = then.stage_names
         places = earlier.record.folder is not None, is_here
         self._outputs = OutputLookup(pipeline, earlier.ends, earlier.values, are_here=places)
         self._readers: dict[str, list[Unit]] = {}
@@ -340,7 +340,7 @@ class _Planner:
         self._anew: dict[str, Unit] = {}
 
     def refuse_another_pipeline(self) -> None:
-        names = {place.name for unit in self._units.values() if not unit.is_import for place in unit.stages}
+        names = self._now.stage_names
         is_renamed = self._pipeline.name != self._earlier.pipeline.name
         if names & self._names and not (is_renamed and names != self._names):
             return
@@ -365,9 +365,9 @@ class _Planner:
 
     def _started_from(self, stage: str) -> Iterator[tuple[Unit, str]]:
         """Yield the units at which the user starts anew, all that depend on them, and why they run."""
-        found = [unit for unit in self._units.values() if unit.names(stage)]
+        found = [unit for unit in self._units.values() if unit.is_meant_by(stage)]
         if not found:
-            known = [place.name for unit in self._units.values() for place in unit.stages]
+            known = [name for unit in self._units.values() for name in unit.names]
             raise ArgumentError(
                 f"There is no stage {stage!r} to start from.{did_you_mean(stage, known)} The pipeline has: "
                 f"{listed(known, 20)}."
@@ -407,7 +407,7 @@ class _Planner:
         return any(WORKSPACE in text for text in texts)
 
     def _ends(self, unit: Unit) -> list[StageResult]:
-        return [end for place in unit.stages for end in self._executions.get(place.name, ())]
+        return [end for name in unit.names for end in self._executions.get(name, ())]
 
     def _reason(self, unit: Unit) -> str:
         """Return why a unit runs whatever the others do; empty if it may be kept."""
@@ -415,8 +415,8 @@ class _Planner:
             return "it runs at the end of each run"
         if unit.is_volume:
             return "each run has its own volumes"
-        if new := [place.name for place in unit.stages if place.name not in self._names]:
-            return "it is new" if len(new) == len(unit.stages) else f"{listed(new, _NAMED)} is new"
+        if new := [name for name in unit.names if name not in self._names]:
+            return "it is new" if len(new) == len(unit.names) else f"{listed(new, _NAMED)} is new"
         is_group, ends = unit.place.component.dag is not None, self._ends(unit)
         loops = {place.name: place.loops for place in unit.stages}
         for end in sorted(ends, key=lambda end: end.state.rank):
@@ -453,9 +453,7 @@ class _Planner:
     def _changes(self, unit: Unit) -> tuple[str, ...]:
         before = self._before.get(unit.key)
         if before is None and unit.place.task.is_group:  # it has other stages now
-            same = {place.name for place in unit.stages}
-            others = (one for one in self._before.values() if same & {place.name for place in one.stages})
-            before = next(others, None)
+            before = next((one for one in self._before.values() if {*unit.names} & {*one.names}), None)
         if before is None or (self._then is self._now):
             return ()
         return differences(self._then.definition(before), self._now.definition(unit))
@@ -496,18 +494,21 @@ class _Planner:
             {key: self._earlier.values[key] for unit in kept.values() if (key := unit.key) in self._earlier.values},
             parameters_of(outputs),  # artifacts stay outputs of the new pipeline
         )
-        names = {place.name for unit in self._units.values() for place in unit.stages}
         return ResumePlan(
             run_id=run_id,
             steps=tuple(self._step(unit) for unit in self._units.values() if unit.stages and not unit.is_import),
             pipeline=without_tasks(
                 self._pipeline,
-                {path: self._kept_outputs(unit, needed.get(path, ())) for path, unit in kept.items()},
+                {
+                    path: {name: self._outputs.get(unit, name) for name in sorted(needed.get(path, ()))}
+                    for path, unit in kept.items()
+                },
+                run_id,
                 lambda text: dataclasses.replace(record, text=text).describe(self._pipeline.description),
                 uncached=self._anew,
             ),
             arguments=arguments,
-            dropped=tuple(sorted(self._names - names)),
+            dropped=tuple(sorted(self._names - self._now.stage_names)),
             notes=tuple(notes),
             reusable=self._reusable(running) if has_logs else {},
             folder=folder,
@@ -534,14 +535,9 @@ class _Planner:
         return found
 
     def _step(self, unit: Unit) -> Step:
-        stages, why = tuple(place.name for place in unit.stages), self._runs.get(unit.path, "")
+        why = self._runs.get(unit.path, "")
         origin = "" if why else next(self._origin(end) for end in self._ends(unit) if end.state.is_success)
-        return Step(unit.name, stages, origin, why, self._changes(unit))
-
-    def _kept_outputs(self, unit: Unit, needed: Collection[str]) -> KeptOutputs:
-        values = {output: self._outputs.get(unit, output) for output in sorted(needed)}
-        artifacts = {output: value for output, value in values.items() if is_artifact(value)}
-        return KeptOutputs(parameters_of(values), artifacts, self._earlier.run_id)
+        return Step(unit.name, unit.names, origin, why, self._changes(unit))
 
     def _verify_bases(self, ends: Sequence[StageResult]) -> list[str]:
         """Raise ArgumentError if stages that run would look for kept results in another place than they are."""

@@ -7,6 +7,7 @@ inside an exit handler count as the pipeline's own, because they also run once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -80,17 +81,20 @@ class Unit:
         """The path of its task."""
         return self.place.path
 
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of its stages, without indices."""
+        return tuple(stage.name for stage in self.stages)
+
     @property
     def key(self) -> str:
         """The name by which other versions of the pipeline have it: KFP numbers groups, so theirs is that of stages."""
-        names = sorted(stage.name for stage in self.stages)
-        return "+".join(names) if self.place.task.is_group else self.place.task.name
+        return "+".join(sorted(self.names)) if self.place.task.is_group else self.place.task.name
 
     @property
     def name(self) -> str:
         """The unit's name in sentences: a group is named by its stages."""
-        names = [stage.name for stage in self.stages]
-        return listed(names, 3) if self.place.task.is_group else self.place.task.name
+        return listed(self.names, 3) if self.place.task.is_group else self.place.task.name
 
     @property
     def is_import(self) -> bool:
@@ -102,17 +106,28 @@ class Unit:
         """Whether it makes or deletes a volume claim, which each run does anew."""
         return is_volume_task(self.place.component)
 
-    def names(self, stage: str) -> bool:
+    def is_meant_by(self, stage: str) -> bool:
         """Tell whether a user means it by the name of a stage, of a nested pipeline or of the task."""
-        names = [each.name for each in self.stages]
-        return stage in (self.place.task.name, self.path, *names) or any(name.startswith(f"{stage}/") for name in names)
+        known = (self.place.task.name, self.path, *self.names)
+        return stage in known or any(name.startswith(f"{stage}/") for name in self.names)
 
 
 class Units:
-    """The units of a pipeline by their paths, in an order in which they could run."""
+    """The units of a pipeline that gets certain arguments.
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._places = {place.path: place for place in walk(pipeline)}
+    Attributes:
+        by_path: the units by their paths, in an order in which they could run.
+        outputs: the outputs from which the pipeline's own come, by the names of those.
+        inputs: the known inputs of all tasks, by their paths.
+        stages: the stages that run a container, by their paths.
+    """
+
+    def __init__(self, pipeline: Pipeline, arguments: Mapping[str, Any]) -> None:
+        """Find the units; ``arguments`` has the values of all parameters."""
+        known = list(known_inputs(pipeline, arguments))
+        self.inputs: dict[str, Mapping[str, Any]] = {place.path: inputs for place, inputs in known}
+        self.stages = {stage.place.path: stage for stage in stages_among(known)}
+        self._places = {place.path: place for place, _ in known}
         handlers: set[str] = set()
         stages: dict[str, list[ScopedTask]] = {}
         owner: dict[str, str] = {}
@@ -128,13 +143,47 @@ class Units:
         self._paths = stages.keys()
         self.by_path = {path: self._unit(self._places[path], inside) for path, inside in stages.items()}
         root = pipeline.root.as_dag()
-        #: The outputs from which the pipeline's own come, by the names of those.
         self.outputs = {
             name: UnitRead(name, *found)
             for name, selector in (*root.outputs.items(), *root.artifacts.items())
             for task, output in selector.sources[:1]
             for found in self._sources(None, FromTask(task, output))
         }
+
+    @functools.cached_property
+    def stage_names(self) -> frozenset[str]:
+        """The names of all stages, without those for which nothing runs."""
+        return frozenset(name for unit in self.by_path.values() if not unit.is_import for name in unit.names)
+
+    def definition(self, unit: Unit) -> dict[str, Any]:
+        """Return what defines a unit: the command, image, code and inputs of its stages, by their names."""
+        return dict(self._definition(unit))
+
+    def _definition(self, unit: Unit) -> Iterator[tuple[str, Any]]:
+        # If a condition reads an output of a stage that runs again, the unit runs again anyway.
+        within = {around.path: around.task.condition for place in unit.stages for around in _around(place, unit)}
+        if conditions := {path: condition for path, condition in within.items() if condition}:
+            yield (
+                CONDITION,
+                [
+                    (condition, [value for name, value in self.inputs[path].items() if f"'{name}'" in condition])
+                    for path, condition in conditions.items()
+                ],
+            )
+        if (loop := unit.place.task.loop) is not None:
+            items = loop.raw or self.inputs[unit.path].get(loop.from_input or "")
+            if items is not None:
+                yield "items", items
+        for read in unit.reads:
+            producer = self.by_path[read.producer]
+            imported = self.inputs[producer.path].get("uri") if producer.is_import else None
+            if read.input:
+                yield f"input {read.input}", imported or f"{producer.name}.{read.output}"
+        for place in unit.stages:
+            prefix = "" if place.path == unit.path else f"{place.name}: "
+            if place.path in self.stages:
+                for name, value in _of_stage(self.stages[place.path]):
+                    yield f"{prefix}{name}", value
 
     def _unit(self, place: ScopedTask, stages: list[ScopedTask]) -> Unit:
         scope, task = place.scope.as_dag(), place.task
@@ -192,52 +241,6 @@ def _tasks_in_settings(places: list[ScopedTask]) -> list[str]:
         elif isinstance(value, list):
             left += value
     return found
-
-
-class KnownUnits(Units):
-    """The units of a pipeline that gets certain arguments.
-
-    Attributes:
-        inputs: the known inputs of all tasks, by their paths.
-        stages: the stages that run a container, by their paths.
-    """
-
-    def __init__(self, pipeline: Pipeline, arguments: Mapping[str, Any]) -> None:
-        """Find the units; ``arguments`` has the values of all parameters."""
-        super().__init__(pipeline)
-        places = list(known_inputs(pipeline, arguments))
-        self.inputs: dict[str, Mapping[str, Any]] = {place.path: known for place, known in places}
-        self.stages = {stage.place.path: stage for stage in stages_among(places)}
-
-    def definition(self, unit: Unit) -> dict[str, Any]:
-        """Return what defines a unit: the command, image, code and inputs of its stages, by their names."""
-        return dict(self._definition(unit))
-
-    def _definition(self, unit: Unit) -> Iterator[tuple[str, Any]]:
-        # If a condition reads an output of a stage that runs again, the unit runs again anyway.
-        within = {around.path: around.task.condition for place in unit.stages for around in _around(place, unit)}
-        if conditions := {path: condition for path, condition in within.items() if condition}:
-            yield (
-                CONDITION,
-                [
-                    (condition, [value for name, value in self.inputs[path].items() if f"'{name}'" in condition])
-                    for path, condition in conditions.items()
-                ],
-            )
-        if (loop := unit.place.task.loop) is not None:
-            items = loop.raw or self.inputs[unit.path].get(loop.from_input or "")
-            if items is not None:
-                yield "items", items
-        for read in unit.reads:
-            producer = self.by_path[read.producer]
-            imported = self.inputs[producer.path].get("uri") if producer.is_import else None
-            if read.input:
-                yield f"input {read.input}", imported or f"{producer.name}.{read.output}"
-        for place in unit.stages:
-            prefix = "" if place.path == unit.path else f"{place.name}: "
-            if place.path in self.stages:
-                for name, value in _of_stage(self.stages[place.path]):
-                    yield f"{prefix}{name}", value
 
 
 def _around(place: ScopedTask, unit: Unit) -> Iterator[ScopedTask]:
@@ -401,9 +404,8 @@ class OutputLookup:
         raise OutputNotKnownError(f"whose {what} is not known: no other stage was given it")
 
 
-def values_given(pipeline: Pipeline, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def values_given(units: Mapping[str, Unit], given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return outputs of units, by the unit's key; ``given`` has the inputs of stages, by their names."""
-    units = Units(pipeline).by_path
     of_stage = {place.name: (unit, place) for unit in units.values() for place in unit.stages}
     values: dict[str, dict[str, Any]] = {}
     for stage, inputs in given.items():
