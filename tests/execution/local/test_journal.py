@@ -13,6 +13,7 @@ from tests.execution.local.components import scripts, shell, write
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline
 from torchx_kfp.execution.runs.history import find_run, find_runs, read_run
 from torchx_kfp.execution.runs.journal import Journal
 from torchx_kfp.local import (
@@ -34,11 +35,12 @@ def recorded(x: str = "v") -> str:
     return write(x=x).outputs["out"]
 
 
-def create(folder, name="run-1", **fields):
+EMPTY = Pipeline("p", Component("root", "dag", dag=Dag({})), {})
+
+
+def create(folder, name="run-1"):
     """Return the journal of a new run, which must be recorded completely."""
-    (folder / name).mkdir(parents=True)
-    fields = {"run_id": name, "pipeline": "p", "text": "", "arguments": {}, "options": {}, **fields}
-    return Journal.create(folder / name, warn=pytest.fail, **fields)
+    return Journal.create(folder / name, EMPTY, {}, {}, pytest.fail)
 
 
 def stage(name, state=State.SUCCEEDED):
@@ -178,9 +180,7 @@ def test_a_disk_that_is_full_as_a_run_begins(tmp_path):
 
 def test_what_json_has_not(tmp_path):
     warnings = []
-    (tmp_path / "run-1").mkdir()
-    options = {"run_id": "run-1", "pipeline": "p", "text": "", "arguments": {}, "options": {}}
-    with Journal.create(tmp_path / "run-1", warn=warnings.append, **options) as journal:
+    with Journal.create(tmp_path / "run-1", EMPTY, {}, {}, warnings.append) as journal:
         for _ in range(2):
             journal.write(StageFinished(StageResult("a", "a", State.SUCCEEDED, outputs={"x": object()})))
         journal.write(stage("b"))

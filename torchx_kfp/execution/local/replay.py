@@ -29,7 +29,7 @@ from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.local.replay_plan import Overrides, ReplayPlan, plan_replay
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
-from torchx_kfp.execution.local.runner import connected, make_context, record_run
+from torchx_kfp.execution.local.runner import connected, make_context
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import make_run_name
@@ -199,7 +199,7 @@ def replay_invocation(
     watch = Watch()
     with (
         connected(containers, run_id) as docker,
-        record_run(folder, invocation.pipeline, record.arguments, stored, watch) as journal,
+        Journal.create(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
     ):
         context = make_context(folder, chosen, given, containers, docker)
         plan = _plan(invocation, context, overrides, named_base)

@@ -38,7 +38,7 @@ from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_s
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import folder_of, log_now
-from torchx_kfp.execution.runs.journal import Journal
+from torchx_kfp.execution.runs.journal import Journal, make_folder
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.result import RunResult, StageResult
@@ -182,37 +182,13 @@ def start(
         stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}
         before = read_record(loaded.description)
         resumes = before.resumes if before else ""
-        with record_run(folder, loaded, values, stored, watch, resumes, exist_ok=is_again) as journal:
+        with Journal.create(folder, loaded, values, stored, watch.on_warning, resumes, exist_ok=is_again) as journal:
             if prepared.plan is not None and prepared.plan.folder is not None:
                 _end_left(prepared.plan.folder, docker)
             context = make_context(folder, chosen, given, containers, docker)
             context = dataclasses.replace(context, pod_names=pod_names or PodNames())
             prepared.record(run_id, watch.on_warning)
             return _execute(prepared, found, context, journal, watch)
-
-
-def record_run(
-    folder: Path,
-    pipeline: Pipeline,
-    arguments: Mapping[str, Any],
-    options: Mapping[str, Any],
-    watch: Watch,
-    resumes: str = "",
-    *,
-    exist_ok: bool = False,
-) -> Journal:
-    """Make the folder of a run, with its pipeline, arguments and options, and the journal of its events."""
-    make_folder(folder, "output_dir", "--output-dir", exist_ok=exist_ok)
-    return Journal.create(
-        folder,
-        run_id=folder.name,
-        pipeline=pipeline.name,
-        text=pipeline.text,
-        arguments=arguments,
-        options=options,
-        resumes=resumes,
-        warn=watch.on_warning,
-    )
 
 
 def _end_left(folder: Path, docker: ContainerExecutor | None) -> None:
@@ -334,14 +310,3 @@ def connected(containers: Containers, run_id: str) -> Iterator[ContainerExecutor
         return
     with contextlib.closing(ContainerExecutor(find_engine(), run_id)) as docker:
         yield docker
-
-
-def make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=exist_ok)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(
-            f"The run's folder {str(folder)!r} cannot be created: {reason}. Name another place for it ({argument}, or "
-            f"{option} on the command line)."
-        ) from None

@@ -28,6 +28,7 @@ from typing import Any
 
 from torchx_kfp.common.safe_files import open_regular, read_bytes, write_file
 from torchx_kfp.errors import ArgumentError, explain
+from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.events import Event, encode
 
 #: The version of ``run.json``. It increases by one with each change that readers of the old form would misread.
@@ -67,35 +68,34 @@ class Journal:
     def create(
         cls,
         folder: Path,
-        *,
-        run_id: str,
-        pipeline: str,
-        text: str,
+        pipeline: Pipeline,
         arguments: Mapping[str, Any],
         options: Mapping[str, Any],
-        resumes: str = "",
         warn: Callable[[str], None],
+        resumes: str = "",
+        *,
+        exist_ok: bool = False,
     ) -> Journal:
-        """Open the journal of a new run.
+        """Make the folder of a run, named by its id, and open the journal of the run.
 
         Args:
-            folder: the run's folder, which must exist and which no other process uses.
-            run_id: the run's id.
-            pipeline: the pipeline's name.
-            text: the compiled pipeline.
+            folder: the run's folder.
+            pipeline: its pipeline.
             arguments: the values of all parameters.
             options: how it runs.
-            resumes: the id of the run that it continues, in a folder of its own.
             warn: takes a sentence, once, if the run cannot be recorded.
+            resumes: the id of the run that it continues, in a folder of its own.
+            exist_ok: whether the folder may be there already, if no other process uses it.
 
         Raises:
-            ArgumentError: the disk is full, or the folder is not writable; the folder is removed.
+            ArgumentError: the folder cannot be made; or the disk is full, and the folder is removed.
         """
+        make_folder(folder, "output_dir", "--output-dir", exist_ok=exist_ok)
         journal = cls(folder, warn)
         request = {
             "version": VERSION,
-            "run_id": run_id,
-            "pipeline": pipeline,
+            "run_id": folder.name,
+            "pipeline": pipeline.name,
             "created": time.time(),
             "arguments": dict(arguments),
             "options": dict(options),
@@ -106,7 +106,7 @@ class Journal:
             journal._take_lock()
         try:
             with journal._recording(OSError):
-                write_file(folder / PIPELINE_FILE, text.encode(), durable=False)
+                write_file(folder / PIPELINE_FILE, pipeline.text.encode(), durable=False)
                 write_file(folder / REQUEST_FILE, f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
         except OSError as error:
             journal.close()
@@ -192,6 +192,18 @@ class Journal:
             os.close(descriptor)
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return descriptor
+
+
+def make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
+    """Make a folder that an argument of ``run`` names, or raise ArgumentError."""
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=exist_ok)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            f"The run's folder {str(folder)!r} cannot be created: {reason}. Name another place for it ({argument}, or "
+            f"{option} on the command line)."
+        ) from None
 
 
 def is_running(folder: Path, *, unknown: bool = False) -> bool:
