@@ -7,14 +7,16 @@ cannot be started (``_fail``); those that do not run end in ``_pass_over``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import heapq
 import itertools
+import math
 import queue
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,9 +39,9 @@ from torchx_kfp.execution.local.dag_run import (
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.kubernetes import time_limit, volume_outputs
 from torchx_kfp.execution.local.output import StageLines
-from torchx_kfp.execution.pipeline.artifacts import Artifact, is_artifact, parameters_of
+from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.conditions import is_true
-from torchx_kfp.execution.pipeline.spec import Component, Importer, Pipeline, is_volume_task
+from torchx_kfp.execution.pipeline.spec import Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import (
     ScopedTask,
     StageNames,
@@ -69,14 +71,6 @@ _LOOK_UP = 1.0
 _LEAVE = 5.0
 
 
-class Interrupted(Exception):
-    """A signal has ended the run."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 @dataclass
 class _Running:
     """An attempt that runs. If it was asked to end, ``ending`` is the state and the reason of its stage."""
@@ -92,14 +86,14 @@ class _Stop:
 
     Attributes:
         ended: the reason of the stages that are running.
-        not_run: the reason of those that have not begun.
-        why: why those are canceled that wait for another attempt, as a clause.
+        not_run: why those do not begin that have not, as a clause.
+        why: why those are canceled that wait for another attempt, likewise.
         spares_some: whether exit tasks, and tasks that ignore failures, still run.
     """
 
     ended: str
-    not_run: str
-    why: str
+    not_run: str = reasons.RUN_WAS_ENDED
+    why: str = reasons.RUN_WAS_ENDED
     spares_some: bool = False
 
     def ends(self, run: TaskRun) -> bool:
@@ -126,10 +120,9 @@ class Scheduler:
         self._earlier = earlier
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
         self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
-        #: What to do now: tasks begin, DAGs are closed, signals and a failure end the run. And what to do later.
-        self._due: deque[Callable[[], None]] = deque()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer_order = itertools.count()
+        #: What to do and when: tasks begin, DAGs are closed; first of all, signals and a failure end the run.
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
         #: The number of items in all loops so far.
         self._items = 0
         #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
@@ -142,24 +135,20 @@ class Scheduler:
         self._before: dict[str, StageResult] = {}
         #: Why nothing more begins, and the signal that ends the run.
         self._stopped: _Stop | None = None
-        self._signal: int | None = None
+        self.signal: signal.Signals | None = None
         #: Why the run failed, if no stage did.
         self.reason = ""
 
     def run(self, arguments: Mapping[str, Any]) -> DagRun:
-        """Run all tasks to their ends, and return the root.
-
-        Raises:
-            Interrupted: ``interrupt`` was called. The run has no processes left.
-        """
+        """Run all tasks to their ends, and return the root. If ``signal`` is set then, it has ended them."""
         root = DagRun(self._pipeline, self._pipeline.root, arguments, StageNames())
         if self._time_limit is not None:
             self._later(self._time_limit, self._expire)
         try:
             self._open(root)
             while root.remaining:
-                if self._due:
-                    self._due.popleft()()
+                if self._agenda and self._agenda[0][0] <= time.monotonic():
+                    heapq.heappop(self._agenda)[2]()
                 elif not self._start_next():
                     self._wait()
             self._close(root)
@@ -167,57 +156,43 @@ class Scheduler:
             # A listener raised the exception; it must not get more events.
             self._kill()
             raise
-        if self._signal is not None:
-            raise Interrupted(self._signal)
         root.failed |= bool(self.reason)
         return root
 
     def interrupt(self, number: int) -> None:
         """End the run. A signal handler may call this; a second call kills the processes at once."""
-        self._due.appendleft(lambda: self._end_run(number))
+        self._later(-math.inf, lambda: self._end_run(number))
         self._messages.put(None)
 
     def _wait(self) -> None:
-        """Wait for the next message, a timer, or a signal."""
-        until_timer = self._timers[0][0] - time.monotonic() if self._timers else _LOOK_UP
-        try:
-            message = self._messages.get(timeout=min(_LOOK_UP, max(0.0, until_timer)))
-        except queue.Empty:
-            message = None
-        if message is not None:
-            self._take(*message)
-        while self._timers and self._timers[0][0] <= time.monotonic():
-            heapq.heappop(self._timers)[2]()
+        """Wait for the next message, the time of the next action, or a signal."""
+        left = self._agenda[0][0] - time.monotonic() if self._agenda else _LOOK_UP
+        with contextlib.suppress(queue.Empty):
+            if message := self._messages.get(timeout=min(_LOOK_UP, max(0.0, left))):
+                self._take(*message)
 
     def _later(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), action))
+        heapq.heappush(self._agenda, (time.monotonic() + delay, next(self._order), action))
 
     def _end_run(self, number: int) -> None:
         for running in self._running.values():
             if running.ending:
                 running.attempt.kill()
-        if self._signal is None:
-            self._signal = number
-            self._stop(signal.Signals(number).name, reasons.ended_with_the_run())
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+            self._stop(self.signal.name, _Stop(reasons.ended_with_the_run()))
 
     def _expire(self) -> None:
-        if self._signal is not None:
-            return
-        self.reason = f"the time limit of {self._time_limit:g} s is over"
-        self._stop(f"T{self.reason[1:]}", reasons.ended_with_the_run(self.reason))
-
-    def _stop(self, reason: str, ended: str) -> None:
-        why = reasons.RUN_WAS_ENDED
-        self._end_stages(reason, _Stop(ended, reasons.not_run(why), why))
+        if self.signal is None:
+            self.reason = f"the time limit of {self._time_limit:g} s is over"
+            self._stop(f"T{self.reason[1:]}", _Stop(reasons.ended_with_the_run(self.reason)))
 
     def _fail_fast(self, failed: TaskRun) -> None:
-        if self._stopped:
-            return
-        why = f"{failed.name} failed"
-        not_run = reasons.not_run(reasons.ends_the_run(failed.name))
-        self._end_stages(why, _Stop(f"was ended: {why}", not_run, why, spares_some=True))
+        if not self._stopped:
+            why = f"{failed.name} failed"
+            self._stop(why, _Stop(f"was ended: {why}", reasons.ends_the_run(failed.name), why, spares_some=True))
 
-    def _end_stages(self, reason: str, stop: _Stop) -> None:
+    def _stop(self, reason: str, stop: _Stop) -> None:
         """End all stages that are not spared. From now on, ``_begin`` passes over the others."""
         self._stopped = stop
         self._listener(RunEnding(reason, self._options.grace))
@@ -227,7 +202,7 @@ class Scheduler:
         for run in [*self._retrying, *self._waiting]:
             if stop.ends(run):
                 self._retrying.pop(run, None)
-                self._pass_over(run, State.NOT_RUN, stop.not_run)
+                self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
         self._waiting = deque(run for run in self._waiting if not stop.ends(run))
 
     def _end_attempt(self, pod_name: str, state: State, reason: str) -> None:
@@ -256,9 +231,9 @@ class Scheduler:
     def _open(self, dag: DagRun) -> None:
         for run in dag.runs.values():
             if run.waiting == 0:
-                self._due.append(partial(self._begin, run))
+                self._later(0, partial(self._begin, run))
         if not dag.runs:
-            self._due.append(partial(self._close, dag))
+            self._later(0, partial(self._close, dag))
 
     def _begin(self, run: TaskRun) -> None:
         """Begin a task whose upstream tasks have all ended."""
@@ -267,14 +242,15 @@ class Scheduler:
         stop = self._stop_of(run)
         is_over = stop is not None and not stop.spares_some
         upstream = [reasons.TaskOutcome(self._name_of(other), other.state, is_over) for other in before]
-        stopped = stop.not_run if stop else ""
+        stopped = reasons.not_run(stop.not_run) if stop else ""
         state, reason = reasons.after_upstream(dag.component.as_dag(), run.task, upstream, stopped)
         if state is not State.QUEUED:
             self._pass_over(run, state, reason)
             return
         try:
             run.inputs = task_inputs(run, self._context.constants)
-            if run.task.condition is not None and not self._holds(run):
+            values = parameters_of(with_defaults(run.component, run.inputs))
+            if run.task.condition is not None and not is_true(run.task.condition, values):
                 self._pass_over(run, State.SKIPPED, reasons.CONDITION_IS_FALSE)
                 return
             items = loop_items(run) if run.task.loop else []
@@ -290,10 +266,8 @@ class Scheduler:
             self._continue_loop(run)
         elif run.component.dag is not None:
             self._enter(run)
-        elif run.component.importer is not None:
-            self._import(run, run.component.importer)
-        elif is_volume_task(run.component):
-            self._made(run, outputs=volume_outputs(run.component, run.inputs, self._context.run_id))
+        elif run.component.importer is not None or is_volume_task(run.component):
+            self._make(run)
         else:
             self._queue(run)
 
@@ -303,31 +277,19 @@ class Scheduler:
         inputs = with_defaults(run.component, run.inputs)
         self._open(DagRun(self._pipeline, run.component, inputs, run.dag.names.inside(run.task), run))
 
-    def _import(self, run: TaskRun, importer: Importer) -> None:
-        """Finish an importer: its artifact exists already, so nothing runs."""
-        try:
+    def _make(self, run: TaskRun) -> None:
+        """Finish a task that does not need a process: a volume claim, or an artifact that exists already."""
+        outputs, artifacts = volume_outputs(run.component, run.inputs, self._context.run_id), {}
+        if (importer := run.component.importer) is not None:
             workspace = self._context.constants["workspace_path"]
-            names = run.component.artifact_outputs
-            artifacts = {name: import_artifact(name, importer, run.inputs, workspace) for name in names}
-        except ValueError as error:
-            self._fail(run, error)
-            return
-        self._made(run, artifacts=artifacts)
-
-    def _made(
-        self, run: TaskRun, outputs: Mapping[str, Any] | None = None, artifacts: Mapping[str, Artifact] | None = None
-    ) -> None:
-        """Finish a task that does not need a process."""
-        result = StageResult(
-            name=run.name,
-            task=run.task.name,
-            state=State.SUCCEEDED,
-            outputs=outputs or {},
-            artifacts=artifacts or {},
-            inputs=parameters_of(run.inputs),
-            started_at=time.time(),
-        )
-        self._end(run, result)
+            try:
+                for name in run.component.artifact_outputs:
+                    artifacts[name] = import_artifact(name, importer, run.inputs, workspace)
+            except ValueError as error:
+                self._fail(run, error)
+                return
+        made = StageResult(run.name, run.task.name, State.SUCCEEDED, outputs=outputs, artifacts=artifacts)
+        self._end(run, dataclasses.replace(made, inputs=parameters_of(run.inputs), started_at=time.time()))
 
     def _count(self, items: Sequence[Any]) -> None:
         self._items += len(items)
@@ -337,14 +299,6 @@ class Scheduler:
                 f"{self._options.max_items:,}. Raise the limit with --max-items (max_items), or let each stage process "
                 "several items"
             )
-
-    def _holds(self, run: TaskRun) -> bool:
-        condition = run.task.condition or ""
-        values = parameters_of(with_defaults(run.component, run.inputs))
-        try:
-            return is_true(condition, values)
-        except ValueError as error:
-            raise ValueError(f"has the condition {condition!r}, which {error}") from None
 
     def _continue_loop(self, run: TaskRun) -> None:
         progress, loop = run.loop, run.task.loop
@@ -397,14 +351,10 @@ class Scheduler:
                 self._enter(run)
 
     def _queue(self, run: TaskRun) -> None:
-        """Let a stage whose inputs are known wait for room, unless the run that is resumed has its result."""
+        """Let a stage whose inputs are known wait for room."""
         if run.name in self._results:
             self._before[run.name] = self._results[run.name]
         self._listener(StageWaiting(run.name, run.task.name))
-        if self._earlier.executions(run.name):
-            plan = self._plan(run)
-            if plan is None or self._recall(run):
-                return
         self._waiting.append(run)
 
     def _start_next(self) -> bool:
@@ -526,20 +476,20 @@ class Scheduler:
         failed = state is State.FAILED and not reasons.is_ignored(run.task, state)
         dag.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
         if self._options.fail_fast and failed and not _may_be_retried(dag):
-            self._due.appendleft(partial(self._fail_fast, run))
+            self._later(-math.inf, partial(self._fail_fast, run))
         dag.remaining -= 1
         for dependent in run.dependents:
             dependent.waiting -= 1
             if dependent.waiting == 0:
-                self._due.append(partial(self._begin, dependent))
+                self._later(0, partial(self._begin, dependent))
         if dag.remaining == 0:
-            self._due.append(partial(self._close, dag))
+            self._later(0, partial(self._close, dag))
 
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, with all stages inside it. What the run that is resumed has of them stays."""
         stop = self._stop_of(run) if state is State.NOT_RUN else None
         canceled = False
-        for stage in self._stages_of(run):
+        for stage in [run] if run.component.dag is None else self._inside(run):
             waiting = [end for name, end in self._before.items() if stop and is_execution(name, stage.name)]
             for end in waiting:
                 why = reasons.canceled_while_waiting(stop.why if stop else "", end.reason)
@@ -558,10 +508,6 @@ class Scheduler:
         """Return why the task does not begin any more; None if it does."""
         return self._stopped if self._stopped and self._stopped.ends(run) else None
 
-    def _stages_of(self, run: TaskRun) -> Iterable[TaskRun | ScopedTask]:
-        """Return the stages of a task: the task itself, or the stages inside it."""
-        return [run] if run.component.dag is None else self._inside(run)
-
     def _name_of(self, run: TaskRun) -> str:
         """Name a task in a sentence; a group, which only KFP's compiler has named, by the stages in it."""
         if not run.task.is_group or run.state is State.SUCCEEDED:
@@ -571,10 +517,8 @@ class Scheduler:
         return next((stage.name for stage in self._inside(run)), run.name)
 
     def _inside(self, run: TaskRun) -> Iterator[ScopedTask]:
-        return self._stages_in(run.component, run.dag.names.inside(run.task))
-
-    def _stages_in(self, component: Component, names: StageNames) -> Iterator[ScopedTask]:
-        return (task for task in walk(self._pipeline, component, names) if task.is_stage)
+        tasks = walk(self._pipeline, run.component, run.dag.names.inside(run.task))
+        return (task for task in tasks if task.is_stage)
 
 
 def _runs_always(run: TaskRun) -> bool:

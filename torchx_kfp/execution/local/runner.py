@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.execution.local.cache import Cache, EarlierResults
-from torchx_kfp.execution.local.dag_scheduler import Interrupted, Scheduler
+from torchx_kfp.execution.local.dag_scheduler import Scheduler
 from torchx_kfp.execution.local.executors.container import ContainerExecutor
 from torchx_kfp.execution.local.executors.engine import find_engine
 from torchx_kfp.execution.local.executors.executor import Containers, choose_containers, verify_private
@@ -286,10 +285,9 @@ def _execute(
             for kept in before.ends if before else ():
                 listener(StageFinished(with_log(kept), kept=True))
             root = scheduler.run(arguments)
-        except Interrupted as interrupted:
-            name = signal.Signals(interrupted.number).name
-            listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started, reason=name))
-            raise_for_signal(interrupted.number)
+            if (ended := scheduler.signal) is not None:
+                listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started, reason=ended.name))
+                raise_for_signal(ended)
         finally:
             # The end of a stage ends the processes that it started; this finds any that were started later.
             kill_marked(run_mark(folder))

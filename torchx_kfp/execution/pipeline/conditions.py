@@ -57,15 +57,14 @@ def is_true(expression: str, parameters: Mapping[str, Any]) -> bool:
     """Evaluate a condition for a task's inputs.
 
     Raises:
-        ValueError: the expression is not such a comparison, or cannot be evaluated.
+        ValueError: it cannot be evaluated; the message continues a sentence that begins with the task's name.
     """
-    # The backend stores numbers as doubles, and the compiler writes int(...) where that matters.
-    values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
-    part = _read(expression)
     try:
-        return _truth(part(values))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"cannot be evaluated: {error}") from None
+        # The backend stores numbers as doubles, and the compiler writes int(...) where that matters.
+        values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
+        return _truth(_read(expression)(values))
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise ValueError(f"has the condition {expression!r}, which cannot be evaluated: {error}") from None
 
 
 def select_field(value: Any, selector: str) -> Any:
