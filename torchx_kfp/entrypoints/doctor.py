@@ -27,7 +27,7 @@ from torchx_kfp.errors import (
     HostUnreachableError,
     TorchxKfpError,
 )
-from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Patience
+from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Timeouts
 from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, variable
 from torchx_kfp.execution.host.storage import is_of_this_machine, storage_of
 from torchx_kfp.tracking.recorder import Recorder
@@ -40,7 +40,7 @@ _PACKAGES = (
 )
 #: What KFP's health has one of: that of its API server, or that of its UI, which stands in for it.
 _HEALTH = {"commit_sha", "tag_name", "multi_user", "apiServerReady"}
-_PATIENCE = Patience(connect=5.0, read=20.0, whole=30.0, retries=1)
+_TIMEOUTS = Timeouts(connect=5.0, read=20.0, whole=30.0, retries=1)
 #: No run has this id.
 _NOBODY = "00000000-0000-0000-0000-000000000000"
 #: How many characters of an error's message are shown.
@@ -80,7 +80,7 @@ class CheckUp:
     @cached_property
     def connection(self) -> Connection:
         """The connection to the host of the settings."""
-        return Connection(self.settings, _PATIENCE)
+        return Connection(self.settings, _TIMEOUTS)
 
 
 def check_up(flags: Mapping[str, Any]) -> Iterator[Finding]:

@@ -17,14 +17,14 @@ from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
 from torchx_kfp.errors import HostAnswerLostError, HostError, HostUnreachableError
 from torchx_kfp.execution.host import connection as module
-from torchx_kfp.execution.host.connection import Connection, Patience
+from torchx_kfp.execution.host.connection import Connection, Timeouts
 from torchx_kfp.execution.host.settings import Settings
 
 PATH = "/apis/v2beta1/runs"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 #: The servers here end each connection: one that does not say so may be asked again before it has.
 EMPTY = b"Connection: close\r\nContent-Length: 0\r\n"
-ONCE = Patience(connect=2, read=2, whole=0.5, retries=0)
+ONCE = Timeouts(connect=2, read=2, whole=0.5, retries=0)
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def trickle(start: bytes, piece: bytes) -> Callable[[socket.socket], None]:
 def test_a_host_that_accepts_and_says_nothing() -> None:
     said: list[str] = []
     with host(lambda connection: connection.recv(1)) as url:
-        connection = Connection(Settings(host=url), Patience(read=0.3, wait=0.01, notice=0.1), said.append)
+        connection = Connection(Settings(host=url), Timeouts(read=0.3, wait=0.01, notice=0.1), said.append)
         with pytest.raises(HostUnreachableError, match=says(url, PATH, "accepted", "not answered within")) as caught:
             connection.get(PATH)
     found = re.search(r"within ([\d.]+)s", str(caught.value))
@@ -124,7 +124,7 @@ def test_an_answer_that_never_ends_is_left(answer: Callable[[socket.socket], obj
     ],
 )
 def test_what_is_not_http_is_an_error_and_no_traceback(answer: bytes, fact: str) -> None:
-    patience = Patience(connect=2, read=2, whole=5, retries=1, wait=0.001)
+    patience = Timeouts(connect=2, read=2, whole=5, retries=1, wait=0.001)
     with host(lambda connection: connection.sendall(answer)) as url:
         for call in (Connection(Settings(host=url), patience).get, Connection(Settings(host=url), patience).post):
             with pytest.raises(HostError, match=says(url, fact)):
@@ -136,7 +136,7 @@ def test_a_small_answer_that_unpacks_to_a_large_one_takes_no_memory(monkeypatch:
     monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     packed = gzip.compress(b"[" * (64 << 20), compresslevel=1)
     with scripted(lambda request: Reply(packed, headers={"Content-Encoding": "gzip"})) as server:
-        connection = Connection(Settings(host=server.url), Patience(retries=0))
+        connection = Connection(Settings(host=server.url), Timeouts(retries=0))
         with pytest.raises(HostError, match="before"):
             connection.post(PATH)  # the client is made before memory is measured
         tracemalloc.start()
@@ -158,7 +158,7 @@ def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, en
             connection.sendall(piece)
 
     with host(answer) as url, pytest.raises(HostError, match=says(url, "larger than 1 MiB")):
-        Connection(Settings(host=url), Patience(retries=0)).get(PATH)
+        Connection(Settings(host=url), Timeouts(retries=0)).get(PATH)
 
 
 @pytest.mark.versions

@@ -27,10 +27,10 @@ from torchx_kfp.errors import (
     HostSettingsError,
     HostUnreachableError,
 )
-from torchx_kfp.execution.host.connection import Connection, Patience
+from torchx_kfp.execution.host.connection import Connection, Timeouts
 from torchx_kfp.execution.host.settings import Settings, read_settings
 
-QUICK = Patience(connect=2, read=2, wait=0.001)
+QUICK = Timeouts(connect=2, read=2, wait=0.001)
 RUNS = "/apis/v2beta1/runs"
 
 
@@ -40,7 +40,7 @@ def server() -> Iterator[Scripted]:
         yield running
 
 
-def connect(server: Scripted, patience: Patience = QUICK, **settings: object) -> Connection:
+def connect(server: Scripted, patience: Timeouts = QUICK, **settings: object) -> Connection:
     return Connection(Settings(host=server.url, **settings), patience)
 
 
@@ -82,10 +82,10 @@ def test_using_a_host_prints_and_warns_nothing(with_tls: Scripted) -> None:
     """In a new process, without logging; requests are repeated, and the user wants no check of the certificate."""
     with_tls.script = in_turn(CLOSE, Reply("", 503), Reply("", 429), Reply({"ok": True}))
     program = (
-        "from torchx_kfp.execution.host.connection import Connection, Patience\n"
+        "from torchx_kfp.execution.host.connection import Connection, Timeouts\n"
         "from torchx_kfp.execution.host.settings import Settings\n"
         f"settings = Settings(host={with_tls.url!r}, verify_ssl=False)\n"
-        f"assert Connection(settings, Patience(wait=0.01)).get({RUNS!r}) == {{'ok': True}}\n"
+        f"assert Connection(settings, Timeouts(wait=0.01)).get({RUNS!r}) == {{'ok': True}}\n"
         "import logging; assert not logging.getLogger().handlers\n"
     )
     done = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=False)
@@ -434,9 +434,9 @@ def test_tls_with_a_host_that_has_none(server: Scripted) -> None:
 def run_without_host(tmp_path: Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own: the Kubernetes client reads the environment when it is loaded."""
     program = (
-        "from torchx_kfp.execution.host.connection import Connection, Patience\n"
+        "from torchx_kfp.execution.host.connection import Connection, Timeouts\n"
         "from torchx_kfp.execution.host.settings import read_settings\n"
-        f"connection = Connection(read_settings(), Patience(connect=2, read=2, retries=0))\n{code}"
+        f"connection = Connection(read_settings(), Timeouts(connect=2, read=2, retries=0))\n{code}"
     )
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],

@@ -17,7 +17,7 @@ from tests.execution.host.answers_of_kfp import RECORDED, answer, manifest
 from tests.execution.host.scripted import Reply, Scripted, scripted, status
 from tests.facts import says
 from tests.s3 import S3Server
-from torchx_kfp.execution.host.connection import Connection, Patience
+from torchx_kfp.execution.host.connection import Connection, Timeouts
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.nodes import ArchivedLog
 from torchx_kfp.execution.host.pod_logs import Cleaner, StageLogs
@@ -39,7 +39,7 @@ class Log:
 
     def __init__(self, server: Scripted, pod: str = POD, **options: Any) -> None:
         self.said: list[str] = []
-        connection = Connection(Settings(host=server.url), Patience(wait=0.001))
+        connection = Connection(Settings(host=server.url), Timeouts(wait=0.001))
         self.logs = StageLogs(connection, RUN, self.said.append, **options)
         self.path = self.logs.add("train", pod)
         self._seen = b""

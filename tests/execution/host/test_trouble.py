@@ -24,7 +24,7 @@ from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import HostCredentialsError, HostError
-from torchx_kfp.execution.host.connection import Connection, Patience
+from torchx_kfp.execution.host.connection import Connection, Timeouts
 from torchx_kfp.execution.host.run import HostRun, PollPolicy
 from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.settings import Settings
@@ -47,7 +47,7 @@ def start(kfp_host: KfpHost, said: list[str], tmp_path: Path) -> Callable[..., H
     waits = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)"
 
     def start(code: str = waits, policy: PollPolicy = QUICK, **settings: Any) -> HostRun:
-        patience = Patience(connect=5, read=20, wait=0.001)
+        patience = Timeouts(connect=5, read=20, wait=0.001)
         connection = Connection(Settings(host=kfp_host.url, **settings), patience)
         run_id = Host(connection).submit(load_pipeline(small), {"code": code})
         return HostRun(connection, run_id, policy=policy, say=said.append)

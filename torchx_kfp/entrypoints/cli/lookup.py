@@ -300,14 +300,14 @@ def connect(flags: Flags, *, is_patient: bool = True) -> Host:
     Raises:
         HostSettingsError: a setting is wrong.
     """
-    from torchx_kfp.execution.host.connection import Connection, Patience
+    from torchx_kfp.execution.host.connection import Connection, Timeouts
     from torchx_kfp.execution.host.host_runs import Host
 
     settings = read_settings(flags)
     for sentence in settings.warnings:
         print_message(sentence)
-    patience = Patience() if is_patient else Patience(connect=2.0, read=5.0, retries=0)
-    return Host(Connection(settings, patience, print_message))
+    timeouts = Timeouts() if is_patient else Timeouts(connect=2.0, read=5.0, retries=0)
+    return Host(Connection(settings, timeouts, print_message))
 
 
 def host_words(flags: Flags) -> list[str]:

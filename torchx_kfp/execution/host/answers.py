@@ -218,12 +218,14 @@ def _about_credentials(settings: Settings) -> str:
     )
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a JSON object; an empty one for anything else."""
+def as_object(value: Any, *keys: str) -> Mapping[str, Any]:
+    """Return a JSON object, or the one below these keys of it; an empty one for anything else."""
+    for key in keys:
+        value = as_object(value).get(key)
     return value if type(value) is dict or isinstance(value, Mapping) else _NONE
 
 
-def text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return text or a number as text; empty for anything else."""
     if type(value) is str:
         return value

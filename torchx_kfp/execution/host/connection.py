@@ -80,7 +80,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long a request may take, in seconds.
 
     ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that until the end of the answer,
@@ -100,17 +100,17 @@ class Connection:
     """Requests to a KFP host. It is made when it is first used. Several threads may use it."""
 
     def __init__(
-        self, settings: Settings, patience: Patience = Patience(), say: Callable[[str], object] | None = None
+        self, settings: Settings, timeouts: Timeouts = Timeouts(), say: Callable[[str], object] | None = None
     ) -> None:
         """Take the settings. Nothing is read or sent before the first request.
 
         Args:
             settings: the settings.
-            patience: how long a request may take.
+            timeouts: how long a request may take.
             say: gets one sentence, from another thread, if the host keeps the user waiting.
         """
         self.settings = settings
-        self._patience = patience
+        self._timeouts = timeouts
         self._say = say
         self._client: Any = None
         self._lock = threading.Lock()
@@ -239,19 +239,19 @@ class Connection:
         url = f"{self._base(client)}{where}"
         # A filter in the query is long, and says nothing to a user.
         request = f"{method} {printable(url.partition('?')[0])}"
-        patience, began = self._patience, time.monotonic()
+        timeouts, began = self._timeouts, time.monotonic()
         options = {
             "body": body,
             "headers": headers,
-            "timeout": urllib3.Timeout(connect=patience.connect, read=patience.read),
+            "timeout": urllib3.Timeout(connect=timeouts.connect, read=timeouts.read),
             "retries": _Retry(
-                total=patience.retries,
+                total=timeouts.retries,
                 connect=2,
                 read=2 if method == "GET" else 0,
                 other=0,
                 allowed_methods={method},
                 status_forcelist=again,
-                backoff_factor=patience.wait,
+                backoff_factor=timeouts.wait,
                 respect_retry_after_header=False,
                 raise_on_status=False,
             ),
@@ -267,12 +267,12 @@ class Connection:
     def _in_time(self, request: str, ask: Callable[[], Answer]) -> Answer:
         """Return the answer to a request. A host whose bytes come one by one takes no more time, either."""
         outcome = in_thread(ask)
-        notice = min(self._patience.notice, self._patience.whole)
+        notice = min(self._timeouts.notice, self._timeouts.whole)
         if not wait([outcome], notice).done:
             say, self._say = self._say, None
             if say is not None:
                 say(f"Still waiting for the answer to {request}.")
-            if not wait([outcome], self._patience.whole - notice).done:
+            if not wait([outcome], self._timeouts.whole - notice).done:
                 raise TimeoutError
         return outcome.result()
 
@@ -297,7 +297,7 @@ class Connection:
         elif isinstance(reason, ReadTimeoutError):
             why = f"the host has accepted the connection, and not answered within {duration(waited)}"
         elif isinstance(reason, TimeoutError):
-            why = f"the answer was not complete within {self._patience.whole:g} s"
+            why = f"the answer was not complete within {self._timeouts.whole:g} s"
         else:
             why = f"the connection broke ({_short(reason)})"
         if method != "GET" and not isinstance(reason, NewConnectionError | ConnectTimeoutError):

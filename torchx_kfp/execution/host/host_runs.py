@@ -25,7 +25,7 @@ from torchx_kfp.errors import (
     HostNotFoundError,
     UnknownRunError,
 )
-from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
+from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
 from torchx_kfp.execution.host.run_filter import RunFilter, in_id, of_name
 from torchx_kfp.execution.host.settings import Submission
@@ -109,11 +109,11 @@ class Host:
             HostAnswerLostError: the host may have accepted the run, but has not said so.
             HostError: the host does not answer or refuses the run.
         """
-        fields = self.describe(pipeline, arguments, submission)
+        fields = self.run_body(pipeline, arguments, submission)
         name = submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}"
         return self._create({"display_name": name, **fields})
 
-    def describe(
+    def run_body(
         self,
         pipeline: Pipeline,
         arguments: Mapping[str, Any] | None = None,
@@ -307,7 +307,7 @@ class Host:
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
         run_id = str(run["run_id"])
         refuse_run_id(run_id, f"GET {self.connection.name}{_RUNS}")
-        before = read_record(text(mapping(_spec_of(run).get("pipelineInfo")).get("description")))
+        before = read_record(as_text(as_object(_spec_of(run), "pipelineInfo").get("description")))
         return RunSummary(
             run_id=run_id,
             name=str(run.get("display_name") or ""),
@@ -317,7 +317,7 @@ class Host:
             finished=seconds(run.get("finished_at")),
             link=self.connection.link(run_id),
             is_archived=_is_archived(run),
-            schedule_id=text(run.get("recurring_run_id")),
+            schedule_id=as_text(run.get("recurring_run_id")),
             scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
             tracker_base=tracker_base_of(run),
             resumes=before.resumes if before is not None else "",
@@ -343,7 +343,7 @@ class Host:
 
     def _find_experiment(self, name: str) -> str:
         found = self.objects(_EXPERIMENTS, "experiments", of_name(name))
-        return next((text(each.get("experiment_id")) for each in found if each.get("display_name") == name), "")
+        return next((as_text(each.get("experiment_id")) for each in found if each.get("display_name") == name), "")
 
     def in_namespace(self) -> str:
         namespace = self.connection.namespace
@@ -366,22 +366,22 @@ def _is_archived(run: Mapping[str, Any]) -> bool:
 
 def tracker_base_of(answer: Mapping[str, Any]) -> str:
     """Return the tracker base in the JSON of a run or a schedule: its argument, or the default in its pipeline."""
-    parameters = mapping(mapping(answer.get("runtime_config")).get("parameters"))
+    parameters = as_object(answer, "runtime_config", "parameters")
     if TRACKER_BASE_PARAMETER in parameters:
-        return text(parameters[TRACKER_BASE_PARAMETER])
-    inputs = mapping(mapping(_spec_of(answer).get("root")).get("inputDefinitions"))
-    return text(mapping(mapping(inputs.get("parameters")).get(TRACKER_BASE_PARAMETER)).get("defaultValue"))
+        return as_text(parameters[TRACKER_BASE_PARAMETER])
+    path = "root", "inputDefinitions", "parameters", TRACKER_BASE_PARAMETER
+    return as_text(as_object(_spec_of(answer), *path).get("defaultValue"))
 
 
 def pipeline_name(run: Mapping[str, Any]) -> str:
     """Return the name of a run's pipeline, from its JSON; empty if it lacks the pipeline."""
-    return str(mapping(_spec_of(run).get("pipelineInfo")).get("name") or "")
+    return str(as_object(_spec_of(run), "pipelineInfo").get("name") or "")
 
 
 def _spec_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the PipelineSpec in the JSON of a run or a schedule; nothing if it only names a stored pipeline."""
-    spec = mapping(answer.get("pipeline_spec"))
-    return mapping(spec.get("pipeline_spec", spec))
+    spec = as_object(answer.get("pipeline_spec"))
+    return as_object(spec.get("pipeline_spec", spec))
 
 
 def _described(run: RunSummary) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from torchx_kfp.errors import HostError, HostNotFoundError, HostRefusedError
-from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
+from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V1BETA1, Connection
 from torchx_kfp.execution.host.nodes import ArchivedLog, Node, Nodes
 from torchx_kfp.execution.host.pod_spec import PodSpec
@@ -65,7 +65,7 @@ class ManifestSource:
         lost = "so its stages, their logs, exit codes and results are missing"
         try:
             answer = self._connection.get(path)
-            refuse_run_id(mapping(answer.get("run")).get("id"), f"GET {name}{path}", self._run_id)
+            refuse_run_id(as_object(answer, "run").get("id"), f"GET {name}{path}", self._run_id)
             manifest = manifest_of(answer)
             if manifest == self._manifest:
                 return self._nodes
@@ -107,7 +107,7 @@ class ManifestSource:
 
 def manifest_of(answer: Mapping[str, Any]) -> str:
     """Return the manifest in v1beta1's answer about a run, as JSON; empty without one."""
-    return text(mapping(answer.get("pipeline_runtime")).get("workflow_manifest"))
+    return as_text(as_object(answer, "pipeline_runtime").get("workflow_manifest"))
 
 
 def read_manifest(manifest: str) -> Nodes:
@@ -116,16 +116,16 @@ def read_manifest(manifest: str) -> Nodes:
     Raises:
         ValueError: the manifest is not JSON, or its compressed nodes cannot be read. The message is a clause.
     """
-    workflow = mapping(_parsed(manifest))
-    metadata, status = mapping(workflow.get("metadata")), mapping(workflow.get("status"))
-    packed = text(status.get("compressedNodes"))
-    nodes = mapping(_parsed(_decompressed(packed)) if packed else status.get("nodes"))
-    name = text(metadata.get("name"))
+    workflow = as_object(_parsed(manifest))
+    metadata, status = as_object(workflow.get("metadata")), as_object(workflow.get("status"))
+    packed = as_text(status.get("compressedNodes"))
+    nodes = as_object(_parsed(_decompressed(packed)) if packed else status.get("nodes"))
+    name = as_text(metadata.get("name"))
     # Old versions of Argo name a pod after the node's id.
-    has_ids = mapping(metadata.get("annotations")).get(_POD_NAMES) == "v1"
-    store = mapping(mapping(mapping(status.get("artifactRepositoryRef")).get("artifactRepository")).get("s3"))
-    read = (_node(name, has_ids, store, mapping(record)) for record in nodes.values())
-    return Nodes(name, {node.name: node for node in read}, text(status.get("message")))
+    has_ids = as_object(metadata, "annotations").get(_POD_NAMES) == "v1"
+    store = as_object(status, "artifactRepositoryRef", "artifactRepository", "s3")
+    read = (_node(name, has_ids, store, as_object(record)) for record in nodes.values())
+    return Nodes(name, {node.name: node for node in read}, as_text(status.get("message")))
 
 
 def _parsed(content: str) -> Any:
@@ -148,19 +148,19 @@ def _decompressed(packed: str) -> str:
 
 
 def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], record: Mapping[str, Any]) -> Node:
-    name, outputs = text(record.get("name")), mapping(record.get("outputs"))
-    exit_code = text(outputs.get("exitCode"))
+    name, outputs = as_text(record.get("name")), as_object(record.get("outputs"))
+    exit_code = as_text(outputs.get("exitCode"))
     # Argo names the pod of a node after the template and the hash at the end of the node's id.
-    pod, template = text(record.get("id")), text(record.get("templateName"))
+    pod, template = as_text(record.get("id")), as_text(record.get("templateName"))
     if template and not has_ids and name != workflow:
         pod = f"{f'{workflow}-{template}'[:_LONGEST_PREFIX]}-{pod.rpartition('-')[2]}"
     return Node(
         name=name,
         # A phase that this version does not know counts as queued.
-        state=_STATES.get(text(record.get("phase")), State.QUEUED),
-        start=seconds(text(record.get("startedAt"))),
-        end=seconds(text(record.get("finishedAt"))),
-        message=text(record.get("message")),
+        state=_STATES.get(as_text(record.get("phase")), State.QUEUED),
+        start=seconds(as_text(record.get("startedAt"))),
+        end=seconds(as_text(record.get("finishedAt"))),
+        message=as_text(record.get("message")),
         exit_code=int(exit_code) if exit_code and re.fullmatch(r"-?\d{1,9}", exit_code) else None,
         pod=pod if record.get("type") == "Pod" else "",
         outputs=outputs,

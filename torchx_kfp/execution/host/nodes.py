@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.runs.vocabulary import State
 
 
@@ -61,7 +61,7 @@ class Node:
 
     def decision(self, name: str) -> str:
         """Return what a driver has decided, which is an output of it; empty if that is not there."""
-        return next((text(each.get("value")) for each in self._listed("parameters") if each.get("name") == name), "")
+        return next((as_text(each.get("value")) for each in self._listed("parameters") if each.get("name") == name), "")
 
     @property
     def log(self) -> ArchivedLog | None:
@@ -69,15 +69,15 @@ class Node:
         for artifact in self._listed("artifacts"):
             if artifact.get("name") != "main-logs":
                 continue
-            place = {**self.store, **mapping(artifact.get("s3"))}
-            endpoint, bucket, key = (text(place.get(name)) for name in ("endpoint", "bucket", "key"))
+            place = {**self.store, **as_object(artifact.get("s3"))}
+            endpoint, bucket, key = (as_text(place.get(name)) for name in ("endpoint", "bucket", "key"))
             if endpoint and bucket and key:
                 return ArchivedLog(endpoint, bucket, key)
         return None
 
     def _listed(self, kind: str) -> Iterable[Mapping[str, Any]]:
         found = self.outputs.get(kind)
-        return map(mapping, found) if isinstance(found, list) else ()
+        return map(as_object, found) if isinstance(found, list) else ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Component
 from torchx_kfp.execution.pipeline.values import convert
@@ -46,7 +46,7 @@ class PodSpec:
             raise ValueError(
                 f"the driver's pod-spec-patch has another form ({type(error).__name__}: {error})"
             ) from None
-        image = text(container.get("image"))
+        image = as_text(container.get("image"))
         # Programs that start containers would take it for an option.
         if not isinstance(given, dict) or not own or image.startswith("-") or not image.isprintable():
             raise ValueError("the driver's pod-spec-patch has another form")
@@ -62,18 +62,18 @@ class PodSpec:
 
     def inputs(self, component: Component) -> dict[str, Any]:
         """Return the values of the stage's inputs, including artifacts."""
-        given = mapping(self.executor_input.get("inputs"))
+        given = as_object(self.executor_input.get("inputs"))
         values: dict[str, Any] = {}
-        for name, value in mapping(given.get("parameterValues")).items():
+        for name, value in as_object(given.get("parameterValues")).items():
             parameter = component.inputs.get(name)
             values[name] = convert(value, parameter.type if parameter is not None else "")
-        for name, made in mapping(given.get("artifacts")).items():
+        for name, made in as_object(given.get("artifacts")).items():
             if name not in component.artifact_inputs:
                 continue  # names become parts of paths
-            listed = mapping(made).get("artifacts")
+            listed = as_object(made).get("artifacts")
             declared = component.artifact_inputs[name]
             artifacts = [
-                _artifact(name, mapping(item), declared) for item in (listed if isinstance(listed, list) else ())
+                _artifact(name, as_object(item), declared) for item in (listed if isinstance(listed, list) else ())
             ]
             values[name] = artifacts[0] if len(artifacts) == 1 else ArtifactList(artifacts)
         return values
@@ -81,12 +81,14 @@ class PodSpec:
 
 def _artifact(name: str, message: Mapping[str, Any], declared: ArtifactType) -> Artifact:
     """Return an input artifact. KFP's driver leaves out its type, in place of which the input's own counts."""
-    kind = mapping(message.get("type"))
-    title = text(kind.get("schemaTitle"))
+    kind = as_object(message.get("type"))
+    title = as_text(kind.get("schemaTitle"))
     return Artifact(
-        text(message.get("name")) or name,
-        ArtifactType(title, text(kind.get("schemaVersion"))) if title else dataclasses.replace(declared, is_list=False),
-        text(message.get("uri")),
-        mapping(message.get("metadata")),
+        as_text(message.get("name")) or name,
+        ArtifactType(title, as_text(kind.get("schemaVersion")))
+        if title
+        else dataclasses.replace(declared, is_list=False),
+        as_text(message.get("uri")),
+        as_object(message.get("metadata")),
         imported=True,
     )

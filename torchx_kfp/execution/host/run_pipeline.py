@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
-from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.pipeline.artifacts import without_files
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -55,7 +55,9 @@ class RunPipeline:
         inner = spec.get("pipeline_spec")
         documents = [spec] if inner is None else [inner, spec.get("platform_spec")]
         try:
-            pipeline = pipeline_from_documents([each for each in documents if each], f"run {text(run.get('run_id'))}")
+            pipeline = pipeline_from_documents(
+                [each for each in documents if each], f"run {as_text(run.get('run_id'))}"
+            )
             arguments = given_arguments(run)
             with contextlib.suppress(TorchxKfpError):  # they are not those of this pipeline
                 arguments = complete_arguments(pipeline, arguments)
@@ -90,7 +92,7 @@ def _elsewhere(end: StageResult) -> StageResult:
 
 def given_arguments(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a run in v2beta1's answer."""
-    return dict(mapping(mapping(run.get("runtime_config")).get("parameters")))
+    return dict(as_object(run, "runtime_config", "parameters"))
 
 
 def _items(place: ScopedTask, known: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.common.text import clean
-from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.outcomes import reason_of_workflow
 from torchx_kfp.execution.host.run_pipeline import RunPipeline, given_arguments
@@ -77,7 +77,7 @@ def _steps(
         if index == last:
             stages = [*_carried(of_stages, progress), *stages]
         started = RunStarted(
-            pipeline=pipeline.pipeline.name if pipeline is not None else text(run.get("display_name")),
+            pipeline=pipeline.pipeline.name if pipeline is not None else as_text(run.get("display_name")),
             run_id=progress.run_id,
             arguments=pipeline.arguments if pipeline is not None else given_arguments(run),
             resumed=index > 0,
@@ -125,7 +125,7 @@ def _reason(
     ends = (step.event.result.state for step in stages if isinstance(step.event, StageFinished))
     if not is_last or period.state is not State.FAILED or State.FAILED in ends:
         return ""
-    said = text(mapping(run.get("error")).get("message")) or (reason_of_workflow(nodes) if nodes is not None else "")
+    said = as_text(as_object(run, "error").get("message")) or (reason_of_workflow(nodes) if nodes is not None else "")
     return said or "KFP does not say why"
 
 

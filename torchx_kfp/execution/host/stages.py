@@ -60,7 +60,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class DagNode:
+class DagBody:
     """A DAG while its nodes are read: their names begin with ``base``, and nothing more begins if it is closed.
 
     ``round`` counts, for the run and each nested pipeline around a stage, how often it was tried again.
@@ -96,7 +96,7 @@ class StageReader:
     def read(self) -> list[Step]:
         """Return the steps of all stages so far, in the order of their times."""
         workflow, root = self._nodes.workflow, self._pipeline.root
-        run = DagNode(StageNames(), "", (), self._progress.is_over)
+        run = DagBody(StageNames(), "", (), self._progress.is_over)
         bodies = [
             body
             for _, whole in (self._bodies(workflow, run) if workflow else ())
@@ -114,7 +114,7 @@ class StageReader:
 
     # DAGs
 
-    def _bodies(self, name: str, scope: DagNode, names: StageNames | None = None) -> list[tuple[Node, DagNode]]:
+    def _bodies(self, name: str, scope: DagBody, names: StageNames | None = None) -> list[tuple[Node, DagBody]]:
         """Return the attempts at a node of a DAG. Nothing more begins in one that has ended, or that another follows.
 
         Args:
@@ -125,10 +125,10 @@ class StageReader:
         bodies, found = self._nodes.attempts(name), []
         for index, body in enumerate(bodies):
             is_closed = scope.is_closed or body.state.is_over or index + 1 < len(bodies)
-            found.append((body, DagNode(names or scope.names, body.name, (*scope.round, index), is_closed)))
+            found.append((body, DagBody(names or scope.names, body.name, (*scope.round, index), is_closed)))
         return found
 
-    def _dag(self, component: Component, scope: DagNode) -> TaskOutcome:
+    def _dag(self, component: Component, scope: DagBody) -> TaskOutcome:
         """Read the tasks of a DAG."""
         dag = component.as_dag()
         ends: dict[str, TaskOutcome] = {}
@@ -146,17 +146,17 @@ class StageReader:
         failed = [name for end in ends.values() if end.state is State.FAILED for name in end.failed or [end.name]]
         return together(counted, failed, max((end.time for end in ends.values()), default=self._progress.started_at))
 
-    def _task(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagNode, dag: Dag) -> TaskOutcome:
+    def _task(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagBody, dag: Dag) -> TaskOutcome:
         component = self._pipeline.component_of(task)
         for base in () if dag.hook_before(task) else self._bases(task, scope):
             if self._has_begun(task, base):
-                inner = DagNode(scope.names, base, scope.round, scope.is_closed)
+                inner = DagBody(scope.names, base, scope.round, scope.is_closed)
                 if component.dag is None:
                     return self._stage(task, component, inner)
                 return self._loop(task, component, inner) if task.loop else self._group(task, component, inner)
         return self._not_begun(task, ends, scope, dag)
 
-    def _bases(self, task: Task, scope: DagNode) -> list[str]:
+    def _bases(self, task: Task, scope: DagBody) -> list[str]:
         """Return the names of nodes around the task: an exit task is a hook of each task before it."""
         if not task.runs_always or not task.depends_on:
             return [scope.base]
@@ -168,7 +168,7 @@ class StageReader:
         first = self._nodes.get(f"{name}-driver") or self._nodes.get(name)
         return first is not None and first.state not in (State.SKIPPED, State.NOT_RUN)
 
-    def _not_begun(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagNode, dag: Dag) -> TaskOutcome:
+    def _not_begun(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagBody, dag: Dag) -> TaskOutcome:
         """Decide on a task without nodes."""
         before = [ends[name] for name in task.depends_on]
         state, reason = reasons.after_upstream(dag, task, before)
@@ -177,7 +177,7 @@ class StageReader:
         return self._pass_over(task, scope, state, reason, max(end.time for end in before))
 
     def _never(
-        self, task: Task, scope: DagNode, others: Iterable[TaskOutcome], *, iteration: StageNames | None = None
+        self, task: Task, scope: DagBody, others: Iterable[TaskOutcome], *, iteration: StageNames | None = None
     ) -> TaskOutcome:
         """Report that a task, or an iteration of a loop, does not begin any more, unless a later answer may say why.
 
@@ -202,7 +202,7 @@ class StageReader:
     def _pass_over(
         self,
         task: Task,
-        scope: DagNode,
+        scope: DagBody,
         state: State,
         reason: str,
         time: float,
@@ -223,7 +223,7 @@ class StageReader:
 
     # Groups of tasks
 
-    def _group(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
+    def _group(self, task: Task, component: Component, scope: DagBody) -> TaskOutcome:
         """Read a nested pipeline or a branch."""
         path = f"{scope.base}.{task.name}"
         driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
@@ -245,7 +245,7 @@ class StageReader:
             end, before = self._dag(component, inner), before + 1
         return self._group_end(task, component, node, end, scope)
 
-    def _group_end(self, task: Task, component: Component, node: Node, end: TaskOutcome, scope: DagNode) -> TaskOutcome:
+    def _group_end(self, task: Task, component: Component, node: Node, end: TaskOutcome, scope: DagBody) -> TaskOutcome:
         state = node.state if node.state in (State.SUCCEEDED, State.FAILED) else end.state if scope.is_closed else None
         if state is None:
             return TaskOutcome()
@@ -259,7 +259,7 @@ class StageReader:
             end.failed = []
         return end
 
-    def _loop(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
+    def _loop(self, task: Task, component: Component, scope: DagBody) -> TaskOutcome:
         node = self._nodes.get(f"{scope.base}.{task.name}")
         if node is None:
             return TaskOutcome()
@@ -270,7 +270,7 @@ class StageReader:
             return end
         return self._group_end(task, component, node, end, scope)
 
-    def _iterations(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
+    def _iterations(self, task: Task, component: Component, scope: DagBody) -> TaskOutcome:
         """Read the iterations of a loop; ``scope`` is the loop's own node."""
         driver = self._nodes.get(f"{scope.base}.iteration-driver")
         group = self._nodes.get(f"{scope.base}.iteration-iterations")
@@ -304,7 +304,7 @@ class StageReader:
         failed = [name for end in ends for name in end.failed]
         return together(ends, failed, time)
 
-    def _count(self, task: Task, driver: Node | None, seen: int, scope: DagNode) -> int | None:
+    def _count(self, task: Task, driver: Node | None, seen: int, scope: DagBody) -> int | None:
         """Return the number of iterations, as far as it is known; None if it is not."""
         found = driver.decision("iteration-count") if driver is not None else ""
         known = self._known.items.get(without_indices(scope.names.of(task.name)))
@@ -314,7 +314,7 @@ class StageReader:
             return seen or (0 if scope.is_closed and not self._progress.is_over else None)
         return max(seen, min(known, _MOST_ITERATIONS))
 
-    def _iteration(self, task: Task, component: Component, scope: DagNode, index: int, item: Node) -> TaskOutcome:
+    def _iteration(self, task: Task, component: Component, scope: DagBody, index: int, item: Node) -> TaskOutcome:
         names, end = scope.names.inside_iteration(index), TaskOutcome()
         for _, whole in self._bodies(item.name, scope, names):
             name = f"{whole.base}.iteration-item"
@@ -329,7 +329,7 @@ class StageReader:
                 end = self._never(task, whole, (), iteration=names) if whole.is_closed else TaskOutcome()
         return end
 
-    def _unprepared(self, task: Task, driver: Node, scope: DagNode) -> TaskOutcome:
+    def _unprepared(self, task: Task, driver: Node, scope: DagBody) -> TaskOutcome:
         """Report that KFP's driver has failed before a task."""
         time = self._time(driver.end, driver.start)
         if self._progress.is_canceled(driver.end):
@@ -341,7 +341,7 @@ class StageReader:
 
     # Stages
 
-    def _stage(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
+    def _stage(self, task: Task, component: Component, scope: DagBody) -> TaskOutcome:
         name, path = scope.names.of(task.name), f"{scope.base}.{task.name}"
         driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
         if component.importer is not None or is_volume_task(component):
@@ -395,7 +395,7 @@ class StageReader:
         )
         return TaskOutcome(name, state, is_canceled, time)
 
-    def _report_attempts(self, task: Task, pods: Sequence[Node], scope: DagNode, *, is_over: bool) -> None:
+    def _report_attempts(self, task: Task, pods: Sequence[Node], scope: DagBody, *, is_over: bool) -> None:
         """Report the attempts that have begun, after those in earlier rounds."""
         name, period = scope.names.of(task.name), self._progress.last
         is_over = is_over or period.state.is_over or period.canceled_at is not None
@@ -418,7 +418,7 @@ class StageReader:
             retried = StageRetried(name, number, clean(exit_of(pod)[1]), delay, time=end)
             self._report(name, retried, 2 * number + 1, scope.round)
 
-    def _pod_of_kfp(self, task: Task, component: Component, node: Node | None, scope: DagNode) -> TaskOutcome:
+    def _pod_of_kfp(self, task: Task, component: Component, node: Node | None, scope: DagBody) -> TaskOutcome:
         """Read a task that KFP does by itself: an import, or a volume claim that is made or deleted."""
         name = scope.names.of(task.name)
         if node is None:
@@ -465,7 +465,7 @@ class StageReader:
     def _inside(self, component: Component, names: StageNames) -> Iterator[ScopedTask]:
         return (place for place in walk(self._pipeline, component, names) if place.is_stage)
 
-    def _finish(self, result: StageResult, scope: DagNode, time: float) -> None:
+    def _finish(self, result: StageResult, scope: DagBody, time: float) -> None:
         self._report(result.name, StageFinished(result, time=time), math.inf, scope.round)
 
     def _report(self, name: str, event: Event, number: float, round_: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchx_kfp.execution.host.answers import mapping, text
+from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.runs.vocabulary import State
 
 _STATES = {
@@ -81,8 +81,8 @@ def read_progress(run: Mapping[str, Any]) -> Progress:
     """Return how far a run is, from its JSON in v2beta1."""
     found = run.get("state_history")
     history = [
-        (text(item.get("state")), when)
-        for item in map(mapping, found if isinstance(found, list) else ())
+        (as_text(item.get("state")), when)
+        for item in map(as_object, found if isinstance(found, list) else ())
         if (when := seconds(item.get("update_time"))) is not None
     ]
     started = seconds(run.get("created_at")) or (history[0][1] if history else 0.0)
@@ -108,7 +108,7 @@ def read_progress(run: Mapping[str, Any]) -> Progress:
         periods[-1] = Period(state, last.started_at, canceled, ended)
     else:
         periods[-1] = Period(State.RUNNING, last.started_at, canceled)
-    return Progress(text(run.get("run_id")), tuple(periods))
+    return Progress(as_text(run.get("run_id")), tuple(periods))
 
 
 def run_state(run: Mapping[str, Any]) -> State:
@@ -131,7 +131,7 @@ def words_of(state: State) -> tuple[str, ...]:
 def _is_canceled(run: Mapping[str, Any]) -> bool:
     """Tell whether somebody has terminated a run, and nobody has tried it again since."""
     history = run.get("state_history")
-    states = [mapping(item).get("state") for item in (history if isinstance(history, list) else [])]
+    states = [as_object(item).get("state") for item in (history if isinstance(history, list) else [])]
     before_the_end = [state for state in (*states, run.get("state")) if state not in _ENDS]
     return before_the_end[-1:] == [_CANCELING]
 

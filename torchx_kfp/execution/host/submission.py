@@ -12,8 +12,8 @@ from typing import Any
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host
-from torchx_kfp.execution.host.recurring import Schedule, Schedules, Timing, account_problem
 from torchx_kfp.execution.host.run import HostRun
+from torchx_kfp.execution.host.schedules import Schedule, Schedules, Timing, account_problem
 from torchx_kfp.execution.host.settings import Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, is_of_this_machine, storage_of
 from torchx_kfp.execution.model import checks

@@ -197,8 +197,8 @@ def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
         TrackerBaseError: only pods have the tracker base, or only the schedule names it.
         MissingResultsError: no run has recorded anything.
     """
-    from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run_filter import RunFilter
+    from torchx_kfp.execution.host.schedules import Schedules
 
     host = connect(lookup.flags)
     schedules = Schedules(host)

@@ -75,8 +75,8 @@ def runs_command(
     Experiments and archived runs of a host are in KFP's UI, and in `kfp run list`.
     """
     from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-    from torchx_kfp.execution.host.recurring import Schedules
     from torchx_kfp.execution.host.run_filter import RunFilter
+    from torchx_kfp.execution.host.schedules import Schedules
 
     schedule_id = Schedules(connect(lookup.flags)).find_id(schedule) if schedule else ""
     chosen = tuple(State(state) for state in states)

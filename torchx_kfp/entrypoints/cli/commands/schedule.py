@@ -17,7 +17,7 @@ from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host, RunSummary
-    from torchx_kfp.execution.host.recurring import Schedule, Schedules, Timing
+    from torchx_kfp.execution.host.schedules import Schedule, Schedules, Timing
     from torchx_kfp.execution.host.settings import Submission
 
 #: For how many schedules the last run is asked for at once.
@@ -38,7 +38,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 
 def _timing(cron: str | None, **values: Any) -> Timing:
-    from torchx_kfp.execution.host.recurring import Timing
+    from torchx_kfp.execution.host.schedules import Timing
 
     return Timing(cron or "", **values)
 
@@ -121,7 +121,7 @@ def list_command(as_json: bool, flags: Flags) -> None:
 
     Times are local; expressions are in UTC. KFP does not tell the time of the next run.
     """
-    from torchx_kfp.execution.host.recurring import Schedules
+    from torchx_kfp.execution.host.schedules import Schedules
 
     host = connect(flags)
     _list(host, Schedules(host), as_json)
@@ -156,7 +156,7 @@ def delete_command(name: str, flags: Flags) -> None:
 
 
 def _change(name: str, flags: Flags, done: str, change: Callable[[Schedules, Schedule], None]) -> Schedule:
-    from torchx_kfp.execution.host.recurring import Schedules
+    from torchx_kfp.execution.host.schedules import Schedules
 
     schedules = Schedules(connect(flags))
     schedule = schedules.find(name)
@@ -167,7 +167,7 @@ def _change(name: str, flags: Flags, done: str, change: Callable[[Schedules, Sch
 
 def _say_created(schedule: Schedule, submission: Submission, words: list[str], *, as_json: bool) -> None:
     """Print a new schedule: its id on stdout, and how KFP understands it on stderr."""
-    from torchx_kfp.execution.host.recurring import account_problem
+    from torchx_kfp.execution.host.schedules import account_problem
 
     if problem := account_problem(schedule, submission.service_account):
         print_message(f"Warning: {problem}")

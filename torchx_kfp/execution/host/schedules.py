@@ -14,7 +14,7 @@ from urllib.parse import quote
 from torchx_kfp.common.text import UUID, did_you_mean, duration, listed, printable
 from torchx_kfp.contract.protocol import named_workspaces
 from torchx_kfp.errors import ArgumentError, HostNotFoundError, TorchxKfpError
-from torchx_kfp.execution.host.answers import mapping, refuse_run_id, text
+from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V2BETA1
 from torchx_kfp.execution.host.host_runs import DEFAULT, Host, tracker_base_of
 from torchx_kfp.execution.host.run_filter import RunFilter, of_name, timestamp
@@ -66,14 +66,14 @@ class Timing:
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Timing | None:
         """Return the timing in the JSON of a recurring run; None if it has none that is valid."""
-        trigger = mapping(answer.get("trigger"))
-        cron, periodic = mapping(trigger.get("cron_schedule")), mapping(trigger.get("periodic_schedule"))
+        trigger = as_object(answer.get("trigger"))
+        cron, periodic = as_object(trigger.get("cron_schedule")), as_object(trigger.get("periodic_schedule"))
         found = cron or periodic
-        interval, most = text(periodic.get("interval_second")), text(answer.get("max_concurrency"))
+        interval, most = as_text(periodic.get("interval_second")), as_text(answer.get("max_concurrency"))
         try:
             return cls(
                 # Five fields are what people write.
-                re.sub(r"^0 (?=(?:\S+ ){4}\S+$)", "", text(cron.get("cron"))),
+                re.sub(r"^0 (?=(?:\S+ ){4}\S+$)", "", as_text(cron.get("cron"))),
                 None if cron or not interval.isdecimal() else float(interval),
                 seconds(found.get("start_time")),
                 seconds(found.get("end_time")),
@@ -166,7 +166,7 @@ class Schedules:
                 f"A schedule cannot have the name {printable(name)!r}: KFP makes a name in Kubernetes of its letters, "
                 "digits and hyphens in ASCII, which would begin with '-'. Give another --name."
             )
-        fields = self._host.describe(pipeline, arguments, submission)
+        fields = self._host.run_body(pipeline, arguments, submission)
         if others := [each for each in self.list(of_name(name)) if each.name == name]:
             raise ArgumentError(
                 f"{self._connection.name} has a schedule {printable(name)!r} already. Delete it first (torchx-kfp "
@@ -206,7 +206,7 @@ class Schedules:
             return self._schedule(found[0])
         where = f"{self._connection.name}{self._host.in_namespace()}"
         if found:
-            ids = listed(text(each["recurring_run_id"]) for each in found)
+            ids = listed(as_text(each["recurring_run_id"]) for each in found)
             raise ArgumentError(f"{where} has {len(found):,} schedules {name!r}: {ids}. Give the id.")
         names = [each.name for each in self.list()]
         raise ArgumentError(
@@ -271,13 +271,13 @@ class Schedules:
         identity = answer.get("recurring_run_id")
         refuse_run_id(identity, f"A request for {self._connection.name}{_SCHEDULES}")
         return Schedule(
-            schedule_id=text(identity),
-            name=text(answer.get("display_name")),
+            schedule_id=as_text(identity),
+            name=as_text(answer.get("display_name")),
             timing=Timing.of(answer),
             is_paused=answer.get("status") == "DISABLED" or answer.get("mode") == "DISABLE",
             created=seconds(answer.get("created_at")) or 0.0,
-            arguments=mapping(mapping(answer.get("runtime_config")).get("parameters")),
-            service_account=text(answer.get("service_account")),
+            arguments=as_object(answer, "runtime_config", "parameters"),
+            service_account=as_text(answer.get("service_account")),
             tracker_base=tracker_base_of(answer),
         )
 
