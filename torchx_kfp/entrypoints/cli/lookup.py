@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from torchx_kfp.common.text import UUID, listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from torchx_kfp.entrypoints.cli.recorded import Recorded
     from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.run import HostRun
+    from torchx_kfp.execution.report.model import RunView
     from torchx_kfp.execution.runs.history import RunReader
     from torchx_kfp.execution.runs.record import RunRecord
+    from torchx_kfp.execution.runs.source import RunSource
 
 #: A part of the URL of a run's page in KFP's UI.
 _PAGE_OF_RUN = "/runs/details/"
@@ -84,7 +87,7 @@ class Lookup:
         if os.sep not in run and is_run(Path(run)) and not is_run(Path(self.output_dir, run)):
             run = os.path.join(os.curdir, run)  # a command in the directory with the folders of runs
         if names_host(self.flags) and not is_run(Path(self.output_dir, run)):
-            return self._on_host(run, reading)
+            return self.on_host(run, **reading)
         source = self._anywhere(run, reading)
         if run == LATEST and changes and not isinstance(source, RunReader):
             raise ArgumentError(
@@ -149,7 +152,7 @@ class Lookup:
                 kind = AmbiguousRunError if several_here else UnknownRunError
                 raise kind(f"{error} For a run on KFP, give its --host.") from None
             try:
-                source = self._on_host(run, reading)
+                source = self.on_host(run, **reading)
                 source.read()  # whether it exists: a whole id is not looked up
             except (UnknownRunError, HostError) as other:
                 is_about_host = isinstance(other, (HostError, AmbiguousRunError))
@@ -161,9 +164,10 @@ class Lookup:
                 raise type(other)(f"{error} And on the host: {other}") from None
             return source
         newest = self._newer_on_host(folder) if run == LATEST else None
-        return RunReader(folder) if newest is None else self._on_host(newest, reading)
+        return RunReader(folder) if newest is None else self.on_host(newest, **reading)
 
-    def _on_host(self, run: str, reading: dict[str, Any]) -> HostRun:
+    def on_host(self, run: str, **reading: Any) -> HostRun:
+        """Find a run on the host; the arguments and errors are those of ``find``."""
         from torchx_kfp.execution.host.run import HostRun
 
         host = connect(self.flags)
@@ -181,8 +185,6 @@ class Lookup:
         return None if newest is None or newest.created < created(folder) else newest.run_id
 
     def _located(self, word: str) -> Recorded:
-        from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
-
         if "://" in word and _PAGE_OF_RUN not in word:
             raise click.UsageError(f"{word!r} is not a run. A tracker base is an option: --tracker-base {word}.")
         try:
@@ -191,9 +193,23 @@ class Lookup:
             if os.path.isdir(word) and not isinstance(error, AmbiguousRunError):
                 raise UnknownRunError(f"{error} If {word!r} is a tracker base: --tracker-base {word}.") from None
             raise
+        return self.recorded(source, part)
+
+    def recorded(self, source: RunSource, part: str = "") -> Recorded:
+        """Return the records of a run, or of a part of it; the errors are those of ``base_of``."""
+        from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
+
         record = source.read()
         recorder = open_recorder(self.base or self.base_of(record))
         return Recorded(recorder, "/".join(filter(None, [record.run_id, _key_of(record, part)])), record)
+
+    def view(self, source: RunSource) -> RunView:
+        """Return a run as its report shows it, with the tracker base that the user has named, if it needs that."""
+        from torchx_kfp.execution.report.readable import view_of
+
+        found = view_of(source)
+        bases = {stage.result.tracker_base for stage in found.stages if stage.result.tracker_base}
+        return replace(found, trusted_bases=self.trusted_bases(bases, ran_here=found.record.folder is not None))
 
     def base_of(self, record: RunRecord) -> str:
         """Return the tracker base of a run: its argument, or the one that its stages have used.
@@ -318,6 +334,12 @@ def host_words(flags: Flags) -> list[str]:
 def names_host(flags: Flags) -> bool:
     """Tell whether the flags themselves name a host."""
     return bool(flags.get("host") or flags.get("kube_context"))
+
+
+def lists_host(flags: Flags) -> bool:
+    """Tell whether a list of runs has those of a host: one is named, or set up and ``--output-dir`` is not given."""
+    given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
+    return names_host(flags) or (not given and is_host_set_up())
 
 
 def is_host_set_up() -> bool:

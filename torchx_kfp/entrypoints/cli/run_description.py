@@ -1,19 +1,28 @@
-"""Describe a run as a whole: ``torchx-kfp show RUN``."""
+"""Describe runs as a whole: ``torchx-kfp show RUN``, and the rows and columns of ``torchx-kfp runs``."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.text import duration, moment, without_passwords
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, show_value
+from torchx_kfp.entrypoints.cli.display.printing import (
+    print_json,
+    print_message,
+    print_text,
+    show_value,
+    terminal_width,
+)
 from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.entrypoints.cli.recorded import open_recorder
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
+    from torchx_kfp.entrypoints.cli.display.tables import Column
     from torchx_kfp.execution.host.host_runs import RunSummary
     from torchx_kfp.execution.runs.record import RunRecord
     from torchx_kfp.tracking.records import Record
@@ -134,3 +143,33 @@ def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
         "link": run.link or None,
         "folder": None,
     }
+
+
+def run_columns() -> tuple[Column, ...]:
+    """Return the columns of a table of runs."""
+    from torchx_kfp.entrypoints.cli.display.tables import Column
+
+    return (
+        Column("run"),
+        Column("name", cut=True),
+        Column("state"),
+        Column("started", lambda row: row["started"] and _started(row["started"])),
+        Column("took", lambda row: None if row["seconds"] is None else duration(row["seconds"]), right=True),
+        Column("done", _done),
+        Column("resumes"),
+    )
+
+
+def _done(row: Mapping[str, Any]) -> str | None:
+    """Return the numbers of stages that have succeeded, and that have failed."""
+    if row["done"] is None:
+        return None
+    return f"{row['done']:,}" + (f", {row['failed']:,} failed" if row["failed"] else "")
+
+
+def _started(seconds: float) -> str:
+    """Return the local time at which a run began; a terminal has no room for seconds, or for the current year."""
+    then = time.localtime(seconds)
+    if terminal_width() is None:
+        return time.strftime("%Y-%m-%d %H:%M:%S", then)
+    return time.strftime("%m-%d %H:%M" if then.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M", then)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import click
@@ -28,14 +27,12 @@ def report_command(run: str, output: str | None, lookup: Lookup) -> None:
     loops, and all parameters, results, artifacts and lineage. You can also write it while the run is in progress.
     """
     from torchx_kfp.execution.report.page import render, write_report
-    from torchx_kfp.execution.report.readable import page_of, view_of
+    from torchx_kfp.execution.report.readable import page_of
 
     source = lookup.find(run)
     if output is not None:  # otherwise, the path has the run's id
         say_latest(run, source.run_id)
-    read = view_of(source)
-    bases = {stage.result.tracker_base for stage in read.stages if stage.result.tracker_base}
-    read = dataclasses.replace(read, trusted_bases=lookup.trusted_bases(bases, ran_here=read.record.folder is not None))
+    read = lookup.view(source)
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.common.text import counted, did_you_mean, listed, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.entrypoints.cli.conditions import Condition, in_order
 from torchx_kfp.entrypoints.cli.display.printing import (
     at,
     is_number,
@@ -48,18 +46,6 @@ if TYPE_CHECKING:
 #: The names that a run has besides those of its results, and what precedes the names of its tags.
 _OWN = ("run", "stage", "execution", "run_id")
 _TAG = "tag."
-_OPERATORS = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">=": operator.ge,
-    ">": operator.gt,
-}
-_EQUALITY = ("==", "!=")
-_COMPARISON = re.compile(
-    r"""\s*(?P<name>[^<>=!]*[^<>=!\s])\s*(?P<operator>[<>]=?|[=!]=)\s*(?P<value>"[^"]*"|'[^']*'|[^\s<>=!"']\S*)\s*"""
-)
 
 
 @click.command("results")
@@ -137,7 +123,7 @@ def results_command(
             return
     keys, named = list(chosen.keys), located.stages if located else {}
     found: Results = recorder.get_many(_of_stages(_in_order(keys, named), stages))
-    found = _matching(found, list(map(_Comparison.parse, comparisons)), recorder)
+    found = _matching(found, list(map(Condition.parse, comparisons)), recorder)
     for sort in reversed(sorts if found else ()):
         found = _sorted(found, sort)
     if located is not None and not keys:
@@ -272,7 +258,7 @@ def _names(found: Results) -> list[str]:
     return list(dict.fromkeys(name for results in found.values() for name in results))
 
 
-def _matching(found: Results, comparisons: Sequence[_Comparison], recorder: Recorder) -> Results:
+def _matching(found: Results, comparisons: Sequence[Condition], recorder: Recorder) -> Results:
     """Return the results of the runs for which all comparisons hold."""
     from torchx_kfp.tracking.store import pipeline_run
 
@@ -297,19 +283,7 @@ def _sorted(found: Results, sort: str) -> Results:
     descending = sort.startswith("-") and sort not in there
     name = sort[1:] if descending else sort
     _check_name("--sort", sort, name, there)
-    groups: tuple[list[str], ...] = ([], [], [], [])
-    numbers, nan, texts, missing = groups
-    for key, row in values.items():
-        value = row.get(name)
-        if name not in row:
-            missing.append(key)
-        elif isinstance(value, int | float):
-            (numbers if value == value else nan).append(key)
-        else:
-            texts.append(key)
-    numbers.sort(key=lambda key: values[key][name], reverse=descending)
-    texts.sort(key=lambda key: str(values[key][name]), reverse=descending)
-    return {key: found[key] for group in groups for key in group}
+    return {key: found[key] for key in in_order(values, name, descending=descending)}
 
 
 def _print_csv(found: Results) -> None:
@@ -367,49 +341,6 @@ def _print_table(found: Results, chosen: Chosen, name: str, stages: Mapping[str,
         (run_id, without_run(show_results(results), run)) for run_id, results in zip(ids, found.values(), strict=True)
     ]
     print_table((label, "results"), rows, above=above)
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """A comparison of ``--where``: ``loss < 0.1``. The value has quotes, or no spaces."""
-
-    name: str
-    operator: str
-    value: str
-
-    @classmethod
-    def parse(cls, text: str) -> _Comparison:
-        """Return the comparison in a word of the command line.
-
-        Raises:
-            UsageError: it is something else.
-        """
-        found = _COMPARISON.fullmatch(text)
-        if not found:
-            raise click.UsageError(
-                f"--where {text!r} is not NAME OPERATOR VALUE, such as 'loss < 0.1' or 'note == \"two words\"'. The "
-                f"operators are {' '.join(_OPERATORS)}; several --where must all hold. For anything else, use --json."
-            )
-        value = found["value"]
-        return cls(found["name"], found["operator"], value[1:-1] if value[0] in "\"'" else value)
-
-    def holds(self, value: Any) -> bool:
-        """Tell whether the comparison is true of a value. Values of different types differ, and have no order."""
-        other: Any = _number(self.value)
-        if isinstance(value, bool):
-            other = {"true": True, "false": False}.get(self.value.lower())
-        elif isinstance(value, str) and (other is None or self.operator in _EQUALITY):
-            other = self.value
-        if isinstance(value, bool | str) != isinstance(other, bool | str) or other is None:
-            return self.operator == "!="
-        return bool(_OPERATORS[self.operator](value, other))
-
-
-def _number(text: str) -> int | float | None:
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return None
 
 
 def _check_name(option: str, text: str, name: str, there: Collection[str]) -> None:

@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from torchx_kfp.common.text import counted, duration, size_text
-from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out, terminal_width, this_command
+from torchx_kfp.common.text import counted, size_text
+from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out, this_command
 from torchx_kfp.entrypoints.cli.flags import Duration, json_option, refuse_empty
-from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, is_host_set_up, names_host
-from torchx_kfp.entrypoints.cli.run_description import run_as_json, summary_as_json
+from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, lists_host, names_host
+from torchx_kfp.entrypoints.cli.run_description import run_as_json, run_columns, summary_as_json
 from torchx_kfp.errors import ArgumentError, HostError
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
@@ -74,14 +73,13 @@ def runs_command(
 
     Experiments and archived runs of a host are in KFP's UI, and in `kfp run list`.
     """
-    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
+    from torchx_kfp.entrypoints.cli.display.tables import print_rows
     from torchx_kfp.execution.host.run_filter import RunFilter
     from torchx_kfp.execution.host.schedules import Schedules
 
     schedule_id = Schedules(connect(lookup.flags)).find_id(schedule) if schedule else ""
     chosen = tuple(State(state) for state in states)
     where = RunFilter(chosen, name or "", newer_than=newer_than, schedule_id=schedule_id)
-    is_given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     output_dir, most, now = lookup.output_dir, limit or None, time.time()
     is_on_host = names_host(lookup.flags)
     here: list[dict[str, Any]] = []
@@ -90,7 +88,7 @@ def runs_command(
     failure: HostError | None = None
     none = "No run {} matches." if where != RunFilter() else "There are no runs {}."
     try:
-        if is_on_host or (not is_given and chosen != (State.INTERRUPTED,) and is_host_set_up()):
+        if is_on_host or (chosen != (State.INTERRUPTED,) and lists_host(lookup.flags)):
             host = connect(lookup.flags, is_patient=is_on_host)
             there = [summary_as_json(run, now) for run in host.list(where, limit=most)]
             if is_on_host:
@@ -117,28 +115,14 @@ def runs_command(
     if not rows and not as_json:
         print_message("\n".join(messages))
         return
-    columns = (
-        Column("run"),
-        Column("name", cut=True),
-        Column("state"),
-        Column("started", lambda row: row["started"] and _started(row["started"])),
-        Column("took", lambda row: None if row["seconds"] is None else duration(row["seconds"]), right=True),
-        Column("done", _done),
-        Column("resumes"),
+    print_rows(
+        rows, run_columns(), as_json=as_json, short=_short([row["run"] for row in rows if row["folder"] is None])
     )
-    print_rows(rows, columns, as_json=as_json, short=_short([row["run"] for row in rows if row["folder"] is None]))
     for row in () if as_json else rows:
         for stage, why in (row["cannot_start"] or {}).items():
             print_message(f"{row['run']}: {stage} cannot start: {why}.")
     if here and not as_json:
         _say_size(output_dir)
-
-
-def _done(row: Mapping[str, Any]) -> str | None:
-    """Return the numbers of stages that have succeeded, and that have failed."""
-    if row["done"] is None:
-        return None
-    return f"{row['done']:,}" + (f", {row['failed']:,} failed" if row["failed"] else "")
 
 
 def _short(run_ids: Sequence[str]) -> dict[str, str]:
@@ -202,11 +186,3 @@ def _say_size(output_dir: str) -> None:
     size, is_whole = total_size(output_dir, _COUNTING)
     takes = f"{'' if is_whole else 'more than '}{size_text(size)}"
     print_message(f"{output_dir} takes {takes}. To remove old runs: {this_command('gc', '--output-dir', output_dir)}")
-
-
-def _started(seconds: float) -> str:
-    """Return the local time at which a run began; a terminal has no room for seconds, or for the current year."""
-    then = time.localtime(seconds)
-    if terminal_width() is None:
-        return time.strftime("%Y-%m-%d %H:%M:%S", then)
-    return time.strftime("%m-%d %H:%M" if then.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M", then)
