@@ -1,7 +1,8 @@
 """Makes the pictures of the pages in ``docs`` from real runs: ``make pictures``.
 
 ``pictures/run.svg`` is a terminal while ``pipelines/digits.py`` runs, ``pictures/report.png`` the run's report in
-Chromium, and ``pictures/search.png`` what the report of the first pipeline in ``guides/search.md`` shows of its search.
+Chromium, ``pictures/ui.png`` the page of some more runs of it, and ``pictures/search.png`` what the report of the
+first pipeline in ``guides/search.md`` shows of its search.
 (``pictures/kfp-*.png`` are photographs of KFP's own UI, which nothing here makes.)
 """
 
@@ -132,15 +133,15 @@ def save_terminal(lines: list[Text], command: str, path: Path) -> None:
     path.write_text(console.export_svg(title="torchx-kfp", theme=THEME, code_format=SVG, unique_id="run"))
 
 
-def save_report(page: Path, path: Path, part: str = "") -> None:
-    """Save what a browser shows of a report at first, or the part that this CSS selector finds."""
+def save_page(url: str, path: Path, part: str = "", size: str = "1280,1750") -> None:
+    """Save what a browser shows of a page at first, or the part that this CSS selector finds."""
     options = Options()
     options.binary_location = shutil.which("chromium") or ""
-    for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1750"):
+    for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={size}"):
         options.add_argument(argument)
     browser = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
     try:
-        browser.get(page.as_uri())
+        browser.get(url)
         time.sleep(1)
         if part:  # by itself, so that all of it is in the window
             browser.execute_script("document.body.replaceChildren(document.querySelector(arguments[0]))", part)
@@ -161,12 +162,20 @@ def main() -> None:
         save_terminal(liveliest(shown), " ".join(COMMAND), PICTURES / "run.svg")
         program = str(Path(sys.executable).parent / "torchx-kfp")
         subprocess.run([program, "report", "latest", "-o", "report.html"], cwd=folder, check=True)
-        save_report(folder / "report.html", PICTURES / "report.png")
+        save_page((folder / "report.html").as_uri(), PICTURES / "report.png")
+        for words in (["-p", "seed=1"], ["-p", "seed=2"], ["-p", "seed=3"], ["-p", "threshold=0.999"]):
+            subprocess.run([program, *COMMAND[1:], "--quiet", *words, "--tag", "team=vision"], cwd=folder, check=True)
+        serve = [program, "ui", "--port", "0", "--tracker-base", "results"]
+        with subprocess.Popen(serve, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout
+            url = server.stdout.readline().strip()
+            save_page(f"{url}?sort=-evaluate%2Ftest_accuracy", PICTURES / "ui.png", size="1280,620")
+            server.terminate()
         for found in re.finditer(r"^```python\n# (\w+\.py)\n(.*?)^```", SEARCH.read_text(), re.DOTALL | re.MULTILINE):
             (folder / found[1]).write_text(found[2].replace(ROUNDS, MORE))
         for words in (["run", "tune.py", "--tracker-base", "results"], ["report", "latest", "-o", "search.html"]):
             subprocess.run([program, *words], cwd=folder, check=True)
-        save_report(folder / "search.html", PICTURES / "search.png", ".search")
+        save_page((folder / "search.html").as_uri(), PICTURES / "search.png", ".search")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ MODULES = {
     "s3": ("s3fs",),
     "gcs": ("gcsfs",),
     "pandas": ("pandas",),
+    "ui": ("waitress",),
     "mlflow": ("mlflow", "torchx"),
     "ax": ("ax", "torchx"),
 }

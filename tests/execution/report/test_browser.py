@@ -27,7 +27,7 @@ Visit = Callable[..., Chrome]
 FITS = "return document.documentElement.scrollWidth <= innerWidth"
 VISIBLE_STAGES = "return [...document.querySelectorAll('.stage:not([hidden])')].map(it => it.dataset.path)"
 WITHOUT_NAME = """
-return [...document.querySelectorAll('a, button, summary, input, select')]
+return [...document.querySelectorAll('a, button, summary, input:not([type=hidden]), select')]
   .filter(it => !it.textContent.trim() && !(it.labels && it.labels.length) && !it.ariaLabel).map(it => it.outerHTML)
 """
 

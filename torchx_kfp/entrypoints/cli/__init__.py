@@ -54,6 +54,7 @@ _SECTIONS = {
         "compare": "Show runs side by side.",
         "get": "Copy an artifact, or the code, of a run.",
         "report": "Write a run as an HTML page.",
+        "ui": "Show runs in a browser, and compare them.",
         "tag": "Give a run tags.",
     },
     "Set up": {

@@ -75,10 +75,10 @@ class Links:
 
     Args:
         run: the run.
-        place: the report's folder.
+        place: the report's folder; None if it is not a file, and cannot link any.
     """
 
-    def __init__(self, run: RunView, place: Path) -> None:
+    def __init__(self, run: RunView, place: Path | None) -> None:
         self._run, self._place = run, place
         # Files elsewhere are linked but not shown: people share the page, and must not thereby share a private file
         # just because a stage has named it as its artifact. A run on a host has no files here.
@@ -104,12 +104,13 @@ class Links:
     def log(self, stage: StageState) -> Hyperlink | None:
         """Return a link to a stage's log. That of a run on a host is read into a file which does not last."""
         path = stage.result.log_file
-        return None if path is None or self._runs is None else self.file(path, path.name)
+        return None if path is None or None in (self._runs, self._place) else self.file(path, path.name)
 
     def file(self, path: Path, label: str) -> Hyperlink:
         """Return a link to a local file; it cannot be opened if the file does not exist."""
         try:
-            href = quote(os.fsencode(os.path.relpath(path.absolute(), self._place))) if path.exists() else ""
+            is_linked = self._place is not None and path.exists()
+            href = quote(os.fsencode(os.path.relpath(path.absolute(), self._place))) if is_linked else ""
         except OSError:
             href = ""
         return Hyperlink(label, href, str(path))

@@ -64,14 +64,27 @@ def write_report(run: RunView, path: Path) -> None:
         raise ArgumentError(f"The report {str(path)!r} cannot be written: {error.strerror}.") from None
 
 
-def render(run: RunView, place: Path) -> str:
-    """Return the page as text; its links are relative to the folder ``place``."""
+def render(run: RunView, place: Path | None) -> str:
+    """Return the page as text; its links are relative to the folder ``place``. Without one, it links no files."""
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    return fill(_HERE / "page.html", script=script, **_content(run, place and place.resolve()))
+
+
+def fill(template: Path, *, script: str = "", forms: str = "'none'", **content: Any) -> str:
+    """Return a page as text: the browser runs only its script and makes no requests, even if something is not escaped.
+
+    Args:
+        template: the template, which takes ``css``, ``script`` and ``policy`` besides the content.
+        script: the script.
+        forms: where forms may lead, as the policy names it.
+        content: values for the template.
+    """
     # Import it late: it is slow, and errors about the run do not need it.
     import jinja2
     from markupsafe import Markup
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
+        loader=jinja2.FileSystemLoader(template.parent),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -80,14 +93,13 @@ def render(run: RunView, place: Path) -> str:
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
     environment.globals.update(formats=formats, describe_code=describe_code, State=State, figures=figures)
-    script = (_HERE / "page.js").read_text(encoding="utf-8")
-    page = environment.get_template("page.html").render(
-        **_content(run, place.resolve()),
+    page = environment.get_template(template.name).render(
+        **content,
         css=Markup(style_sheet()),
         script=Markup(script),
-        # The browser runs only this script and makes no requests, even if something was not escaped.
         policy=(
-            "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+            "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+            f"form-action {forms}; "
             f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         ),
     )
@@ -101,7 +113,7 @@ def style_sheet() -> str:
     return (_HERE / "page.css").read_text(encoding="utf-8") + colors
 
 
-def _content(run: RunView, place: Path) -> dict[str, Any]:
+def _content(run: RunView, place: Path | None) -> dict[str, Any]:
     links = Links(run, place)
     tracked = read_tracked(run)
     searches = list(find_searches(run, tracked))

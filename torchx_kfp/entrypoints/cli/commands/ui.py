@@ -1,0 +1,70 @@
+"""``torchx-kfp ui``: serve a page of runs on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import tempfile
+import webbrowser
+from pathlib import Path
+
+import click
+
+from torchx_kfp.common.extras import require
+from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.errors import ArgumentError
+
+_ADDRESS = "127.0.0.1"
+
+
+@click.command("ui")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=8765,
+    show_default=True,
+    help="The port of this machine; 0 for any that is free.",
+)
+@click.option("--no-browser", is_flag=True, help="Open no browser; without a display, none is opened anyway.")
+@finds_runs(recorded=True)
+def ui_command(port: int, no_browser: bool, lookup: Lookup) -> None:
+    """Show runs in a browser: a list with filters, comparisons, and the report of each run.
+
+    The page has the runs on this machine and on the configured host, as `torchx-kfp runs`, and those that have records
+    under the tracker base: that of --tracker-base or of the settings, or else that of the newest run here. It changes
+    nothing. Its conditions are those of `torchx-kfp results --where`; for a run with several values of a name, one must
+    meet the condition.
+
+    Only this machine reaches the page, and only with the address that is printed: do not pass it on. Ctrl-C ends it.
+    """
+    require("ui", "torchx-kfp ui")
+    import waitress
+
+    from torchx_kfp.entrypoints.cli.ui.application import Application
+
+    token = secrets.token_urlsafe(24)
+    application = Application(lookup, token)
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # that a request waits is not worth a message
+    try:
+        server = waitress.create_server(application, host=_ADDRESS, port=port, threads=4, ident="torchx-kfp")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ArgumentError(f"The port {port} is in use. Take another one: --port 0 finds one that is free.") from None
+    address = f"http://{_ADDRESS}:{server.effective_port}/{token}/"
+    print_text(address)
+    print_message("The page of runs, until Ctrl-C.")
+    with contextlib.ExitStack() as files:
+        if not no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            # Other users of this machine can read the command line of a browser: it gets a file that leads there.
+            file = files.enter_context(tempfile.NamedTemporaryFile("w", prefix="torchx-kfp-", suffix=".html"))
+            file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+            file.flush()
+            webbrowser.open(Path(file.name).as_uri())
+        server.run()  # until Ctrl-C, which it catches
+    raise click.exceptions.Exit(130)

@@ -1,0 +1,1 @@
+"""The page of runs that ``torchx-kfp ui`` serves on this machine."""

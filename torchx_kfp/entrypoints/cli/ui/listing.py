@@ -1,0 +1,223 @@
+"""The runs of the page: those on this machine, those of a host, and those that have records under a tracker base."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.contract.protocol import superseded
+from torchx_kfp.entrypoints.cli.conditions import Condition, in_order
+from torchx_kfp.entrypoints.cli.display.printing import is_number
+from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, lists_host, names_host, usual_base
+from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder, parts
+from torchx_kfp.entrypoints.cli.run_description import run_as_json, summary_as_json
+from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.execution.pipeline.walk import without_indices
+from torchx_kfp.execution.runs.history import RunReader, find_runs
+from torchx_kfp.execution.runs.journal import EVENTS_FILE
+from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.tracking.store import pipeline_run
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.runs.source import RunSource
+
+#: The seconds for which what was read is shown again, and how many runs of a host are listed.
+_FRESH, MOST_OF_HOST = 3.0, 200
+#: Results that are older than this, in seconds, do not change before the time of their file does.
+_SETTLED = 60.0
+#: What is not known of a run that has only records.
+_UNKNOWN: Mapping[str, Any] = dict.fromkeys(("name", "pipeline", "state", "seconds", "done", "failed", "resumes"))
+
+#: The values of a run, from all executions of a stage, by the stage and their name.
+Results = Mapping[tuple[str, str], list[Any]]
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run of the list.
+
+    Attributes:
+        row: what ``torchx-kfp runs --json`` prints of it.
+        results: its results.
+        tags: its tags.
+        find: finds the run itself, with the arguments of ``Lookup.on_host``; None if only its records are known.
+    """
+
+    row: Mapping[str, Any]
+    results: Results = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    find: Callable[..., RunSource] | None = None
+
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[Any]]:
+        """The values that a condition or an order may name: ``state``, ``tag.team``, ``loss``, ``train/loss``."""
+        found: dict[str, list[Any]] = {}
+        for (stage, name), values in self.results.items():
+            found.setdefault(name, []).extend(values)
+            found.setdefault(f"{stage}/{name}", []).extend(values)
+        own = {name: [value] for name, value in self.row.items() if isinstance(value, str | int | float)}
+        return {**found, **{f"tag.{name}": [value] for name, value in self.tags.items()}, **own}
+
+    def best(self, name: str, *, largest: bool) -> Mapping[str, Any]:
+        """Return the value with a name that orders the run; of several numbers, the largest or the smallest."""
+        values = self.values.get(name, ())
+        numbers = [value for value in values if is_number(value) and value == value]
+        return {name: (max if largest else min)(numbers) if numbers else values[0]} if values else {}
+
+
+class Runs:
+    """All runs that the options of a command name, read again if some seconds have passed."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        """Find out where runs are.
+
+        Raises:
+            TrackerBaseError: the tracker base that the user has named cannot be read.
+            HostSettingsError: a setting of the host is wrong.
+        """
+        flags, self._lookup = lookup.flags, lookup
+        self._output_dir = None if names_host(flags) else lookup.output_dir
+        self._host = connect(flags, is_patient=names_host(flags)) if lists_host(flags) else None
+        if lookup.base:
+            open_recorder(lookup.base)
+        self._base = lookup.base or usual_base(self._output_dir)
+        host = self._host.connection.name if self._host is not None else None
+        self.places = list(filter(None, [self._output_dir, host, self._base]))
+        self._lock, self._at = threading.Lock(), -_FRESH
+        self._runs: dict[str, ListedRun] = {}
+        self._problems: list[str] = []
+        # What does not change: runs here by folder, with the state of their files, and results with their times.
+        self._ended: dict[Path, tuple[object, ListedRun]] = {}
+        self._settled: dict[str, tuple[float, Mapping[str, Any]]] = {}
+
+    def read(self) -> tuple[Mapping[str, ListedRun], Sequence[str]]:
+        """Return the runs by a key, the newest first, and sentences about what cannot be read."""
+        with self._lock:
+            if time.monotonic() - self._at >= _FRESH:
+                self._problems = []
+                recorded = {run.row["run"]: run for run in self._readable(self._recorded())}
+                found = [*self._readable(self._on_host()), *self._readable(self._here())]
+                for at, run in enumerate(found):
+                    of = recorded.pop(run.row["run"], ListedRun({}))
+                    found[at] = replace(run, results=run.results or of.results, tags=of.tags)
+                found = sorted([*found, *recorded.values()], key=lambda run: run.row["started"] or 0.0, reverse=True)
+                # Run ids and folders may have any characters.
+                names = [f"{run.row.get('folder')}\0{run.row['run']}".encode("utf-8", "surrogatepass") for run in found]
+                self._runs = {
+                    hashlib.sha256(name).hexdigest()[:16]: run for name, run in zip(names, found, strict=True)
+                }
+                self._at = time.monotonic()
+            return self._runs, self._problems
+
+    def recorded(self, run: ListedRun) -> Recorded:
+        """Return the records of a run; the errors are those of ``Lookup.locate``."""
+        if run.find is not None:
+            return self._lookup.recorded(run.find(reads="run ids"))
+        return Recorded(open_recorder(self._base or ""), run.row["run"])
+
+    def _readable(self, runs: Iterator[ListedRun]) -> Iterator[ListedRun]:
+        try:
+            yield from runs
+        except (TorchxKfpError, OSError) as error:
+            self._problems.append(str(error))
+
+    def _recorded(self) -> Iterator[ListedRun]:
+        """Yield the runs that have records under the tracker base, without replays and earlier attempts."""
+        if self._base is None:
+            return
+        recorder, now = open_recorder(self._base), time.time()
+        written = recorder.written()
+        left_out = superseded(written) | recorder.replays_among(written)
+        known = recorder.keys()
+        keys = [key for key in known if key not in left_out]
+        settled = {key: self._settled[key] for key in keys if self._settled.get(key, (None,))[0] == written.get(key)}
+        changed = recorder.get_many(key for key in keys if key not in settled)
+        settled |= {key: (written.get(key, now), its) for key, its in changed.items()}
+        self._settled = {key: (at, its) for key, (at, its) in settled.items() if at < now - _SETTLED}
+        began: dict[str, float] = {}
+        for key, at in written.items():
+            if key not in left_out:
+                began[pipeline_run(key)] = min(at, began.get(pipeline_run(key), at))
+        results: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+        for key in filter(settled.__contains__, keys):
+            results.setdefault(pipeline_run(key), []).append((parts(key).get("stage", ""), settled[key][1]))
+        records = recorder.records(began, "tags")
+        for error in (*changed.problems, *records.problems):
+            self._leave_out(error)
+        for run, at in began.items():
+            row = {**_UNKNOWN, "run": run, "started": at}
+            yield ListedRun(row, _by_stage(results.get(run, ())), records[run].tags)
+
+    def _on_host(self) -> Iterator[ListedRun]:
+        if self._host is not None:
+            for run in self._host.list(limit=MOST_OF_HOST):
+                yield ListedRun(summary_as_json(run, time.time()), find=partial(self._lookup.on_host, run.run_id))
+
+    def _here(self) -> Iterator[ListedRun]:
+        before, self._ended = self._ended, {}
+        for folder in () if self._output_dir is None else find_runs(self._output_dir):
+            try:
+                file = os.stat(folder / EVENTS_FILE)
+                stamp, run = before.get(folder, (None, ListedRun({})))
+                if stamp != (file.st_mtime_ns, file.st_size):
+                    record = RunReader(folder).read()
+                    self._problems += record.corrupt
+                    results = _by_stage((without_indices(end.name), end.measures) for end in record.run.ends)
+                    run = ListedRun(run_as_json(record), results, find=lambda folder=folder, **_: RunReader(folder))
+                if run.row["state"] != State.RUNNING:
+                    self._ended[folder] = ((file.st_mtime_ns, file.st_size), run)
+                yield run
+            except (TorchxKfpError, OSError) as error:
+                self._leave_out(error)
+
+    def _leave_out(self, error: Exception) -> None:
+        self._problems.append(f"Left out: {error}")
+
+
+def _by_stage(found: Iterable[tuple[str, Mapping[str, Any]]]) -> Results:
+    results: dict[tuple[str, str], list[Any]] = {}
+    for stage, values in found:
+        for name, value in values.items():
+            if isinstance(value, str | int | float):
+                results.setdefault((stage, name), []).append(value)
+    return results
+
+
+def select(runs: Mapping[str, ListedRun], name: str, state: str, where: Sequence[str], sort: str) -> list[str]:
+    """Return the keys of the runs that are shown, in their order.
+
+    Args:
+        runs: the runs by key, the newest first.
+        name: a part of the run's id, name or pipeline.
+        state: the state; empty for any.
+        where: conditions as those of ``torchx-kfp results --where``. If a run has several values with a name, the
+            condition must hold for one of them.
+        sort: the name of the value that orders the runs, after ``-`` the largest first; empty for the newest first.
+
+    Raises:
+        UsageError: a condition is malformed, or no run has a value with this name.
+    """
+    conditions = list(map(Condition.parse, where))
+    largest, by = sort.startswith("-"), sort.removeprefix("-")
+    names = {name for run in runs.values() for name in run.values}
+    for wanted in [*(each.name for each in conditions), *([by] if by else [])]:
+        if wanted not in names:
+            raise click.UsageError(f"No run here has a value named {wanted!r}.{did_you_mean(wanted, names)}")
+    found = {
+        key: run.best(by, largest=largest)
+        for key, run in runs.items()
+        if state in ("", run.row["state"])
+        and any(name.lower() in str(run.row[field] or "").lower() for field in ("run", "name", "pipeline"))
+        and all(any(map(each.holds, run.values.get(each.name, ()))) for each in conditions)
+    }
+    return in_order(found, by, descending=largest) if by else [*found]
