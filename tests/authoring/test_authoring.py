@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from kfp import compiler, components, dsl
+from kfp import compiler, components
 from torchx.specs import Resource
 
 import torchx_kfp
@@ -26,10 +26,12 @@ def test_unknown_names_of_the_package() -> None:
     assert set(torchx_kfp.__all__) <= set(dir(torchx_kfp))
 
 
-def test_a_component_file_holds_the_whole_app() -> None:
+def test_a_component_file_holds_the_whole_app(tmp_path: Path) -> None:
     app = make_app(resource=Resource(cpu=2, gpu=1, memMB=4000), max_retries=2)
     text = component_spec_from_app(app, reads=["prepare"], labels=True)
     made = component_from_app(app, reads=["prepare"], labels=True)
+    compiler.Compiler().compile(made, str(tmp_path / "train.yaml"))
+    assert (tmp_path / "train.yaml").read_text() == text
     assert "{{channel" not in text
     loaded = components.load_component_from_text(text)
     assert loaded.name == "train"
@@ -49,30 +51,6 @@ def test_a_component_file_holds_the_whole_app() -> None:
     assert stages["exec-train-2"]["container"]["resources"]["resourceMemoryLimit"] == "4000M"
     for label in stages:
         assert platform[label]["podMetadata"]["labels"]["torchx.pytorch.org/app-name"] == "train"
-
-
-def test_a_component_is_called_in_pipelines(tmp_path: Path) -> None:
-    train = component_from_app(make_app(resource=Resource(cpu=2, gpu=0, memMB=-1)), tracked=True)
-    read = component_from_app(make_app("read"), reads=["model"])
-    assert train.description == "TorchX application train, role trainer"
-
-    def pipeline(tracker_base: str) -> None:
-        with dsl.ParallelFor([1, 2]):
-            train(tracker_base=tracker_base)
-        task = train(tracker_base=tracker_base)
-        read(tracker_base=tracker_base, model=task.outputs["run_id"])
-        task_from_app(make_app("also"), tracker_base=tracker_base, reads=task)
-
-    spec, platform = load(compile_pipeline(pipeline))
-    assert unresolved_inputs(spec) == []
-    # There is no pipeline around it here: the stage is the task.
-    assert set(spec["deploymentSpec"]["executors"]) == {"exec-train", "exec-train-2", "exec-read", "exec-also"}
-    assert spec["deploymentSpec"]["executors"]["exec-train"]["container"]["resources"]["cpuLimit"] == 2.0
-    assert set(platform) == set(spec["deploymentSpec"]["executors"])
-
-    compiler.Compiler().compile(train, str(tmp_path / "train.yaml"))
-    text = (tmp_path / "train.yaml").read_text()
-    assert text == component_spec_from_app(make_app(resource=Resource(cpu=2, gpu=0, memMB=-1)), tracked=True)
 
 
 def test_a_component_takes_run_ids_under_the_aliases_as_they_are_given() -> None:

@@ -37,3 +37,13 @@ def application(
     )
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def started(code: str, *words: object, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a Python program with pipes, and return when it has printed its first line, ``ready``."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    environment = {**os.environ, **(variables or {})}
+    process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()[1]
+    return process

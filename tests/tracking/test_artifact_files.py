@@ -6,9 +6,6 @@ import hashlib
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +17,7 @@ import pytest
 
 from tests.facts import says
 from tests.proxy import Proxy
-from tests.tracking.stages import application, environ, stage
+from tests.tracking.stages import application, environ, stage, started
 from torchx_kfp.errors import (
     CorruptArtifactError,
     MissingArtifactError,
@@ -342,18 +339,13 @@ def test_a_killed_upload_is_not_taken_for_whole(store: str, tmp_path: Path, requ
 import sys, time
 from torchx_kfp.tracking import artifact_files, current_run
 def hanging(*_):
-    print("stored", flush=True)
+    print("ready", flush=True)
     time.sleep(600)
 artifact_files._verify_unchanged = hanging
 current_run().add_artifact("model", sys.argv[1], store=True)
 """
-    command = [sys.executable, "-c", code, str(folder)]
-    with subprocess.Popen(
-        command, env={**os.environ, **environ(base, RUN)}, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "stored\n"
-        process.send_signal(signal.SIGKILL)
+    with started(code, folder, variables=environ(base, RUN)) as process:
+        process.kill()
     assert stage(base).artifacts() == {}
     stage(base).add_artifact("model", folder, store=True)
     assert tree(reader(base).artifact("model").download(tmp_path / "copies")) == tree(folder)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.facts import says
+from tests.tracking.stages import started
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.store import File
@@ -29,7 +30,7 @@ from torchx_kfp.tracking.store import File
 
 base, key, writer = sys.argv[1:]
 tracker = FsspecResultTracker(base)
-print("started", flush=True)
+print("ready", flush=True)
 for number in itertools.count(1):
     # Of changing length, so that a mixture of two shows.
     text = str(number % 10) * (number % 1000)
@@ -40,11 +41,7 @@ for number in itertools.count(1):
 
 
 def start_writer(base: Path, key: str, writer: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WRITER, str(base), key, str(writer)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
-    return process
+    return started(WRITER, base, key, writer)
 
 
 def stop(process: subprocess.Popen[str]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.facts import says
+from tests.tracking.stages import started
 from torchx_kfp.errors import WorkspaceError
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -19,7 +18,7 @@ SUBMIT = """
 import sys
 from torchx_kfp.tracking.recorder import Recorder
 packed = Recorder.open(sys.argv[1]).pack_workspace(sys.argv[2])
-print("packed", flush=True)
+print("ready", flush=True)
 sys.stdin.readline()
 packed.upload()
 """
@@ -49,15 +48,8 @@ def test_submits_at_once_store_one_archive(tmp_path: Path, code: Path, there: st
     if there == "damaged":
         Path(packed.url).parent.mkdir(parents=True)
         Path(packed.url).write_bytes(packed.archive[:-1])
-    words = [sys.executable, "-c", SUBMIT, str(base), str(code)]
     with ExitStack() as stack:
-        submits = [
-            stack.enter_context(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-            for _ in range(4)
-        ]
-        for submit in submits:
-            assert submit.stdout is not None
-            assert submit.stdout.readline() == "packed\n"
+        submits = [stack.enter_context(started(SUBMIT, base, code)) for _ in range(4)]
         for submit in submits:
             assert submit.stdin is not None
             submit.stdin.write("\n")
