@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fake_kfp.runs import Run
+from torchx_kfp_dev_host.runs import Run
+
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted, StageWaiting
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State

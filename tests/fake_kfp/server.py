@@ -4,28 +4,60 @@ from __future__ import annotations
 
 import json
 import re
-import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.fake_kfp.api import Api
-from tests.fake_kfp.errors import Refused, proxy_error
+from torchx_kfp_dev_host.errors import proxy_error
+from torchx_kfp_dev_host.host import DevHost
+from torchx_kfp_dev_host.serving import Answer, Handler
+
 from tests.fake_kfp.faults import Fault, Request
 from tests.fake_kfp.made import MadeRun, large_pipeline
-from tests.fake_kfp.runs import Run
+from tests.fake_kfp.runs import ClusterApi
 from tests.fake_kfp.schema import answer_problems, request_problems
-from tests.fake_kfp.serving import Answer, Server
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 
 
-class KfpHost:
+class _Handler(Handler):
+    """Lets faults happen, and logs requests."""
+
+    def respond(self) -> None:
+        host: KfpHost = self.server.host
+        began, headers = time.monotonic(), {name.lower(): value for name, value in self.headers.items()}
+        fault = next((each for each in list(host.faults) if each.takes(self.command, self.path)), None)
+        cut = fault.cut if fault is not None else None
+        if fault is not None and fault.seconds:
+            time.sleep(fault.seconds)
+        if fault is not None and (fault.status or cut == 0):
+            self.rfile.read(int(headers.get("content-length", 0)))
+            text = json.dumps(proxy_error(fault.status)) if fault.body is None else fault.body
+            answer = Answer(fault.status, text, fault.content_type)
+        else:
+            try:
+                answer = self.answer()
+            except Exception as error:  # a mistake of the host: tests fail with it
+                host.problems.append(f"{self.command} {self.path}: {type(error).__name__}: {error}")
+                raise
+        parts, status = urlsplit(self.path), answer.status if cut is None else 0
+        host.requests.append(Request(self.command, parts.path, dict(parse_qsl(parts.query)), began, status, headers))
+        self.close_connection |= cut is not None
+        if cut != 0:
+            self.send(answer, fault.headers if fault is not None else None, 1 if cut is None else cut)
+
+
+class KfpHost(DevHost):
     """KFP's API on a free port of this machine, for as long as the context lasts.
 
     At its end, a request or an answer that is not as KFP's API has it is an AssertionError, and so is a run that cannot
     be run on this machine.
     """
+
+    handler = _Handler
+    api = ClusterApi
+    _api: ClusterApi
 
     def __init__(
         self,
@@ -37,7 +69,7 @@ class KfpHost:
         config_maps: Mapping[str, Mapping[str, str]] | None = None,
         store: str = "",
     ) -> None:
-        """Make a host that does not listen yet.
+        """Make a host that does not answer yet.
 
         Args:
             folder: the folder for the runs, which share a cache.
@@ -47,8 +79,9 @@ class KfpHost:
             config_maps: its config maps, likewise.
             store: the address at which stages find the S3 store of the cluster, which has another name there.
         """
-        #: The token that requests must have, if any; it may change at any time.
-        self.token: str | None = None
+        of_cluster = {"secrets": dict(secrets or {}), "config_maps": dict(config_maps or {}), "store": store}
+        given = {"parallelism": 8, "grace": 5, "directory": str(directory or Path.cwd()), **(options or {})}
+        super().__init__(Path(folder), options={**given, **of_cluster})
         #: What comes before ``/apis`` in paths.
         self.prefix = ""
         #: The versions of the API that are served.
@@ -59,43 +92,22 @@ class KfpHost:
         self.checks = True
         #: What was not as KFP's API has it.
         self.problems: list[str] = []
-        self._api = Api(
-            Path(folder).absolute(),
-            {
-                "options": {"parallelism": 8, "grace": 5, "directory": str(directory or Path.cwd()), **(options or {})},
-                "secrets": dict(secrets or {}),
-                "config_maps": dict(config_maps or {}),
-                "store": store,
-            },
-        )
         #: The last answers by their paths: an answer that is the same again is not compared again.
-        self._sent: dict[str, tuple[Any, Answer]] = {}
-        self._server = Server(("127.0.0.1", 0), self)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._sent: dict[str, Any] = {}
 
     @property
     def url(self) -> str:
         """The host's URL, as users give it to ``kfp.Client``."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}{self.prefix}"
-
-    @property
-    def runs(self) -> Mapping[str, Run]:
-        """The runs by their ids."""
-        return self._api.runs
-
-    def __enter__(self) -> KfpHost:
-        self._thread.start()
-        return self
+        return super().url + self.prefix
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.close()
-        for run in self.runs.values():
-            run.close()
-        self.problems += [run.problem for run in self.runs.values() if run.problem]
+        super().__exit__(kind)
+        self.problems += [run.record.error for run in self.runs.values() if run.record.error]
         if kind is None:
             assert not self.problems, "\n".join(self.problems)
+
+    def watch_schedules(self) -> None:
+        """Start no runs: a test says when, with ``fire``."""
 
     # What a test switches
 
@@ -117,13 +129,13 @@ class KfpHost:
             name: the name of the pipeline, and of the run.
         """
         spec = large_pipeline(name, stages, chains)
-        run = self._api.add_run(MadeRun, pipeline_from_documents([spec], name), spec)
-        assert isinstance(run, MadeRun)
-        return run
+        return self._api.add_run(MadeRun, pipeline_from_documents([spec], name), spec)
 
     def fire(self, when: float) -> None:
         """Let all recurring runs that are not paused start a run, which is for this time."""
-        self._api.fire(when)
+        for recurring in self._api.recurring.values():
+            if recurring.is_enabled:
+                self._api.fire(recurring, when)
 
     def hide_pods(self) -> None:
         """Give the logs of pods from now on only as Argo has archived them, as KFP's stock role does."""
@@ -139,33 +151,26 @@ class KfpHost:
 
     # Requests
 
+    def refuse(self, headers: Mapping[str, str]) -> Answer | None:
+        """Refuse nothing: tests reach the host by other names."""
+        return None
+
     def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
         """Return the answer to a request."""
-        parts = urlsplit(target)
-        path = parts.path.removeprefix(self.prefix)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        version = [*path.split("/"), "", "", ""][2]
-        if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
-            return Answer.json(401, proxy_error(401))
-        if version not in self.served or not path.startswith("/apis/"):
-            return Answer.json(404, proxy_error(404))
-        try:
-            body = json.loads(data) if data else None
-        except ValueError as error:
-            return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
-        if self.checks and version != "v1alpha1" and (wrong := request_problems(method, path, query, body)):
+        target = target.removeprefix(self.prefix)
+        version = [*target.split("/"), "", "", ""][2]
+        if version in self.served or (self.token and headers.get("authorization") != f"Bearer {self.token}"):
+            return super().handle(method, target, headers, data)
+        return Answer.json(404, proxy_error(404))
+
+    def call(self, method: str, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
+        """Return the status and the content of the answer of the API."""
+        checks = self.checks and not path.startswith("/apis/v1alpha1/")
+        if checks and (wrong := request_problems(method, path, query, body)):
             self.problems += wrong
-            return Answer.json(400, {"code": 3, "message": " ".join(wrong)})
-        try:
-            status, content = 200, self._api.answer(method, path, query, body)
-        except Refused as refused:
-            status, content = refused.status, refused.answer
-        if isinstance(content, str):
-            return Answer(status, content, "text/plain")
-        known, answer = self._sent.get(path, (None, None))
-        if answer is None or known is not content:
-            answer = Answer.json(status, content)
-            if self.checks and version != "v1alpha1":
-                self.problems += answer_problems(method, path, status, json.loads(answer.text))
-            self._sent[path] = content, answer
-        return answer
+            return 400, {"code": 3, "message": " ".join(wrong)}
+        status, content = super().call(method, path, query, body)
+        if checks and self._sent.get(path) != content:
+            self.problems += answer_problems(method, path, status, content)
+            self._sent[path] = content
+        return status, content

@@ -14,6 +14,7 @@ from tests.entrypoints.cli.conftest import PIPELINE
 from tests.execution.local.components import shell
 from tests.execution.report.runs import play, tracked
 from tests.searches import LR, stated, tell
+from tests.transcripts.hosts import a_dev_host as a_dev_host
 from tests.transcripts.hosts import a_host as a_host
 from torchx_kfp.local import Watch
 from torchx_kfp.local import run as run_here

@@ -5,16 +5,23 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
+import re
+import signal
+import subprocess
 import tempfile
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.execution.host.calling import ended, wait_until
 from tests.execution.host.commands import write_pipelines
 from tests.fake_kfp import KfpHost
 from tests.pages_host import Around
+from tests.programs import PROGRAM, Program
 from torchx_kfp.host import connect, submit
 
 
@@ -53,7 +60,6 @@ def _running_host() -> Around:
     for minutes, made in enumerate(reversed(host.runs.values())):
         # A host knows whole seconds; those that begin in one have no order.
         made.record.created -= 60 * minutes
-        made.forget()
     environ = {"TORCHX_KFP_HOST": host.url, "TORCHX_KFP_TRACKER_BASE": str(base)}
     return Around(environ, {"http://kfp": host.url, "/mnt/base": str(base)})
 
@@ -63,3 +69,28 @@ def a_host(folder: Path) -> AbstractContextManager[Around]:
     around = _running_host()
     write_pipelines(folder, Path(around.environ["TORCHX_KFP_TRACKER_BASE"]))
     return contextlib.nullcontext(replace(around, environ={**around.environ, "HOME": str(folder / "home")}))
+
+
+@contextlib.contextmanager
+def a_dev_host(folder: Path) -> Iterator[Around]:
+    """Start ``torchx-kfp dev-host`` in the folder, and end it like Ctrl-C does."""
+    command = [PROGRAM, "dev-host", "--port", "0"]
+    environ = Program("", folder).environ()
+    streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=folder, env=environ, text=True, **streams) as process:
+        try:
+            assert process.stdout is not None
+            exported = dict(re.findall(r"(TORCHX_\w+)=(\S+)", process.stdout.readline()))
+            yield Around({**exported, "HOME": environ["HOME"]}, {"http://dev-host": exported["TORCHX_KFP_HOST"]})
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert not [pid for pid in filter(str.isdigit, os.listdir("/proc")) if _is_in(folder, pid)]
+
+
+def _is_in(folder: Path, pid: str) -> bool:
+    """Tell whether a process has been started in a folder."""
+    try:
+        return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(folder)
+    except OSError:  # it has ended, or is another user's
+        return False

@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import yaml
+from torchx_kfp_dev_host.argo import fnv1a32
 
 from tests.execution.host import pipelines
 from tests.execution.host.answers_of_kfp import (
@@ -33,7 +34,6 @@ from tests.execution.host.answers_of_kfp import (
     with_workflow,
 )
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted, status
-from tests.fake_kfp.argo import fnv1a32
 from tests.programs import OF_USER
 from torchx_kfp.host import HostRun, connect
 from torchx_kfp.local import Event, RunStarted, StageFinished, load_pipeline

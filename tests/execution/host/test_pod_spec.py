@@ -6,10 +6,10 @@ import dataclasses
 import json
 
 import pytest
+from torchx_kfp_dev_host.pod_spec import pod_spec_patch
 
 from tests.execution.host.answers_of_kfp import last, manifest
 from tests.execution.host.event_logs import answers, replaying
-from tests.fake_kfp.pod_spec import pod_spec_patch
 from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.run_pipeline import RunPipeline

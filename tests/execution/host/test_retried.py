@@ -172,9 +172,9 @@ def test_a_run_that_cannot_be_retried_says_why(retried: Retried) -> None:
     assert request(retried.host, "POST", f"{RUNS}/{canceled}:archive")[0] == 200
     refused(canceled, 2, "is archived", "Restore it in KFP's UI")
     assert request(retried.host, "POST", f"{RUNS}/{canceled}:unarchive")[0] == 200
-    retried.host.runs[canceled].record.manifest_is_gone = True
+    retried.host.runs[canceled].manifest_is_gone = True
     refused(canceled, 2, "Workflow manifest cannot be empty")
-    retried.host.runs[canceled].record.manifest_is_gone = False
+    retried.host.runs[canceled].manifest_is_gone = False
     retried.program("retry", canceled)
     wait_until(lambda: get(retried.host, f"{RUNS}/{canceled}")["state"] == "RUNNING")
     retried.host.delete(canceled)

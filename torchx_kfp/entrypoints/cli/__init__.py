@@ -58,6 +58,7 @@ _SECTIONS = {
         "tag": "Give a run tags.",
     },
     "Set up": {
+        "dev-host": "Try submit without a cluster: a KFP host on this machine.",
         "doctor": "Check this machine, a KFP host and storage.",
         "rbac": "Print the rights that distributed stages need.",
         "secret": "Print the Kubernetes secret with the storage's credentials.",
@@ -171,8 +172,9 @@ class _CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = import_module(f"torchx_kfp.entrypoints.cli.commands.{cmd_name}")
-        command: click.Command = getattr(module, f"{cmd_name}_command")
+        name = cmd_name.replace("-", "_")
+        module = import_module(f"torchx_kfp.entrypoints.cli.commands.{name}")
+        command: click.Command = getattr(module, f"{name}_command")
         command.short_help = _COMMANDS[cmd_name]
         if any((item.metavar or item.human_readable_name).lstrip("[").startswith("RUN") for item in command.params):
             command.epilog = "RUN: see `torchx-kfp --help`."

@@ -145,6 +145,9 @@ class Settings:
         "Tracked stages of submitted runs get them.",
         kind="runs",
     )
+    storage_folder: str = _setting(
+        "A folder that this machine and all pods have at the same path: tracker bases may be below it.", kind="runs"
+    )
     #: Where each setting was given: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     #: Sentences for the user, such as one about a file with a token that others can read.

@@ -32,18 +32,20 @@ class Storage:
         variables: values by the names of variables.
         secret: the name of the Kubernetes secret.
         keys: of each variable from the secret, by its name, the key of the secret that has its value.
+        folder: a folder that pods have at the same path as this machine.
     """
 
     variables: Mapping[str, str]
     secret: str
     keys: Mapping[str, str]
+    folder: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.variables or self.keys)
 
 
 def storage_of(settings: Settings) -> Storage:
-    """Read the settings ``storage_variables`` and ``storage_secret``.
+    """Read the settings ``storage_variables``, ``storage_secret`` and ``storage_folder``.
 
     Raises:
         HostSettingsError: a setting has another form.
@@ -55,7 +57,9 @@ def storage_of(settings: Settings) -> Storage:
         raise _wrong(settings, "storage_secret", EXAMPLE_OF_A_SECRET)
     if unfit := next((named for named in keys.values() if not _NAME.fullmatch(named)), None):
         raise HostSettingsError(f"{settings.source('storage_secret')} has {shown(unfit)}, which is no variable's name.")
-    return Storage(variables, name, {named: key for key, named in keys.items()})
+    if settings.storage_folder and not settings.storage_folder.startswith("/"):
+        raise _wrong(settings, "storage_folder", "/mnt/results")
+    return Storage(variables, name, {named: key for key, named in keys.items()}, settings.storage_folder)
 
 
 def is_of_this_machine(url: str) -> bool:

@@ -301,7 +301,7 @@ def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str], storage: 
                 f"which is a path below the directory in which a pod's program starts, and is lost with the pod. "
                 f"{_WAY_OUT}",
             )
-        elif not _is_mounted(path, stage.place.component):
+        elif not _is_below(path, [storage.folder]) and not _is_mounted(path, stage.place.component):
             yield Kind.FAILS, f"which is a directory of the pod, and is lost with it: no volume is there. {_WAY_OUT}"
     elif protocol_name == "memory":
         yield Kind.FAILS, f"which is in the memory of each process. {_WAY_OUT}"

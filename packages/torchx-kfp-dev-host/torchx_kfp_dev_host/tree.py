@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
-from tests.fake_kfp.argo import Naming, Node, executor_template, is_hook, pull_problem
-from tests.fake_kfp.facts import Facts, TaskFacts, given_to
-from tests.fake_kfp.pod_spec import pod_spec_patch
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task, is_volume_task
 from torchx_kfp.execution.pipeline.walk import StageNames
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp_dev_host.argo import Naming, Node, executor_template, is_hook
+from torchx_kfp_dev_host.facts import Facts, TaskFacts, given_to
+from torchx_kfp_dev_host.pod_spec import pod_spec_patch
 
 OMITTED = "omitted: depends condition not met"
 _CONDITION_FALSE = "when 'false != false' evaluated false"
@@ -371,11 +371,9 @@ class _Tree:
         if is_cached:
             self._skip(executor, template, done, "Skipped", _CACHED)
         elif facts.attempts:  # otherwise the run is being retried
-            self._pods(component, stage, facts, executor, template, ended)
+            self._pods(stage, facts, executor, template, ended)
 
-    def _pods(
-        self, component: Component, stage: str, facts: TaskFacts, executor: str, template: str, ended: Ended | None
-    ) -> None:
+    def _pods(self, stage: str, facts: TaskFacts, executor: str, template: str, ended: Ended | None) -> None:
         """Add a stage's pods."""
         attempts, retried = facts.attempts, facts.retried
         message, code = _exit(ended)
@@ -387,9 +385,6 @@ class _Tree:
                     executor, number - 1, "Pod", template, attempt.time, ended, message=message, exit_code=code
                 )  # fmt: skip
             self.nodes[name].stage, self.nodes[name].started_as = stage, attempt
-            if component.container and (problem := pull_problem(component.container.image)):
-                self.nodes[name].history = [each for each in self.nodes[name].history if each[0] != "Running"]
-                self.nodes[name].message = self.nodes[name].message if ended or self._over else problem
             if number <= len(retried):
                 message_then, code_then = _exit(Ended(State.FAILED, "", 0))
                 self._end_attempt(name, retried[number - 1].time, message_then, code_then)

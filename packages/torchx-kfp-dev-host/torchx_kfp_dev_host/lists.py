@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.fake_kfp.errors import Refused
+from torchx_kfp_dev_host.errors import Refused
 
 _SIZE, _MOST = 20, 200
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {

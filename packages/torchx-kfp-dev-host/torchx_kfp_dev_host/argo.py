@@ -157,10 +157,3 @@ class Node:
 def is_hook(task: Task) -> bool:
     """Tell whether a task is an exit task, which Argo has as a hook of the task before it."""
     return task.runs_always and bool(task.depends_on)
-
-
-def pull_problem(image: str) -> str:
-    """Return what the kubelet says about an image that cannot be pulled: one of a registry below ``.invalid``."""
-    if not image.partition("/")[0].endswith(".invalid"):
-        return ""
-    return f'ErrImagePull: failed to pull and unpack image "{image}": no such host'

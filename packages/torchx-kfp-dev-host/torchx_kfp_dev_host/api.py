@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import threading
@@ -10,40 +9,41 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tests.fake_kfp.answers import Record, shown_time
-from tests.fake_kfp.argo import LETTERS, Naming
-from tests.fake_kfp.errors import Refused, no_experiment, no_run
-from tests.fake_kfp.lists import page_of
-from tests.fake_kfp.runs import LocalRun, Run
-from tests.fake_kfp.schedules import RecurringRun
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import safe_name
+from torchx_kfp_dev_host.answers import Record, shown_time
+from torchx_kfp_dev_host.argo import LETTERS, Naming
+from torchx_kfp_dev_host.errors import Refused, no_experiment, no_run
+from torchx_kfp_dev_host.lists import page_of
+from torchx_kfp_dev_host.runs import LocalRun, Run
+from torchx_kfp_dev_host.schedules import RecurringRun
 
 _ID = "[^/:]+"
+R = TypeVar("R", bound=Run)
 
 
 class Api:
     """The runs and experiments of a host."""
 
-    def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
+    run = LocalRun
+
+    def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         """Begin with the experiment Default.
 
         Args:
             folder: the folder for the runs.
-            request: what is the same for all runs: see ``LocalRun.start``.
+            options: options of local runs.
         """
         self._folder = folder
-        self._request = request
+        self._options = options
         self._lock = threading.RLock()
         self.runs: dict[str, Run] = {}
         self.recurring: dict[str, RecurringRun] = {}
-        #: Whether the API server may read the logs of pods: its role in single-user mode lacks that.
-        self.reads_pods = True
         self._experiments: dict[str, dict[str, Any]] = {}
         self._add_experiment(
             "Default", "All runs created without specifying an experiment will be grouped here.", time.time()
@@ -60,9 +60,9 @@ class Api:
             if found and verb == method:
                 with self._lock:
                     return getattr(self, handler)(*found.groups(), query=query, body=body)
-        raise Refused(501, 12, f"The test's host does not have {method} {path}")
+        raise Refused(501, 12, f"The dev host does not have {method} {path}")
 
-    def add_run(self, make: Callable[..., Run], pipeline: Pipeline, spec: Mapping[str, Any], **of_record: Any) -> Run:
+    def add_run(self, make: Callable[..., R], pipeline: Pipeline, spec: Mapping[str, Any], **of_record: Any) -> R:
         """Add a run without a request.
 
         Args:
@@ -112,12 +112,12 @@ class Api:
         run = self._make_run(
             body, body.get("experiment_id") or query.get("experiment_id") or next(iter(self._experiments))
         )
-        answer = {**run.describe_new(), "state": "PENDING"}
+        answer = run.describe_new()
         self._begin(run)
         return answer
 
     def _begin(self, run: LocalRun) -> None:
-        run.start(self._folder, (run.record.runtime_config or {}).get("parameters", {}), self._request)
+        run.start(self._folder, self._options)
 
     def _make_run(self, body: Any, experiment: str, **of_record: Any) -> LocalRun:
         """Add the run that a request describes, which does not run yet."""
@@ -125,8 +125,8 @@ class Api:
         if not body.get("display_name"):
             cause = "The run name is empty. Please specify a valid name"
             raise Refused(400, 3, f"Failed to create a new run: Invalid input error: {cause}", cause)
-        run = self.add_run(
-            LocalRun,
+        return self.add_run(
+            self.run,
             pipeline,
             spec,
             **{
@@ -138,8 +138,6 @@ class Api:
                 **of_record,
             },
         )
-        assert isinstance(run, LocalRun)
-        return run
 
     def _pipeline_of(self, body: Any, experiment: str, before: str) -> tuple[Pipeline, Any]:
         """Return the pipeline in a request for a run, or for a recurring run, and its specification.
@@ -154,7 +152,7 @@ class Api:
         """
         spec = body.get("pipeline_spec")
         if spec is None:
-            raise Refused(400, 3, f"{before}the test's host needs a pipeline")
+            raise Refused(400, 3, f"{before}the dev host needs a pipeline")
         documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
         if experiment not in self._experiments:
             raise no_experiment(experiment)
@@ -176,11 +174,7 @@ class Api:
 
     def _retry(self, run_id: str, **_: Any) -> Any:
         run = self._find(run_id)
-        # Refusals were not recorded; these are in the source of KFP's API server.
-        if run.record.manifest_is_gone:
-            cause = "Workflow manifest cannot be empty"
-            before = f"Failed to retry a run: BadRequestError: Failed to retry run {run_id} due to error fetching"
-            raise Refused(400, 3, f"{before} workflow manifest: Invalid input error: {cause}", cause)
+        # Refusals were not recorded; this one is in the source of KFP's API server.
         if run.describe()["state"] != "FAILED":
             cause = f"Failed to retry run {run_id} as it does not allow retries: Workflow must be Failed/Error to retry"
             raise Refused(500, 13, f"Failed to retry a run: InternalServerError: {cause}", "Internal Server Error")
@@ -197,17 +191,15 @@ class Api:
 
     def delete(self, run_id: str, **_: Any) -> Any:
         """Delete a run."""
-        self._find(run_id).close()
+        run = self._find(run_id)
+        run.stop()
+        run.close()
         del self.runs[run_id]
         return {}
 
     def _log(self, run_id: str, pod: str, **_: Any) -> Any:
         run = self._find(run_id)
         text = run.log(pod)
-        if text is not None and not self.reads_pods and not run.is_archived(pod):
-            cause = f"Failed to read logs from archive {pod} due to error fetching the log file: InternalServerError"
-            message = f"BadRequestError: Failed to read logs for run {run_id}: InternalServerError: {cause}"
-            return json.dumps({"error_message": message, "error_details": message})
         if text is None:
             message = f'Failed to read logs: pods "{pod}" not found'
             error = Refused(500, 13, message)
@@ -215,23 +207,29 @@ class Api:
             raise error
         return text
 
-    def fire(self, when: float) -> None:
-        """Start a run of each recurring run that is enabled, as KFP's controller does, for a time."""
+    def start_due(self, now: float) -> None:
+        """Start the runs of schedules that are due."""
         with self._lock:
             for recurring in self.recurring.values():
-                if not recurring.is_enabled:
-                    continue
-                recurring.number += 1
-                made = {
-                    "recurring_run_id": recurring.identity,
-                    "scheduled": when,
-                    "workflow": recurring.workflow,
-                    "display_name": recurring.workflow,
-                    # KFP does not hand these on to the record of the run.
-                    "description": "",
-                    "service_account": "",
-                }
-                self._begin(self._make_run(recurring.body, recurring.experiment, **made))
+                own = [run for run in self.runs.values() if run.record.recurring_run_id == recurring.identity]
+                active = sum(run.describe()["state"] not in ("SUCCEEDED", "FAILED") for run in own)
+                if recurring.is_due(now, active):
+                    self.fire(recurring, now)
+
+    def fire(self, recurring: RecurringRun, when: float) -> None:
+        """Start a run of a recurring run, as KFP's controller does, for a time."""
+        with self._lock:
+            recurring.number, recurring.last = recurring.number + 1, when
+            made = {
+                "recurring_run_id": recurring.identity,
+                "scheduled": when,
+                "workflow": recurring.workflow,
+                "display_name": recurring.workflow,
+                # KFP does not hand these on to the record of the run.
+                "description": "",
+                "service_account": "",
+            }
+            self._begin(self._make_run(recurring.body, recurring.experiment, **made))
 
     def _find_recurring(self, identity: str) -> RecurringRun:
         if identity not in self.recurring:
@@ -255,7 +253,7 @@ class Api:
         return self._find_recurring(identity).describe()
 
     def _enable(self, identity: str, **_: Any) -> Any:
-        self._find_recurring(identity).is_enabled = True
+        self._find_recurring(identity).enable(time.time())
         return {}
 
     def _disable(self, identity: str, **_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Recurring runs of the API. They have no clock: a test says when they start runs.
+"""Recurring runs of the API, which start runs at intervals. Cron expressions are kept, and start none.
 
 Answers were recorded, most refusals were not: they follow the API's description, and the source of KFP:
 ``server/api_converter.go`` (``toModelJob``), ``resource/resource_manager.go`` (``CreateJob``, ``DeleteJob``,
@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fake_kfp.answers import NAMESPACE, shown_time
-from tests.fake_kfp.argo import LETTERS, fnv1a32
-from tests.fake_kfp.errors import Refused
+from torchx_kfp.execution.host.states import seconds
+from torchx_kfp_dev_host.answers import NAMESPACE, shown_time
+from torchx_kfp_dev_host.argo import LETTERS, fnv1a32
+from torchx_kfp_dev_host.errors import Refused
 
 _BEFORE = "Failed to create a recurring run: Invalid input error: "
 
@@ -30,8 +31,9 @@ class RecurringRun:
     created: float
     identity: str = field(default_factory=lambda: str(uuid.uuid4()))
     is_enabled: bool = True
-    #: How many runs it has started.
+    #: How many runs it has started, and when the last one, or when it was enabled, in seconds since the epoch.
     number: int = 0
+    last: float = 0.0
     #: The name of its object in Kubernetes.
     object_name: str = ""
     service_account: str = ""
@@ -64,6 +66,19 @@ class RecurringRun:
             wrong = f'ScheduledWorkflow.kubeflow.org "{found.object_name}" is invalid: metadata.generateName'
             raise Refused(500, 2, before + wrong)
         return found
+
+    def enable(self, now: float) -> None:
+        """Let it start runs. The first one follows after an interval."""
+        self.is_enabled, self.last = True, now
+
+    def is_due(self, now: float, active: int) -> bool:
+        """Tell whether it starts a run now; ``active`` is how many of its runs have not ended."""
+        schedule = self.body.get("trigger", {}).get("periodic_schedule", {})
+        if not self.is_enabled or not schedule or active >= int(self.body["max_concurrency"]):
+            return False
+        begin, end = seconds(schedule.get("start_time")), seconds(schedule.get("end_time"))
+        first = max(self.last or self.created, (begin or 0.0) - int(schedule["interval_second"]))
+        return first + int(schedule["interval_second"]) <= now and (end is None or now <= end)
 
     @property
     def workflow(self) -> str:

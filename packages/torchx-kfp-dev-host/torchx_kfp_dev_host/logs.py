@@ -33,10 +33,6 @@ def pod_log(run_id: str, started: StageStarted, ended: float | None, finished: S
     return "".join(parts)
 
 
-#: What KFP's importer says of an artifact without a type before it ends (metadata/client.go). Its log was not recorded.
-NO_TITLE = "No title specified"
-
-
 def importer_log(start: float, end: StageFinished | None) -> str:
     """Return the log of an importer's pod."""
     failed = end is not None and end.result.state is State.FAILED

@@ -8,20 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fake_kfp.argo import Naming, Node
+from torchx_kfp_dev_host.argo import Naming, Node
 
 NAMESPACE = "kubeflow"
 #: What KFP says of a time that has not come.
 EPOCH = "1970-01-01T00:00:00Z"
-#: The recorded host had no MLflow, and every answer says so.
-_PLUGINS = {
-    "mlflow": {
-        "entries": {"experiment_name": {"value": "KFP-Default"}},
-        "state": "PLUGIN_FAILED",
-        "state_message": "MLflow config resolution failed; run creation will continue: Invalid input error: Kubernetes "
-        "bearer token is empty for MLflow auth",
-    }
-}
 
 
 @dataclass
@@ -45,8 +36,8 @@ class Record:
     #: States and their times.
     history: list[tuple[str, float]] = field(default_factory=list)
     finished: float | None = None
-    #: Whether the host has lost the workflow's manifest.
-    manifest_is_gone: bool = False
+    #: Why the run could not be run on this machine.
+    error: str = ""
 
     @property
     def state(self) -> str:
@@ -75,7 +66,7 @@ def describe_run(record: Record) -> dict[str, Any]:
         "recurring_run_id": record.recurring_run_id,
         "state": record.state,
         "state_history": [{"update_time": shown_time(when), "state": state} for state, when in record.history],
-        "plugins_output": _PLUGINS,
+        "error": {"code": 13, "message": record.error} if record.error else None,
     }
     # Nothing that is empty is sent, except an empty object.
     return {key: value for key, value in answer.items() if value is not None and value not in ("", [])}

@@ -1,0 +1,121 @@
+"""The host: KFP's API at an address of this machine, for as long as a context lasts."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from torchx_kfp_dev_host.api import Api
+from torchx_kfp_dev_host.errors import Refused, proxy_error
+from torchx_kfp_dev_host.runs import Run
+from torchx_kfp_dev_host.serving import Answer, Handler, Server
+
+#: Seconds between two looks at the schedules.
+_TICK = 1.0
+_ABOUT = "This is the dev host of torchx-kfp: it has the API of KFP 2, and no pages. Use: torchx-kfp watch RUN\n"
+
+
+class DevHost:
+    """KFP's API on a port of this machine's loopback address."""
+
+    handler = Handler
+    api = Api
+
+    def __init__(
+        self, folder: Path, *, port: int = 0, token: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Listen; requests are answered in the context.
+
+        Args:
+            folder: the folder for the runs, which share a cache.
+            port: the port. Default: a free one.
+            token: the token that requests must have, if any.
+            options: options for local runs, with secrets and config maps.
+
+        Raises:
+            OSError: the port is in use.
+        """
+        #: The token may change at any time.
+        self.token = token
+        self._api = self.api(Path(folder).absolute(), {"directory": str(Path.cwd()), **(options or {})})
+        self._server = Server(("127.0.0.1", port), self, self.handler)
+        self._is_over = threading.Event()
+        serve = {"poll_interval": 0.05}
+        self._threads = [
+            threading.Thread(target=self._server.serve_forever, kwargs=serve, daemon=True),
+            threading.Thread(target=self.watch_schedules, daemon=True),
+        ]
+
+    @property
+    def url(self) -> str:
+        """The host's URL, as users give it to ``kfp.Client``."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """The runs by their ids."""
+        return self._api.runs
+
+    def __enter__(self) -> Any:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the server, and the runs in progress with their processes."""
+        self._is_over.set()
+        self._server.shutdown()
+        for thread in self._threads:
+            thread.join()
+        self._server.close()
+        for run in self.runs.values():
+            run.stop()
+        for run in self.runs.values():
+            run.close()
+
+    def watch_schedules(self) -> None:
+        """Start the runs of schedules until the host ends."""
+        while not self._is_over.wait(_TICK):
+            self._api.start_due(time.time())
+
+    def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
+        """Return the answer to a request."""
+        parts = urlsplit(target)
+        if (refused := self.refuse(headers)) is not None:
+            return refused
+        if (method, parts.path) == ("GET", "/"):
+            return Answer(200, _ABOUT, "text/plain")
+        given = headers.get("authorization", "")
+        if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            return Answer.json(401, proxy_error(401))
+        if not parts.path.startswith("/apis/"):
+            return Answer.json(404, proxy_error(404))
+        try:
+            body = json.loads(data) if data else None
+        except ValueError as error:
+            return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        status, content = self.call(method, parts.path, query, body)
+        return Answer(status, content, "text/plain") if isinstance(content, str) else Answer.json(status, content)
+
+    def call(self, method: str, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
+        """Return the status and the content of the answer of the API."""
+        try:
+            return 200, self._api.answer(method, path, query, body)
+        except Refused as refused:
+            return refused.status, refused.answer
+
+    def refuse(self, headers: Mapping[str, str]) -> Answer | None:
+        """Refuse the requests of other sites: of a page in a browser, or with another name for this machine."""
+        port = self._server.server_address[1]
+        own = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        origin = headers.get("origin")
+        if headers.get("host") in own and (origin is None or urlsplit(origin).netloc in own):
+            return None
+        return Answer.json(403, {"code": 7, "message": "The dev host answers programs of this machine only."})

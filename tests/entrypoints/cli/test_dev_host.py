@@ -1,0 +1,166 @@
+"""``torchx-kfp dev-host``: who reaches it, how it ends, and its schedules. A transcript has the commands of a user."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchx_kfp_dev_host import DevHost
+from torchx_kfp_dev_host.api import Api
+from torchx_kfp_dev_host.runs import LocalRun
+
+import torchx_kfp
+from tests.entrypoints.cli.conftest import PIPELINE
+from tests.execution.host.calling import wait_until
+from tests.facts import says
+from tests.fake_kfp.made import large_pipeline
+from tests.programs import Program
+from tests.transcripts.hosts import a_dev_host
+from torchx_kfp.local import State
+from torchx_kfp.local import attach as attach_here
+
+_RUNS = "/apis/v2beta1/runs"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[DevHost]:
+    with DevHost(tmp_path, token="right") as host:
+        yield host
+
+
+def status(host: DevHost, path: str = _RUNS, **headers: str) -> int:
+    asked = urllib.request.Request(host.url + path, headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, 200),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": ""}, 401),
+        ({"Host": "evil.example"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Content-Length": "99999999999"}, 413),
+    ],
+)
+def test_only_programs_of_this_machine_with_the_token_get_answers(
+    host: DevHost, headers: Mapping[str, str], code: int
+) -> None:
+    assert status(host, **{"Authorization": "Bearer right", **headers}) == code
+    assert host.url.startswith("http://127.0.0.1:")
+
+
+def test_the_address_has_a_page_that_says_what_it_is(host: DevHost) -> None:
+    with urllib.request.urlopen(host.url, timeout=30) as answer:
+        assert re.search(says("dev host", "no pages", "watch"), answer.read().decode())
+    assert status(host, "/", Host="evil.example") == 403
+
+
+def test_the_end_of_the_host_ends_its_runs(tmp_path: Path, call: Program) -> None:
+    (tmp_path / "sleeps.py").write_text(PIPELINE)
+    with a_dev_host(tmp_path) as around:
+        done = call("submit", str(tmp_path / "sleeps.py:sleeps"), folder=tmp_path, **around.environ)
+        assert done.returncode == 0, done.stderr
+        runs = tmp_path / ".torchx_kfp/dev-host/runs"
+        log = wait_until(lambda: next(runs.glob("*/*/log.txt"), None))
+        wait_until(lambda: "asleep" in log.read_text())
+        settings = Path(around.environ["TORCHX_KFP_CONFIG"])
+        assert {path.stat().st_mode & 0o777 for path in (settings, settings.with_name("token"))} == {0o600}
+    assert attach_here(done.stdout.split()[0], output_dir=runs).wait().state is State.CANCELED
+
+
+def test_a_port_that_another_program_uses_is_an_error(call: Program) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = call("dev-host", "--port", str(port))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says(f"The port {port} cannot be used", "another program uses it", "--port 0"), done.stderr)
+
+
+def test_without_its_package_the_command_says_what_to_type(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['torchx_kfp_dev_host'] = None; sys.argv[1:] = ['dev-host']; "
+        "from torchx_kfp.__main__ import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert re.search(says("pip install", "torchx-kfp-dev-host @ git+https://github.com/"), done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_package_is_a_program_for_this_version(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[3] / "packages" / "torchx-kfp-dev-host"
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{torchx_kfp.__version__}"\n' in text
+    assert f'\ndependencies = ["torchx-kfp=={torchx_kfp.__version__}"]\n' in text
+    done = subprocess.run(
+        [sys.executable, "-m", "torchx_kfp_dev_host", "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage: torchx-kfp dev-host" in done.stdout
+
+
+class Idle(LocalRun):
+    """A run that never starts."""
+
+    def start(self, *_: object) -> None:
+        pass
+
+    def refresh(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("schedule", "max_runs", "times", "starts"),
+    [
+        ({}, 10, [59, 60, 61, 119, 120, 121], [60, 120]),
+        ({}, 1, [60, 120, 180], [60]),
+        ({"start_time": "2100-01-01T00:00:00Z"}, 10, [60, 120], []),
+        ({"end_time": "2001-01-01T00:00:00Z"}, 10, [60, 120], []),
+        (None, 10, [60, 120], []),
+    ],
+    ids=["interval", "at once", "start", "end", "cron"],
+)
+def test_a_schedule_starts_runs_at_intervals(
+    schedule: Any, max_runs: int, times: list[int], starts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Api, "run", Idle)
+    api = Api(tmp_path, {})
+    every = {"cron_schedule": {"cron": "0 * * * * *"}}
+    trigger = every if schedule is None else {"periodic_schedule": {"interval_second": "60", **schedule}}
+    body = {
+        "display_name": "often",
+        "mode": "ENABLE",
+        "max_concurrency": str(max_runs),
+        "trigger": trigger,
+        "pipeline_spec": large_pipeline("often", 1),
+    }
+    identity = api.answer("POST", "/apis/v2beta1/recurringruns", {}, body)["recurring_run_id"]
+    begun = api.recurring[identity].created
+    found = []
+    for seconds in times:
+        before = len(api.runs)
+        api.start_due(begun + seconds)
+        found += [seconds] * (len(api.runs) - before)
+    assert found == starts
+    api.answer("POST", f"/apis/v2beta1/recurringruns/{identity}:disable", {}, None)
+    before = len(api.runs)
+    api.start_due(begun + 9999)
+    assert len(api.runs) == before

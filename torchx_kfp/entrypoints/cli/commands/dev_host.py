@@ -1,0 +1,43 @@
+"""``torchx-kfp dev-host``: a KFP host on this machine, for trying commands without a cluster."""
+
+from __future__ import annotations
+
+import click
+
+from torchx_kfp.common.extras import is_installed
+from torchx_kfp.errors import MissingExtraError
+
+_PACKAGE = "torchx_kfp_dev_host"
+_INSTALL = (
+    'pip install "torchx-kfp-dev-host @ git+https://github.com/torchx-kfp/torchx-kfp'
+    '#subdirectory=packages/torchx-kfp-dev-host"'
+)
+
+
+@click.command("dev-host")
+@click.option("--port", type=click.IntRange(0, 65535), default=8890, show_default=True, help="The port; 0: a free one.")
+@click.option(
+    "--directory",
+    metavar="DIR",
+    default=".torchx_kfp/dev-host",
+    show_default=True,
+    help="The folder for its runs, their results and its settings.",
+)
+def dev_host_command(port: int, directory: str) -> None:
+    """Try commands without a cluster: a KFP host on this machine whose runs are local runs.
+
+    It is not KFP. It has that part of KFP's API that torchx-kfp, `torchx run -s kfp` and kfp.Client use for runs,
+    experiments and recurring runs. There are no pods and no images: stages are processes that start in the current
+    directory. It has no pages, starts no runs by cron expressions (only --every), and forgets its runs when it ends;
+    their folders stay. Only programs of this machine that have the token of its folder reach it.
+
+    \b
+    torchx-kfp dev-host
+
+    It prints the variables for other terminals. Ctrl-C ends it, and the runs in progress.
+    """
+    if not is_installed(_PACKAGE):
+        raise MissingExtraError(f"The command torchx-kfp dev-host needs another package. Install it with: {_INSTALL}")
+    from torchx_kfp_dev_host.serve import serve
+
+    serve(port, directory)
