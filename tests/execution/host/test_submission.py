@@ -163,7 +163,7 @@ def test_a_run_is_not_waited_for_any_longer(kfp_host: KfpHost, tmp_path: Path) -
     code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)"
     run = submit(small, {"code": code}, host=kfp_host.url)
     begun = time.monotonic()
-    with pytest.raises(TimeoutError, match=says(run.run_id, "within 1.5 s", "keeps running", ".terminate()")):
+    with pytest.raises(TimeoutError, match=says(run.run_id, "within 1.5 s", "keeps running", "torchx-kfp cancel")):
         run.wait(Watch(), timeout=1.5)
     assert 1.5 <= time.monotonic() - begun < 60
     go.touch()

@@ -78,7 +78,8 @@ class RunSource(ABC):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(
-                    f"The run {self.run_id} has not ended within {timeout:g} s. It keeps running: .wait() waits again."
+                    f"The run {self.run_id} has not ended within {timeout:g} s. It keeps running: .wait() waits again, "
+                    f"and `torchx-kfp cancel {self.run_id}` ends it."
                 )
             self._pause(changed=changed, longest=left)
 
