@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from kfp import dsl
-from torchx.specs import AppDef, Role
 
+from tests.cases.apps import python
 from tests.entrypoints.cli.conftest import Call
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
@@ -17,11 +17,8 @@ RECORD = "from torchx_kfp.tracking import current_run; import sys; current_run()
 
 @dsl.pipeline(name="two")
 def two(tracker_base: str, lr: float):
-    def app(name: str, *args: str) -> AppDef:
-        return AppDef(name, roles=[Role("role", image="x", entrypoint="python", args=["-c", RECORD, *args])])
-
-    prepared = task_from_app(app("prepare", "1"), tracker_base=tracker_base)
-    task_from_app(app("train", f"{lr}"), tracker_base=tracker_base, reads=prepared)
+    prepared = task_from_app(python("prepare", RECORD, "1"), tracker_base=tracker_base)
+    task_from_app(python("train", RECORD, f"{lr}"), tracker_base=tracker_base, reads=prepared)
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -98,9 +95,7 @@ def test_a_damaged_line_of_a_run_does_not_hide_its_cached_stages(
 @dsl.pipeline(name="looped")
 def looped(tracker_base: str, rates: list):
     with dsl.ParallelFor(rates) as rate:
-        args = ["-c", RECORD, f"{rate}"]
-        app = AppDef("train", roles=[Role("role", image="x", entrypoint="python", args=args)])
-        task_from_app(app, tracker_base=tracker_base)
+        task_from_app(python("train", RECORD, f"{rate}"), tracker_base=tracker_base)
 
 
 def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(

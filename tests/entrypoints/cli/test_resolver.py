@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from kfp import dsl
-from torchx.specs import AppDef, Role
 
+from tests.cases.apps import python
 from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
 from tests.s3 import S3Server
@@ -19,11 +19,8 @@ RECORD = "from torchx_kfp.tracking import current_run; import sys; current_run()
 
 
 def stages_of(base: str, second: str, lr: object) -> None:
-    def app(name: str) -> AppDef:
-        return AppDef(name, roles=[Role("role", image="x", entrypoint="python", args=["-c", RECORD, f"{lr}"])])
-
-    train = Stages(tracker_base=base).task(app("train"))
-    Stages(tracker_base=second).task(app("judge")).after(train)
+    train = Stages(tracker_base=base).task(python("train", RECORD, f"{lr}"))
+    Stages(tracker_base=second).task(python("judge", RECORD, f"{lr}")).after(train)
 
 
 @dsl.pipeline(name="fixed")

@@ -5,8 +5,8 @@
 from pathlib import Path
 
 from kfp import compiler, dsl, kubernetes
-from torchx.specs import AppDef, Role
 
+from tests.cases.apps import python
 from torchx_kfp import task_from_app
 
 _RECORD = """
@@ -22,10 +22,6 @@ def script(text: str):
     return dsl.ContainerSpec(image="app:1", command=["sh", "-c", text])
 
 
-def _app(name: str, *args: str) -> AppDef:
-    return AppDef(name, [Role("role", image="app:1", entrypoint="python3", args=["-c", _RECORD, *args])])
-
-
 def write_pipelines(folder: Path, base: Path) -> None:
     """Write the pipelines, compiled, into a folder.
 
@@ -36,11 +32,11 @@ def write_pipelines(folder: Path, base: Path) -> None:
 
     @dsl.pipeline(name="good")
     def good(tracker_base: str, lr: float = 0.5, names: list = ["a", "b"]):  # noqa: B006 (KFP takes the text of defaults)
-        train = task_from_app(_app("train", f"{lr}"), tracker_base=tracker_base)
+        train = task_from_app(python("train", _RECORD, f"{lr}"), tracker_base=tracker_base)
         kubernetes.mount_pvc(train, "claim", str(base))
         with dsl.ParallelFor(names) as name:
             del name
-            evaluate = task_from_app(_app("evaluate", "2"), tracker_base=tracker_base, reads=train)
+            evaluate = task_from_app(python("evaluate", _RECORD, "2"), tracker_base=tracker_base, reads=train)
             kubernetes.mount_pvc(evaluate, "claim", str(base))
         with dsl.If(lr > 1):
             script(text="echo never").after(train)
@@ -57,8 +53,7 @@ def write_pipelines(folder: Path, base: Path) -> None:
     @dsl.pipeline(name="distributed")
     def distributed():
         code = "import os; print('of', os.environ['TORCHX_NUM_REPLICAS'])"
-        role = Role("trainer", image="app:1", entrypoint="python3", args=["-c", code], num_replicas=2)
-        task_from_app(AppDef("train", [role]), engine="job")
+        task_from_app(python("train", code, num_replicas=2), engine="job")
 
     @dsl.pipeline(name="inner")
     def inner(text: str):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl, kubernetes
-from torchx.specs import AppDef, Role
 
+from tests.cases.apps import python
 from tests.execution.host.calling import ended, wait_until
 from tests.execution.host.commands import write_pipelines
 from tests.facts import says
@@ -32,10 +32,6 @@ run.put(loss=float(sys.argv[1]))
 """
 
 
-def app(name: str, *args: str, **role: object) -> AppDef:
-    return AppDef(name, [Role("role", image="app:1", entrypoint="python3", args=["-c", TRAIN, *args], **role)])
-
-
 @dsl.component(base_image="python:3.11")
 def count(data: dsl.Input[dsl.Dataset], factor: int) -> int:
     with open(data.path) as file:
@@ -50,9 +46,11 @@ def waits(go: str):
 @dsl.pipeline(name="inner")
 def inner(tracker_base: str, lr: float):
     stages = Stages(tracker_base=tracker_base)
-    first = stages.task(app("first", f"{lr}"))
+    first = stages.task(python("first", TRAIN, f"{lr}"))
     with dsl.ParallelFor(["$(HOME)", "b"]) as color:
-        stages.task(app("train", "2", env={"COLOR": f"{color}"}), reads={"before": first}, results={"loss": float})
+        stages.task(
+            python("train", TRAIN, "2", env={"COLOR": f"{color}"}), reads={"before": first}, results={"loss": float}
+        )
 
 
 @dsl.pipeline(name="outer")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from kfp import compiler, dsl
-from torchx.specs import AppDef, Role
 
+from tests.cases.apps import python
 from tests.execution.host.calling import ended, get, request, wait_until
 from tests.execution.host.commands import rows
 from tests.facts import says
@@ -46,11 +46,6 @@ print("reads", FsspecResultTracker(os.environ["TORCHX_TRACKER_BASE"]).get(os.env
 """
 STALE = {"stale": 1}
 RUNS = "/apis/v2beta1/runs"
-
-
-def app(name: str, program: str, *args: str, **fields: Any) -> AppDef:
-    role = Role("role", image="app:1", entrypoint="python3", args=["-c", program, *args], **fields)
-    return AppDef(name, [role])
 
 
 @dataclass
@@ -101,9 +96,9 @@ def chain(folder: Path, after: Any, program: str = TRAIN, **fields: Any) -> Any:
     @dsl.pipeline(name="chain")
     def chain(base: str):
         words = str(folder / "go"), json.dumps(STALE), json.dumps(after)
-        first = task_from_app(app("first", "print('once')"), tracker_base=base)
-        train = task_from_app(app("train", program, *words, **fields), tracker_base=base, reads={"first": first})
-        task_from_app(app("read", READ), tracker_base=base, reads=train)
+        first = task_from_app(python("first", "print('once')"), tracker_base=base)
+        train = task_from_app(python("train", program, *words, **fields), tracker_base=base, reads={"first": first})
+        task_from_app(python("read", READ), tracker_base=base, reads=train)
 
     return chain
 
@@ -156,7 +151,7 @@ def test_a_retry_is_watched(retried: Retried) -> None:
 def test_a_run_that_cannot_be_retried_says_why(retried: Retried) -> None:
     @dsl.pipeline(name="long")
     def long(base: str):
-        task_from_app(app("sleep", "import time; time.sleep(300)"), tracker_base=base)
+        task_from_app(python("sleep", "import time; time.sleep(300)"), tracker_base=base)
 
     def refused(run: str, code: int, *facts: str) -> None:
         done = retried.program("retry", run)

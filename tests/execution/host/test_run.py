@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from kfp import dsl
-from torchx.specs import AppDef, Role
 
+from tests.cases.apps import python
 from tests.execution.host.answers_of_kfp import last, manifest, polls
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted, status
 from tests.facts import says
@@ -32,8 +32,7 @@ def nap(seconds: float):
 
 @dsl.pipeline(name="tracked")
 def tracked(tracker_base: str, seconds: float = 0.0):
-    app = AppDef("train", roles=[Role("role", image="x", entrypoint="python3", args=["-c", TRAIN])])
-    train = task_from_app(app, tracker_base=tracker_base)
+    train = task_from_app(python("train", TRAIN), tracker_base=tracker_base)
     nap(seconds=seconds).after(train)
 
 

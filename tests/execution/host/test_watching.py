@@ -281,7 +281,7 @@ def test_logs_name_the_replicas(kfp_host: KfpHost, program: Program) -> None:
     assert done.returncode == 0, done.stderr
     run_id = done.stdout.splitlines()[0]
     whole = program("logs", f"{run_id}/train", "--follow", "--host", kfp_host.url).stdout.splitlines()
-    assert {"trainer/0 | of 2", "trainer/1 | of 2"} <= set(whole)
+    assert {"train/0 | of 2", "train/1 | of 2"} <= set(whole)
 
 
 # Cancel
