@@ -23,7 +23,7 @@ from torchx_kfp.execution.pipeline.walk import walk, without_indices
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, plan_resume
+from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, earlier_run, plan_resume
 from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
@@ -176,6 +176,10 @@ def test_what_only_some_pairs_have() -> None:
     there = {step.name: step.reason for step in planned(earlier(data=file), to_here=False).running}
     assert "'/runs/table-1/data' of this machine" in there["make"]
     assert "make" in {step.name for step in planned(earlier(data=file)).kept}
+    # What a host names may be any file of this machine.
+    named = planned(earlier(here=False, data=file))
+    assert "'/runs/table-1/data' of a pod" in {step.name: step.reason for step in named.running}["make"]
+    assert "make" in {step.name for step in planned(earlier(here=False, data=file), to_here=False).kept}
     unreadable = {BASE: "no such bucket"}
     (note,) = planned(earlier(here=False, unreadable=unreadable), to_here=False).notes
     assert BASE in note
@@ -213,6 +217,22 @@ def test_what_a_resumed_run_has_in_place_of_kept_stages_is_no_change() -> None:
         run = replace(run, pipeline=whole_pipeline(plan.pipeline))
         assert {step.name: step.changes for step in planned(run).steps} == dict.fromkeys(run.ends, ())
         assert {place.name for place in walk(run.pipeline)} == {place.name for place in walk(PIPELINE)}
+
+
+def test_what_stages_were_given_is_known_further_down_a_chain() -> None:
+    """A host tells nothing else of what a stage without a tracker base has made."""
+    run = earlier(here=False)
+    plan = planned(run, to_here=False)
+    record = replace(run.record, load=lambda: plan.pipeline)
+    again = earlier_run(record, values={"prepare": {"rows": 5}})
+    assert again.values == {"prepare": {"rows": 5}, "make": {"out": "x", "data": DATA}}
+    assert set(again.kept) == {"prepare", "make", "branch"}
+    assert "make" in {step.name for step in planned(again, to_here=False).kept}
+
+
+def test_a_record_that_would_fill_the_memory_is_none() -> None:
+    assert read_record(ResumeRecord("before", text="{" * 1000).describe("")) is not None
+    assert read_record(ResumeRecord("before", text="{" * (70 << 20)).describe("")) is None
 
 
 def test_a_condition_that_reads_another_value_is_evaluated_in_the_new_run() -> None:
