@@ -228,6 +228,11 @@ def test_what_stages_were_given_is_known_further_down_a_chain() -> None:
     assert again.values == {"prepare": {"rows": 5}, "make": {"out": "x", "data": DATA}}
     assert set(again.kept) == {"prepare", "make", "branch"}
     assert "make" in {step.name for step in planned(again, to_here=False).kept}
+    # From here, all is known; the run on the host shows less of what it has kept.
+    plan = planned(earlier(), to_here=False)
+    shown = {name: replace(end, artifacts={}, outputs={}) for name, end in earlier().ends.items()}
+    again = earlier_run(replace(run.record, load=lambda: plan.pipeline), ends=shown)
+    assert "make" in {step.name for step in planned(again, to_here=False).kept}
 
 
 def test_a_record_that_would_fill_the_memory_is_none() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.host.answers import as_object, as_text
-from torchx_kfp.execution.pipeline.artifacts import without_files
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
@@ -66,6 +65,8 @@ class RunPipeline:
         except (TorchxKfpError, ValueError) as error:
             raise PipelineFileError(f"The pipeline of this run cannot be read: {error}") from None
         resumed = read_record(pipeline.description)
+        # The record may be anybody's: it names no files of this machine, and no other places to read.
+        ends = resumed.ends if resumed else ()
         return cls(
             pipeline,
             {place.name: place for place, _ in places},
@@ -73,7 +74,7 @@ class RunPipeline:
             tracked,
             items={place.name: count for place, known in places if (count := _items(place, known)) is not None},
             resumes=resumed.resumes if resumed else "",
-            kept=tuple(map(_elsewhere, resumed.ends if resumed else ())),
+            kept=tuple(dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in ends),
         )
 
     def is_distributed(self, stage: str) -> bool:
@@ -83,11 +84,6 @@ class RunPipeline:
     def is_import(self, stage: str) -> bool:
         """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""
         return self.places[without_indices(stage)].component.importer is not None
-
-
-def _elsewhere(end: StageResult) -> StageResult:
-    """Return the end of a stage without files of this machine: the record may be anybody's."""
-    return dataclasses.replace(end, log_file=None, files=(), artifacts=without_files(end.artifacts))
 
 
 def given_arguments(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,11 +130,6 @@ def parameters_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if not is_artifact(value)}
 
 
-def without_files(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs or outputs without files of this machine: who names them may not know what is here."""
-    return {name: value for name, value in values.items() if not any(one.is_here for one in artifacts_in(value))}
-
-
 def as_message(value: object) -> dict[str, Any]:
     """Return KFP's ArtifactList message of an input or output."""
     return {"artifacts": [artifact.as_message() for artifact in artifacts_in(value)]}

@@ -137,9 +137,11 @@ def earlier_run(
     for unit, outputs in [*(taken.values.items() if taken is not None else ()), *(values or {}).items()]:
         known.setdefault(unit, {}).update(outputs)
     found = {end.name: end for end in record.run.ends} if ends is None else ends
+    kept = {end.name: end for end in taken.ends} if taken is not None else {}
+    # A folder may have been moved, with logs; of a run on a host, not all that the record has is shown.
+    found = {**kept, **found} if record.folder is not None else {**found, **kept}
     gone, unreadable = _what_is_gone(record, [end for end in found.values() if end.state.is_success], trusted_bases)
-    kept = {end.name for end in taken.ends} if taken is not None else ()
-    return EarlierRun(record, pipeline, found, known, kept, gone, unreadable)
+    return EarlierRun(record, pipeline, found, known, kept.keys(), gone, unreadable)
 
 
 def _what_is_gone(
@@ -486,11 +488,11 @@ class _Planner:
                     notes.append(f"The run's output {name!r} is left out: {error}.")
         if cached := [unit.name for unit in self._anew.values() if any(place.task.caches for place in unit.stages)]:
             notes.append(f"Run without the cache: {listed(cached, _NAMED)}.")
-        # A run on a host has copies of the logs for a while.
-        has_logs = self._is_here and folder is not None
+        # A run on a host has copies of the logs for a while, and other files of its own.
+        has_files = self._is_here and folder is not None
         record = ResumeRecord(
             run_id,
-            tuple(self._taken(end, has_log=has_logs) for unit in kept.values() for end in self._ends(unit)),
+            tuple(self._taken(end, has_files=has_files) for unit in kept.values() for end in self._ends(unit)),
             {key: self._earlier.values[key] for unit in kept.values() if (key := unit.key) in self._earlier.values},
             parameters_of(outputs),  # artifacts stay outputs of the new pipeline
         )
@@ -510,12 +512,13 @@ class _Planner:
             arguments=arguments,
             dropped=tuple(sorted(self._names - self._now.stage_names)),
             notes=tuple(notes),
-            reusable=self._reusable(running) if has_logs else {},
+            reusable=self._reusable(running) if has_files else {},
             folder=folder,
         )
 
-    def _taken(self, end: StageResult, *, has_log: bool) -> StageResult:
-        return dataclasses.replace(end, cached_from=self._origin(end), log_file=end.log_file if has_log else None)
+    def _taken(self, end: StageResult, *, has_files: bool) -> StageResult:
+        files: dict[str, Any] = {} if has_files else {"log_file": None, "files": ()}
+        return dataclasses.replace(end, cached_from=self._origin(end), **files)
 
     def _origin(self, end: StageResult) -> str:
         """Return the run in which a stage ran."""
@@ -531,7 +534,7 @@ class _Planner:
                     is_changed = any(change.startswith(f"{place.name}: ") for change in changes)
                     if not (is_changed or place.task.runs_always or self._uses_workspace(place)):
                         ends = (end for end in self._executions.get(place.name, ()) if not self._why_not_kept(end))
-                        found.update((end.name, self._taken(end, has_log=True)) for end in ends)
+                        found.update((end.name, self._taken(end, has_files=True)) for end in ends)
         return found
 
     def _step(self, unit: Unit) -> Step:
