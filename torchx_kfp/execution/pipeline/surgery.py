@@ -105,30 +105,25 @@ class _Surgery:
         self._cut(self._spec["root"], "")
         self._remove_unused()
 
-    def _cut(self, component: dict[str, Any], around: str) -> Mapping[str, Any]:
+    def _cut(self, component: dict[str, Any], around: str) -> dict[str, Any]:
         """Take tasks out of a component's DAG; return those of the DAG's outputs that are constants now."""
         dag = component["dag"]
-        known: dict[str, Mapping[str, Any]] = {}
-        tasks: dict[str, Any] = {}
-        for name, task in dag.get("tasks", {}).items():
+        rest = _Rest(self, dag["tasks"], self._run_id)
+        for name, task in [*dag["tasks"].items()]:
             path = f"{around}{name}"
-            if path in self._kept:
-                known[name] = self._kept[path]
-                continue
-            tasks[name] = task
             if path in self._uncached:
                 self._run_anew(task)
-            if any(other.startswith(f"{path}/") for other in (*self._kept, *self._uncached)):
+            if path in self._kept:
+                rest.take(name, self._kept[path])
+            elif any(other.startswith(f"{path}/") for other in (*self._kept, *self._uncached)):
                 inner = self._own_component(task)
-                known[name] = self._cut(inner, f"{path}/")
+                rest.known[name] = self._cut(inner, f"{path}/")
                 if not inner["dag"]["tasks"]:  # an exit handler around nothing
-                    del tasks[name]
-        gone = dag.get("tasks", {}).keys() - tasks.keys()
-        dag["tasks"] = tasks
-        imported = _Importers(self, tasks)
-        for name, task in list(tasks.items()):
-            _rewire(name, task, known, gone, imported, self._run_id)
-        return _outputs_of(component, known, gone, imported, is_whole=not tasks)
+                    rest.take(name, rest.known[name])
+        is_whole = not dag["tasks"]
+        for name, task in [*dag["tasks"].items()]:
+            rest.rewire(name, task)
+        return rest.reduce_outputs(component, is_whole=is_whole)
 
     def _run_anew(self, task: dict[str, Any]) -> None:
         """Turn caching off for a task, and for all tasks inside."""
@@ -184,29 +179,6 @@ class _Surgery:
         }
 
 
-class _Importers:
-    """The importers of a DAG: one for each artifact that is read."""
-
-    def __init__(self, surgery: _Surgery, tasks: dict[str, Any]) -> None:
-        self._surgery = surgery
-        self._tasks = tasks
-        self._made: dict[tuple[str, str], str] = {}
-
-    def of(self, task: str, output: str, artifact: Artifact) -> str:
-        """Return the name of the task that imports the artifact."""
-        if (task, output) not in self._made:
-            wanted = re.sub(r"[^a-z0-9]+", "-", f"kept-{task}-{output}".lower()).strip("-")
-            name = next(one for one in _numbered(wanted) if one not in self._tasks)
-            self._made[(task, output)] = name
-            self._tasks[name] = {
-                "cachingOptions": {},
-                "componentRef": {"name": self._surgery.add_importer(artifact)},
-                "inputs": {"parameters": {_URI: {"runtimeValue": {"constant": uri_of(artifact)}}}},
-                "taskInfo": {"name": name},
-            }
-        return self._made[(task, output)]
-
-
 def uri_of(artifact: Artifact) -> str:
     """Return the place from which an artifact is imported: its file, if a component has chosen another one here."""
     return artifact.path if artifact.is_here and artifact.custom_path else artifact.uri
@@ -220,44 +192,101 @@ def _numbered(name: str) -> Iterator[str]:
         number += 1
 
 
-def _rewire(
-    name: str, task: dict[str, Any], known: Kept, gone: Collection[str], importers: _Importers, run_id: str
-) -> None:
-    """Replace what a task reads of tasks that are gone, or of outputs that are constants now."""
-    before = [other for other in task.get("dependentTasks", ()) if other not in gone]
-    inputs = task.get("inputs", {})
-    for key, source in inputs.get("parameters", {}).items():
-        if "taskOutputParameter" in source:
-            output = source["taskOutputParameter"]
-            producer, wanted = output["producerTask"], output["outputParameterKey"]
-            if wanted in known.get(producer, {}):
-                value = known[producer][wanted]
+class _Rest:
+    """The tasks that are left of a DAG, and what is known of the others."""
+
+    def __init__(self, surgery: _Surgery, tasks: dict[str, Any], run_id: str) -> None:
+        self._surgery, self._tasks, self._run_id = surgery, tasks, run_id
+        #: The outputs that are constants now, by task, also of an exit handler of which some tasks are left.
+        self.known: dict[str, Mapping[str, Any]] = {}
+        self._gone: set[str] = set()
+        #: The tasks that import artifacts, by the task and the output from which these were.
+        self._importers: dict[tuple[str, str], str] = {}
+
+    def take(self, name: str, outputs: Mapping[str, Any]) -> None:
+        """Take a task out."""
+        del self._tasks[name]
+        self._gone.add(name)
+        self.known[name] = outputs
+
+    def rewire(self, name: str, task: dict[str, Any]) -> None:
+        """Replace what a task reads of tasks that are gone, or of outputs that are constants now."""
+        before = [other for other in task.get("dependentTasks", ()) if other not in self._gone]
+        inputs = task.get("inputs", {})
+        for key, source in inputs.get("parameters", {}).items():
+            output = source.get("taskOutputParameter", {})
+            producer, wanted = output.get("producerTask"), output.get("outputParameterKey")
+            if self._is_known(name, producer, wanted):
+                value = self.known[producer][wanted]
                 if selector := source.get("parameterExpressionSelector"):
                     value = select_field(value, selector)
                 inputs["parameters"][key] = {"runtimeValue": {"constant": value}}
                 _write_items(task, key, value)
-            elif producer in gone:
-                raise ValueError(f"{name} reads the output {wanted!r} of {producer}, which is not known")
-        elif "taskFinalStatus" in source and (producer := source["taskFinalStatus"]["producerTask"]) in gone:
-            status = {"state": "COMPLETE", "pipelineJobResourceName": run_id, "pipelineTaskName": producer, "error": {}}
-            inputs["parameters"][key] = {"runtimeValue": {"constant": status}}
-    for source in inputs.get("artifacts", {}).values():
-        output = source.get("taskOutputArtifact", {})
-        producer, wanted = output.get("producerTask"), output.get("outputArtifactKey")
-        if wanted in known.get(producer, {}):
-            importer = importers.of(producer, wanted, known[producer][wanted])
-            source["taskOutputArtifact"] = {"producerTask": importer, "outputArtifactKey": _ARTIFACT}
-            before.append(importer)
-        elif producer in gone:
-            raise ValueError(f"{name} reads the artifact {wanted!r} of {producer}, which is not known")
-    task["dependentTasks"] = sorted(dict.fromkeys(before))
-    if not before:
-        del task["dependentTasks"]
-        # Without tasks before it, an exit task is a task like any other.
-        if task.get("triggerPolicy", {}).get("strategy") == _ALWAYS:
-            del task["triggerPolicy"]["strategy"]
-            if not task["triggerPolicy"]:
-                del task["triggerPolicy"]
+            elif (ended := source.get("taskFinalStatus", {}).get("producerTask")) in self._gone:
+                ran = {"pipelineJobResourceName": self._run_id, "pipelineTaskName": ended}
+                inputs["parameters"][key] = {"runtimeValue": {"constant": {"state": "COMPLETE", **ran, "error": {}}}}
+        for source in inputs.get("artifacts", {}).values():
+            output = source.get("taskOutputArtifact", {})
+            producer, wanted = output.get("producerTask"), output.get("outputArtifactKey")
+            if self._is_known(name, producer, wanted):
+                importer = self._importer_of(producer, wanted)
+                source["taskOutputArtifact"] = {"producerTask": importer, "outputArtifactKey": _ARTIFACT}
+                before.append(importer)
+        task["dependentTasks"] = sorted(dict.fromkeys(before))
+        if not before:
+            del task["dependentTasks"]
+            # Without tasks before it, an exit task is a task like any other.
+            if task.get("triggerPolicy", {}).get("strategy") == _ALWAYS:
+                del task["triggerPolicy"]["strategy"]
+                _drop_empty(task, "triggerPolicy")
+
+    def reduce_outputs(self, component: dict[str, Any], *, is_whole: bool) -> dict[str, Any]:
+        """Remove the outputs of the DAG that are constants now, and return them.
+
+        Artifacts come from importers, unless the whole DAG is gone, which its outputs follow.
+        """
+        outputs, defined = component["dag"].get("outputs", {}), component.get("outputDefinitions", {})
+        constants: dict[str, Any] = {}
+        for kind, key in (("parameters", "outputParameterKey"), ("artifacts", "outputArtifactKey")):
+            for name, output in [*outputs.get(kind, {}).items()]:
+                # Only the outputs of branches have several sources, and they are taken out as a whole.
+                source: dict[str, str] = output.get("valueFromParameter") or next(
+                    iter(output.get("artifactSelectors", ())), {}
+                )
+                producer, wanted = source.get("producerSubtask", ""), source.get(key, "")
+                if wanted in self.known.get(producer, {}):
+                    if kind == "artifacts" and not is_whole:
+                        importer = self._importer_of(producer, wanted)
+                        output["artifactSelectors"] = [{"producerSubtask": importer, "outputArtifactKey": _ARTIFACT}]
+                        continue
+                    constants[name] = self.known[producer][wanted]
+                elif producer not in self._gone:
+                    continue
+                del outputs[kind][name]
+                defined.get(kind, {}).pop(name, None)
+        _drop_empty(component["dag"], "outputs")
+        _drop_empty(component, "outputDefinitions")
+        return constants
+
+    def _is_known(self, reader: str, producer: str, output: str) -> bool:
+        if output not in self.known.get(producer, {}) and producer in self._gone:
+            raise ValueError(f"{reader} reads the output {output!r} of {producer}, which is not known")
+        return output in self.known.get(producer, {})
+
+    def _importer_of(self, task: str, output: str) -> str:
+        """Return the name of the task that imports an artifact."""
+        if (task, output) not in self._importers:
+            wanted = re.sub(r"[^a-z0-9]+", "-", f"kept-{task}-{output}".lower()).strip("-")
+            name = next(one for one in _numbered(wanted) if one not in self._tasks)
+            artifact = self.known[task][output]
+            self._importers[(task, output)] = name
+            self._tasks[name] = {
+                "cachingOptions": {},
+                "componentRef": {"name": self._surgery.add_importer(artifact)},
+                "inputs": {"parameters": {_URI: {"runtimeValue": {"constant": uri_of(artifact)}}}},
+                "taskInfo": {"name": name},
+            }
+        return self._importers[(task, output)]
 
 
 def _write_items(task: dict[str, Any], name: str, value: Any) -> None:
@@ -265,50 +294,6 @@ def _write_items(task: dict[str, Any], name: str, value: Any) -> None:
     iterator = task.get("parameterIterator")
     if iterator and iterator["items"].get("inputParameter") == name:
         iterator["items"] = {"raw": json.dumps(value)}
-
-
-def _outputs_of(
-    component: dict[str, Any], known: Kept, gone: Collection[str], importers: _Importers, *, is_whole: bool
-) -> dict[str, Any]:
-    """Remove the outputs of a DAG that are constants now, and return them.
-
-    Artifacts come from importers, unless the whole DAG is gone, which its outputs follow.
-    """
-    outputs = component["dag"].get("outputs", {})
-    defined = component.get("outputDefinitions", {})
-    constants: dict[str, Any] = {}
-    artifacts: dict[str, Artifact] = {}
-    for name, output in list(outputs.get("parameters", {}).items()):
-        one_of = output.get("valueFromOneof", {}).get("parameterSelectors", [])
-        for source in one_of or [output["valueFromParameter"]]:
-            producer, wanted = source["producerSubtask"], source["outputParameterKey"]
-            if wanted in known.get(producer, {}):
-                constants[name] = known[producer][wanted]
-                break
-        if one_of and name not in constants:
-            one_of[:] = [source for source in one_of if source["producerSubtask"] not in gone]
-        if name in constants or (not one_of and output.get("valueFromParameter", {}).get("producerSubtask") in gone):
-            del outputs["parameters"][name]
-            defined.get("parameters", {}).pop(name, None)
-    for name, output in list(outputs.get("artifacts", {}).items()):
-        left = []
-        for source in output["artifactSelectors"]:
-            producer, wanted = source["producerSubtask"], source["outputArtifactKey"]
-            if wanted in known.get(producer, {}):
-                artifacts[name] = known[producer][wanted]
-                if is_whole:
-                    continue
-                importer = importers.of(producer, wanted, artifacts[name])
-                left.append({"producerSubtask": importer, "outputArtifactKey": _ARTIFACT})
-            elif producer not in gone:
-                left.append(source)
-        output["artifactSelectors"] = left
-        if not left:
-            del outputs["artifacts"][name]
-            defined.get("artifacts", {}).pop(name, None)
-    _drop_empty(component["dag"], "outputs")
-    _drop_empty(component, "outputDefinitions")
-    return {**constants, **(artifacts if is_whole else {})}
 
 
 def _drop_empty(owner: dict[str, Any], key: str) -> None:
