@@ -85,14 +85,21 @@ def test_the_list_is_filtered_and_sorted(page: Served, runs: list[str]) -> None:
     assert [it.get("href") for it in headings] == ["?where=loss+%3E+0&sort=train%2Floss"]
 
 
-def test_a_run_that_goes_on_is_read_again(page: Served, runs: list[str], project: Path) -> None:
-    folder = project / "local_outputs" / runs[1]
+def test_what_changes_is_read_again(page: Served, runs: list[str], project: Path) -> None:
+    folder, base = project / "local_outputs" / runs[1], project / "results"
+    for file in base.rglob("*"):
+        os.utime(file, (1e9, 1e9))  # long ago
     assert page.get(state="succeeded").keys != []
     append_events(folder, [RunStarted("digits", runs[1], folder), RunFinished(runs[1], State.CANCELED, 1.0, {})])
-    deadline = time.monotonic() + 30
-    while listed(page, state="canceled") != [runs[1]]:
+    tracked(base, "other/fit/fit_1").put(f1=0.75)
+    (base / "torn" / "fit").mkdir(parents=True)
+    (base / "torn" / "fit" / "fit_1").write_text("{")
+    deadline = time.monotonic() + 60
+    while listed(page, state="canceled") != [runs[1]] or not (found := page.get(name="other")).notices:
         assert time.monotonic() < deadline
         time.sleep(0.2)
+    assert [row["fitf1"] for row in found.rows] == ["0.75"]
+    assert found.notices[0].startswith("Left out: ")
 
 
 def test_chosen_runs_are_compared_as_the_command_does(page: Served, runs: list[str], call: Call) -> None:

@@ -30,9 +30,12 @@ from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.source import RunSource
+    from torchx_kfp.tracking.recorder import Recorder
 
-#: The seconds for which what was read is shown again, and how many runs of a host are listed.
-_FRESH, MOST_OF_HOST = 3.0, 200
+#: What was read is shown again for this many seconds, and for this many times those that it took to read it.
+_FRESH, _SHARE = 3.0, 2.0
+#: How many runs of a host are listed.
+_MOST_OF_HOST = 200
 #: Results that are older than this, in seconds, do not change before the time of their file does.
 _SETTLED = 60.0
 #: What is not known of a run that has only records.
@@ -93,7 +96,7 @@ class Runs:
         self._base = lookup.base or usual_base(self._output_dir)
         host = self._host.connection.name if self._host is not None else None
         self.places = list(filter(None, [self._output_dir, host, self._base]))
-        self._lock, self._at = threading.Lock(), -_FRESH
+        self._lock, self._until = threading.Lock(), 0.0
         self._runs: dict[str, ListedRun] = {}
         self._problems: list[str] = []
         # What does not change: runs here by folder, with the state of their files, and results with their times.
@@ -103,7 +106,7 @@ class Runs:
     def read(self) -> tuple[Mapping[str, ListedRun], Sequence[str]]:
         """Return the runs by a key, the newest first, and sentences about what cannot be read."""
         with self._lock:
-            if time.monotonic() - self._at >= _FRESH:
+            if (start := time.monotonic()) >= self._until:
                 self._problems = []
                 recorded = {run.row["run"]: run for run in self._readable(self._recorded())}
                 found = [*self._readable(self._on_host()), *self._readable(self._here())]
@@ -116,7 +119,8 @@ class Runs:
                 self._runs = {
                     hashlib.sha256(name).hexdigest()[:16]: run for name, run in zip(names, found, strict=True)
                 }
-                self._at = time.monotonic()
+                took = time.monotonic() - start
+                self._until = start + took + max(_FRESH, _SHARE * took)
             return self._runs, self._problems
 
     def recorded(self, run: ListedRun) -> Recorded:
@@ -135,33 +139,35 @@ class Runs:
         """Yield the runs that have records under the tracker base, without replays and earlier attempts."""
         if self._base is None:
             return
-        recorder, now = open_recorder(self._base), time.time()
+        recorder = open_recorder(self._base)
         written = recorder.written()
         left_out = superseded(written) | recorder.replays_among(written)
-        known = recorder.keys()
-        keys = [key for key in known if key not in left_out]
-        settled = {key: self._settled[key] for key in keys if self._settled.get(key, (None,))[0] == written.get(key)}
-        changed = recorder.get_many(key for key in keys if key not in settled)
-        settled |= {key: (written.get(key, now), its) for key, its in changed.items()}
-        self._settled = {key: (at, its) for key, (at, its) in settled.items() if at < now - _SETTLED}
-        began: dict[str, float] = {}
-        for key, at in written.items():
-            if key not in left_out:
-                began[pipeline_run(key)] = min(at, began.get(pipeline_run(key), at))
-        results: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-        for key in filter(settled.__contains__, keys):
-            results.setdefault(pipeline_run(key), []).append((parts(key).get("stage", ""), settled[key][1]))
-        records = recorder.records(began, "tags")
-        for error in (*changed.problems, *records.problems):
-            self._leave_out(error)
-        for run, at in began.items():
-            row = {**_UNKNOWN, "run": run, "started": at}
-            yield ListedRun(row, _by_stage(results.get(run, ())), records[run].tags)
+        keys: dict[str, list[str]] = {}
+        for key in sorted(written.keys() - left_out):
+            keys.setdefault(pipeline_run(key), []).append(key)
+        results, records = self._results(recorder, written), recorder.records(keys, "tags")
+        self._problems += (f"Left out: {error}" for error in records.problems)
+        for run, its in keys.items():
+            row = {**_UNKNOWN, "run": run, "started": min(written[key] for key in its)}
+            found = _by_stage((parts(key).get("stage", ""), results[key]) for key in its if key in results)
+            yield ListedRun(row, found, records[run].tags)
+
+    def _results(self, recorder: Recorder, written: Mapping[str, float]) -> Mapping[str, Mapping[str, Any]]:
+        """Return all results by key; those that were written long ago are read once."""
+        now, keys = time.time(), recorder.keys()
+        known = {key: self._settled[key] for key in keys if self._settled.get(key, (None,))[0] == written.get(key)}
+        read = recorder.get_many(key for key in keys if key not in known)
+        self._problems += (f"Left out: {error}" for error in read.problems)
+        known |= {key: (written.get(key, now), its) for key, its in read.items()}
+        self._settled = {key: (at, its) for key, (at, its) in known.items() if at < now - _SETTLED}
+        return {key: its for key, (_, its) in known.items()}
 
     def _on_host(self) -> Iterator[ListedRun]:
-        if self._host is not None:
-            for run in self._host.list(limit=MOST_OF_HOST):
-                yield ListedRun(summary_as_json(run, time.time()), find=partial(self._lookup.on_host, run.run_id))
+        found = [] if self._host is None else list(self._host.list(limit=_MOST_OF_HOST))
+        if len(found) == _MOST_OF_HOST:
+            self._problems.append(f"Of the host, only the newest {_MOST_OF_HOST} runs are listed.")
+        for run in found:
+            yield ListedRun(summary_as_json(run, time.time()), find=partial(self._lookup.on_host, run.run_id))
 
     def _here(self) -> Iterator[ListedRun]:
         before, self._ended = self._ended, {}
@@ -178,10 +184,7 @@ class Runs:
                     self._ended[folder] = ((file.st_mtime_ns, file.st_size), run)
                 yield run
             except (TorchxKfpError, OSError) as error:
-                self._leave_out(error)
-
-    def _leave_out(self, error: Exception) -> None:
-        self._problems.append(f"Left out: {error}")
+                self._problems.append(f"Left out: {error}")
 
 
 def _by_stage(found: Iterable[tuple[str, Mapping[str, Any]]]) -> Results:
