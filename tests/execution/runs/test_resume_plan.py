@@ -236,7 +236,10 @@ def test_what_stages_were_given_is_known_further_down_a_chain() -> None:
 
 
 def test_a_record_that_would_fill_the_memory_is_none() -> None:
-    assert read_record(ResumeRecord("before", text="{" * 1000).describe("")) is not None
+    torn = ResumeRecord("before", text="{" * 1000).describe("")
+    assert read_record(torn) is not None
+    own = replace(PIPELINE, description=torn)
+    assert whole_pipeline(own) is own
     assert read_record(ResumeRecord("before", text="{" * (70 << 20)).describe("")) is None
 
 

@@ -191,6 +191,7 @@ _PATHS = {"folder", "log_file"}
 _MOST_SECONDS, _MOST = 1e11, 2**53
 #: The types of a dataclass's fields.
 _hints = functools.cache(get_type_hints)
+_is_dataclass = functools.cache(dataclasses.is_dataclass)
 
 
 def encode(event: Event) -> dict[str, Any]:
@@ -300,6 +301,6 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= most
     if not isinstance(value, hint):
         return False
-    if dataclasses.is_dataclass(value):
+    if _is_dataclass(hint):
         verify_fields(value)
     return True

@@ -129,7 +129,6 @@ def earlier_run(
     """
     try:
         own = record.load()
-        pipeline = whole_pipeline(own)
     except PipelineFileError as error:
         raise ArgumentError(f"The run {record.run_id} cannot be resumed: {error}") from None
     taken = read_record(own.description)
@@ -141,7 +140,7 @@ def earlier_run(
     # A folder may have been moved, with logs; of a run on a host, not all that the record has is shown.
     found = {**kept, **found} if record.folder is not None else {**found, **kept}
     gone, unreadable = _what_is_gone(record, [end for end in found.values() if end.state.is_success], trusted_bases)
-    return EarlierRun(record, pipeline, found, known, kept.keys(), gone, unreadable)
+    return EarlierRun(record, whole_pipeline(own), found, known, kept.keys(), gone, unreadable)
 
 
 def _what_is_gone(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -89,13 +90,12 @@ def read_record(description: str) -> ResumeRecord | None:
 
 
 def whole_pipeline(pipeline: Pipeline) -> Pipeline:
-    """Return the whole pipeline of a resumed run, whose own one lacks what was kept; that of any other run as it is.
-
-    Raises:
-        PipelineFileError: the record has none.
-    """
+    """Return the whole pipeline of a resumed run, whose own one lacks what was kept; that of any other run as it is."""
     record = read_record(pipeline.description)
-    return pipeline if record is None else pipeline_from_text(record.text, f"{pipeline.name} as a whole")
+    try:
+        return pipeline if record is None else pipeline_from_text(record.text)
+    except PipelineFileError:  # the record may be anybody's
+        return pipeline
 
 
 def _as_result(unit: str, values: Mapping[str, Any]) -> StageResult:
