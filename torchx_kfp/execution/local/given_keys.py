@@ -204,11 +204,14 @@ def missing_variables(
     in_container: bool = False,
 ) -> Iterator[str]:
     """Describe the variables that the component needs from secrets and config maps that were not given."""
+    items = entries(component.platform, VARIABLES)
+    if not items:  # as of most of many stages
+        return
     there = {
         *given.environment(environ, in_container=in_container),
         *secret_variables(component, given, inputs, environ, in_container=in_container),
     }
-    for setting, item in entries(component.platform, VARIABLES):
+    for setting, item in items:
         missing = [(variable, key) for variable, key in variables_of(item) if variable not in there]
         if missing and not item.get("optional"):
             name, of = name_of(item, inputs), POD_SETTINGS[setting]

@@ -37,6 +37,7 @@ from torchx_kfp.execution.local.executors.executor import (
 # the CPU once more, which takes a while on a busy machine. A process that is stuck in the kernel (such as on a dead NFS
 # server) never ends.
 _KILL_SECONDS = 5.0
+_READ_SIZE = 1 << 16
 
 
 class StageProcess:
@@ -156,9 +157,16 @@ def _has_mark(mark: str) -> Callable[[int], bool]:
     prefix, wanted = f"{RUN_MARK}=".encode(), mark.encode()
 
     def has_mark(pid: int) -> bool:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            environ = file.read()
-        # This runs for every process of the machine whenever a stage ends, so the cheap search comes first.
+        # This runs for every process of the machine whenever a stage ends, so the cheap search comes first, and
+        # one read suffices for most.
+        file = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            environ = part = os.read(file, _READ_SIZE)
+            while len(part) == _READ_SIZE:
+                part = os.read(file, _READ_SIZE)
+                environ += part
+        finally:
+            os.close(file)
         if not wanted or wanted not in environ:
             return False
         values = (item.removeprefix(prefix) for item in environ.split(b"\0") if item.startswith(prefix))
