@@ -116,14 +116,12 @@ class _PodLog:
         if first and first != self.first:
             # Kubernetes begins a large log anew (by default, after 10 MiB), and shows only what comes after that.
             self.written, self.first = 0, first
-        if self.is_raw:
-            return data[self.written :]
         cleaner, stream, cleaned = Cleaner(), io.BytesIO(data), []
         # A list of all lines of a large log would take several times its size.
         while lines := stream.readlines(_PIECE):
             cleaned.append(b"".join(line + b"\n" for line in cleaner.clean([line[:-1] for line in lines])))
         self.launcher_error = cleaner.error
-        return b"".join(cleaned)[self.written :]
+        return (data if self.is_raw else b"".join(cleaned))[self.written :]
 
 
 class StageLogs:
