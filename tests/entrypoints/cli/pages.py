@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, urlsplit
+
+import click
+from click.core import ParameterSource
 
 from tests.execution.report.runs import Page, shown
 from tests.programs import Process, Program
+from torchx_kfp.entrypoints.cli.lookup import Lookup
+from torchx_kfp.entrypoints.cli.ui.application import Application
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,28 @@ class Served:
         return answer
 
 
-Serve = Callable[..., contextlib.AbstractContextManager[Served]]
+def all_pages(output_dir: str, base: str | None = None) -> Iterator[str]:
+    """Yield the list, the reports and a comparison of all runs, as the application of this process answers."""
+    with click.Context(click.Command("ui")) as context:
+        context.set_parameter_source("output_dir", ParameterSource.COMMANDLINE)
+        application = Application(Lookup(output_dir, base=base), "token")
+
+    def ask(page: str, query: str = "") -> Answer:
+        said: list[Any] = []
+        environ = {
+            "HTTP_HOST": "localhost",
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": f"/token/{page}",
+            "QUERY_STRING": query,
+        }
+        body = application(environ, lambda status, headers: said.extend([status, headers]))
+        assert said[0] == "200 OK", said
+        return Answer(200, dict(said[1]), b"".join(body).decode())
+
+    found = ask("")
+    yield found.text
+    yield from (ask("report", f"run={key}").text for key in found.keys)
+    yield from (ask("compare", f"run={found.keys[0]}&run={key}").text for key in found.keys[1:])
 
 
 @contextlib.contextmanager

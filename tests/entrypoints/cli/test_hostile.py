@@ -13,6 +13,7 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.entrypoints.cli import conftest
+from tests.entrypoints.cli.pages import all_pages
 from tests.execution.local.components import shell, write
 from tests.execution.report.runs import write_events
 from tests.hostile import REPLACEMENTS, SECRET, make_hostile
@@ -116,13 +117,16 @@ def hear(event, given):
     if event in ("open", "os.listdir", "os.scandir") and isinstance(given[0], str):
         opened.add(os.path.abspath(given[0]))
 
+run, written, repository = sys.argv[1:]
+sys.path.append(repository)
+from tests.entrypoints.cli.pages import all_pages
 from torchx_kfp.entrypoints.cli import cli
-run, written = sys.argv[1:]
 opened = set()
 sys.addaudithook(hear)
 for command in ("report", "show", "logs", "watch", "runs"):
     with contextlib.suppress(SystemExit):
         cli([command, *(["--output-dir", os.path.dirname(run)] if command == "runs" else [run])])
+assert len(list(all_pages(os.path.dirname(run), "."))) == 2
 with open(written, "w") as file:
     json.dump(sorted(opened - {written}), file)
 """
@@ -143,7 +147,7 @@ def test_nothing_elsewhere_is_read(good: Path, tmp_path: Path) -> None:
         events.replace('"artifacts": {}', f'"artifacts": {{"notes": {json.dumps(notes)}}}')
     )
     (tmp_path / "here").mkdir()
-    words = [sys.executable, "-c", OPENED, str(folder), str(tmp_path / "opened")]
+    words = [sys.executable, "-c", OPENED, str(folder), str(tmp_path / "opened"), str(Path(__file__).parents[3])]
     done = subprocess.run(words, cwd=tmp_path / "here", capture_output=True, text=True, timeout=120, check=True)
     opened = {Path(path) for path in json.loads((tmp_path / "opened").read_text())}
     assert folder / "report.html" in opened, done.stderr
@@ -177,6 +181,7 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
     invoke("runs", "--json")
     invoke("results", "--tracker-base", str(base))
     invoke("compare", "--tracker-base", str(base), "bad-1", "bad-2")
+    assert all(SECRET not in page for page in all_pages("local_outputs", str(base)))
     invoke("gc", "--tracker-base", str(base), "--older-than", "1d", "--dry-run")
 
 
