@@ -14,8 +14,6 @@ from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.local import RunResult, Watch, run
 
-pytestmark = pytest.mark.lowest
-
 A = "inputs.parameter_values['a']"
 B = "inputs.parameter_values['b']"
 TYPES = {str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", bool: "BOOLEAN"}
