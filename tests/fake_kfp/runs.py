@@ -83,8 +83,7 @@ class ClusterRun(LocalRun):
             for node in (each for each in nodes.values() if each.stage):
                 container = components[without_indices(node.stage)].container
                 if container and (problem := pull_problem(container.image)):
-                    node.history = [each for each in node.history if each[0] != "Running"]
-                    node.message = node.message if node.ended else problem
+                    node.phase, node.message = (node.phase, node.message) if node.ended else ("Pending", problem)
         return nodes
 
     def retry(self) -> None:

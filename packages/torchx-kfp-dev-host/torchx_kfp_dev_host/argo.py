@@ -131,12 +131,13 @@ class ArgoPods(PodNames):
 
 @dataclass
 class Node:
-    """One node; ``history`` has its phases and their times, in seconds since the epoch."""
+    """One node. Times are in seconds since the epoch."""
 
     name: str
     type: str
     template: str
-    history: list[tuple[str, float]]
+    phase: str
+    started: float
     ended: float | None = None
     message: str = ""
     outputs: dict[str, str] = field(default_factory=dict)
@@ -144,14 +145,6 @@ class Node:
     #: For the pod of a stage: the stage's name in the local run, and the start of this attempt.
     stage: str = ""
     started_as: StageStarted | None = None
-
-    @property
-    def phase(self) -> str:
-        return self.history[-1][0]
-
-    @property
-    def started(self) -> float:
-        return self.history[0][1]
 
 
 def is_hook(task: Task) -> bool:

@@ -75,11 +75,10 @@ class _Tree:
     def __init__(self, pipeline: Pipeline, facts: Facts, names: Naming) -> None:
         self._pipeline = pipeline
         self._names = names
-        self._ending = facts.ending
         self.nodes: dict[str, Node] = {}
-        #: When the run was over, and whether it was ended before its tasks were.
+        #: When the run was over, and its end before those of its tasks.
         self._over = facts.over.time if facts.over else None
-        self._is_cut = facts.ending is not None
+        self._ending = facts.ending
         if facts.started is None:
             return
         end = None
@@ -122,7 +121,7 @@ class _Tree:
             assert course.ended
             course = Course(course.begun, replace(course.ended, state=State.SUCCEEDED, reason=""))
         past = dag.facts.past.get(name, [])
-        may_go_on = task.retry is not None and len(past) < task.retry.count and not self._is_cut
+        may_go_on = task.retry is not None and len(past) < task.retry.count and not self._ending
         if course.ended and course.ended.state is State.FAILED and may_go_on:
             course = Course(course.begun)
         if past:
@@ -158,50 +157,37 @@ class _Tree:
         begin: float,
         end: Ended | None,
         *,
+        fails: int = _FAILS,
         message: str = "",
-        exit_code: str = "",
         outputs: Mapping[str, str] | None = None,
     ) -> str:
         """Add a node, as a Retry and as its first attempt. Return the name of the latter."""
-        first = self._attempt(name, 0, kind, template, begin, end, message=message, exit_code=exit_code)
-        told = message if kind == "Pod" else ""
-        history = [each for each in self.nodes[first].history if each[0] != "Pending"]
-        if self._is_cut and history[-1][0] == "Failed":
-            told = f"retry exceeded workflow deadline {self._deadline()}"
-        attempt = replace(self.nodes[first], outputs=dict(outputs or {}))
-        self.nodes |= {name: replace(attempt, name=name, type="Retry", history=history, message=told), first: attempt}
+        first = self._attempt(name, 0, kind, template, begin, end, fails)
+        node = self.nodes[first]
+        node.message, node.outputs = node.message or message, dict(outputs or {})
+        told = node.message
+        if self._ending and node.phase == "Failed":
+            deadline = time.strftime("%Y-%m-%d %H:%M:%S +0000 UTC", time.gmtime(self._ending.time))
+            told = f"retry exceeded workflow deadline {deadline}"
+        self.nodes[name] = replace(node, name=name, type="Retry", message=told)
         return first
 
     def _attempt(
-        self,
-        name: str,
-        number: int,
-        kind: str,
-        template: str,
-        begin: float,
-        end: Ended | None,
-        *,
-        message: str = "",
-        exit_code: str = "",
+        self, name: str, number: int, kind: str, template: str, begin: float, end: Ended | None, fails: int = _FAILS
     ) -> str:
-        """Add an attempt of a node. Return its name."""
+        """Add an attempt of a node. Return its name; ``fails`` is the exit code of a pod that fails."""
+        attempt, phase = self._names.attempt(name, number), "Running"
+        message, code = _exit(end, fails) if kind == "Pod" else ("", "")
         if end is None and self._over is not None:
             end = Ended(State.FAILED, "", self._over)
-        history = [("Pending", begin)] if kind == "Pod" else []
-        history.append(("Running", begin))
         if end is not None:
-            history.append(("Failed" if end.state in (State.FAILED, State.CANCELED) else "Succeeded", end.time))
-        attempt = self._names.attempt(name, number)
+            phase = "Failed" if end.state in (State.FAILED, State.CANCELED) else "Succeeded"
         ended = end.time if end is not None else None
-        self.nodes[attempt] = Node(attempt, kind, template, history, ended, message, exit_code=exit_code)
+        self.nodes[attempt] = Node(attempt, kind, template, phase, begin, ended, message, exit_code=code)
         return attempt
 
-    def _deadline(self) -> str:
-        assert self._ending
-        return time.strftime("%Y-%m-%d %H:%M:%S +0000 UTC", time.gmtime(self._ending.time))
-
     def _skip(self, name: str, template: str, when: float, phase: str, message: str) -> None:
-        self.nodes[name] = Node(name, "Skipped", template, [(phase, when)], when, message)
+        self.nodes[name] = Node(name, "Skipped", template, phase, when, when, message)
 
     # Tasks
 
@@ -224,7 +210,7 @@ class _Tree:
 
     @property
     def _is_settled(self) -> bool:
-        return self._is_cut and self._over is not None
+        return self._ending is not None and self._over is not None
 
     def _is_over(self, task: str) -> bool:
         return task in self.nodes and self.nodes[task].ended is not None
@@ -262,11 +248,7 @@ class _Tree:
             self._group(dag, task, begun, ended)
         elif _is_one_pod(component):
             # KFP's importer ends with 2 after a line of Go's log that is fatal.
-            message, code = _exit(ended, fails=2)
-            node = self._node_of(dag, task)
-            first = self._add(
-                node, "Pod", self._template(task, component), begun, ended, message=message, exit_code=code
-            )
+            first = self._add(self._node_of(dag, task), "Pod", self._template(task, component), begun, ended, fails=2)
             self.nodes[first].stage = dag.names.of(task.name)
         else:
             self._stage(dag, task, begun)
@@ -283,13 +265,11 @@ class _Tree:
     ) -> None:
         """Add a driver; ``done`` is when it ended, and ``outputs`` what it has decided."""
         end = None if done is None else Ended(State.FAILED if failed else State.SUCCEEDED, "", done)
-        message = f"main: Error (exit code {_FAILS})" if failed else _DEADLINE if end is None and self._over else ""
-        code = "" if end is None else str(_FAILS if failed else 0)
-        of_dag = {"execution-id": str(100 + len(self.nodes)), "iteration-count": "0", "condition": "nil"}
-        said = {} if end is None or failed else {**of_dag, **(outputs or {})}
-        if template != "system-dag-driver" and said:
-            said = {"condition": "nil", **(outputs or {})}
-        self._add(node, "Pod", template, begun, end, message=message, outputs=said, exit_code=code)
+        said = {"condition": "nil", **(outputs or {})}
+        if template == "system-dag-driver":
+            said = {"execution-id": str(100 + len(self.nodes)), "iteration-count": "0", **said}
+        message = _DEADLINE if end is None and self._over else ""
+        self._add(node, "Pod", template, begun, end, message=message, outputs={} if end is None or failed else said)
 
     def _group(self, dag: Dag, task: Task, begun: float, ended: Ended | None) -> None:
         """Add a nested pipeline, a branch, or the tasks that an exit task follows."""
@@ -326,10 +306,8 @@ class _Tree:
         else:
             if ended is None and self._over is not None:
                 ended = Ended(State.FAILED, "", self._over)
-            history = [("Running", begun)]
-            if ended is not None:
-                history.append(("Failed" if ended.state is not State.SUCCEEDED else "Succeeded", ended.time))
-            self.nodes[group] = Node(group, "TaskGroup", template, history, ended.time if ended else None)
+            phase = "Running" if ended is None else "Succeeded" if ended.state is State.SUCCEEDED else "Failed"
+            self.nodes[group] = Node(group, "TaskGroup", template, phase, begun, ended.time if ended else None)
             for index in range(known.iterations):
                 self._iteration(f"{group}({index}:{index})", self._iteration_of(dag, task, index))
 
@@ -376,14 +354,11 @@ class _Tree:
     def _pods(self, stage: str, facts: TaskFacts, executor: str, template: str, ended: Ended | None) -> None:
         """Add a stage's pods."""
         attempts, retried = facts.attempts, facts.retried
-        message, code = _exit(ended)
-        self._add(executor, "Pod", template, attempts[0].time, ended, message=message, exit_code=code)
+        self._add(executor, "Pod", template, attempts[0].time, ended)
         for number, attempt in enumerate(attempts, 1):
             name = self._names.attempt(executor, number - 1)
             if number > 1:
-                self._attempt(
-                    executor, number - 1, "Pod", template, attempt.time, ended, message=message, exit_code=code
-                )  # fmt: skip
+                self._attempt(executor, number - 1, "Pod", template, attempt.time, ended)
             self.nodes[name].stage, self.nodes[name].started_as = stage, attempt
             if number <= len(retried):
                 message_then, code_then = _exit(Ended(State.FAILED, "", 0))
@@ -395,8 +370,7 @@ class _Tree:
     def _end_attempt(self, name: str, when: float, message: str = "", exit_code: str = "") -> None:
         """Make an attempt one that has failed before the next one."""
         node = self.nodes[name]
-        node.history = [each for each in node.history if each[0] in ("Pending", "Running")] + [("Failed", when)]
-        node.ended, node.message, node.exit_code = when, message, exit_code
+        node.phase, node.ended, node.message, node.exit_code = "Failed", when, message, exit_code
 
 
 #: Nothing is known of a task.
@@ -430,7 +404,7 @@ def _executor(task: Task, component: Component) -> str:
     return executor_template(component.platform.get("podMetadata"), retries=task.retry is not None)
 
 
-def _exit(ended: Ended | None, *, fails: int = _FAILS) -> tuple[str, str]:
+def _exit(ended: Ended | None, fails: int = _FAILS) -> tuple[str, str]:
     """Return the message and the exit code of a pod."""
     if ended is None:
         return "", ""
