@@ -18,6 +18,7 @@ from tests.skipped import missing
         ("torchx_kfp/tracking/cleanup.py", "tests/tracking/test_cleanup.py"),
         ("torchx_kfp/contract/protocol.py", "tests/contract/test_protocol.py"),
         ("tests/common/test_text.py", "tests/common/test_text.py"),
+        ("packages/torchx-kfp-dev-host/torchx_kfp_dev_host/tree.py", "tests/execution/host/test_host_server.py"),
         ("tests/facts.py", "tests/authoring/test_inline_code.py"),
     ],
 )
