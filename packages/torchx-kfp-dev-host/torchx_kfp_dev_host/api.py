@@ -59,7 +59,7 @@ class Api:
             found = re.fullmatch(pattern, path)
             if found and verb == method:
                 with self._lock:
-                    return getattr(self, handler)(*found.groups(), query=query, body=body)
+                    return getattr(self, handler)(*found.groups(), query=query, body=body or {})
         raise Refused(501, 12, f"The dev host does not have {method} {path}")
 
     def add_run(self, make: Callable[..., R], pipeline: Pipeline, spec: Mapping[str, Any], **of_record: Any) -> R:

@@ -100,6 +100,8 @@ class DevHost:
             body = json.loads(data) if data else None
         except ValueError as error:
             return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
+        if not isinstance(body, dict | None):
+            return Answer.json(400, {"code": 3, "message": "proto: syntax error: a request is a JSON object"})
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         status, content = self.call(method, parts.path, query, body)
         return Answer(status, content, "text/plain") if isinstance(content, str) else Answer.json(status, content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -63,6 +64,17 @@ def test_only_programs_of_this_machine_with_the_token_get_answers(
 ) -> None:
     assert status(host, **{"Authorization": "Bearer right", **headers}) == code
     assert host.url.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("data", [b"[1]", b"{", b"", b"{}"])
+def test_a_request_that_is_not_one_is_refused(host: DevHost, data: bytes) -> None:
+    for path in (_RUNS, "/apis/v2beta1/recurringruns", "/apis/v2beta1/none"):
+        asked = urllib.request.Request(host.url + path, data, {"Authorization": "Bearer right"})
+        with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(asked, timeout=30):
+            pass
+        with refused.value as error:
+            assert error.code in (400, 501)
+            assert "message" in json.loads(error.read())
 
 
 def test_the_address_has_a_page_that_says_what_it_is(host: DevHost) -> None:
