@@ -228,4 +228,4 @@ def test_results_that_could_not_be_read_are_told(call: Call, project: Path) -> N
     assert [line.split()[2:] for line in told.stdout.splitlines()[2:]] == [[], ["loss=nan"], []]
     lines = call("watch", "latest", "--json").stdout.splitlines()
     [event] = [json.loads(line, parse_constant=pytest.fail) for line in lines if '"loss"' in line]
-    assert event["results"] == {"loss": {"number": "NaN"}}
+    assert event["results"] == {"loss": "NaN"}
