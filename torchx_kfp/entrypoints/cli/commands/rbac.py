@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_text
-from torchx_kfp.entrypoints.cli.flags import KnownName, engine_names, refuse_empty
+from torchx_kfp.entrypoints.cli.flags import refuse_empty
 
 if TYPE_CHECKING:
     from torchx_kfp.authoring.engines import Engine
@@ -18,10 +18,9 @@ _GROUP = "rbac.authorization.k8s.io"
 @click.command("rbac")
 @click.option(
     "--engine",
-    metavar="NAME",
-    type=KnownName(engine_names),
+    type=click.Choice(["job", "jobset", "volcano"]),
     required=True,
-    help="The engine of the stages: job, jobset or volcano.",
+    help="The engine of the stages.",
 )
 @click.option(
     "--service-account",
