@@ -68,6 +68,11 @@ MODULES = (
 Done = subprocess.CompletedProcess[str]
 
 
+def results_in(printed: str) -> dict[str, dict[str, object]]:
+    """Return the results by run id from what ``torchx-kfp results --json`` has printed."""
+    return {row["run_id"]: row["results"] for row in json.loads(printed)}
+
+
 @dataclass
 class Process:
     """A process that goes on, and what is known of its output."""

@@ -13,7 +13,7 @@ import pytest
 
 import torchx_kfp
 from tests.entrypoints.cli.conftest import Call
-from tests.programs import PROGRAM, Program
+from tests.programs import PROGRAM, Program, results_in
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -197,7 +197,7 @@ def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, 
     (project / "base/run/train").mkdir(parents=True)
     (project / "base/run/train/1").write_text('{"half": "\\ud800", "note": "\u00e9\\n\\u001b[31m"}', encoding="utf-8")
     done = call("results", "--tracker-base", "base", "run", "--json", PYTHONIOENCODING=encoding)
-    assert json.loads(done.stdout) == {"run/train/1": {"half": "\ud800", "note": "é\n\x1b[31m"}}, done.stderr
+    assert results_in(done.stdout) == {"run/train/1": {"half": "\ud800", "note": "é\n\x1b[31m"}}, done.stderr
     shown = call("results", "--tracker-base", "base", "run/", PYTHONIOENCODING=encoding)
     assert shown.returncode == 0, shown.stderr
     assert "\x1b" not in shown.stdout
@@ -205,16 +205,15 @@ def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, 
 
 
 def test_a_table_in_a_terminal_without_unicode(project: Path) -> None:
-    """The mark of a cut cell was an escape of six characters, which moved the columns after it."""
     FsspecResultTracker(project / "base")["run/train/1"] = {"note": "x" * 60, "size": 3}
     ours, theirs = pty.openpty()  # the fixture's terminals know UTF-8
     environ = {**os.environ, "COLUMNS": "60", "PYTHONIOENCODING": "ascii", "TERM": "dumb"}
     words = ("results", "--tracker-base", "base", "run")
     subprocess.run([PROGRAM, *words], cwd=project, stdout=theirs, env=environ, timeout=120, check=True)
-    _, headings, rule, row = os.read(ours, 10_000).decode("ascii").splitlines()
+    _, headings, rule, row, rest = os.read(ours, 10_000).decode("ascii").splitlines()
     for descriptor in (ours, theirs):
         os.close(descriptor)
-    assert "xxx~ | " in row
+    assert row.count("x") + rest.count("x") == 60
     assert headings.index("| size") == row.index("|    3")
     assert len(row) == len(rule) <= 60
 
@@ -223,7 +222,7 @@ def test_a_table_in_a_terminal_that_is_narrower_than_a_character(call: Program, 
     """The command did not end, and took more and more memory."""
     (project / "base/\u65e5\u672c/train").mkdir(parents=True)
     (project / "base/\u65e5\u672c/train/1").write_text('{"size": 3}')
-    assert call.terminal(1, "results", "--tracker-base", "base").read().split()[-5:] == list("train")
+    assert call.terminal(1, "results", "--tracker-base", "base").read().split()[-1] == "train"
 
 
 def test_output_that_cannot_be_written(call: Call, project: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_run_goes_on_and_says_the_rest_to_those_who_read(project: Path) -> Non
     done = closed(("run", "two.yaml", "--tracker-base", "base"), project, {"stdout"})
     assert "See the results again: " in done.stderr
     shown = closed(("run", "two.yaml", "--tracker-base", "base"), project, {"stderr"})
-    assert shown.stdout.split()[:4] == ["stage", "state", "seconds", "results"]
+    assert shown.stdout.split()[:3] == ["stage", "state", "results"]
     assert len(FsspecResultTracker(project / "base").keys()) == 3
 
 

@@ -11,6 +11,7 @@ from kfp import dsl
 from tests.cases.apps import python
 from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
+from tests.programs import results_in
 from tests.s3 import S3Server
 from torchx_kfp import Stages
 from torchx_kfp.local import Watch, run
@@ -66,11 +67,11 @@ def test_a_run_knows_its_tracker_base_wherever_the_command_is(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert json.loads(shown("results", "latest", "--json")) == {
+    assert results_in(shown("results", "latest", "--json")) == {
         f"{second}/judge/judge_1": {"x": 0.25},
         f"{second}/train/train_1": {"x": 0.25},
     }
-    assert [*json.loads(shown("results", f"{first[:-1]}/tr", "--json"))] == [f"{first}/train/train_1"]
+    assert [*results_in(shown("results", f"{first[:-1]}/train", "--json"))] == [f"{first}/train/train_1"]
     assert json.loads(shown("show", "latest/judge", "--json"))["results"] == {"x": 0.25}
     assert f"{second}/judge/judge_1" in shown("show", "--lineage", "latest/judge", "--json")
     compared = json.loads(shown("compare", "latest", first, "--json"))["rows"]
@@ -80,7 +81,7 @@ def test_a_run_knows_its_tracker_base_wherever_the_command_is(
     # The path of a run's folder is enough, with its cached stages.
     again = run(fixed, {"lr": 0.25}, output_dir=project / "kept", watch=Watch()).run_id
     done = call("results", str(project / "kept" / again), "--json", folder=elsewhere)
-    assert [*json.loads(done.stdout)] == [f"{second}/judge/judge_1", f"{second}/train/train_1"]
+    assert [*results_in(done.stdout)] == [f"{second}/judge/judge_1", f"{second}/train/train_1"]
     assert call("results", again, "--json", folder=project / "kept").stdout == done.stdout
 
 
@@ -92,7 +93,7 @@ def test_a_run_with_several_tracker_bases_asks_for_one(
     done = call("results", "latest")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(says(run_id, "several tracker bases", "base, other", "--tracker-base"), done.stderr)
-    assert [*json.loads(call("results", "--tracker-base", "other", "latest", "--json").stdout)] == [
+    assert [*results_in(call("results", "--tracker-base", "other", "latest", "--json").stdout)] == [
         f"{run_id}/judge/judge_1"
     ]
 

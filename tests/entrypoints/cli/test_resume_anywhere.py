@@ -11,6 +11,7 @@ from kfp import compiler, dsl
 
 from tests.entrypoints.cli.conftest import Call
 from tests.fake_kfp import KfpHost
+from tests.programs import results_in
 from torchx_kfp.host import attach
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -234,7 +235,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert result["train"].results["text"] == "train prepare 0.5"
     # Commands follow the record to the runs in which stages ran.
     shown = place.call("results", last, "--host", place.host, "--json")
-    assert {run_id.rpartition("/")[0] for run_id in json.loads(shown.stdout)} == {
+    assert {run_id.rpartition("/")[0] for run_id in results_in(shown.stdout)} == {
         f"{first}/prepare", f"{second}/train", f"{last}/last"
     }  # fmt: skip
     shown = place.call("show", f"{last}/prepare", "--host", place.host, "--json")

@@ -18,7 +18,7 @@ from tests.execution.host.commands import rows
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
-from tests.programs import Program
+from tests.programs import Program, results_in
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.host import RunFilter, Schedules, connect, schedule
@@ -92,7 +92,7 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert table.returncode == 0, table.stderr
     assert rows(table.stdout) == [[f"{time}  count", str(number), "a"] for number, time in enumerate(times)]
     best = program("results", "--schedule", identity, "--where", "number > 1", "--json", "--sort", "-number")
-    assert [key.partition("/")[0] for key in json.loads(best.stdout)] == [runs[3]["run_id"], runs[2]["run_id"]]
+    assert [key.partition("/")[0] for key in results_in(best.stdout)] == [runs[3]["run_id"], runs[2]["run_id"]]
 
     assert program("schedule", "pause", "hourly").stderr == f"The schedule 'hourly' ({identity}) is paused.\n"
     assert listed(program)["hourly"]["state"] == "paused"
@@ -124,7 +124,7 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     assert program(*words, "--every", "1h", "--name", "hourly").returncode == 0
     kfp_host.fire(_TIME + 7 * _HOUR)
     [*_, first] = runs_of(kfp_host, number=6)
-    found = json.loads(program("results", "--schedule", "hourly", "--json").stdout)
+    found = results_in(program("results", "--schedule", "hourly", "--json").stdout)
     assert [key.partition("/")[0] for key in found] == [first["run_id"]]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import io
 import logging
 import os
 import re
@@ -118,7 +119,10 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
 
 
 def _with_grammar(error: click.UsageError, context: click.Context) -> click.UsageError:
-    """Name RUN/STAGE and --tracker-base, where a command has them, to those who write a further argument."""
+    """Say what RUN is to those who give none, and name RUN/STAGE and --tracker-base to those who give one too many."""
+    item = error.param if isinstance(error, click.MissingParameter) else None
+    if item is not None and (item.metavar or str(item.name)).upper().startswith("RUN"):
+        return click.UsageError(f"{error.format_message()} Give a run, such as latest.", context)
     if not re.search(r"unexpected extra arguments? \(.*\)$", error.message):
         return error  # it is another mistake, or has a way out
     sentences = [f"{error.message}."]
@@ -223,4 +227,6 @@ def cli(traceback: bool) -> None:
 
 def main() -> None:
     """Run the program ``torchx-kfp``."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that it cannot encode ends no command
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(cli(prog_name="torchx-kfp"))

@@ -3,71 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.common.text import listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.display.printing import is_number, show_value, sparkline
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
+from torchx_kfp.contract.protocol import workspace_digest
+from torchx_kfp.entrypoints.cli.display.printing import is_number, show_value
 from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts
+from torchx_kfp.errors import TrackerError, WorkspaceError
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.cli.code_comparison import CodeComparison
-    from torchx_kfp.tracking.recorder import History, Search
+    from torchx_kfp.tracking.recorder import Search
 
-_RESULT, _METADATA, _CACHED, _PARAMETER, _SEARCH, _TAG = "result", "metadata", "cached", "parameter", "search", "tag"
-#: The values of a run, from all executions of a stage, by the stage and their name.
-_Values = dict[tuple[str, str], list[Any]]
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One name in one stage: for each run, the values from all executions of the stage."""
-
-    stage: str
-    kind: str
-    name: str
-    values: tuple[tuple[Any, ...], ...]
-    #: For each run, its curve as characters, if it has one.
-    curves: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> bool:
-        """Whether the values differ between the runs."""
-        return self.kind != _CACHED and any(not _same(values, self.values[0]) for values in self.values[1:])
-
-    @property
-    def difference(self) -> int | float | None:
-        """The second run's number minus the first run's, if both have one."""
-        if [len(values) for values in self.values] != [1, 1]:
-            return None
-        (first,), (second,) = self.values
-        if not is_number(first) or not is_number(second):
-            return None
-        try:
-            return second - first  # type: ignore[no-any-return]
-        except OverflowError:  # an int larger than any float
-            return None
-
-    def as_json(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Return the row for JSON."""
-        values = dict(zip(labels, map(list, self.values), strict=True))
-        return {"stage": self.stage, "kind": self.kind, "name": self.name, "changed": self.changed, "values": values}
-
-    def texts(self) -> list[str]:
-        """Return the row for people: the stage, the name, a text for each run, and the difference of two runs."""
-        if self.kind == _CACHED:  # a message names the run that it comes from; here, the name would take the room
-            values = ["cached" if values else "" for values in self.values]
-        else:
-            values = [
-                " ".join(filter(None, [curve, show_values(values)]))
-                for values, curve in zip_longest(self.values, self.curves, fillvalue="")
-            ]
-        name = self.name if self.kind in (_RESULT, _CACHED) else f"{self.name} ({self.kind})"
-        return [self.stage, name, *values, *([_signed(self.difference)] if len(values) == 2 else [])]
+#: The kinds of facts, in the order of their rows; those of a metric of steps follow one another.
+_KINDS = {"parameter": 0, "tag": 1, "search": 2, "result": 3, "last": 4, "min": 4, "max": 4, "metadata": 5, "cached": 6}
+#: What is known of a run: the stage, the kind, the name, and the value.
+_Fact = tuple[str, str, str, Any]
+#: How many differing files a sentence names.
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -77,19 +36,34 @@ class Comparison:
     Attributes:
         located: the runs.
         chosen: their run ids.
-        rows: the values, those of a stage together.
-        codes: the code of each run but the first, compared with that of the first.
+        rows: the values, those of a stage together: what ``--json`` prints.
+        codes: by each run but the first, the files of its code that differ from those of the first, or a problem.
     """
 
     located: Sequence[Recorded]
     chosen: Sequence[Chosen]
-    rows: Sequence[Compared]
-    codes: Sequence[CodeComparison]
+    rows: Sequence[dict[str, Any]]
+    codes: Mapping[str, dict[str, Any]]
 
     @property
     def labels(self) -> list[str]:
         """The ids of the runs, with the parts of them that are compared."""
         return [one.name for one in self.chosen]
+
+    def texts(self, row: Mapping[str, Any]) -> list[str]:
+        """Return a row for people: the stage, the name, a text for each run, and the difference of two runs."""
+        difference = [difference_of(row)] if len(self.chosen) == 2 else []
+        return [row["stage"], name_of(row), *(text_of(row, label) for label in self.labels), *difference]
+
+    def about_code(self) -> list[str]:
+        """Return a sentence about each run whose code differs from that of the first."""
+        found = []
+        for label, code in self.codes.items():
+            files, between = code["files"], f" ({self.labels[0]} and {label})" if len(self.codes) > 1 else ""
+            differ = f"{len(files):,} {'files differ' if len(files) > 1 else 'file differs'}: {listed(files, _NAMED)}"
+            if code["problem"] or files:
+                found.append(f"code: {code['problem'] or differ}{between}")
+        return found
 
 
 def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
@@ -103,34 +77,41 @@ def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
         UsageError: a run is given twice.
         TorchxKfpError: the records of a run cannot be read.
     """
-    from torchx_kfp.entrypoints.cli.code_comparison import compare_code
-
     chosen = [it.choose() for it in located]
     labels = [one.name for one in chosen]
     if again := [label for label in labels if labels.count(label) > 1]:
         raise click.UsageError(f"The run {again[0]!r} is given twice. Name different runs.")
-    whole = [label.partition("/")[0] for label in labels]
-    codes = [compare_code((whole[0], whole[at]), (located[0], located[at])) for at in range(1, len(whole))]
-    tags = [it.recorder.record(run, "tags").tags for it, run in zip(located, whole, strict=True)]
-    rows = [
-        *_rows(_PARAMETER, [_of_run(_arguments(it)) for it in located]),
-        *_rows(_TAG, list(map(_of_run, tags))),
-        *_recorded_rows(located, chosen),
-        *_cached_rows(chosen),
-    ]
-    stages = dict.fromkeys(row.stage for row in rows)
-    rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
-    return Comparison(located, chosen, rows, codes)
+    # Each run is compared with the first one.
+    code_of = [(it, label.partition("/")[0]) for it, label in zip(located, labels, strict=True)]
+    codes = {label: _compare_code(code_of[0], code) for label, code in zip(labels[1:], code_of[1:], strict=True)}
+    # Single executions are compared even if their stages have different names.
+    stages = [parts(key).get("stage") for one in chosen for key in one.keys]
+    is_alone = all(len(one.keys) == 1 for one in chosen) and len({*stages}) > 1
+    rows = _rows(labels, [_facts(it, one, is_alone) for it, one in zip(located, chosen, strict=True)])
+    return Comparison(located, chosen, [row for row in rows if row["changed"] or not changed], codes)
 
 
-def _of_run(values: Mapping[str, Any]) -> _Values:
-    return {("", name): [value] for name, value in values.items()}
-
-
-def _arguments(located: Recorded) -> dict[str, Any]:
-    """Return the arguments of a run without the tracker base. In lists and dicts, KFP makes floats of all numbers."""
-    found = {name: value for name, value in located.arguments.items() if name != TRACKER_BASE}
-    return {name: _whole(value) if isinstance(value, (list, Mapping)) else value for name, value in found.items()}
+def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]:
+    """Yield what is known of a run. ``is_alone``: it is a single execution, whose stage's name does not count."""
+    recorder, keys = located.recorder, chosen.keys
+    for name, value in located.arguments.items():
+        if name != TRACKER_BASE:
+            # In lists and dicts, KFP makes floats of all numbers.
+            yield "", "parameter", name, _whole(value) if isinstance(value, (list, Mapping)) else value
+    for name, value in recorder.record(chosen.name.partition("/")[0], "tags").tags.items():
+        yield "", "tag", name, value
+    results, records = recorder.get_many(keys), recorder.records(keys, "metadata", "steps", "search")
+    yield from _searches({key: records[key].search for key in keys})
+    for key in keys:
+        stage, record = "" if is_alone else parts(key).get("stage", ""), records[key]
+        if record.search is None or not record.search.asked:  # facts about the search show what came of it
+            yield from ((stage, "result", name, value) for name, value in results.get(key, {}).items())
+            yield from ((stage, "metadata", name, value) for name, value in record.metadata.items())
+        for name, curve in record.steps.items():
+            for kind, point in {"last": curve.last, "min": curve.min, "max": curve.max}.items():
+                yield stage, kind, name, point.value
+    for real, key in chosen.cached.items():
+        yield parts(key).get("stage", ""), "cached", "state", real.partition("/")[0]
 
 
 def _whole(value: Any) -> Any:
@@ -143,72 +124,10 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-def _recorded_rows(located: Sequence[Recorded], chosen: Sequence[Chosen]) -> list[Compared]:
-    """Return the rows of searches, results, metrics logged by step, and metadata."""
-    keys = [one.keys for one in chosen]
-    results: dict[str, Mapping[str, Any]] = {}
-    metadata: dict[str, Mapping[str, Any]] = {}
-    history: dict[str, History] = {}
-    stated: dict[str, Search | None] = {}
-    for base, recorder in {it.base: it.recorder for it in located}.items():
-        of_base = (found for found, it in zip(keys, located, strict=True) if it.base == base)
-        wanted = list(dict.fromkeys(key for found in of_base for key in found))
-        results.update(recorder.get_many(wanted))
-        records = recorder.records(wanted, "metadata", "steps", "search")
-        metadata.update({key: records[key].metadata for key in wanted})
-        history.update({key: records[key].steps for key in wanted})
-        stated.update({key: records[key].search for key in wanted})
-    for key, search in stated.items():
-        if search is not None and search.asked:  # rows of the search show what came of it
-            results.pop(key, None)
-            metadata.pop(key, None)
-    return [
-        *_rows(_SEARCH, [_searches({key: stated.get(key) for key in found}) for found in keys]),
-        *_rows(_RESULT, _by_stage(keys, results)),
-        *_step_rows(keys, history),
-        *_rows(_METADATA, _by_stage(keys, metadata)),
-    ]
-
-
-def _rows(kind: str, runs: Sequence[_Values]) -> list[Compared]:
-    """Return a row for each name in the values of the runs."""
-    names = dict.fromkeys(name for values in runs for name in values)
-    return [
-        Compared(stage, kind, name, tuple(tuple(values.get((stage, name), ())) for values in runs))
-        for stage, name in names
-    ]
-
-
-def _by_stage(keys: Sequence[Sequence[str]], values: Mapping[str, Mapping[str, Any]]) -> list[_Values]:
-    """Return the values of each run from those of its run ids."""
-    stages = {key: parts(key).get("stage", "") for found in keys for key in found}
-    # Single executions are compared even if their stages have different names.
-    if all(len(found) == 1 for found in keys) and len(set(stages.values())) > 1:
-        stages = dict.fromkeys(stages, "")
-    runs: list[_Values] = []
-    for found in keys:
-        runs.append({})
-        for key in found:
-            for name, value in values.get(key, {}).items():
-                runs[-1].setdefault((stages[key], name), []).append(value)
-    return runs
-
-
-def _cached_rows(chosen: Sequence[Chosen]) -> list[Compared]:
-    """Return a row for each stage that was cached in one of the runs: the runs that its results come from."""
-    runs: list[_Values] = []
-    for one in chosen:
-        runs.append({})
-        for real, key in one.cached.items():
-            runs[-1].setdefault((parts(key).get("stage", ""), "state"), []).append(real.partition("/")[0])
-    return _rows(_CACHED, runs)
-
-
-def _searches(stated: Mapping[str, Search | None]) -> _Values:
-    """Return the values of each search of a run, by its name. A search of several objectives has no best trial."""
+def _searches(stated: Mapping[str, Search | None]) -> Iterator[_Fact]:
+    """Yield the facts about the searches of a run. A search of several objectives has no best trial."""
     from torchx_kfp.tracking.recorder import Search
 
-    found: _Values = {}
     for search in Search.latest(stated).values():
         best = {name: search.best_in(name) for name in search.objectives}
         values: dict[str, Any] = {f"best {name}": it.results[name] for name, it in best.items() if it is not None}
@@ -219,24 +138,23 @@ def _searches(stated: Mapping[str, Search | None]) -> _Values:
             values.update({f"best {name}": value for name, value in winners[0].parameters.items()})
         values["trials"] = len(search.trials)
         values["failed trials"] = sum(not search.is_complete(trial) for trial in search.trials)
-        for name, value in values.items():
-            found.setdefault((search.name, name), []).append(value)
-    return found
+        yield from ((search.name, "search", name, value) for name, value in values.items())
 
 
-def _step_rows(keys: Sequence[Sequence[str]], history: Mapping[str, History]) -> list[Compared]:
-    def rows(kind: str, value: Callable[[Any], Any]) -> list[Compared]:
-        values = {key: {name: value(curve) for name, curve in found.items()} for key, found in history.items()}
-        return _rows(kind, _by_stage(keys, values))
-
-    drawn = rows("", lambda curve: sparkline([point.value for point in curve.points]))
-    last = [
-        replace(row, curves=tuple(its[0] if len(its) == 1 else "" for its in lines.values))
-        for row, lines in zip(rows("last", lambda curve: curve.last.value), drawn, strict=True)
-    ]
-    least, most = rows("min", lambda curve: curve.min.value), rows("max", lambda curve: curve.max.value)
-    # The three rows of a name follow one another.
-    return [row for three in zip(last, least, most, strict=True) for row in three]
+def _rows(labels: Sequence[str], runs: Sequence[Iterator[_Fact]]) -> list[dict[str, Any]]:
+    """Return a row for each name in a stage, with the values of each run from all executions of the stage."""
+    found: dict[tuple[str, str, str], dict[str, list[Any]]] = {}
+    for label, facts in zip(labels, runs, strict=True):
+        for stage, kind, name, value in facts:
+            found.setdefault((stage, kind, name), {each: [] for each in labels})[label].append(value)
+    places = {stage: at for at, stage in enumerate(dict.fromkeys(stage for stage, _, _ in found))}
+    rows = []
+    for stage, kind, name in sorted(found, key=lambda fact: (places[fact[0]], _KINDS[fact[1]])):
+        values = found[stage, kind, name]
+        first, *others = values.values()
+        changed = kind != "cached" and not all(_same(other, first) for other in others)
+        rows.append({"stage": stage, "kind": kind, "name": name, "changed": changed, "values": values})
+    return rows
 
 
 def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -246,6 +164,17 @@ def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
         isinstance(value, bool) == isinstance(other, bool) and (value == other or (value != value and other != other))
         for value, other in pairs
     )
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Return the name in a row for people, with its kind."""
+    return row["name"] + ("" if row["kind"] in ("result", "cached") else f" ({row['kind']})")
+
+
+def text_of(row: Mapping[str, Any], label: str) -> str:
+    """Return the values of a run in a row for people. A message names the run that a cached stage comes from."""
+    values = row["values"][label]
+    return ("cached" if values else "") if row["kind"] == "cached" else show_values(values)
 
 
 def show_values(values: Sequence[Any], show: Callable[[Any], str] = show_value) -> str:
@@ -266,7 +195,60 @@ def show_values(values: Sequence[Any], show: Callable[[Any], str] = show_value) 
     )
 
 
-def _signed(difference: int | float | None) -> str:
-    if difference is None or difference != difference:
+def difference_of(row: Mapping[str, Any]) -> str:
+    """Return the second run's number minus the first run's, if both have one."""
+    values = list(row["values"].values())
+    if [len(found) for found in values] != [1, 1] or not all(is_number(value) for found in values for value in found):
+        return ""
+    try:
+        difference = values[1][0] - values[0][0]
+    except OverflowError:  # an int larger than any float
+        return ""
+    if difference != difference:
         return ""
     return f"{'+' if difference > 0 else ''}{show_value(difference)}" if difference else "0"
+
+
+def _compare_code(*runs: tuple[Recorded, str]) -> dict[str, Any]:
+    """Return which files of the code of two runs differ, and how; or the problem, if that is not known."""
+    digests = [_digest(it, run) for it, run in runs]
+    if digests[0] == digests[1]:
+        return {"files": {}, "problem": ""}
+    if None in digests:
+        return {"files": {}, "problem": f"only {runs[digests[0] is None][1]} has code that travelled with it"}
+    found = []
+    for (it, run), digest in zip(runs, digests, strict=True):
+        try:
+            found.append(_files(it.recorder.read_workspace(str(digest))))
+        except (TrackerError, WorkspaceError) as error:
+            return {"files": {}, "problem": f"it differs, but that of {run} cannot be read: {error}"}
+        except tarfile.TarError as error:
+            return {"files": {}, "problem": f"it differs, but that of {run} is not an archive of code: {error}"}
+    before, after = found
+    files = {}
+    for name in sorted(dict(before.items() ^ after.items())):
+        if name not in before or name not in after:
+            files[name] = "added" if name in after else "removed"
+        else:
+            files[name] = "changed" if before[name][1] != after[name][1] else f"now {after[name][0]}"
+    return {"files": files, "problem": ""}
+
+
+def _digest(located: Recorded, run: str) -> str | None:
+    """Return the digest of a run's code: that of the parameter ``workspace``, or what it has recorded first."""
+    given = located.arguments.get(WORKSPACE)
+    digest = workspace_digest(given) if isinstance(given, str) else None
+    code = () if digest else located.recorder.record(run, "code").code
+    return code[0].digest if code else digest
+
+
+def _files(archive: bytes) -> dict[str, tuple[str, bytes]]:
+    """Return the kind and the content of each file, by name; the content of a link is its target."""
+    from torchx_kfp.contract.carried.workspace import content, members
+
+    found = {}
+    for member in members(archive):
+        kind = "a link" if member.issym() else "executable" if member.mode & 0o100 else "not executable"
+        data = member.linkname.encode(errors="surrogateescape") if member.issym() else content(archive, member)
+        found[member.name] = (kind, bytes(data))
+    return found

@@ -32,17 +32,6 @@ class RunWord(click.types.StringParamType):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-class PathWord(click.types.StringParamType):
-    """A word that names a file or a folder."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Let the shell complete the path."""
-        return [CompletionItem(incomplete, type=self.kind)]
-
-
 def complete(command: click.Command) -> None:
     """Give the parameters of a command the completion that their metavars promise."""
     for item in command.params:
@@ -50,4 +39,4 @@ def complete(command: click.Command) -> None:
         if metavar.startswith("RUN"):
             item.type = RunWord()
         elif metavar.startswith(("FILE", "DIR")):
-            item.type = PathWord("dir" if metavar.startswith("DIR") else "file")
+            item.type = click.Path(file_okay=not metavar.startswith("DIR"))

@@ -4,48 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
-from torchx_kfp.entrypoints.cli.flags import gathered
+from torchx_kfp.entrypoints.cli.flags import Target
 from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError
-
-
-@dataclass(frozen=True)
-class ComponentWords:
-    """What a command line says about a component: the arguments after ``--``.
-
-    The stage is tracked if a tracker base is given, or something that needs one.
-    """
-
-    arguments: Sequence[str] = ()
-    tracker_base: str | None = None
-    has_workspace: bool = False
-
-    def refuse(self) -> None:
-        """Reject arguments after ``--`` for a pipeline.
-
-        Raises:
-            UsageError: there are some.
-        """
-        if self.arguments:
-            raise click.UsageError(
-                f"Got unexpected extra {'arguments' if len(self.arguments) > 1 else 'argument'} "
-                f"({' '.join(self.arguments)}). Arguments of the pipeline are -p NAME=VALUE. To run a program, make it "
-                "an AppDef in a pipeline."
-            )
-
-
-component_argument = gathered(
-    "component",
-    ComponentWords,
-    click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED),
-)
 
 
 def builtin_component(name: str) -> Any:
@@ -68,8 +34,10 @@ def builtin_component(name: str) -> Any:
         raise PipelineFileError(str(error)) from None
 
 
-def component_pipeline(function: Any, target: str, words: ComponentWords) -> Any:
+def component_pipeline(function: Any, target: Target, *, tracked: bool, has_workspace: bool) -> Any:
     """Return a pipeline function of one stage, which runs the component with the arguments of the command line.
+
+    The stage is tracked if a tracker base is given, or something that needs one.
 
     Raises:
         ArgumentError: an argument is missing or wrong, or the app cannot become a stage without losing something.
@@ -79,11 +47,11 @@ def component_pipeline(function: Any, target: str, words: ComponentWords) -> Any
 
     from torchx_kfp.authoring.one_stage import needed_engine, single_stage_pipeline
 
-    command = this_command(str(click.get_current_context().info_name), target)
+    command = this_command(str(click.get_current_context().info_name), str(target.word))
     out, errors = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-            app = materialize_appdef(function, list(words.arguments))
+            app = materialize_appdef(function, list(target.arguments))
     except SystemExit as ended:
         # TorchX's parser names itself: "torchx run <run args...> NAME ".
         named = f"torchx run <run args...> {function.__name__}"
@@ -91,12 +59,11 @@ def component_pipeline(function: Any, target: str, words: ComponentWords) -> Any
             print_text(out.getvalue().replace(named, f"{command} --"))
             raise click.exceptions.Exit(0) from None
         said = errors.getvalue().strip().rpartition("error: ")[2]
-        raise ArgumentError(f"{target}: {said}. Its arguments: {command} -- --help") from None
+        raise ArgumentError(f"{target.word}: {said}. Its arguments: {command} -- --help") from None
     except Exception as error:
-        raise ArgumentError(f"{target} cannot be called with these arguments: {error or repr(error)}.") from error
+        raise ArgumentError(f"{target.word} cannot be called with these arguments: {error or repr(error)}.") from error
     try:
-        tracked = bool(words.tracker_base or words.has_workspace)
-        return single_stage_pipeline(app, tracked=tracked, has_workspace=words.has_workspace)
+        return single_stage_pipeline(app, tracked=tracked or has_workspace, has_workspace=has_workspace)
     except AppDefError as error:
         engine = needed_engine(app)
         way_out = f" Make it a stage of a pipeline: task_from_app(app, engine={engine!r})." if engine else ""

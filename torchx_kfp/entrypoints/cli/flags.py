@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from torchx_kfp.common.text import did_you_mean, parse_duration, parse_size
+from torchx_kfp.common.text import parse_duration, parse_size
 from torchx_kfp.execution.host.settings import FLAGS, SETTINGS, SUBMISSION, Setting, Submission, flag
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
@@ -43,6 +42,24 @@ def gathered(argument: str, make: Callable[..., Any], *options: Decorator) -> De
         return decorated
 
     return decorate
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a command line names: a pipeline, or a TorchX component with its arguments; None if it names nothing."""
+
+    word: str | None
+    arguments: tuple[str, ...]
+
+
+def target_argument(metavar: str, *, required: bool = True) -> Decorator:
+    """Add the argument ``target``, a ``Target``."""
+    return gathered(
+        "target",
+        Target,
+        click.argument("word", metavar=metavar, required=required),
+        click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED),
+    )
 
 
 output_dir_option: Decorator = click.option(
@@ -195,36 +212,3 @@ class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
             return parse_size(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
-
-
-class KnownName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
-    """One of the names that the function ``known`` returns, which is called when a name is needed.
-
-    Unlike ``click.Choice``, it suggests a name for a misspelled one, and help texts do not wait for the names.
-    """
-
-    name = "name"
-
-    def __init__(self, known: Callable[[], Iterable[str]]) -> None:
-        self.known = known
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        names = list(self.known())
-        if value not in names:
-            self.fail(f"{value!r} is not one of {', '.join(map(repr, names))}.{did_you_mean(value, names)}", param, ctx)
-        return str(value)
-
-    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """Return what follows "Missing option '--name'." """
-        return f"Give one of {', '.join(map(repr, self.known()))}."
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names that begin with this text, for the shell's completion."""
-        return [CompletionItem(name) for name in self.known() if name.startswith(incomplete)]
-
-
-def engine_names() -> list[str]:
-    """Return the names of the engines."""
-    from torchx_kfp.authoring.engines import ENGINES
-
-    return list(ENGINES)

@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torchx_kfp.common.text import counted, moment, printable, shorten
+from torchx_kfp.common.text import listed, moment, printable
 from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
     print_message,
     print_text,
     show_results,
     styled,
-    terminal_width,
     without_run,
 )
 from torchx_kfp.entrypoints.cli.recorded import earlier_attempts
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from torchx_kfp.entrypoints.cli.recorded import Recorded
-    from torchx_kfp.tracking import Artifact, Lineage, Link, Result
+    from torchx_kfp.tracking import Lineage, Link, Result
     from torchx_kfp.tracking.lineage import Start
     from torchx_kfp.tracking.recorder import Code
 
@@ -34,12 +33,8 @@ Codes: TypeAlias = "Mapping[str, Sequence[Code]]"
 #: Links by the run above them in a tree, each with the run below.
 _Branches: TypeAlias = "dict[str, list[tuple[str, Link]]]"
 
-#: How many runs with one alias, and how many levels, a tree shows.
-_WIDTH, _DEPTH = 20, 30
-#: The characters by which rich indents a level, and the least that are left for a run.
-_INDENT, _ROOM = 4, 40
-#: How many characters of results, and of an artifact's path, a tree shows.
-_RESULTS, _PATH = 60, 40
+#: How many runs with one alias, how many levels, and how many artifacts of a run a tree shows.
+_WIDTH, _DEPTH, _ARTIFACTS = 20, 12, 3
 
 
 def show_lineage(located: Recorded, *, as_json: bool) -> None:
@@ -60,7 +55,6 @@ def show_lineage(located: Recorded, *, as_json: bool) -> None:
     chosen = located.choose(known)
     earlier = earlier_attempts(recorder, known, located.stages) - {*chosen.keys}
     sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
-    chosen.say_cached()
     lineage = trace(chosen.keys, sources, partial(artifacts_of, recorder.store))
     if not lineage.links:
         print_message(
@@ -113,12 +107,6 @@ def _as_json(lineage: Lineage, results: Results, starts: Mapping[str, Start], co
 def runs_of(lineage: Lineage) -> list[str]:
     """Return all runs of the lineage, the farthest ancestor first."""
     return [*reversed(lineage.ancestors), *lineage.run_ids, *lineage.descendants]
-
-
-def _artifact_label(artifact: Artifact, width: int | None) -> str:
-    """Return the label of an artifact: its name and the end of its path, which tells paths apart."""
-    path = artifact.path if width is None else shorten(artifact.path, width, keep="end")
-    return f"{artifact.name} {path}" if path else artifact.name
 
 
 def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start], codes: Codes) -> None:
@@ -177,9 +165,6 @@ class _Forest:
         from rich.text import Text
         from rich.tree import Tree
 
-        width = terminal_width()
-        depth = _DEPTH if width is None else max(2, min(_DEPTH, (width - _ROOM) // _INDENT))
-
         def grow(tree: Tree, run_id: str, level: int) -> None:
             for line in self._below(run_id):
                 if isinstance(line, str):
@@ -191,7 +176,7 @@ class _Forest:
                 if again:
                     continue
                 self.shown.add(other)
-                if self.branches.get(other) and level >= depth:
+                if self.branches.get(other) and level >= _DEPTH:
                     new.add(Text("... and more; --json shows all", style="dim"))
                 else:
                     grow(new, other, level + 1)
@@ -230,14 +215,9 @@ class _Forest:
 
         run = pipeline_run(root) if run_id != root else None
         results = "(shown above)" if again else without_run(show_results(self.results.get(run_id, {})), run)
-        # Text for a pipe is not cut.
-        cut = terminal_width() is not None
-        if cut:
-            results = shorten(results, _RESULTS)
         alias = f"{printable(link.alias)}: " if link and link.alias else ""
-        artifacts = link.artifacts if link else ()
-        shown = ", ".join(printable(_artifact_label(artifact, _PATH if cut else None)) for artifact in artifacts[:3])
-        more = f" and {counted(len(artifacts) - 3, 'more artifact')}" if len(artifacts) > 3 else ""
-        brackets = "[]" if link and link.named else "()"
-        artifact = f"{brackets[0]}{shown}{more}{brackets[1]}" if shown else ""
-        return "  ".join(filter(None, [alias + without_run(printable(run_id), run), results, artifact]))
+        artifacts = [f"{it.name} {it.path}".strip() for it in (link.artifacts if link else ())]
+        used = printable(listed(artifacts, _ARTIFACTS))
+        if used:
+            used = f"[{used}]" if link and link.named else f"({used})"
+        return "  ".join(filter(None, [alias + without_run(printable(run_id), run), results, used]))

@@ -27,7 +27,14 @@ from torchx_kfp.entrypoints.cli.flags import (
     output_dir_option,
     tracker_base_option,
 )
-from torchx_kfp.errors import AmbiguousRunError, ArgumentError, HostError, TrackerBaseError, UnknownRunError
+from torchx_kfp.errors import (
+    AmbiguousRunError,
+    ArgumentError,
+    HostError,
+    TorchxKfpError,
+    TrackerBaseError,
+    UnknownRunError,
+)
 from torchx_kfp.execution.host.settings import flag, read_settings
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
@@ -146,22 +153,18 @@ class Lookup:
         try:
             folder = find_run(self.output_dir, run)
         except ArgumentError as error:
-            several_here = isinstance(error, AmbiguousRunError)
+            kind: type[TorchxKfpError] = UnknownRunError
+            if isinstance(error, AmbiguousRunError):
+                kind = AmbiguousRunError
             # Only runs on a host have such an id.
             if not UUID.search(run.lower()) and not _is_host_known():
-                kind = AmbiguousRunError if several_here else UnknownRunError
                 raise kind(f"{error} For a run on KFP, give its --host.") from None
             try:
                 source = self.on_host(run, **reading)
                 source.read()  # whether it exists: a whole id is not looked up
             except (UnknownRunError, HostError) as other:
-                is_about_host = isinstance(other, (HostError, AmbiguousRunError))
-                if several_here:
-                    both = f"{error} And on the host: {other}"
-                    raise AmbiguousRunError(both if is_about_host else f"{error}") from None
-                if (is_about_host or not _has_runs(self.output_dir)) and _is_host_known():
-                    raise  # this machine has nothing to do with it
-                raise type(other)(f"{error} And on the host: {other}") from None
+                kind = kind if kind is AmbiguousRunError else type(other)
+                raise kind(f"{error} And on the host: {other}") from None
             return source
         newest = self._newer_on_host(folder) if run == LATEST else None
         return RunReader(folder) if newest is None else self.on_host(newest, **reading)
@@ -255,16 +258,6 @@ def finds_runs(*, recorded: bool = False) -> Decorator:
 
     options = [output_dir_option, host_options]
     return gathered("lookup", Lookup, *([tracker_base_option] if recorded else []), *options)
-
-
-def _has_runs(output_dir: str) -> bool:
-    """Tell whether there are runs on this machine."""
-    from torchx_kfp.execution.runs.history import find_runs
-
-    try:
-        return bool(find_runs(output_dir))
-    except ArgumentError:
-        return False
 
 
 def _key_of(record: RunRecord, part: str) -> str:

@@ -17,10 +17,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 import torchx_kfp
 from torchx_kfp.common.sdk import import_kfp
 from torchx_kfp.common.text import did_you_mean, did_you_mean_path
-from torchx_kfp.entrypoints.cli.component import ComponentWords, builtin_component, component_pipeline
+from torchx_kfp.entrypoints.cli.component import builtin_component, component_pipeline
+from torchx_kfp.entrypoints.cli.flags import Target
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import SUFFIXES, is_torchx_component
 
@@ -45,7 +48,7 @@ _NOT_THE_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 _PACKAGES = {"site-packages", "dist-packages"}
 
 
-def load_pipeline_function(target: str, words: ComponentWords | None = None) -> Any:
+def load_pipeline_function(target: Target, *, tracked: bool = False, has_workspace: bool = False) -> Any:
     """Import the pipeline function that ``FILE`` or ``FILE:NAME`` names, or make one of a component.
 
     The file is imported as part of its package, so that a file in ``project/pipelines/`` finds
@@ -54,17 +57,18 @@ def load_pipeline_function(target: str, words: ComponentWords | None = None) -> 
 
     Args:
         target: the file, or the name of a component of TorchX, such as ``dist.ddp``.
-        words: what the command line says about a component.
+        tracked: whether the stage that runs a component is tracked.
+        has_workspace: whether it gets code.
 
     Raises:
         PipelineFileError: the file or the pipeline does not exist, or the file cannot be imported.
         ArgumentError: the arguments of the component are wrong, or a pipeline is given what only components have.
     """
-    words = words or ComponentWords()
-    file, name = _split(target)
+    of_component: dict[str, Any] = {"target": target, "tracked": tracked, "has_workspace": has_workspace}
+    file, name = _split(str(target.word))
     path = Path(file)
-    if _is_component(target):
-        return component_pipeline(builtin_component(target), target, words)
+    if _is_component(str(target.word)):
+        return component_pipeline(builtin_component(str(target.word)), **of_component)
     if not os.path.isfile(path):
         raise _missing(file, "Give a Python file: FILE.py, or FILE.py:NAME.", (_PYTHON,))
     if path.suffix != _PYTHON:
@@ -76,13 +80,13 @@ def load_pipeline_function(target: str, words: ComponentWords | None = None) -> 
     if name is None and not pipelines and len(own) == 1:
         (name,) = own
     if name in components:
-        return component_pipeline(components[name], target, words)
+        return component_pipeline(components[name], **of_component)
     pipeline = _choose(pipelines, own, name, file)
-    words.refuse()
+    _refuse_arguments(target)
     return pipeline
 
 
-def load_target(target: str, words: ComponentWords | None = None) -> Pipeline:
+def load_target(target: Target, **of_component: bool) -> Pipeline:
     """Load the pipeline in a compiled file, or the one that ``load_pipeline_function`` returns.
 
     Raises:
@@ -91,21 +95,32 @@ def load_target(target: str, words: ComponentWords | None = None) -> Pipeline:
     """
     from torchx_kfp.local import load_pipeline
 
-    file, _ = _split(target)
+    word = str(target.word)
+    file, _ = _split(word)
     path = Path(file)
-    if _is_component(target):
-        return load_pipeline(load_pipeline_function(target, words))
+    if _is_component(word):
+        return load_pipeline(load_pipeline_function(target, **of_component))
     if os.path.isdir(path) or not os.path.exists(path):
         way_out = (
             "Give a compiled pipeline (FILE.yaml), a Python file (FILE.py, or FILE.py:NAME), or a component (utils.sh)."
         )
-        if words and not path.suffix:
-            words.refuse()
-        raise _missing(file if path.suffix == _PYTHON else target, way_out, (_PYTHON, *SUFFIXES))
+        if not path.suffix:
+            _refuse_arguments(target)
+        raise _missing(file if path.suffix == _PYTHON else word, way_out, (_PYTHON, *SUFFIXES))
     if path.suffix == _PYTHON:
-        return load_pipeline(load_pipeline_function(target, words))
-    (words or ComponentWords()).refuse()
-    return load_pipeline(target)
+        return load_pipeline(load_pipeline_function(target, **of_component))
+    _refuse_arguments(target)
+    return load_pipeline(word)
+
+
+def _refuse_arguments(target: Target) -> None:
+    """Raise UsageError for arguments after ``--`` of a pipeline."""
+    if target.arguments:
+        raise click.UsageError(
+            f"Got unexpected extra {'arguments' if len(target.arguments) > 1 else 'argument'} "
+            f"({' '.join(target.arguments)}). Arguments of the pipeline are -p NAME=VALUE. To run a program, make it "
+            "an AppDef in a pipeline."
+        )
 
 
 def split_words(words: tuple[str, ...]) -> dict[str, str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.common.text import UUID, did_you_mean_path, listed, most_similar, nearest, printable
+from torchx_kfp.common.text import UUID, did_you_mean, did_you_mean_path, listed, nearest, printable
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
@@ -66,22 +66,13 @@ class Chosen:
         keys: its run ids.
         cached: the run ids that cached results would have in this run, by the run ids with which an earlier run has
             recorded them.
-        labels: what is shown in place of run ids.
+        labels: what is shown in place of run ids, if anything is.
     """
 
     name: str
     keys: tuple[str, ...]
     cached: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-
-    def say_cached(self) -> None:
-        """Say on stderr which stages of the run were cached, and which runs their results come from."""
-        origins: dict[str, list[str]] = {}
-        for real, key in self.cached.items():
-            origins.setdefault(real.partition("/")[0], []).append(key.split("/")[1])
-        for origin, stages in origins.items():
-            names = listed(dict.fromkeys(stages), 20)
-            print_message(f"Cached in {printable(self.name.partition('/')[0])}: {names}, from {printable(origin)}.")
 
 
 @dataclass(frozen=True)
@@ -146,9 +137,9 @@ class Recorded:
         return below(None)
 
     def choose(self, known: Collection[str] | None = None) -> Chosen:
-        """Find the run ids of the run. Each part of its name may be cut short, as long as only one run matches.
+        """Find the run ids of the run, or of the part of it. A run that was found may have recorded nothing.
 
-        A run that was found and has recorded nothing has none.
+        Cached stages are named on stderr.
 
         Args:
             known: the run ids to choose from, by default ``recorded()``.
@@ -156,37 +147,45 @@ class Recorded:
         Raises:
             UnknownRunError: no run matches, or several do.
         """
-        from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
-
         known = sorted(self.recorded() if known is None else known)
         if not known and self.run is None:
             raise nothing(self.base, self.word)
-        words = (self.word.rstrip("/") or self.word).split("/")
-        if words[0] == LATEST and not any(key.startswith(f"{LATEST}/") for key in known):
-            words[0] = _newest(self.recorder) or LATEST
-        found = {**{key: key for key in known}, **_taken_over(words[0], self._ended, known)}
-        if self.run is not None and not any(key.startswith(f"{words[0]}/") for key in found):
-            if len(words) > 1:
-                raise UnknownRunError(self.nothing_recorded(words[0]))
+        name, part = self._split(known)
+        whole = f"{name}/{part}" if part else name
+        found = {key: key for key in known} | _taken_over(name, self._ended, known)
+        found = {key: found[key] for key in sorted(found) if f"{key}/".startswith(f"{name}/")}
+        if self.run is not None and not found:
+            if part:
+                raise UnknownRunError(self.nothing_recorded(name))
             return Chosen(self.word, ())
-        done = ""
-        for word in words:
-            names = matching_names(word, list(dict.fromkeys(filter(None, (_next(key, done) for key in found)))))
-            if not names and not word and any(_next(key, done) == "" for key in found):
-                names = [""]  # between the two slashes of an app handle
-            if not names:
-                raise self._unknown("/".join(words), word, done, found)
-            if len(names) > 1:
-                end = "beginning" if names[0].startswith(word) else "end"
-                raise UnknownRunError(
-                    f"{self.word!r} is the {end} of {len(names):,} runs under {self.base!r}: "
-                    f"{listed(done + name for name in names)}. Give a longer part of it."
-                )
-            found = {key: real for key, real in found.items() if _next(key, done) == names[0]}
-            done += f"{names[0]}/"
-        cached = {real: key for key, real in found.items() if key != real}
-        keys = dict.fromkeys(found[key] for key in sorted(found))
-        return Chosen(done[:-1], tuple(last_attempts(self.recorder, keys, done[:-1], self.stages)), cached)
+        chosen = {key: real for key, real in found.items() if f"{key}/".startswith(f"{whole}/")}
+        if not chosen:
+            raise self._unknown(whole, list(found), "Run ids")
+        cached = {real: key for key, real in chosen.items() if key != real}
+        _say_cached(name, cached)
+        return Chosen(whole, tuple(last_attempts(self.recorder, chosen.values(), whole, self.stages)), cached)
+
+    def _split(self, known: Sequence[str]) -> tuple[str, str]:
+        """Return the id of the pipeline run, and what follows it in the word."""
+        from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
+        from torchx_kfp.tracking.store import pipeline_run
+
+        word = self.word.rstrip("/") or self.word
+        runs = [self.run.run_id] if self.run is not None else list(dict.fromkeys(map(pipeline_run, known)))
+        if exact := [run for run in runs if f"{word}/".startswith(f"{run}/")]:
+            name = max(exact, key=len)
+            return name, word[len(name) + 1 :]
+        begin, _, part = word.partition("/")
+        names = matching_names((begin == LATEST and _newest(self.recorder)) or begin, runs)
+        if not names:
+            raise self._unknown(begin, runs, "Runs")
+        if len(names) > 1:
+            end = "beginning" if names[0].startswith(begin) else "end"
+            raise UnknownRunError(
+                f"{begin!r} is the {end} of {len(names):,} runs under {self.base!r}: {listed(names)}. Give a longer "
+                "part of it."
+            )
+        return names[0], part
 
     def pipeline_run(self) -> str:
         """Return the id of the pipeline run. The whole id on KFP may have recorded nothing yet.
@@ -211,31 +210,23 @@ class Recorded:
             return f"{run} has recorded {nothing}: {stages} came from KFP's cache, and KFP does not say from which run."
         return f"{run} has recorded {nothing} under {printable(self.base)}."
 
-    def _unknown(self, run: str, word: str, done: str, found: Iterable[str]) -> UnknownRunError:
-        """Return the error for a missing run, which names the runs that exist, the most similar first.
+    def _unknown(self, name: str, there: Sequence[str], what: str) -> UnknownRunError:
+        """Return the error for a missing run, or part of one; it names those that exist, the most similar first."""
+        from torchx_kfp.execution.pipeline.walk import LATEST
 
-        ``word`` is the part of ``run`` that does not exist, after the parts in ``done``, with which ``found`` begin.
-        """
-        from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
-        from torchx_kfp.tracking.store import pipeline_run
-
-        executions: dict[str, str] = {}
-        if done:
-            # The pipeline run exists: its own stages help more than other runs.
-            there = sorted(found)
-            names = list(dict.fromkeys(filter(None, (_next(key, done) for key in there))))
-            # The name of an execution without that of its stage.
-            executions = {key.rpartition("/")[2]: key.removeprefix(done) for key in there}
-        else:
-            there = list(dict.fromkeys(map(pipeline_run, found)))
-            names = [LATEST, *there]
-        meant = matching_names(word, list(executions))
-        # "latest" itself does not exist if there are only replays.
-        near = executions[meant[0]] if len(meant) == 1 else most_similar(word, [name for name in names if name != word])
+        hint = did_you_mean(name, [other for other in (*there, LATEST) if other != name])
         return UnknownRunError(
-            f"Nothing is recorded for {run!r} under {self.base!r}.{f' Did you mean {done + near!r}?' if near else ''} "
-            f"{'Run ids' if done else 'Runs'} there: {listed(nearest(run, there))}."
+            f"Nothing is recorded for {name!r} under {self.base!r}.{hint} {what} there: {listed(nearest(name, there))}."
         )
+
+
+def _say_cached(run: str, cached: Mapping[str, str]) -> None:
+    """Say on stderr which stages of the run were cached, and which runs their results come from."""
+    origins: dict[str, list[str]] = {}
+    for real, key in cached.items():
+        origins.setdefault(real.partition("/")[0], []).append(key.split("/")[1])
+    for origin, stages in origins.items():
+        print_message(f"Cached in {printable(run)}: {listed(dict.fromkeys(stages), 20)}, from {printable(origin)}.")
 
 
 def titled(name: str, run_id: str) -> str:
@@ -274,11 +265,6 @@ def _newest(recorder: Recorder) -> str | None:
     # The times of S3 are whole seconds; the names of runs often have the time, too.
     ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)
     return next((run for run in ordered if not is_replay(run)), None)
-
-
-def _next(key: str, done: str) -> str | None:
-    """Return the name in the key after ``done``; None if the key ends there or begins with something else."""
-    return key[len(done) :].partition("/")[0] if key.startswith(done) and len(key) >= len(done) else None
 
 
 def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = ()) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,12 +12,11 @@ from torchx_kfp.common.text import counted, listed, printable, size_text
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, gathered, parameter_option
+from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, Target, gathered, parameter_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.cli.component import ComponentWords
     from torchx_kfp.execution.pipeline.spec import Pipeline
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
     from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan
@@ -65,8 +64,7 @@ class RunInputs:
 
     def load(
         self,
-        target: str | None,
-        component: ComponentWords,
+        target: Target,
         earlier: EarlierRun | None,
         base: str | None,
     ) -> Pipeline:
@@ -76,8 +74,8 @@ class RunInputs:
         """
         from torchx_kfp.entrypoints.cli.pipeline_files import load_target
 
-        if target is not None:
-            return load_target(target, replace(component, tracker_base=base, has_workspace=self.workspace is not None))
+        if target.word is not None:
+            return load_target(target, tracked=bool(base), has_workspace=self.workspace is not None)
         if earlier is None:
             raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN.")
         return earlier.pipeline

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from torchx_kfp.common.text import counted
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import parameter_option
-
-if TYPE_CHECKING:
-    pass
+from torchx_kfp.entrypoints.cli.flags import Target, parameter_option, target_argument
 
 
 @click.command("check")
-@click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT")
-@component_argument
+@target_argument("FILE[:NAME]|YAML|COMPONENT")
 @parameter_option
 @click.option("--strict", is_flag=True, help="Exit with 2 if there is any finding.")
 @click.pass_context
-def check_command(
-    ctx: click.Context,
-    target: str,
-    component: ComponentWords,
-    words: tuple[str, ...],
-    strict: bool,
-) -> None:
+def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], strict: bool) -> None:
     """Check a pipeline without running it.
 
     Takes a compiled pipeline (*.yaml), a Python file that defines one, or a TorchX component, whose arguments follow
@@ -42,7 +29,7 @@ def check_command(
     from torchx_kfp.execution.model.workflow import check_size, measure
     from torchx_kfp.local import parse_arguments
 
-    pipeline = load_target(target, component)
+    pipeline = load_target(target)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
     findings = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
     findings += check_size(measure(pipeline))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import click
 
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
+from torchx_kfp.entrypoints.cli.flags import Target, target_argument
 from torchx_kfp.errors import PipelineFileError
 
 
 @click.command("compile")
-@click.argument("target", metavar="FILE[:NAME]|COMPONENT")
-@component_argument
+@target_argument("FILE[:NAME]|COMPONENT")
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
-def compile_command(target: str, component: ComponentWords, output: str) -> None:
+def compile_command(target: Target, output: str) -> None:
     """Compile the pipeline in a Python file to YAML.
 
     A TorchX component becomes a pipeline of one stage; its arguments follow `--`.
@@ -32,7 +31,7 @@ def compile_command(target: str, component: ComponentWords, output: str) -> None
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
     from torchx_kfp.execution.pipeline.load import compile_function
 
-    pipeline = compile_function(load_pipeline_function(target, component), target)
+    pipeline = compile_function(load_pipeline_function(target), str(target.word))
     refuse_folders(pipeline)
     size = measure(pipeline)
     problems = [*check_pipeline(pipeline), *of_arguments(defaults_of(pipeline)), *check_size(size)]
@@ -49,4 +48,4 @@ def compile_command(target: str, component: ComponentWords, output: str) -> None
         raise PipelineFileError(
             f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
         ) from error
-    print_message(f"Compiled {target} to {output}.")
+    print_message(f"Compiled {target.word} to {output}.")

@@ -276,11 +276,11 @@ def _show(rows: Sequence[dict[str, Any]], noun: str, *, dry_run: bool, as_json: 
     columns = (
         Column("run"),
         Column("state", lambda row: row.get("state")),
-        Column("stages", lambda row: " ".join(row.get("stages", ())), cut=True),
+        Column("stages", lambda row: " ".join(row.get("stages", ()))),
         Column("files", lambda row: f"{row['files']:,}" if "files" in row else None, right=True),
         Column("size", lambda row: size_text(row["size"]), right=True),
         Column("age", lambda row: duration(now - row["modified"]), right=True),
-        Column("what", lambda row: _what(row["reason"], dry_run=dry_run), fold=True),
+        Column("what", lambda row: _what(row["reason"], dry_run=dry_run)),
     )
     print_rows(rows[:_ROWS], columns, as_json=False, below=below)
 

@@ -129,6 +129,5 @@ def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
 def _read(located: Recorded) -> tuple[str, list[tuple[str, Artifact]]]:
     """Return the full name of the run, and its artifacts with the run ids that have registered them."""
     chosen = located.choose()
-    chosen.say_cached()
     found = located.recorder.records(chosen.keys, "artifacts")
     return chosen.name, [(key, it) for key in chosen.keys for it in found[key].artifacts.values()]

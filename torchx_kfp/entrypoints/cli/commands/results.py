@@ -15,11 +15,8 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     at,
     is_number,
     print_csv,
-    print_json,
     print_message,
-    show_results,
     show_value,
-    terminal_width,
     without_run,
 )
 from torchx_kfp.entrypoints.cli.flags import csv_option, json_option, refuse_empty
@@ -37,14 +34,13 @@ from torchx_kfp.errors import ArgumentError, MissingResultsError, TorchxKfpError
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunSummary
-    from torchx_kfp.tracking import Result
     from torchx_kfp.tracking.recorder import Recorder
 
-    #: Results by run id.
-    Results = Mapping[str, Mapping[str, Result]]
 
-#: The names that a run has besides those of its results, and what precedes the names of its tags.
-_OWN = ("run", "stage", "execution", "run_id")
+#: A run id, its parts, which are None for another key, and its results: what ``--json`` prints.
+Row = dict[str, Any]
+#: The parts of a run id, and what precedes the names of tags.
+_OWN = ("run", "stage", "execution")
 _TAG = "tag."
 
 
@@ -102,7 +98,8 @@ def results_command(
     run_id, or a tag: 'tag.team == vision'. The operators are < <= == != >= >. A run that lacks NAME does not match; for
     other conditions, use --json, or to_frame() of a tracker.
 
-    JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
+    JSON is a list of runs of stages: run_id, its parts run, stage and execution, and results. CSV has these columns,
+    with one for each result.
     """
     located: Recorded | None = None
     if schedule is not None:
@@ -121,22 +118,47 @@ def results_command(
         if not (as_json or as_csv or stages or sorts or comparisons):
             _list_runs(chosen.keys)
             return
-    keys, named = list(chosen.keys), located.stages if located else {}
-    found: Results = recorder.get_many(_of_stages(_in_order(keys, named), stages))
-    found = _matching(found, list(map(Condition.parse, comparisons)), recorder)
-    for sort in reversed(sorts if found else ()):
-        found = _sorted(found, sort)
-    if located is not None and not keys:
+    named = located.stages if located else {}
+    rows = _matching(_read(recorder, chosen, named, stages), list(map(Condition.parse, comparisons)), recorder)
+    for sort in reversed(sorts if rows else ()):
+        rows = _sorted(rows, sort)
+    if located is not None and not chosen.keys:
         print_message(located.nothing_recorded(chosen.name, "no results"))
-    elif not found:
-        print_message(f"None of {counted(len(keys), 'run id')} matches.")
-    chosen.say_cached()
-    if as_json:
-        print_json(found)
-    elif as_csv:
-        _print_csv(found)
-    elif keys:
-        _print_table(found, chosen, located.name.partition("/")[0] if located else "", named)
+    elif not rows:
+        print_message(f"None of {counted(len(chosen.keys), 'run id')} matches.")
+    if as_csv:
+        _print_csv(rows)
+    else:
+        _print_rows(rows, chosen, located.name.partition("/")[0] if located else "", named, as_json=as_json)
+
+
+def _read(recorder: Recorder, chosen: Chosen, named: Mapping[str, str], stages: Sequence[str]) -> list[Row]:
+    """Return a row for each run id that has results, in the order of the names of stages, if these are known.
+
+    Args:
+        recorder: the records under the tracker base.
+        chosen: the run ids.
+        named: the names of stages, such as ``fit[2]``, by run id.
+        stages: the stages that are wanted; all if there are none.
+    """
+    found = {key: parts(key) for key in chosen.keys}
+    there = sorted({its["stage"] for its in found.values() if its})
+    for stage in stages:
+        if stage not in there:
+            raise click.UsageError(
+                f"--stage {stage!r} has no results here.{did_you_mean(stage, there)} "
+                f"Stages: {listed(there, 20) or 'none'}."
+            )
+    if named.keys() >= found.keys():
+        # fit[2] before fit[10]
+        pieces = {key: re.split(r"([0-9]+)", named[key]) for key in found}
+        order = {key: [int(it) if at % 2 else it for at, it in enumerate(its)] for key, its in pieces.items()}
+        found = {key: found[key] for key in sorted(found, key=lambda key: order[key])}
+    wanted = [key for key, its in found.items() if not stages or its.get("stage") in stages]
+    return [
+        {"run_id": key, **dict.fromkeys(_OWN), **found[key], "results": results}
+        for key, results in recorder.get_many(wanted).items()
+    ]
 
 
 def _chosen(located: Recorded) -> Chosen:
@@ -219,133 +241,109 @@ def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
 
 
 def _list_runs(keys: Iterable[str]) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
     from torchx_kfp.tracking.store import pipeline_run
 
     stages: dict[str, list[str]] = {}
     for key in keys:
         run = pipeline_run(key)
         stages.setdefault(run, []).append(parts(key).get("stage") or key[len(run) + 1 :].partition("/")[0])
-    rows = [(run, str(len(names)), " ".join(sorted({*names} - {""}))) for run, names in sorted(stages.items())]
-    print_table(("run", "with results", "stages"), rows, right=("with results",))
+    rows = [{"run": run, "stages": names} for run, names in sorted(stages.items())]
+    columns = (
+        Column("run"),
+        Column("with results", lambda row: len(row["stages"]), right=True),
+        Column("stages", lambda row: " ".join(sorted({*row["stages"]} - {""}))),
+    )
+    print_rows(rows, columns)
 
 
-def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
-    if not stages:
-        return keys
-    there = sorted({parts(key)["stage"] for key in keys if parts(key)})
-    for stage in stages:
-        if stage not in there:
-            raise click.UsageError(
-                f"--stage {stage!r} has no results here.{did_you_mean(stage, there)} "
-                f"Stages: {listed(there, 20) or 'none'}."
-            )
-    return [key for key in keys if parts(key).get("stage") in stages]
+def _values(row: Row) -> dict[str, Any]:
+    """Return what a comparison or a sort may name: the parts of the run id, and the results."""
+    return {**{name: part for name, part in row.items() if name != "results" and part}, **row["results"]}
 
 
-def _values(found: Results) -> dict[str, dict[str, Any]]:
-    """Return the values that an expression may use for each run: its results, and the parts of its run id."""
-    taken = set(_names(found))
-    own = {key: {"run_id": key, **parts(key)} for key in found}
-    return {
-        key: {**{name: part for name, part in own[key].items() if name not in taken}, **results}
-        for key, results in found.items()
-    }
-
-
-def _names(found: Results) -> list[str]:
+def _names(rows: Sequence[Row]) -> list[str]:
     """Return the names of all results."""
-    return list(dict.fromkeys(name for results in found.values() for name in results))
+    return list(dict.fromkeys(name for row in rows for name in row["results"]))
 
 
-def _matching(found: Results, comparisons: Sequence[Condition], recorder: Recorder) -> Results:
-    """Return the results of the runs for which all comparisons hold."""
+def _matching(rows: list[Row], comparisons: Sequence[Condition], recorder: Recorder) -> list[Row]:
+    """Return the rows for which all comparisons hold."""
     from torchx_kfp.tracking.store import pipeline_run
 
-    values = _values(found)
+    values = list(map(_values, rows))
     if any(each.name.startswith(_TAG) for each in comparisons):
-        tags = recorder.records(map(pipeline_run, found), "tags")
-        for key, its in values.items():
-            named = {f"{_TAG}{name}": value for name, value in tags[pipeline_run(key)].tags.items()}
-            values[key] = {**named, **its}
-    known = {name for its in values.values() for name in its} - {*_OWN}
-    for each in comparisons if found else ():
+        runs = [pipeline_run(row["run_id"]) for row in rows]
+        tags = recorder.records(runs, "tags")
+        named = [{f"{_TAG}{name}": value for name, value in tags[run].tags.items()} for run in runs]
+        values = [{**its, **own} for its, own in zip(named, values, strict=True)]
+    known = {name for its in values for name in its} - {"run_id", *_OWN}
+    for each in comparisons if rows else ():
         _check_name("--where", f"{each.name} {each.operator} {each.value}", each.name, known)
-    return {
-        key: results
-        for key, results in found.items()
-        if all(each.name in values[key] and each.holds(values[key][each.name]) for each in comparisons)
-    }
+    return [
+        row
+        for row, its in zip(rows, values, strict=True)
+        if all(each.name in its and each.holds(its[each.name]) for each in comparisons)
+    ]
 
 
-def _sorted(found: Results, sort: str) -> Results:
-    values, there = _values(found), _names(found)
+def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
+    """Sort rows by a name: numbers, then NaN, texts, and rows without a value."""
+    there = _names(rows)
     descending = sort.startswith("-") and sort not in there
     name = sort[1:] if descending else sort
     _check_name("--sort", sort, name, there)
-    return {key: found[key] for key in in_order(values, name, descending=descending)}
+
+    found = {row["run_id"]: row for row in rows}
+    return [
+        found[key] for key in in_order({key: _values(row) for key, row in found.items()}, name, descending=descending)
+    ]
 
 
-def _print_csv(found: Results) -> None:
-    names = _names(found)
-    own = [name for name in ("run", "stage", "execution") if name not in names]
-    rows = (
-        [key, *(parts(key).get(name) for name in own), *(results.get(name) for name in names)]
-        for key, results in found.items()
+def _print_csv(rows: Sequence[Row]) -> None:
+    names = _names(rows)
+    own = [name for name in _OWN if name not in names]
+    print_csv(
+        ["run_id", *own, *names],
+        ([row["run_id"], *map(row.get, own), *map(row["results"].get, names)] for row in rows),
     )
-    print_csv(["run_id", *own, *names], rows)
 
 
-def _in_order(keys: list[str], named: Mapping[str, str]) -> list[str]:
-    """Return run ids in the order of the names of their stages, fit[2] before fit[10], if these are known."""
-    if not named.keys() >= {*keys}:
-        return keys
-    pieces = {key: re.split(r"([0-9]+)", named[key]) for key in keys}
-    return sorted(keys, key=lambda key: [int(piece) if at % 2 else piece for at, piece in enumerate(pieces[key])])
+def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[str, str], *, as_json: bool) -> None:
+    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 
-
-def _print_table(found: Results, chosen: Chosen, name: str, stages: Mapping[str, str]) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import fits, print_table
-
-    cached = chosen.cached
     # A cached stage is shown in the run that took it from the cache.
-    names_here = {key: cached.get(key, key) for key in found}
-    runs = {parts(name).get("run") for name in names_here.values()}
-    run = runs.pop() if len(runs) == 1 else None
-    # Stages have the names of all other tables, if the run itself is known.
-    known = stages if run else {}
-    label = ("stage" if known.keys() >= {*found} else "stage/execution") if run else "run id"
-    above = f"Run {titled(name, run)}" if run else ""
-    ids = [
-        known.get(key, name[len(run) + 1 :] if run else name) + (" (cached)" if key in cached else "")
-        for key, name in names_here.items()
-    ]
-    if chosen.labels:
-        run, label, above, ids = None, "run of", "", [chosen.labels[key] for key in found]
-    names = _names(found)
-    # Each column takes at least three characters, so a table with hundreds of them need not be measured.
-    if (width := terminal_width()) is None or 4 * len(names) < width:
-        cells = [
-            [run_id, *(without_run(show_value(results[name]), run) if name in results else "" for name in names)]
-            for run_id, results in zip(ids, found.values(), strict=True)
-        ]
-        kinds = {name: [results[name] for results in found.values() if name in results] for name in names}
-        numbers = [name for name in names if all(map(is_number, kinds[name]))]
-        texts = [name for name in names if any(isinstance(value, str) for value in kinds[name])]
-        # A result may have the name of the first column.
-        columns = [label if label not in names else "", *names]
-        if fits(columns, cells, texts):
-            print_table(columns, cells, right=numbers, cut=texts, above=above)
-            return
-    rows = [
-        (run_id, without_run(show_results(results), run)) for run_id, results in zip(ids, found.values(), strict=True)
-    ]
-    print_table((label, "results"), rows, above=above)
+    ids = {row["run_id"]: chosen.cached.get(row["run_id"], row["run_id"]) for row in rows}
+    runs = {parts(it).get("run") for it in ids.values()}
+    run = None if chosen.labels or len(runs) != 1 else runs.pop()
+    heading = "run of" if chosen.labels else "run id"
+    labels = chosen.labels or ids
+    if run:
+        # Stages have the names of all other tables, if the run itself is known.
+        heading = "stage" if named.keys() >= ids.keys() else "stage/execution"
+        labels = {
+            key: named.get(key, it[len(run) + 1 :]) + (" (cached)" if key in chosen.cached else "")
+            for key, it in ids.items()
+        }
+
+    def column(result: str) -> Column:
+        values = [row["results"][result] for row in rows if result in row["results"]]
+
+        def cell(row: Mapping[str, Any]) -> str:
+            found = row["results"]
+            return without_run(show_value(found[result]), run) if result in found else ""
+
+        return Column(result, cell, right=all(map(is_number, values)))
+
+    names = _names(rows)
+    # A result may have the name of the first column.
+    first = Column("" if heading in names else heading, lambda row: labels[row["run_id"]])
+    print_rows(rows, [first, *map(column, names)], as_json=as_json, above=f"Run {titled(name, run)}" if run else "")
 
 
 def _check_name(option: str, text: str, name: str, there: Collection[str]) -> None:
     """Raise UsageError for a name that no run has: most of them are typos."""
-    if name in there or name in _OWN:
+    if name in there or name in ("run_id", *_OWN):
         return
     recorded = f"The recorded results are: {listed(sorted(there), 20)}." if there else "No results are recorded."
     if name.startswith(_TAG):

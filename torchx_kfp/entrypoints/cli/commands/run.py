@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.flags import (
     Duration,
     Flags,
+    Target,
     ViewOptions,
     container_options,
     host_options,
     refuse_empty,
+    target_argument,
     view_options,
 )
 from torchx_kfp.entrypoints.cli.lookup import usual_base
@@ -54,8 +55,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 
 
 @click.command("run", cls=ContainerCommand)
-@click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
-@component_argument
+@target_argument("FILE[:NAME]|YAML|COMPONENT", required=False)
 @input_options(
     "DIR|URL",
     resume="Continue a run that failed, was canceled or was killed, with a new run: a run id, the beginning or end of "
@@ -116,8 +116,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 @view_options
 @host_options
 def run_command(
-    target: str | None,
-    component: ComponentWords,
+    target: Target,
     inputs: RunInputs,
     name: str | None,
     output_dir: str | None,
@@ -154,9 +153,9 @@ def run_command(
     # An option without a stage means all stages.
     options["docker"] = True if "" in stages else stages
     earlier = inputs.read_resumed(folder, flags)
-    if earlier is not None and target is None:
+    if earlier is not None and target.word is None:
         options |= {option: value for option, value in earlier.options.items() if not options[option]}
-    prepared = _prepare(target, component, inputs, folder, options, earlier)
+    prepared = _prepare(target, inputs, folder, options, earlier)
     if inputs.dry_run:
         if name:
             check_run_name(name)
@@ -168,21 +167,20 @@ def run_command(
         lambda: start(prepared, name=name or "", output_dir=folder, say=print_message, watch=shown, **options),
         shown,
         view,
-        pipeline=target or "",
+        pipeline=target.word or "",
         workspace=inputs.workspace or "",
     )
 
 
 def _prepare(
-    target: str | None,
-    component: ComponentWords,
+    target: Target,
     inputs: RunInputs,
     output_dir: str,
     options: Mapping[str, Any],
     earlier: EarlierRun | None,
 ) -> PreparedRun:
     """Return a new run. Its tracker base is absolute, because a stage may change its directory."""
-    pipeline = inputs.load(target, component, earlier, inputs.tracker_base)
+    pipeline = inputs.load(target, earlier, inputs.tracker_base)
     parameter = pipeline.root.inputs.get(TRACKER_BASE)
     # Containers get only folders that the user, not the pipeline, has named.
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _MOST_LOOKED_INTO = 8
 #: The seconds in which the files of runs on this machine are counted.
 _COUNTING = 0.5
-#: The length of the beginning of a host's run id that a narrow terminal shows at least.
-_SHORTEST = 8
 
 
 @click.command("runs")
@@ -115,22 +113,12 @@ def runs_command(
     if not rows and not as_json:
         print_message("\n".join(messages))
         return
-    print_rows(
-        rows, run_columns(), as_json=as_json, short=_short([row["run"] for row in rows if row["folder"] is None])
-    )
+    print_rows(rows, run_columns(), as_json=as_json)
     for row in () if as_json else rows:
         for stage, why in (row["cannot_start"] or {}).items():
             print_message(f"{row['run']}: {stage} cannot start: {why}.")
     if here and not as_json:
         _say_size(output_dir)
-
-
-def _short(run_ids: Sequence[str]) -> dict[str, str]:
-    """Return the beginnings of runs' ids on a host, which commands take: a name says more than the rest."""
-    most = max(map(len, run_ids), default=0)
-    lengths = range(_SHORTEST, most)
-    length = next((length for length in lengths if len({it[:length] for it in run_ids}) == len(run_ids)), most)
-    return {run_id: run_id[:length].rstrip("-") for run_id in run_ids}
 
 
 def _look_into(host: Host, rows: Sequence[dict[str, Any]]) -> None:

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.common.text import printable
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import at, print_json, print_message, print_text, this_command
-from torchx_kfp.entrypoints.cli.flags import Duration, Flags, gathered, host_options, json_option, submission_options
+from torchx_kfp.entrypoints.cli.flags import (
+    Duration,
+    Flags,
+    Target,
+    gathered,
+    host_options,
+    json_option,
+    submission_options,
+    target_argument,
+)
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 
@@ -80,16 +88,14 @@ def schedule_command() -> None:
 
 
 @schedule_command.command("create")
-@click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT")
-@component_argument
+@target_argument("FILE[:NAME]|YAML|COMPONENT")
 @input_options("URL", of_schedule=True)
 @_timing_options
 @submission_options
 @json_option
 @host_options
 def create_command(
-    target: str,
-    component: ComponentWords,
+    target: Target,
     inputs: RunInputs,
     timing: Timing,
     submission: Submission,
@@ -105,7 +111,7 @@ def create_command(
     from torchx_kfp.execution.host.submission import start_schedule
 
     host = connect(flags)
-    prepared = prepare_submission(host, target, component, inputs)
+    prepared = prepare_submission(host, target, inputs)
     if inputs.dry_run:
         show_dry_run(prepared, as_json=as_json)
         return
@@ -201,7 +207,7 @@ def _list(host: Host, schedules: Schedules, as_json: bool) -> None:
     rows = [_as_dict(schedule, run) for schedule, run in zip(found, last, strict=True)]
     when = {schedule.schedule_id: str(schedule.timing or "") for schedule in found}
     columns = (
-        Column("name", cut=True),
+        Column("name"),
         Column("state"),
         Column("when", lambda row: when[row["schedule"]]),
         Column("last run", lambda row: row["last"] and f"{at(row['last']['scheduled'])} ({row['last']['state']})"),

@@ -1,4 +1,4 @@
-"""``torchx-kfp show``: show all records of one run."""
+"""``torchx-kfp show``: show a run, or all records of one of its stages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import counted, listed, moment
+from torchx_kfp.common.text import counted, duration, listed, moment, without_passwords
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
+    print_message,
+    print_text,
     show_results,
     show_stored,
     show_value,
@@ -20,12 +23,14 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
-from torchx_kfp.entrypoints.cli.recorded import titled
-from torchx_kfp.errors import MissingResultsError, UnknownRunError
+from torchx_kfp.entrypoints.cli.recorded import open_recorder, titled
+from torchx_kfp.errors import ArgumentError, MissingResultsError, TrackerError, UnknownRunError
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.runs.record import RunRecord
     from torchx_kfp.tracking.curves import Curve
     from torchx_kfp.tracking.recorder import Artifact, Code, Search
+    from torchx_kfp.tracking.records import Record
 
 
 @click.command("show")
@@ -53,13 +58,12 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     and code. A tree shows the first 20 runs that are read under one alias; JSON has all.
     """
     from torchx_kfp.entrypoints.cli.lineage import show_lineage
-    from torchx_kfp.entrypoints.cli.run_description import describe_run
     from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
     if not lineage and lookup.base is None:
         source, part = lookup.find_part(run)
         if not part:
-            describe_run(source.read(), lookup, as_json=as_json)
+            _describe_run(source.read(), lookup, as_json=as_json)
             return
     [located] = lookup.locate(run)
     if lineage:
@@ -99,7 +103,6 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
         "resumes": whole.resumes,
         "started": vars(record.started) if record.started else None,
     }
-    chosen.say_cached()
     if as_json:
         print_json(found)
     else:
@@ -123,7 +126,7 @@ def _print_table(
     artifacts: Mapping[str, Artifact],
     name: str,
 ) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.entrypoints.cli.display.tables import print_facts
     from torchx_kfp.tracking.recorder import describe_code
 
     started = found["started"] or {}
@@ -144,7 +147,7 @@ def _print_table(
         *(("code", name, value) for code in codes for name, value in describe_code(code).items()),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
-    print_table(("what", "name", "value"), rows, above=f"Run {titled(name, found['run_id'])}")
+    print_facts(rows, above=f"Run {titled(name, found['run_id'])}")
 
 
 def _artifact(artifact: Artifact) -> str:
@@ -170,3 +173,71 @@ def _search(search: Search) -> Iterator[tuple[str, str]]:
         yield "best", f"{show_results(trial.results)}  {show_results(trial.parameters)}  ({trial.run_id})"
     if search.asked:
         yield "asks for", f"{counted(len(search.asked), 'trial')}, round {search.round:,} of {search.rounds:,}"
+
+
+def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
+    """Print a run's state, parameters, tags, code and what it resumes, and the table of its stages."""
+    from torchx_kfp.entrypoints.cli.display.summary import print_stages
+    from torchx_kfp.entrypoints.cli.display.tables import print_facts
+    from torchx_kfp.entrypoints.cli.run_description import run_as_json
+    from torchx_kfp.tracking.recorder import describe_code
+
+    base, recorded = _recorded(record, lookup)
+    resumes = [record.resumes] if record.resumes else list(recorded.resumes)
+    result = record.run.result()
+    for sentence in record.corrupt:
+        print_message(sentence)
+    if as_json:
+        stages = [
+            {
+                "stage": stage.name,
+                "state": str(stage.state),
+                "seconds": round(stage.duration, 3),
+                "run_id": stage.run_id,
+                "inputs": stage.inputs,
+                "results": stage.measures,
+                "reason": stage.reason,
+            }
+            for stage in result.stages
+        ]
+        own = {"resumes": resumes, "tracker_base": base or None, "arguments": record.arguments, "tags": recorded.tags}
+        print_json({**run_as_json(record), **own, "code": [asdict(it) for it in recorded.code], "stages": stages})
+        return
+    facts = {
+        "name": record.name,
+        "pipeline": record.pipeline,
+        "state": str(record.run.state),
+        "started": moment(record.created),
+        "took": duration(record.duration),
+        "tracker base": without_passwords(base),
+        "folder": "" if record.folder is None else str(record.folder),
+        "page": record.link,
+    }
+    said = {TRACKER_BASE_PARAMETER} if base else set()
+    if recorded.code:
+        said.add(WORKSPACE_PARAMETER)
+    whole = [
+        *(("run", name, value) for name, value in facts.items() if value),
+        *(("parameter", name, show_value(value)) for name, value in record.arguments.items() if name not in said),
+        *(("tag", name, value) for name, value in recorded.tags.items()),
+        *(("code", name, value) for code in recorded.code for name, value in describe_code(code).items()),
+        *(("resumes", "", run) for run in resumes),
+    ]
+    print_facts(whole, above=f"Run {record.run_id}")
+    print_text("")
+    print_stages(result.stages)
+
+
+def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
+    """Return the run's tracker base, if it has one, and what is recorded there about the run as a whole."""
+    from torchx_kfp.tracking.records import Record
+
+    base = ""
+    try:
+        base = lookup.base_of(record)
+        return base, open_recorder(base).record(record.run_id)
+    except ArgumentError:  # it has none, or several
+        pass
+    except TrackerError as error:
+        print_message(f"Tags and code are missing: {error}")
+    return base, Record()

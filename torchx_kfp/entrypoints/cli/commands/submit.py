@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
-from torchx_kfp.entrypoints.cli.component import ComponentWords, component_argument
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import (
     Flags,
+    Target,
     ViewOptions,
     host_options,
     output_dir_option,
     submission_options,
+    target_argument,
     view_options,
 )
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
@@ -33,8 +34,7 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 
 
 @click.command("submit")
-@click.argument("target", metavar="FILE[:NAME]|YAML|COMPONENT", required=False)
-@component_argument
+@target_argument("FILE[:NAME]|YAML|COMPONENT", required=False)
 @input_options(
     "URL",
     resume="Keep what succeeded in an earlier run, on KFP or on this machine: a run id, the beginning of one, or "
@@ -46,8 +46,7 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 @view_options
 @host_options
 def submit_command(
-    target: str | None,
-    component: ComponentWords,
+    target: Target,
     inputs: RunInputs,
     output_dir: str,
     watch: bool,
@@ -77,7 +76,7 @@ def submit_command(
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     earlier = inputs.read_resumed(output_dir, flags)
     host = connect(flags)
-    prepared = prepare_submission(host, target, component, inputs, earlier)
+    prepared = prepare_submission(host, target, inputs, earlier)
     if inputs.dry_run:
         show_dry_run(prepared, as_json=view.as_json)
         return
@@ -94,8 +93,7 @@ def submit_command(
 
 def prepare_submission(
     host: Host,
-    target: str | None,
-    component: ComponentWords,
+    target: Target,
     inputs: RunInputs,
     earlier: EarlierRun | None = None,
 ) -> PreparedRun:
@@ -104,7 +102,6 @@ def prepare_submission(
     Args:
         host: the host.
         target: the pipeline or component.
-        component: the arguments of a component.
         inputs: what the runs start with.
         earlier: the run that is continued, if any.
 
@@ -112,7 +109,7 @@ def prepare_submission(
         UnsupportedPipelineError: something will surely go wrong.
     """
     usual = host.connection.settings.tracker_base or None
-    pipeline = inputs.load(target, component, earlier, inputs.tracker_base or usual)
+    pipeline = inputs.load(target, earlier, inputs.tracker_base or usual)
     arguments = inputs.read_arguments(pipeline, earlier, lambda: usual, _EXAMPLES)
     prepared = inputs.prepare(pipeline, arguments, earlier)
     _check(prepared)

@@ -73,11 +73,6 @@ def styled(text: str, **style: Any) -> str:
     return click.style(text, **style) if has_styles() else text
 
 
-def symbol(character: str, otherwise: str) -> str:
-    """Return the character, or the other text if stdout cannot encode it."""
-    return character if encodable(character) == character else otherwise
-
-
 def at(seconds: float) -> str:
     """Return the local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
@@ -86,9 +81,8 @@ def at(seconds: float) -> str:
 def print_json(value: Any) -> None:
     """Print the value as JSON on stdout; numbers that JSON lacks become text such as ``"NaN"``."""
     try:
-        # Escape only if stdout, or even UTF-8, cannot encode a character.
-        text = escape_json(json.dumps(json_ready(value), indent=2, ensure_ascii=False, allow_nan=False))
-        text = text if encodable(text) == text else json.dumps(json_ready(value), indent=2, allow_nan=False)
+        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        text = escape_json(json.dumps(json_ready(value), indent=2, ensure_ascii=not is_utf8, allow_nan=False))
     except RecursionError:
         raise CorruptResultError(
             "A record is nested too deeply to be written as JSON: something else wrote it. Print a table."
@@ -106,8 +100,8 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print the text on stdout without control characters; those that stdout cannot encode are escaped."""
-    _echo(encodable(clean(text.removesuffix("\n"), colours=True)) + "\n")
+    """Print the text on stdout without control characters."""
+    _echo(clean(text.removesuffix("\n"), colours=True) + "\n")
 
 
 def print_bytes(data: bytes) -> None:
@@ -117,7 +111,7 @@ def print_bytes(data: bytes) -> None:
 
 def _echo(what: str | bytes) -> None:
     try:
-        click.echo(what, nl=False)
+        click.echo(what, sys.stdout, nl=False)
     except BrokenPipeError:
         discard(sys.stdout)
     except OSError as error:
@@ -168,12 +162,6 @@ def is_read() -> bool:
     return 1 not in _discarded
 
 
-def encodable(text: str) -> str:
-    """Return the text with escapes for characters that stdout cannot encode."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
 def this_command(*words: str) -> str:
     """Return a command line of this program for a shell, with its path if its name would not find it."""
     program = Path(sys.argv[0])
@@ -191,7 +179,7 @@ def show_results(results: Mapping[str, Any]) -> str:
 
 def without_run(text: str, run: str | None) -> str:
     """Remove the run's id from the text for a terminal, which shows the id above; pipes get the whole text."""
-    return text.replace(f"{run}/", f"{symbol('…', '...')}/") if run and sys.stdout.isatty() else text
+    return text.replace(f"{run}/", "…/") if run and sys.stdout.isatty() else text
 
 
 def show_stored(stored: StoredFiles | None) -> str:
@@ -215,8 +203,8 @@ def show_value(value: Any) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Draw the values in at most ``width`` characters; return "" for fewer than two, or if stdout cannot encode it."""
-    if len(values) < 2 or symbol(_LEVELS, "") == "":
+    """Draw the values in at most ``width`` characters; return "" for fewer than two."""
+    if len(values) < 2:
         return ""
     parts = min(width, len(values))
     shown = [values[part * (len(values) - 1) // (parts - 1)] for part in range(parts)]

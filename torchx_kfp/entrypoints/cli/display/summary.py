@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -231,43 +232,38 @@ def print_stages(stages: Sequence[StageResult]) -> None:
 
     Attempts have a column if there were retries.
     """
-    from torchx_kfp.entrypoints.cli.display.tables import print_table
+    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 
-    alike: dict[tuple[str, State], list[StageResult]] = {}
+    has_retries = any(stage.starts > 1 for stage in stages)
+    alike = Counter((without_indices(stage.name), stage.state) for stage in stages)
+    groups: dict[object, list[StageResult]] = {}
     for stage in stages:
-        alike.setdefault(_kind(stage), []).append(stage)
-    rows: list[tuple[str, ...]] = []
-    for stage in stages:
-        group = alike[_kind(stage)]
-        if len(group) <= _ROWS or not sys.stdout.isatty():
-            results = show_results(stage.measures)
-            if not results and stage.reason and not stage.attempts:
-                # The column before it has the first part of "was skipped: its condition is false".
-                results = f"({stage.reason.rpartition(': ')[2]})"
-            rows.append((stage.name, str(stage.state), _attempts([stage]), _seconds([stage]), results))
-        elif group[0] is stage:
-            state = f"{len(group):,} {stage.state}"
-            rows.append((f"{_kind(stage)[0]}[...]", state, _attempts(group), _seconds(group), ""))
-    columns: tuple[str, ...] = ("stage", "state", "attempts", "seconds", "results")
-    if all(stage.starts < 2 for stage in stages):
-        columns, rows = columns[:2] + columns[3:], [row[:2] + row[3:] for row in rows]
-    print_table(columns, rows, right=("attempts", "seconds"))
+        kind = (without_indices(stage.name), stage.state)
+        groups.setdefault(kind if alike[kind] > _ROWS and sys.stdout.isatty() else stage.name, []).append(stage)
+    rows = []
+    for group in groups.values():
+        first, ran = group[0], [stage for stage in group if stage.attempts]
+        results = show_results(first.measures)
+        if not results and first.reason and not first.attempts:
+            # The column before it has the first part of "was skipped: its condition is false".
+            results = f"({first.reason.rpartition(': ')[2]})"
+        row = {
+            "stage": first.name,
+            "state": str(first.state),
+            "attempts": _range([stage.starts for stage in ran], ",") if has_retries else "",
+            "seconds": _range([stage.duration for stage in ran], ".1f"),
+            "results": results,
+        }
+        if len(group) > 1:
+            name = f"{without_indices(first.name)}[...]"
+            row |= {"stage": name, "state": f"{len(group):,} {first.state}", "results": ""}
+        rows.append(row)
+    numbers = ("attempts", "seconds")
+    print_rows(rows, [Column(name, right=name in numbers) for name in ("stage", "state", *numbers, "results")])
 
 
-def _kind(stage: StageResult) -> tuple[str, State]:
-    return without_indices(stage.name), stage.state
-
-
-def _attempts(group: Sequence[StageResult]) -> str:
-    counts = {stage.starts for stage in group if stage.attempts}
-    return " - ".join(f"{count:,}" for count in sorted({min(counts), max(counts)})) if counts else ""
-
-
-def _seconds(group: Sequence[StageResult]) -> str:
-    seconds = sorted(stage.duration for stage in group if stage.attempts)
-    if not seconds:
-        return ""
-    return f"{seconds[0]:.1f}" if len(seconds) == 1 else f"{seconds[0]:.1f} - {seconds[-1]:.1f}"
+def _range(values: Sequence[float], form: str) -> str:
+    return " - ".join(dict.fromkeys(f"{it:{form}}" for it in (min(values), max(values)))) if values else ""
 
 
 def _interruption(result: RunResult, ending: KeyboardInterrupt | SystemExit) -> str:

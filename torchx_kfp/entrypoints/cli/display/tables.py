@@ -1,27 +1,28 @@
-"""Print tables and trees. They fit the terminal; in a file or a pipe, nothing is cut, but long cells are folded."""
+"""Print tables and trees. rich fits them into the terminal; in a file or a pipe, only long cells are folded."""
 
 from __future__ import annotations
 
 import io
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich import box
-from rich.cells import cell_len, chop_cells
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from torchx_kfp.common.text import printable
-from torchx_kfp.entrypoints.cli.display.printing import has_styles, print_json, print_text, symbol, terminal_width
+from torchx_kfp.entrypoints.cli.display.printing import has_styles, print_json, print_text, terminal_width
 
-#: The gap between two columns, and the least widths: of a column that is cut, of the last column when it is folded, and
-#: of other columns that are folded.
-_GAP, _CUT, _FOLDED, _NARROW = 3, 12, 32, 8
-#: The width if stdout is not a terminal, the widest cell there, and the indent of lines below a row's first cell.
-_WIDE, _WIDEST_CELL, _INDENT = 10_000, 100, 4
+#: The gap between two columns, and the width to which any column but the first may be folded.
+_GAP, _LEAST = 3, 12
+#: The width if stdout is not a terminal, the widest cell there, and the least width, which a terminal may fold.
+_WIDE, _WIDEST_CELL, _NARROW = 10_000, 100, 20
+#: The indent of lines below a row's first cell.
+_INDENT = 4
 
 
 class Column(NamedTuple):
@@ -31,32 +32,31 @@ class Column(NamedTuple):
         heading: its heading.
         cell: returns what it shows of a row; by default, the value with the name of the heading.
         right: whether it is aligned to the right.
-        cut: whether it may be cut.
-        fold: whether it may be folded; if no column may, the last one is.
     """
 
     heading: str
     cell: Callable[[Mapping[str, Any]], object] | None = None
     right: bool = False
-    cut: bool = False
-    fold: bool = False
 
     def text(self, row: Mapping[str, Any]) -> str:
         """Return the text of a row."""
         value = row[self.heading] if self.cell is None else self.cell(row)
-        return "" if value is None else str(value)
+        return "" if value is None else printable(str(value))
 
 
 def print_rows(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[Column],
     *,
-    as_json: bool,
+    as_json: bool = False,
     above: str = "",
     below: str = "",
-    short: Mapping[str, str] | None = None,
+    dim: Callable[[Mapping[str, Any]], bool] = lambda row: False,
 ) -> None:
-    """Print rows as JSON, or as a table without the columns that are empty.
+    """Print rows as JSON, or as a table without the columns that are empty; print no table without rows.
+
+    Nothing is cut: cells are folded, and the first one, which identifies the row, is never. If the columns do not fit
+    next to each other, each row is a paragraph.
 
     Args:
         rows: an object for each row.
@@ -64,137 +64,47 @@ def print_rows(
         as_json: whether to print the rows themselves.
         above: a line before the table.
         below: a line after it.
-        short: shorter texts for those of the first column, if the table does not fit.
+        dim: tells whether a row is dimmed.
     """
     if as_json:
         print_json(rows)
         return
-    filled = [column for column in columns if any(column.text(row) for row in rows)]
-    headings, cut = [column.heading for column in filled], [column.heading for column in filled if column.cut]
-    cells = [[column.text(row) for column in filled] for row in rows]
-    if short and not fits(headings, cells, cut):
-        cells = [[short.get(first, first), *others] for first, *others in cells]
-    right = [column.heading for column in filled if column.right]
-    fold = [column.heading for column in filled if column.fold]
-    print_table(headings, cells, right=right, cut=cut, fold=fold, above=above, below=below)
+    filled = [column for column in columns if any(map(column.text, rows))]
+    if filled:
+        shown = [([column.text(row) for column in filled], "dim" if dim(row) else "") for row in rows]
+        print_text("\n".join(filter(None, [above, rendered(_fitted(filled, shown)), below])))
 
 
-def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    right: Collection[str] = (),
-    cut: Collection[str] = (),
-    fold: Collection[str] = (),
-    dim: Collection[int] = (),
-    above: str = "",
-    below: str = "",
-) -> None:
-    """Print a table on stdout. For a narrow terminal, some columns are cut and then others are folded.
-
-    In a file or a pipe, only cells of more than 100 characters are folded.
-
-    The first column identifies the row, for instance by a run id, and is never cut or folded. If the other columns do
-    not fit next to it, they are printed below it.
-
-    Args:
-        columns: the headings.
-        rows: a text for each column.
-        right: headings of the columns that are aligned to the right.
-        cut: headings of the columns that may be cut.
-        fold: headings of the columns that may be folded; by default the last column.
-        dim: numbers of the rows that are dimmed.
-        above: a line before the table.
-        below: a line after it.
-    """
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = _widths(columns, cells, cut)
-    room = terminal_width()
-    least = dict.fromkeys(fold, _NARROW) or {columns[-1]: _FOLDED}
-    if room is None:
-        cut, folded = (), [widths[0], *(min(width, _WIDEST_CELL) for width in widths[1:])]
-    else:
-        folded = _narrowed(widths, [least.get(column) for column in columns], room)
-    if room is None or _total(folded) <= room:
-        shown = _in_columns(columns, cells, folded, right, cut, dim)
-    else:
-        shown = _stacked(columns, cells, room, dim)
-    print_text("\n".join(filter(None, [above, rendered(shown), below])))
+def print_facts(facts: Iterable[tuple[str, str, str]], above: str) -> None:
+    """Print what is known of one thing as a table: of which kind each fact is, its name, and its value."""
+    names = ("what", "name", "value")
+    print_rows([dict(zip(names, fact, strict=True)) for fact in facts], list(map(Column, names)), above=above)
 
 
-def _in_columns(
-    columns: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    right: Collection[str],
-    cut: Collection[str],
-    dim: Collection[int],
-) -> RenderableType:
+def _fitted(columns: Sequence[Column], rows: Sequence[tuple[list[str], str]]) -> RenderableType:
+    headings, room = [printable(column.heading) for column in columns], terminal_width()
+    widths = [max(map(cell_len, column)) for column in zip(headings, *(cells for cells, _ in rows), strict=True)]
+    if room is not None and widths[0] + sum(_GAP + min(width, _LEAST) for width in widths[1:]) > room:
+        paragraphs: list[RenderableType] = []
+        for cells, style in rows:
+            facts = (f"{heading} {cell}" for heading, cell in zip(headings[1:], cells[1:], strict=True) if cell)
+            below = Text("   ".join(facts), style)
+            paragraphs += [Text(cells[0], style), *([Padding(below, (0, 0, 0, _INDENT))] if below else [])]
+        return Group(*paragraphs)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column, width in zip(columns, widths, strict=True):
+    for at, (column, heading) in enumerate(zip(columns, headings, strict=True)):
+        widest = _WIDEST_CELL if at and room is None else None
+        # In a Text, [0] in a name is not read as markup.
         table.add_column(
-            # In a Text, [0] in a name is not read as markup.
-            Text(_fold(printable(column), width)),
-            justify="right" if column in right else "left",
-            no_wrap=True,
-            overflow="ellipsis" if column in cut else "fold",
-            max_width=width,
+            Text(heading),
+            justify="right" if column.right else "left",
+            no_wrap=not at,
+            overflow="fold",
+            max_width=widest,
         )
-    for number, row in enumerate(cells):
-        texts = (
-            cell if column in cut else _fold(cell, width)
-            for column, cell, width in zip(columns, row, widths, strict=True)
-        )
-        table.add_row(*map(Text, texts), style="dim" if number in dim else None)
+    for cells, style in rows:
+        table.add_row(*map(Text, cells), style=style)
     return table
-
-
-def _stacked(columns: Sequence[str], cells: Sequence[Sequence[str]], room: int, dim: Collection[int]) -> RenderableType:
-    """Put the first cell of each row on a separate line, and the others below it with their headings."""
-    text = Text()
-    indent = " " * _INDENT
-    for number, row in enumerate(cells):
-        rest = [(column, cell) for column, cell in zip(columns[1:], row[1:], strict=True) if cell]
-        # A heading stays on the line of its text.
-        texts = (cell if len(columns) == 2 else f"{column}\N{NO-BREAK SPACE}{cell}" for column, cell in rest)
-        lines = _fold("   ".join(texts), max(_NARROW, room - _INDENT)).replace("\N{NO-BREAK SPACE}", " ").split("\n")
-        below = "".join(f"\n{indent}{line}" for line in lines if line)
-        text.append(f"{_fold(row[0], room)}{below}\n", "dim" if number in dim else "")
-    return text
-
-
-def _narrowed(widths: Sequence[int], least: Sequence[int | None], room: int | None) -> list[int]:
-    """Narrow the columns that have a least width, the widest first, until they fit or all have it."""
-    narrowed = list(widths)
-    while room is not None and _total(narrowed) > room:
-        wide = [number for number, limit in enumerate(least) if limit is not None and narrowed[number] > limit]
-        if not wide:
-            break
-        narrowed[max(wide, key=narrowed.__getitem__)] -= 1
-    return narrowed
-
-
-def _fold(text: str, width: int) -> str:
-    """Break the text into lines of this width: at spaces, else between the parts of a path, else anywhere."""
-    lines = [""]
-    for word, spaces in re.findall(r"([^ ]+)( *)", text):
-        if lines[-1] and cell_len(lines[-1] + word) > width:
-            lines.append("")
-        while cell_len(word) > width:
-            # A terminal of one column has no room for a wide character.
-            piece = chop_cells(word, max(2, width))[0]
-            end = max(piece.rfind(character) + 1 for character in "/=") or len(piece)
-            lines[-1] += word[:end]
-            lines.append("")
-            word = word[end:]
-        lines[-1] += word + spaces
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def fits(columns: Sequence[str], rows: Iterable[Sequence[str]], cut: Collection[str] = ()) -> bool:
-    """Return whether the table fits, with columns cut but without folding."""
-    width = terminal_width()
-    return width is None or _total(_widths(columns, list(rows), cut)) <= width
 
 
 def rendered(what: RenderableType) -> str:
@@ -205,21 +115,8 @@ def rendered(what: RenderableType) -> str:
         file=io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8"),
         force_terminal=styles,
         color_system="standard" if styles else None,
-        width=terminal_width() or _WIDE,
+        width=max(_NARROW, terminal_width() or _WIDE),
     )
     with console.capture() as capture:
         console.print(what)
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    return "\n".join(lines).strip("\n").replace("…", symbol("…", "~"))
-
-
-def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], cut: Collection[str]) -> list[int]:
-    """Return the width of each column; columns that may be cut are narrowed until the table fits."""
-    headings = map(printable, columns)
-    widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
-    least = [max(_CUT, cell_len(column)) if column in cut else None for column in columns]
-    return _narrowed(widths, least, terminal_width())
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * (len(widths) - 1)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")

@@ -130,8 +130,8 @@ class Application:
         changed = ("changed", "1") in query
         compared = compare_runs([self._runs.recorded(run) for run in runs.values()], changed=changed)
         other = [*(("run", key) for key in runs), *([] if changed else [("changed", "1")])]
-        codes = [str(code) for code in compared.codes if str(code)]
-        return _fill(codes, compared=runs, rows=compared.rows, changed=changed, other="?" + urlencode(other))
+        rows = [(row["changed"], compared.texts(row)) for row in compared.rows]
+        return _fill(compared.about_code(), compared=runs, rows=rows, changed=changed, other="?" + urlencode(other))
 
     def _report(self, query: _Query) -> str:
         run = self._run(dict(query).get("run", ""))
