@@ -168,7 +168,8 @@ def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def name_of(row: Mapping[str, Any]) -> str:
     """Return the name in a row for people, with its kind."""
-    return row["name"] + ("" if row["kind"] in ("result", "cached") else f" ({row['kind']})")
+    kind = "" if row["kind"] in ("result", "cached") else f" ({row['kind']})"
+    return f"{row['name']}{kind}"
 
 
 def text_of(row: Mapping[str, Any], label: str) -> str:

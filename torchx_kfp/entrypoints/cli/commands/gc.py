@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,13 +18,13 @@ from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.cleanup import Findings
+    from torchx_kfp.tracking.cleanup import Findings, UnusedCode
 
 #: The seconds below which an age may be meant as months.
 _SHORT = 3600.0
 #: The number of names that a message lists, and of runs that a table shows.
 _SHOWN, _ROWS = 10, 40
-#: Why a run is there that was to go.
+#: Why a run is there that was to go: gc was interrupted, or the run was used meanwhile.
 _REST = "not removed, or only in part: run gc again"
 
 
@@ -102,55 +102,64 @@ def gc_command(
         raise click.UsageError("Give either --tracker-base, or --output-dir DIR for runs on this machine.")
     if one is not None and not age is keep is max_size is None:
         raise click.UsageError("--run names the run to remove: give no --older-than, --keep or --max-size.")
-    how = _How(dry_run, yes, as_json)
     if output_dir is not None:
-        _clean_folder(output_dir, {"age": age, "keep": keep, "size": max_size}, one, how)
-        return
-    for option, value in {"--keep": keep, "--max-size": max_size}.items():
-        if value is not None:
-            raise click.UsageError(f"{option} is for runs on this machine: give --output-dir, and no --tracker-base.")
-    if tracker_base is None or (age is None and one is None):
-        raise click.UsageError("Say which runs are to go: --older-than AGE, such as 30d, or --run RUN.")
-    _clean_base(tracker_base, age, one, how)
-
-
-@dataclass(frozen=True)
-class _How:
-    """Whether to remove anything, and to ask before; and the form of what is shown."""
-
-    dry_run: bool
-    yes: bool
-    as_json: bool
-
-    def ask(self, going: Sequence[str], noun: str, age: float | None) -> None:
-        """Ask whether to remove these runs."""
-        if self.dry_run or self.yes or not going:
-            return
+        if all(value is None for value in (one, age, keep, max_size)):
+            raise click.UsageError(
+                "Say which runs are to go: --older-than AGE, --keep N, --max-size SIZE or --run RUN."
+            )
+        sweep = _in_folder(output_dir, {"age": age, "keep": keep, "size": max_size}, one)
+    else:
+        for option, value in {"--keep": keep, "--max-size": max_size}.items():
+            if value is not None:
+                raise click.UsageError(
+                    f"{option} is for runs on this machine: give --output-dir, and no --tracker-base."
+                )
+        if tracker_base is None or (age is None and one is None):
+            raise click.UsageError("Say which runs are to go: --older-than AGE, such as 30d, or --run RUN.")
+        sweep = _in_base(tracker_base, age, one)
+    going = [row for row in sweep.rows if row["reason"] is None]
+    if going and not dry_run and not yes:
         older = "" if age is None else f", older than {duration(age)}"
         if age is not None and age < _SHORT:
             print_message(f"The age is {duration(age)}: m means minutes. For months, give days, such as 30d.")
-        ask(f"Remove {counted(len(going), noun)}{older}: {listed(going)}?")
+        ask(f"Remove {counted(len(going), sweep.noun)}{older}: {listed(row['run'] for row in going)}?")
+    gone: set[str] = set()
+    try:
+        gone.update((row["run"] for row in going) if dry_run else sweep.remove())
+    finally:
+        # The message of an error, or of Ctrl-C, follows the table.
+        for row in going:
+            row["reason"] = None if row["run"] in gone else _REST
+        _show(sweep, dry_run=dry_run, as_json=as_json)
 
 
-def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How) -> None:
-    """Remove old pipeline runs from a tracker base, then their code, and show what has become of each.
+@dataclass(frozen=True)
+class _Sweep:
+    """What gc has found.
 
-    Args:
-        tracker_base: the tracker base.
-        age: the age in seconds from which runs are old.
-        one: the run to remove, whatever its age.
-        how: whether to ask, and the form of what is shown.
+    Attributes:
+        noun: what the runs are called.
+        rows: the runs, as JSON has them; ``reason`` says why one stays, and is None if it is to go.
+        remove: removes those that are to go, and yields each that is gone.
+        more: what else JSON has.
     """
-    from torchx_kfp.tracking.cleanup import UnusedCode, find_old_runs, find_unused_code, remove_code, remove_runs
 
-    dry_run, as_json = how.dry_run, how.as_json
+    noun: str
+    rows: list[dict[str, Any]]
+    remove: Callable[[], Iterator[str]]
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def _in_base(tracker_base: str, age: float | None, one: str | None) -> _Sweep:
+    """Find the old pipeline runs under a tracker base, and the code that only they use; or one run of any age."""
+    from torchx_kfp.tracking.cleanup import find_old_runs, find_unused_code, remove_code, remove_runs
+
     recorder = open_recorder(tracker_base)
     store = recorder.store
     if one is not None:
         one = Recorded(recorder, one).pipeline_run()
     before = time.time() if age is None else time.time() - age
     findings = find_old_runs(store, before, only=one)
-    shown_base = repr(tracker_base)
     going = [run for run in findings.old if not run.kept]
     unused = find_unused_code(store, before, {run.run for run in going}) if one is None else []
     if one is None:
@@ -158,89 +167,65 @@ def _clean_base(tracker_base: str, age: float | None, one: str | None, how: _How
     elif not findings.old:
         why = findings.left_alone.get(one, "nothing is recorded for it")
         raise ArgumentError(f"{one!r} cannot be removed from {tracker_base!r}: {why}.")
-    if not (findings.old or unused) and not as_json:
+    if not (findings.old or unused):
         younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
-        print_message(f"Nothing to remove under {shown_base}: no pipeline run is that old{younger}.")
-        return
+        print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is that old{younger}.")
     for run in findings.old if one is not None else ():
         if run.open_stage:
             print_message(f"{run.run} {run.open_stage}.")
     if findings.old and not findings.marked:
-        print_message(f"{shown_base} has results but no .torchx_kfp. Is it a tracker base?")
-    how.ask([run.run for run in going], "pipeline run", age)
-    gone, codes, rest = set[str](), list[UnusedCode](), _REST
-    try:
-        if dry_run:
-            gone, codes = {run.run for run in going}, unused
-        else:
-            # While gc has asked, others may have gone on.
-            now = {*find_old_runs(store, before, only=one).old}
-            for run in remove_runs(store, [run for run in going if run in now]):
-                gone.add(run.run)
-            rest = "in use, or changed meanwhile"
-            # The code of a run goes after the run, which may have been used meanwhile.
-            if one is None:
-                codes += remove_code(store, find_unused_code(store, before))
-    finally:
-        # The message of an error, or of Ctrl-C, follows the table.
-        rows = [
-            {
-                "run": run.run,
-                "stages": list(run.stages),
-                "files": len(run.files),
-                "size": run.size,
-                "modified": run.modified,
-                "reason": None if run.run in gone else run.kept or rest,
-            }
-            for run in findings.old
-        ]
-        more: dict[str, Any] = {
-            "younger": findings.younger,
-            "left_alone": dict(findings.left_alone),
-            "code": [{"digest": code.digest, "size": code.archive.size} for code in codes],
+        print_message(f"{tracker_base!r} has results but no .torchx_kfp. Is it a tracker base?")
+    codes = list(map(_code_as_json, unused))
+
+    def remove() -> Iterator[str]:
+        codes.clear()
+        # While gc has asked, others may have gone on.
+        now = {*find_old_runs(store, before, only=one).old} if going else set()
+        for run in remove_runs(store, [run for run in going if run in now]):
+            yield run.run
+        # The code of a run goes after the run, which may have been used meanwhile.
+        if one is None and (going or unused):
+            codes.extend(map(_code_as_json, remove_code(store, find_unused_code(store, before))))
+
+    rows = [
+        {
+            "run": run.run,
+            "stages": list(run.stages),
+            "files": len(run.files),
+            "size": run.size,
+            "modified": run.modified,
+            "reason": run.kept or None,
         }
-        _show(rows, "pipeline run", dry_run=dry_run, as_json=as_json, **more)
-        if codes and not as_json:
-            what, size = "Would remove" if dry_run else "Removed", size_text(sum(code.archive.size for code in codes))
-            print_text(f"{what} {counted(len(codes), 'archive')} of code that no run uses any more, {size}.")
+        for run in findings.old
+    ]
+    more = {"younger": findings.younger, "left_alone": dict(findings.left_alone), "code": codes}
+    return _Sweep("pipeline run", rows, remove, more)
 
 
-def _clean_folder(output_dir: str, rules: Mapping[str, Any], one: str | None, how: _How) -> None:
-    """Remove old runs on this machine, and show what has become of each."""
+def _code_as_json(code: UnusedCode) -> dict[str, Any]:
+    return {"digest": code.digest, "size": code.archive.size}
+
+
+def _in_folder(output_dir: str, rules: Mapping[str, Any], one: str | None) -> _Sweep:
+    """Find the old runs on this machine."""
     from torchx_kfp.execution.local.old_runs import remove, select
     from torchx_kfp.execution.runs.history import find_run
 
-    dry_run, as_json = how.dry_run, how.as_json
-    if one is None and all(value is None for value in rules.values()):
-        raise click.UsageError("Say which runs are to go: --older-than AGE, --keep N, --max-size SIZE or --run RUN.")
-    if one is None:
-        runs = select(output_dir, **rules)
-    else:
-        name = find_run(output_dir, one).name
-        runs = [run for run in select(output_dir, one=name) if run.folder.name == name]
-    how.ask([run.folder.name for run in runs if not run.kept], "run", rules["age"])
-    going = [run for run in runs if not run.kept]
-    gone: set[str] = set()
-    try:
-        if dry_run:
-            gone.update(run.folder.name for run in going)
-        else:
-            for run in remove(output_dir, going):
-                gone.add(run.folder.name)
-    finally:
-        rows = [
-            {
-                "run": run.folder.name,
-                "state": str(run.state),
-                "size": run.size,
-                "modified": run.modified,
-                "reason": None
-                if run.folder.name in gone
-                else run.kept or "it could not be removed, or is used meanwhile",
-            }
-            for run in runs
-        ]
-        _show(rows, "run", dry_run=dry_run, as_json=as_json)
+    name = None if one is None else find_run(output_dir, one).name
+    runs = select(output_dir, **rules, one=name)
+    if name is not None:
+        runs = [run for run in runs if run.folder.name == name]
+    rows = [
+        {
+            "run": run.folder.name,
+            "state": str(run.state),
+            "size": run.size,
+            "modified": run.modified,
+            "reason": run.kept or None,
+        }
+        for run in runs
+    ]
+    return _Sweep("run", rows, lambda: (run.folder.name for run in remove(output_dir, runs)))
 
 
 def _say_left_alone(findings: Findings) -> None:
@@ -251,38 +236,40 @@ def _say_left_alone(findings: Findings) -> None:
         print_message(f"Also left alone: {listed((name for name, _ in left[_SHOWN:]), _SHOWN)}.")
 
 
-def _show(rows: Sequence[dict[str, Any]], noun: str, *, dry_run: bool, as_json: bool, **more: Any) -> None:
-    """Show what has become of each run: its ``reason`` says why it is kept, and is None if it is gone."""
+def _show(sweep: _Sweep, *, dry_run: bool, as_json: bool) -> None:
+    """Show what has become of each run."""
     from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 
-    gone = [row for row in rows if row["reason"] is None]
+    rows, noun = sweep.rows, sweep.noun
+    gone, kept = ([row for row in rows if (row["reason"] is None) == is_gone] for is_gone in (True, False))
     size = sum(row["size"] for row in gone)
     if as_json:
-        kept = [row for row in rows if row["reason"] is not None]
-        print_json({"dry_run": dry_run, "size": size, "removed": gone, "kept": kept, **more})
-        return
-    if not rows:
+        print_json({"dry_run": dry_run, "size": size, "removed": gone, "kept": kept, **sweep.more})
         return
     now = time.time()
     files = sum(row.get("files", 0) for row in gone)
-    removed = [counted(len(gone), noun), *([counted(files, "file")] if "files" in rows[0] else []), size_text(size)]
-    below = f"{'Would remove' if dry_run else 'Removed'} {', '.join(removed)}."
-    if younger := more.get("younger"):
+    counts = [counted(len(gone), noun), *([counted(files, "file")] if sweep.more else []), size_text(size)]
+    removed = "Would remove" if dry_run else "Removed"
+    below = f"{removed} {', '.join(counts)}."
+    if younger := sweep.more.get("younger"):
         below += f" {counted(younger, f'younger {noun}')} kept."
     if len(rows) > _ROWS:
-        reasons = Counter(_kind(row["reason"]) for row in rows if row["reason"] is not None)
+        reasons = Counter(_kind(row["reason"]) for row in kept)
         summed = "".join(f"\n{number:,} {reason}." for reason, number in reasons.most_common())
         below = f"{counted(len(rows) - _ROWS, f'older {noun}')} not shown: --json has all.\n{below}{summed}"
     columns = (
         Column("run"),
         Column("state", lambda row: row.get("state")),
-        Column("stages", lambda row: " ".join(row.get("stages", ()))),
+        Column("stages", lambda row: len(row["stages"]) if "stages" in row else None, right=True),
         Column("files", lambda row: f"{row['files']:,}" if "files" in row else None, right=True),
         Column("size", lambda row: size_text(row["size"]), right=True),
         Column("age", lambda row: duration(now - row["modified"]), right=True),
         Column("what", lambda row: _what(row["reason"], dry_run=dry_run)),
     )
-    print_rows(rows[:_ROWS], columns, as_json=False, below=below)
+    print_rows(rows[:_ROWS], columns, below=below)
+    if codes := sweep.more.get("code"):
+        size = sum(code["size"] for code in codes)
+        print_text(f"{removed} {counted(len(codes), 'archive')} of code that no run uses any more, {size_text(size)}.")
 
 
 def _what(reason: str | None, *, dry_run: bool) -> str:
