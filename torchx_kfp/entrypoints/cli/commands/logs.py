@@ -35,9 +35,9 @@ _CHUNK = 1 << 16
 def logs_command(run: str, follow: bool, attempt: int | None, raw: bool, lookup: Lookup) -> None:
     """Print the output of the stages of RUN, or of one of them.
 
-    STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop, for all its
-    iterations (train), or the name of one execution (train-2_1). In the output of several stages, each line begins with
-    the name of its stage, and in that of a distributed stage with the replica's role and index.
+    STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), or the name of a task in a loop, for all its
+    iterations (train). In the output of several stages, each line begins with the name of its stage, and in that of a
+    distributed stage with the replica's role and index.
 
     \b
     torchx-kfp logs latest
@@ -101,22 +101,13 @@ class _Choice:
     """The logs that the user has chosen; while the run is in progress, there may be more of them."""
 
     def __init__(
-        self,
-        record: RunRecord,
-        stage: str | None,
-        attempt: int | None,
-        find_origin: Callable[[str], RunSource],
+        self, record: RunRecord, stage: str | None, attempt: int | None, find_origin: Callable[[str], RunSource]
     ) -> None:
         """Take what the user has chosen; ``find_origin`` finds a run from which this one has kept stages."""
         self._stage = stage
         self._attempt = attempt
-        self._pod: str | None = None
         #: The index of the first attempt that is shown, by stage: later ones are shown, too.
         self._first = {name: len(known.attempts) - 1 for name, known in record.run.by_name.items()}
-        of_pod = record.run.stage_of_pod(stage or "")
-        if of_pod and stage not in record.run.by_name:
-            self._stage = of_pod
-            self._pod = stage if attempt is None else None
         origins: dict[str, list[str]] = {}
         for name in self.stages(record):
             end = record.run.end_of(name)
@@ -140,76 +131,72 @@ class _Choice:
     def stages(self, record: RunRecord) -> list[str]:
         """Return the names of the chosen stages that are already known."""
         known = record.run.by_name
-        if self._stage is None:
-            return list(known)
-        if self._stage in known:
-            return [self._stage]
+        if self._stage is None or self._stage in known:
+            return list(known) if self._stage is None else [self._stage]
         return [stage.name for stage in known.values() if stage.task == self._stage]
 
     def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
-        """Yield stages and their logs, in the order in which they started."""
-        chosen = self.stages(record)
-        for name in chosen:
-            for started in self._wanted(name, record.run.attempts_at(name)):
+        """Yield stages and their logs, in the order in which they started; a cached stage has that of another run."""
+        ran = [(name, attempts) for name in self.stages(record) if (attempts := record.run.attempts_at(name))]
+        for name, attempts in ran:
+            for started in self._wanted(name, attempts):
                 if started.log_file is not None:
                     yield name, started.log_file
-        for name in chosen:
-            # A cached stage has the log of the run that it comes from.
+        for name in self.stages(record):
             end = None if record.run.attempts_at(name) else record.run.end_of(name)
             log = self._kept.get(name) or end.log_file if end is not None else None
-            if log is not None:
+            if log is not None and log.exists():
                 yield name, log
 
     def is_over(self, record: RunRecord) -> bool:
         """Return whether no more output can come."""
-        if not record.is_running:
-            return True
         chosen = self.stages(record)
-        return self._stage is not None and bool(chosen) and all(self._has_ended(record, name) for name in chosen)
+        has_ended = self._stage is not None and chosen and all(self._has_ended(record, name) for name in chosen)
+        return bool(has_ended) or not record.is_running
 
     def verify(self, record: RunRecord, follow: bool) -> None:
         """Raise ArgumentError if there is nothing to show and nothing to wait for."""
-        stages = self.stages(record)
-        waits = follow and record.is_running
+        stages, gone = self.stages(record), []
         for name in stages:
-            result = record.run.end_of(name)
-            if result and result.cached_from and result.log_file and not result.log_file.exists():
-                sentence = (
+            end = record.run.end_of(name)
+            if end and end.cached_from and end.log_file and not end.log_file.exists():
+                gone.append(
                     f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
-                    f"{result.cached_from}, which has the log, was removed."
+                    f"{end.cached_from}, which has the log, was removed."
                 )
-                if self._stage is not None:
-                    raise ArgumentError(sentence)
+        if any(self.logs(record)) or (follow and not self.is_over(record)):
+            for sentence in gone:
                 print_message(sentence)
+            return
         if self._stage is None:
-            if not waits and not any(self.logs(record)):
-                raise ArgumentError(f"No stage of the run {record.run_id} has a log: no stage was started.")
-        elif not stages and not _may_come(record, self._stage):
-            raise _unknown(record, self._stage)
-        elif self._attempt and not waits and not any(self.logs(record)):
-            there = sum(len(record.run.attempts_at(name)) for name in stages)
+            raise ArgumentError(f"No stage of the run {record.run_id} has a log: no stage was started.")
+        if not stages and not _may_come(record, self._stage):
+            there = list(record.run.by_name)
             raise ArgumentError(
-                f"There is no attempt {self._attempt} at {self._stage!r} in the run {record.run_id}, but {there}."
+                f"There is no stage {self._stage!r} in the run {record.run_id}.{did_you_mean(self._stage, there)} Its "
+                f"stages: {listed(there) or 'none yet'}."
             )
-        elif not any(self.logs(record)) and not (waits and not self.is_over(record)):
-            result = record.run.end_of(stages[0]) if stages else None
-            if result and result.state is State.CACHED and not result.reason:
-                why = "it was taken from the cache"
-            else:
-                why = f"it {result.reason or result.state}" if result else f"it was not started ({record.run.state})"
-            raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
+        if gone:
+            raise ArgumentError("\n".join(gone))
+        attempts = sum(len(record.run.attempts_at(name)) for name in stages)
+        if self._attempt and attempts:
+            raise ArgumentError(
+                f"There is no attempt {self._attempt} at {self._stage!r} in the run {record.run_id}, but {attempts}."
+            )
+        end = record.run.end_of(stages[0]) if stages else None
+        why = f"it {end.reason or end.state}" if end else f"it was not started ({record.run.state})"
+        if end and end.state is State.CACHED and not end.reason:
+            why = "it was taken from the cache"
+        raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
 
     def _wanted(self, name: str, attempts: list[StageStarted]) -> list[StageStarted]:
-        if self._pod is not None:
-            return [started for started in attempts if started.pod_name == self._pod]
         if self._attempt is not None:
             return [started for started in attempts if started.attempt == self._attempt][-1:]
         return attempts[self._first.get(name, 0) :]
 
     def _has_ended(self, record: RunRecord, name: str) -> bool:
         attempts = record.run.attempts_at(name)
-        wanted = self._wanted(name, attempts) if attempts else []
-        if (self._pod or self._attempt) and wanted and wanted[-1] is not attempts[-1]:
+        if self._attempt is not None and any(started.attempt > self._attempt for started in attempts):
             return True  # another attempt has followed
         return record.run.has_ended(name)
 
@@ -271,21 +258,13 @@ class _Printer:
 
 def _may_come(record: RunRecord, stage: str) -> bool:
     """Return whether the pipeline has this stage, although it has not had an event yet."""
-    from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
+    from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
+    from torchx_kfp.execution.runs.state import outline
 
     if record.run.state in (State.SUCCEEDED, State.FAILED):
         return False  # every stage has had an event
     try:
-        planned = {place.name: place.looped for place in walk(record.load()) if place.is_stage}
+        planned = outline(record.load())
     except PipelineFileError:
         return False
-    name = without_indices(stage)
-    return name in planned and (planned[name] or not indices_of(stage))
-
-
-def _unknown(record: RunRecord, stage: str) -> ArgumentError:
-    there = list(record.run.by_name)
-    hint = did_you_mean(stage, there)
-    return ArgumentError(
-        f"There is no stage {stage!r} in the run {record.run_id}.{hint} Its stages: {listed(there) or 'none yet'}."
-    )
+    return planned.get(without_indices(stage), False) or (stage in planned and not indices_of(stage))
