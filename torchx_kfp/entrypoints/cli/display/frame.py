@@ -7,8 +7,8 @@ just ended. The rest becomes a line of counts.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +17,7 @@ from rich.text import Text
 from torchx_kfp.common.text import REPLACEMENT, clean, duration
 from torchx_kfp.entrypoints.cli.display.printing import show_results
 from torchx_kfp.execution.runs.events import CANCELED_ON_KFP
-from torchx_kfp.execution.runs.state import RunState, StageState, TaskState
+from torchx_kfp.execution.runs.state import RunState, StageState
 from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 
 #: Line breaks and tabs become spaces; joiners, whose width depends on the terminal, become a replacement character.
@@ -34,54 +34,21 @@ LINES = 5
 Tails = Callable[[str], list[str]]
 
 
-@dataclass
-class _NestedPipeline:
-    """A nested pipeline; the root's name is empty. ``tasks`` are all inside, also those of its nested pipelines."""
-
-    name: str = ""
-    members: list[_NestedPipeline | TaskState] = field(default_factory=list)
-    tasks: list[TaskState] = field(default_factory=list)
-
-
-def _grouped(tasks: Iterable[TaskState]) -> _NestedPipeline:
-    groups = {"": _NestedPipeline()}
-
-    def group(name: str) -> _NestedPipeline:
-        if name not in groups:
-            groups[name] = _NestedPipeline(name)
-            group(name.rpartition("/")[0]).members.append(groups[name])
-        return groups[name]
-
-    for task in tasks:
-        *names, _ = task.path.split("/")
-        group("/".join(names)).members.append(task)
-        for length in range(len(names) + 1):
-            groups["/".join(names[:length])].tasks.append(task)
-    return groups[""]
-
-
 @dataclass(eq=False)
 class _Row:
-    """A line of the picture, before it is known whether there is room for it."""
+    """A line of the picture, before it is known whether there is room for it: a task, or an iteration of a loop."""
 
     name: str
     state: State
-    parent: _Row | None
     #: Returns the text next to the name; called only for rows that are shown.
     detail: Callable[[], Text]
-    time: str = ""
     #: The rows of the smallest rank are shown first.
-    rank: tuple[int, float] = (0, 0)
+    rank: tuple[int, float]
+    time: str = ""
+    is_iteration: bool = False
+    #: The states of a task's stages.
     counts: Mapping[State, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    shown: bool = True
-
-    def ancestors(self) -> Iterator[_Row]:
-        row = self.parent
-        while row is not None:
-            if row.shown:
-                yield row
-            row = row.parent
 
 
 def frame(run: RunState, tails: Tails, width: int, height: int, now: float) -> list[Text]:
@@ -94,10 +61,12 @@ def frame(run: RunState, tails: Tails, width: int, height: int, now: float) -> l
         height: the height in lines.
         now: the time in seconds since the epoch.
     """
-    rows = list(_rows(run, tails, _grouped(run.tasks.values()), None, now, width >= _NARROW))
-    room = max(1, height - 1)
-    rest = _choose(rows, room)
-    rows = [row for row in rows if row.shown]
+    rows, room = list(_rows(run, tails, now, width >= _NARROW)), max(1, height - 1)
+    rest: Counter[State] = Counter()
+    if len(rows) > room:
+        hidden = {*sorted(rows, key=lambda row: row.rank)[max(0, room - 1) :]}
+        rest = sum((Counter(row.counts) for row in hidden), rest)
+        rows = [row for row in rows if row not in hidden]
     talking = sum(bool(row.lines) for row in rows)
     # The lines of output below each running stage; if 0, the last line is shown next to the stage.
     most = min(LINES, (room - len(rows) - bool(rest)) // talking) if talking else 0
@@ -112,10 +81,11 @@ def frame(run: RunState, tails: Tails, width: int, height: int, now: float) -> l
         if row.lines and not most:
             line.append_text(_output(row.lines[-1]))
         lines.append(line)
-        indent = " " * (2 * len(list(row.ancestors())) + 2)
+        indent = " " * (4 if row.is_iteration else 2)
         lines += [Text.assemble(indent, ("│ ", "dim"), _output(text)) for text in row.lines[-most:] if most]
     if rest:
-        lines.append(Text.assemble((f"⋯ {sum(rest.values()):,} more: ", "dim"), _counts(rest)))
+        counts = {state: rest[state] for state in State if rest[state]}
+        lines.append(Text.assemble((f"⋯ {rest.total():,} more: ", "dim"), _counts(counts)))
     lines = [_cleaned(line) for line in lines]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -168,42 +138,30 @@ def _counts(counts: Mapping[State, int]) -> Text:
     return Text(", ").join(Text(f"{number:,} {state}", state.style) for state, number in counts.items())
 
 
-def _rows(
-    run: RunState, tails: Tails, group: _NestedPipeline, parent: _Row | None, now: float, has_bars: bool
-) -> Iterator[_Row]:
-    for member in group.members:
-        if isinstance(member, TaskState) and not member.looped:
-            counts = run.counts([member])
-            unheard = StageState(member.path, member.path, next(iter(counts), State.WAITING))
-            stage = next(iter(member.stages.values()), unheard)
-            yield _stage_row(tails, stage, parent, now, counts)
+def _rows(run: RunState, tails: Tails, now: float, has_bars: bool) -> Iterator[_Row]:
+    for task in run.tasks.values():
+        counts = run.counts([task])
+        if not task.looped:
+            unheard = StageState(task.path, task.path, next(iter(counts), State.WAITING))
+            yield _stage_row(tails, next(iter(task.stages.values()), unheard), now, counts)
             continue
-        if isinstance(member, _NestedPipeline) and len(member.members) == 1:
-            yield from _rows(run, tails, member, parent, now, has_bars)
-            continue
-        counts = run.counts([member] if isinstance(member, TaskState) else member.tasks)
         state = state_of_all(counts)
-        name = member.name if isinstance(member, _NestedPipeline) else member.path
-        row = _Row(name, state, parent, partial(_several, counts, has_bars), counts=counts)
-        row.rank = _rank(state, math.inf)
+        row = _Row(task.path, state, partial(_several, counts, has_bars), _rank(state, math.inf), counts=counts)
+        if task.started_at is not None:
+            is_active = bool(task.active)
+            row.time = duration((now if is_active else task.ended_at) - task.started_at, whole=is_active)
         yield row
-        if isinstance(member, _NestedPipeline):
-            yield from _rows(run, tails, member, row, now, has_bars)
-            continue
-        if member.started_at is not None:
-            is_active = bool(member.active)
-            row.time = duration((now if is_active else member.ended_at) - member.started_at, whole=is_active)
-        stuck = [stage for stage in member.by_state[State.QUEUED].values() if stage.is_stuck]
-        failed = list(member.by_state[State.FAILED].values())
-        for stage in (*member.active, *stuck[:_FAILED], *failed[-_FAILED:]):
-            inner = _stage_row(tails, stage, row, now, {})
-            inner.rank = (inner.rank[0] + 1, inner.rank[1])
+        stuck = [stage for stage in task.by_state[State.QUEUED].values() if stage.is_stuck]
+        failed = list(task.by_state[State.FAILED].values())
+        for stage in (*task.active, *stuck[:_FAILED], *failed[-_FAILED:]):
+            inner = _stage_row(tails, stage, now, {})
+            inner.rank, inner.is_iteration = (inner.rank[0] + 1, inner.rank[1]), True
             yield inner
 
 
-def _stage_row(tails: Tails, stage: StageState, parent: _Row | None, now: float, counts: Mapping[State, int]) -> _Row:
+def _stage_row(tails: Tails, stage: StageState, now: float, counts: Mapping[State, int]) -> _Row:
     rank = _rank(State.RETRYING if stage.is_stuck else stage.state, stage.ended_at)
-    row = _Row(stage.name, stage.state, parent, partial(_detail, stage, now), counts=counts, rank=rank)
+    row = _Row(stage.name, stage.state, partial(_detail, stage, now), rank, counts=counts)
     if stage.state.is_active:
         row.time = duration(now - (stage.started_at or now), whole=True)
         row.lines = tails(stage.name) if stage.state is State.RUNNING else []
@@ -242,34 +200,14 @@ def _rank(state: State, ended_at: float) -> tuple[int, float]:
     return 2 if state is State.FAILED else 5 if state.is_success else 6, -ended_at
 
 
-def _choose(rows: list[_Row], room: int) -> dict[State, int]:
-    """Hide the rows for which there is no room, and return the counts of their stages."""
-    if len(rows) <= room:
-        return {}
-    in_order = sorted(rows, key=lambda row: row.rank)
-    for row in in_order[max(0, room - 1) :]:
-        row.shown = False
-    rest = dict.fromkeys(State, 0)
-    with_members = {row.parent for row in rows if row.counts}
-    for row in rows:
-        # The stages of a task count once: in its own row, or in that of a nested pipeline around it.
-        if not row.shown and not any(row.ancestors()) and row not in with_members:
-            for state, number in row.counts.items():
-                rest[state] += number
-    return {state: number for state, number in rest.items() if number}
-
-
 def _label(row: _Row) -> Text:
-    above = list(row.ancestors())
-    shown = next((f"{other.name}/" for other in above if row.name.startswith(f"{other.name}/")), "")
-    name = row.name.removeprefix(shown)
     style = "bold red" if row.counts.get(State.FAILED) else row.state.style
     dim = "dim" if style == "dim" else ""
-    return Text.assemble("  " * len(above), (row.state.glyph, style), " ", (name, dim))
+    return Text.assemble("  " * row.is_iteration, (row.state.glyph, style), " ", (row.name, dim))
 
 
 def _several(counts: Mapping[State, int], has_bar: bool) -> Text:
-    """Format the progress of a loop or a nested pipeline."""
+    """Format the progress of a loop."""
     total = sum(counts.values())
     if counts == {State.WAITING: total}:
         return Text()

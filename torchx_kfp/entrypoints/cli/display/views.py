@@ -1,25 +1,22 @@
-"""Show a run in progress as a picture in the terminal that is redrawn, as lines, as JSON, or not at all.
-
-``rich.live`` is not suitable: it leaves lines behind when the terminal becomes narrower, keeps the cursor hidden (even
-after the program was killed), and may mix the lines of two pictures. Here, each picture is a single write that leaves
-the terminal in its usual state, with the cursor on an empty line below the picture.
-"""
+"""Show a run in progress as a picture in the terminal that is redrawn, as lines, as JSON, or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from torchx_kfp.common.text import clean
 from torchx_kfp.contract.protocol import Execution
+from torchx_kfp.entrypoints.cli.display.frame import OutputTails, frame
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, is_capable, json_ready, wants_colors
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
@@ -27,18 +24,10 @@ from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.watch import Terminal, Watch, messages
 
-if TYPE_CHECKING:  # only the live view needs rich
-    from rich.text import Text
-
 #: Seconds between two pictures while something happens, and while only time passes.
 INTERVAL, IDLE = 0.2, 1.0
 #: Drawing may take one part in this many of the time.
 _SHARE = 20
-# Terminals that know these sequences show the picture at once, without the cursor, and cut lines that turn out wider
-# than expected.
-_BEGIN, _CUT, _END = "\x1b[?2026h\x1b[?25l", "\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?2026l"
-
-Size = Callable[[], os.terminal_size]
 
 
 def view_of(run: RunState, options: ViewOptions) -> View:
@@ -59,7 +48,7 @@ def view_of(run: RunState, options: ViewOptions) -> View:
     if options.quiet:
         view = View(run)
     elif not (options.verbose or options.as_json) and is_capable(sys.stderr) and is_utf8:
-        view = LiveView(run, Terminal(sys.stderr), size_of_stderr, colors=wants_colors())
+        view = LiveView(run, Terminal(sys.stderr), colors=wants_colors())
     else:
         view = LineView(run, verbose=options.verbose)
     return JsonView(view) if options.as_json else view
@@ -143,68 +132,45 @@ class JsonView(View):
             raise TorchxKfpError(f"The output cannot be written: {getattr(error, 'strerror', None) or error}.")
 
 
-class Screen:
-    """Draws pictures, each over the previous one."""
+class _Console(Console):
+    """A console on a stream that may be gone meanwhile. A program that is killed leaves no terminal without cursor."""
 
-    def __init__(self, terminal: Terminal, size: Size) -> None:
-        self._terminal = terminal
-        self._size = size
-        self._widths: list[int] = []
-
-    def draw(self, lines: Sequence[Text], rendered: Sequence[str], above: str = "") -> None:
-        """Replace the previous picture; the text ``above`` stays in the terminal, above the new one."""
-        picture = "".join(f"{line}\x1b[K\r\n" for line in rendered)
-        above = above.replace("\n", "\x1b[K\r\n")
-        self._terminal.write(f"{_BEGIN}{self._back()}{above}{_CUT}{picture}\x1b[J{_END}")
-        self._widths = [line.cell_len for line in lines]
-
-    def erase(self, above: str = "") -> None:
-        """Remove the picture."""
-        # Erase line by line: if a screen is erased from its first position, tmux keeps it in its history.
-        height = self._height()
-        blank = "\x1b[K\r\n" * height
-        self._terminal.write(f"{self._back()}{blank}\x1b[K")
-        self.draw([], [], above)
-
-    def forget(self) -> None:
-        """Leave the previous picture where it is, because something was written below it."""
-        self._widths = []
-
-    def _back(self) -> str:
-        """Return the sequence that moves to the picture's first line, even if a narrower terminal has wrapped it."""
-        height = self._height()
-        return f"\r\x1b[{height}A" if height else "\r"
-
-    def _height(self) -> int:
-        columns = max(1, self._size().columns)
-        return sum(max(1, -(-width // columns)) for width in self._widths)
-
-
-class LiveView(View):
-    """Shows a run as a picture that changes. Enter ``shown`` before the run and leave it afterwards."""
-
-    def __init__(self, run: RunState, terminal: Terminal, size: Size, *, colors: bool) -> None:
-        from rich.console import Console
-
-        from torchx_kfp.entrypoints.cli.display.frame import OutputTails, frame
-
-        super().__init__(run)
-        self._output, self._frame = OutputTails(), frame
-        self._size = size
-        self._screen = Screen(terminal, size)
-        self._console = Console(
-            file=io.StringIO(),
+    def __init__(self, terminal: Terminal, *, colors: bool) -> None:
+        super().__init__(
+            file=_Stream(terminal),
             force_terminal=True,
             color_system="standard" if colors else None,
-            legacy_windows=False,
             highlight=False,
             markup=False,
             emoji=False,
+            legacy_windows=False,
         )
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+class _Stream(io.StringIO):
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def write(self, text: str, /) -> int:
+        self._terminal.write(text)
+        return len(text)
+
+
+class LiveView(View):
+    """Shows a run as a picture that rich redraws, below what others write to stderr."""
+
+    def __init__(self, run: RunState, terminal: Terminal, *, colors: bool) -> None:
+        super().__init__(run)
+        self._output = OutputTails()
+        self._console = _Console(terminal, colors=colors)
         # Two threads change the run and a third one reads it, which must not block them while it writes.
         self._lock = threading.Lock()
         self._changed = False
-        self._said: list[str] = []
+        self._live = Live(console=self._console, get_renderable=self._draw, auto_refresh=False, transient=True)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="view", daemon=True)
 
@@ -214,8 +180,8 @@ class LiveView(View):
             if isinstance(event, StageFinished):
                 self._output.forget(event.result.name)
             self._changed = True
-        if isinstance(event, RunStarted | PipelineRetried):
-            self.say("".join(f"{line}\n" for line in messages(event)))
+        for line in messages(event) if isinstance(event, RunStarted | PipelineRetried) else ():
+            self._console.print(Text.from_ansi(clean(line, colours=True)), soft_wrap=True)
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
         with self._lock:
@@ -228,80 +194,29 @@ class LiveView(View):
             self._output.on_unfinished(stage, line)
             self._changed = True
 
-    def say(self, text: str) -> None:
-        """Write a text above the picture, where it stays."""
-        with self._lock:
-            self._said.append(clean(text, colours=True))
-            self._changed = True
-
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Show the picture while the block runs, and then remove it."""
-        with contextlib.redirect_stderr(_Above(self.say)), _continued(self._screen.forget):
+        with self._live:
             self._thread.start()
             try:
                 yield
             finally:
                 self._stop.set()
                 self._thread.join()
-                self._screen.erase(self._take_said())
 
     def _run(self) -> None:
         drawn, size, cost = 0.0, None, 0.0
         while not self._stop.wait(max(INTERVAL, _SHARE * cost)):
-            now, new_size = time.monotonic(), self._size()
+            now, new_size = time.monotonic(), self._console.size
             if self._changed or new_size != size or now - drawn >= IDLE:
-                self._draw(new_size)
+                self._live.refresh()
                 drawn, size, cost = now, new_size, time.monotonic() - now
 
-    def _draw(self, size: os.terminal_size) -> None:
+    def _draw(self) -> Text:
         with self._lock:
             self._changed = False
-            # Leave a column and a line free, for the cursor and for the ^C that a terminal shows.
-            width, height = max(1, size.columns - 1), max(1, size.lines - 1)
-            lines = self._frame(self.run, self._output.tail, width, height, time.time())
-        self._screen.draw(lines, [self._render(line) for line in lines], self._take_said())
-
-    def _render(self, line: Text) -> str:
-        with self._console.capture() as capture:
-            self._console.print(line, end="", soft_wrap=True)
-        return capture.get()
-
-    def _take_said(self) -> str:
-        with self._lock:
-            said, self._said = "".join(self._said), []
-        return said if not said or said.endswith("\n") else f"{said}\n"
-
-
-class _Above(io.TextIOBase):
-    """Replaces stderr: text that is written to it, such as warnings, appears above the picture."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-
-    def write(self, text: str) -> int:
-        self._say(text)
-        return len(text)
-
-
-@contextlib.contextmanager
-def _continued(handle: Callable[[], None]) -> Iterator[None]:
-    """Call ``handle`` when the program continues after Ctrl-Z, because the shell has written below the picture."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    previous = signal.signal(signal.SIGCONT, lambda number, frame: handle())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCONT, previous)
-
-
-def size_of_stderr() -> os.terminal_size:
-    """Return the columns and lines of stderr's terminal; 80 and 24 if they are unknown."""
-    try:
-        size = os.get_terminal_size(sys.__stderr__.fileno() if sys.__stderr__ else 2)
-    except (OSError, ValueError):
-        size = os.terminal_size((0, 0))
-    return os.terminal_size((size.columns or 80, size.lines or 24))
+            # Leave a column and two lines free: for the cursor, and for the ^C that a terminal shows.
+            width, height = max(1, self._console.width - 1), max(1, self._console.height - 2)
+            lines = frame(self.run, self._output.tail, width, height, time.time())
+        return Text("\n").join([*lines, Text()])
