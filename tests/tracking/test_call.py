@@ -31,6 +31,9 @@ def score(loss, train):
 def only(loss):
     return loss
 
+def one(loss: float):
+    return loss
+
 def bad():
     return {"x": print}
 
@@ -115,6 +118,7 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
         (["-m", "functions", "only"], {"prepare": "p1/prepare/e1"}, ["needs 'loss'", "prepare has recorded nothing"]),
         (["-m", "functions", "add"], {"trian": "p1/train/e1"}, ["needs 'left'", "trian has recorded loss, rate"]),
         (["-m", "functions", "only"], {"a": "p1/train/e1", "b": "p1/trial/e0"}, ["several stages recorded: a, b"]),
+        (["-m", "functions", "one"], TRIALS, ["loss of one() is float", "a fan-in: a list of 2", "with list"]),
         (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["p1/prepare/e1"]),
         (["-m", "functions", "bad"], {}, ["what bad() returned cannot be recorded", "'x'", "built-in function print"]),
         (["-m", "functions", "fails"], {}, ["RuntimeError: of the function"]),
@@ -130,3 +134,10 @@ def test_a_refusal_shows_the_value_and_the_way_out(
     with pytest.raises(AssertionError, match=says(*facts)):
         raise AssertionError(done.stderr)
     assert stage(tmp_path / "base", "p1/call/e1").results() == {}
+
+
+@pytest.mark.parametrize(("module", "function"), [("functions", "fails"), ("broken", "add")])
+def test_a_traceback_has_the_frames_of_the_application_alone(tmp_path: Path, module: str, function: str) -> None:
+    lines = call(tmp_path, "-m", module, function).stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert [line.split('"')[1] for line in lines if line.startswith("  File ")] == [str(tmp_path / f"{module}.py")]

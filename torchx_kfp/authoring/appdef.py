@@ -16,6 +16,7 @@ from torchx import specs
 
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.references import check_word
+from torchx_kfp.common.text import shown
 from torchx_kfp.contract.inputs import find_rewritten
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -174,6 +175,11 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
                 f"{name} of {where} contains a pipeline channel. Its value must be known when the pipeline is "
                 "compiled: channels work in entrypoint, args, the values of env, and image."
             )
+    if not isinstance(role.resource, specs.Resource):
+        raise AppDefError(
+            f"resource of {where} is {shown(role.resource)}. Give a Resource of torchx.specs: "
+            "Resource(cpu=2, gpu=0, memMB=4096)."
+        )
     if contains_channel(vars(role.resource)):
         raise ChannelError(
             f"resource of {where} contains a pipeline channel. Set it on the task instead: "

@@ -21,6 +21,7 @@ import importlib
 import inspect
 import json
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -113,7 +114,15 @@ def arguments(function: Callable[..., Any], words: Sequence[str], run: Run | Non
                 f"{name} of {function.__name__}() is {kind.__name__}, but got {shown(text)}: {error}"
             ) from None
     needed = [name for name, (it, _) in parameters.items() if name not in values and it.default is it.empty]
-    return values | _read(function.__name__, needed, run)
+    read = _read(function.__name__, needed, run)
+    for name, value in read.items():
+        of = parameters[name][1]
+        if isinstance(value, list) and of not in (None, list):
+            raise CallError(
+                f"{name} of {function.__name__}() is {of.__name__}, but it is read from a fan-in: a list of "
+                f"{len(value)}. Annotate it with list, or read one stage, such as a stage that chooses."
+            )
+    return values | read
 
 
 def _read(function: str, names: Sequence[str], run: Run | None) -> dict[str, Any]:
@@ -198,6 +207,14 @@ def load(module: str, function: str) -> Callable[..., Any]:
     return getattr(found, function)  # type: ignore[no-any-return]  # of any module
 
 
+def _print_traceback(error: Exception) -> None:
+    """Print an error of the application without the frames that led into it: of this module, and of imports."""
+    trace = error.__traceback__
+    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith((__file__, importlib.__file__, "<")):
+        trace = trace.tb_next
+    traceback.print_exception(error.with_traceback(trace))
+
+
 def main(words: Sequence[str]) -> None:
     """Call the function that the words name: ``-m MODULE FUNCTION NAME=VALUE...``."""
     if len(words) < 3 or words[0] != "-m":
@@ -209,9 +226,12 @@ def main(words: Sequence[str]) -> None:
     try:
         function = load(words[1], words[2])
         values = arguments(function, words[3:], run)
+        returned = function(**values)
     except CallError as error:
         sys.exit(f"torchx-kfp: {error}")
-    returned = function(**values)
+    except Exception as error:
+        _print_traceback(error)
+        sys.exit(1)
     try:
         record(words[2], returned, run)
     except ResultRefusedError as error:
