@@ -208,7 +208,8 @@ class Host:
         if len(found) > 1:
             raise AmbiguousRunError(
                 f"{name!r} means {len(found):,} runs on {self.connection.name}: "
-                f"{listed(_described(run) for run in found)}. Give the beginning of an id."
+                f"{listed(_described(run) for run in found)}. Give the beginning of an id; the "
+                f"newest is {found[0].run_id}."
             )
         return found[0].run_id
 

@@ -311,7 +311,8 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
         return folders[found[0]]
     if found:
         raise AmbiguousRunError(
-            f"{name!r} matches {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the run id."
+            f"{name!r} matches {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the "
+            f"run id; the newest is {found[0]}."
         )
     raise UnknownRunError(
         f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, [LATEST, *folders])} "
