@@ -3,7 +3,6 @@
 # Annotations are not postponed: kfp reads them as types.
 
 import json
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from kfp import dsl
 from torchx.specs import AppDef, Role
 
 from tests.entrypoints.cli.conftest import Call
-from tests.execution.report.runs import tracked
 from tests.programs import Program
 from tests.transcripts.given import compared
 from torchx_kfp import Stages
@@ -28,31 +26,6 @@ def test_a_terminal_dims_what_is_the_same(call: Program, project: Path) -> None:
     assert [words[1] for words in dim] == ["note", "rows", "bound", "optimizer", "seed"]
     plain = call.terminal(200, "compare", "--tracker-base", "base", "one", "two", NO_COLOR="1").read()
     assert "\x1b" not in plain
-
-
-#: The values of a metric's steps, and their curve in one line.
-CURVES: dict[str, list[float]] = {
-    "▁▅█": [1, 2, 3],
-    "▄▄": [5, 5],
-    "▁ █▁█": [0, math.nan, math.inf, -math.inf, 1],
-    "▁█": [-1.7e308, 1.7e308],
-    "▁▂▂▃▄▄▅▅▆▇▇█": [*range(100)],
-    "1": [1],
-    "nan": [math.nan, math.nan],
-}
-
-
-def test_curves_are_one_line(call: Call, project: Path) -> None:
-    stage = tracked(project / "base", "a/s/1")
-    for number, values in enumerate(CURVES.values()):
-        for step, value in enumerate(values):
-            stage.log(step, {f"m{number}": value})
-    stage.flush()
-    lines = call("show", "--tracker-base", "base", "a/s").stdout.splitlines()
-    shown = [line.split(maxsplit=2)[2] for line in lines if line.startswith("steps")]
-    for curve, line in zip(CURVES, shown, strict=True):
-        assert re.match(rf"{curve} " if curve[0] in "▁▄" else r"[\w.]+ at ", line), line
-    assert not set("▁▄█") & {*call("show", "--tracker-base", "base", "a/s", PYTHONIOENCODING="ascii").stdout}
 
 
 @dsl.pipeline(name="coded")

@@ -110,9 +110,9 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     # There are listings of results and of records, and one request for each result.
     requests = s3_server.requests(lambda: call("results", "--tracker-base", s3_base, "a-1"))
     assert len(requests) <= 3 + 6
-    # Listings of what may be called so, of all names, and of when each run was last written.
+    # Listings of what may be called so, of all names, of when each run was last written, and of the attempts of one.
     requests = s3_server.requests(lambda: call("results", "--tracker-base", s3_base, "latest", "--json"))
-    assert sum("list-type" in request for request in requests) == 3
+    assert sum("list-type" in request for request in requests) == 5
     done = call("results", "--tracker-base", f"{s3_base}-missing/x".replace("bucket-", "no-bucket-"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "does not exist. Create it, or name another one. The tracker does not create buckets.\n" in done.stderr

@@ -163,6 +163,8 @@ class Lookup:
                 source = self.on_host(run, **reading)
                 source.read()  # whether it exists: a whole id is not looked up
             except (UnknownRunError, HostError) as other:
+                if not isinstance(error, UnknownRunError) and _is_host_known():
+                    raise  # there are no runs on this machine
                 kind = kind if kind is AmbiguousRunError else type(other)
                 raise kind(f"{error} And on the host: {other}") from None
             return source

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.common.text import UUID, did_you_mean, did_you_mean_path, listed, nearest, printable
+from torchx_kfp.common.text import UUID, did_you_mean_path, listed, most_similar, nearest, printable
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
@@ -160,7 +160,7 @@ class Recorded:
             return Chosen(self.word, ())
         chosen = {key: real for key, real in found.items() if f"{key}/".startswith(f"{whole}/")}
         if not chosen:
-            raise self._unknown(whole, list(found), "Run ids")
+            raise self._unknown(list(found), name, part)
         cached = {real: key for key, real in chosen.items() if key != real}
         _say_cached(name, cached)
         return Chosen(whole, tuple(last_attempts(self.recorder, chosen.values(), whole, self.stages)), cached)
@@ -178,7 +178,7 @@ class Recorded:
         begin, _, part = word.partition("/")
         names = matching_names((begin == LATEST and _newest(self.recorder)) or begin, runs)
         if not names:
-            raise self._unknown(begin, runs, "Runs")
+            raise self._unknown(runs)
         if len(names) > 1:
             end = "beginning" if names[0].startswith(begin) else "end"
             raise UnknownRunError(
@@ -210,13 +210,24 @@ class Recorded:
             return f"{run} has recorded {nothing}: {stages} came from KFP's cache, and KFP does not say from which run."
         return f"{run} has recorded {nothing} under {printable(self.base)}."
 
-    def _unknown(self, name: str, there: Sequence[str], what: str) -> UnknownRunError:
-        """Return the error for a missing run, or part of one; it names those that exist, the most similar first."""
+    def _unknown(self, there: Sequence[str], name: str = "", part: str = "") -> UnknownRunError:
+        """Return the error for a missing run, or a missing part of one, with those that exist, the most similar first.
+
+        Args:
+            there: the runs, or the run ids of the run.
+            name: the run that exists.
+            part: the part of it that does not.
+        """
         from torchx_kfp.execution.pipeline.walk import LATEST
 
-        hint = did_you_mean(name, [other for other in (*there, LATEST) if other != name])
+        whole, rests = f"{name}/{part}" if name else self.word, [key[len(name) + 1 :] for key in there]
+        names = [*(rest.partition("/")[0] for rest in rests), *rests] if name else [LATEST, *there]
+        # "latest" itself does not exist if there are only replays.
+        near = most_similar(part or whole, [each for each in names if each != whole])
+        hint = f" Did you mean {'/'.join(filter(None, [name, near]))!r}?" if near else ""
         return UnknownRunError(
-            f"Nothing is recorded for {name!r} under {self.base!r}.{hint} {what} there: {listed(nearest(name, there))}."
+            f"Nothing is recorded for {whole!r} under {self.base!r}.{hint} {'Run ids' if name else 'Runs'} there: "
+            f"{listed(nearest(whole, there))}."
         )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.common.text import duration
+from torchx_kfp.common.text import UUID, duration
 from torchx_kfp.entrypoints.cli.display.printing import terminal_width
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -20,7 +20,7 @@ _KEYS = (
     "run name pipeline state started seconds done failed running cannot_start resumes schedule scheduled link folder"
 )
 _UNKNOWN: Mapping[str, Any] = dict.fromkeys(_KEYS.split())
-#: The length of the beginning of a host's run id that a terminal shows.
+#: The length of the beginning of a host's run id that a terminal shows: two of its groups.
 _BEGINNING = 13
 
 
@@ -80,8 +80,8 @@ def run_columns() -> tuple[Column, ...]:
 
 def _run(row: Mapping[str, Any]) -> str:
     """Return a run's id; on a terminal, the beginning of a host's, which commands take: the name says more."""
-    is_short = row["folder"] is None and terminal_width() is not None
-    return str(row["run"])[:_BEGINNING].rstrip("-") if is_short else str(row["run"])
+    run = str(row["run"])
+    return run[:_BEGINNING] if UUID.fullmatch(run) and terminal_width() is not None else run
 
 
 def _done(row: Mapping[str, Any]) -> str | None:

@@ -18,8 +18,7 @@ from torchx_kfp.execution.report import figures, formats
 from torchx_kfp.execution.report.graph import counts_of, draw_graph
 from torchx_kfp.execution.report.links import Links
 from torchx_kfp.execution.report.model import RunView, read_tracked
-from torchx_kfp.execution.report.rows import task_tables
-from torchx_kfp.execution.report.searches import find_searches, view_search
+from torchx_kfp.execution.report.rows import find_searches, task_tables, view_search
 from torchx_kfp.execution.report.timeline import draw_timeline
 from torchx_kfp.execution.runs import resume_words, sent_words
 from torchx_kfp.execution.runs.state import StageState

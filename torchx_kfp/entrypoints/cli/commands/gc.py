@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 #: The seconds below which an age may be meant as months.
 _SHORT = 3600.0
-#: The number of names that a message lists, and of runs that a table shows.
-_SHOWN, _ROWS = 10, 40
+#: The number of names that a message lists.
+_SHOWN = 10
 #: Why a run is there that was to go: gc was interrupted, or the run was used meanwhile.
 _REST = "not removed, or only in part: run gc again"
 
@@ -93,8 +92,6 @@ def gc_command(
     what the cache has of them. A run that is running stays, and so does one from which a kept run has taken stages.
     Results that are recorded elsewhere are not touched. On a file system without locks, a run whose end is not recorded
     stays.
-
-    A table shows the newest runs, and sums up the others; JSON has all of them.
     """
     if tracker_base is None and output_dir is None:
         tracker_base = usual_base()
@@ -253,10 +250,6 @@ def _show(sweep: _Sweep, *, dry_run: bool, as_json: bool) -> None:
     below = f"{removed} {', '.join(counts)}."
     if younger := sweep.more.get("younger"):
         below += f" {counted(younger, f'younger {noun}')} kept."
-    if len(rows) > _ROWS:
-        reasons = Counter(_kind(row["reason"]) for row in kept)
-        summed = "".join(f"\n{number:,} {reason}." for reason, number in reasons.most_common())
-        below = f"{counted(len(rows) - _ROWS, f'older {noun}')} not shown: --json has all.\n{below}{summed}"
     columns = (
         Column("run"),
         Column("state", lambda row: row.get("state")),
@@ -266,7 +259,7 @@ def _show(sweep: _Sweep, *, dry_run: bool, as_json: bool) -> None:
         Column("age", lambda row: duration(now - row["modified"]), right=True),
         Column("what", lambda row: _what(row["reason"], dry_run=dry_run)),
     )
-    print_rows(rows[:_ROWS], columns, below=below)
+    print_rows(rows, columns, below=below)
     if codes := sweep.more.get("code"):
         size = sum(code["size"] for code in codes)
         print_text(f"{removed} {counted(len(codes), 'archive')} of code that no run uses any more, {size_text(size)}.")
@@ -276,8 +269,3 @@ def _what(reason: str | None, *, dry_run: bool) -> str:
     if reason is None:
         return "would be removed" if dry_run else "removed"
     return reason if reason == _REST else f"kept: {reason}"
-
-
-def _kind(reason: str) -> str:
-    """Return a reason without what differs from run to run."""
-    return "kept: used by others" if reason.startswith("used by ") else f"kept: {reason.partition(': ')[0]}"

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tarfile
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
 
+from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.common.text import did_you_mean, listed, shown
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
+from torchx_kfp.contract.protocol import workspace_digest, workspace_key
+from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, show_stored
 from torchx_kfp.entrypoints.cli.flags import json_option
-from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 from torchx_kfp.entrypoints.cli.recorded import titled
-from torchx_kfp.errors import ArgumentError, explain
+from torchx_kfp.entrypoints.cli.run_inputs import print_files
+from torchx_kfp.errors import ArgumentError, WorkspaceError, explain
 
 if TYPE_CHECKING:
     from torchx_kfp.entrypoints.cli.recorded import Recorded
+    from torchx_kfp.execution.host.run import HostRun
+    from torchx_kfp.execution.runs.history import RunReader
+    from torchx_kfp.execution.runs.record import RunRecord
     from torchx_kfp.tracking import Artifact
+
+#: What names programs in a bare repository of git, or where it is. Its file ``HEAD`` is in the same folder.
+_NEXT_TO_HEAD = ("config", "commondir", "hooks")
 
 
 @click.command("get")
@@ -51,13 +64,11 @@ def get_command(
     default is code-DIGEST in the current directory. An archive that contains a git repository is refused, because git
     would run the programs that its configuration names; --list still shows the files.
     """
-    from torchx_kfp.entrypoints.cli.code import get_code
-
     if code:
         for name, value in {"--overwrite": overwrite, "--json": as_json, "--tracker-base": lookup.base}.items():
             if value:
                 raise click.UsageError(f"{name} is for artifacts, not for --code.")
-        get_code(run, folder, lookup, only_lists=only_lists)
+        _get_code(run, folder, lookup, only_lists=only_lists)
     elif only_lists or as_json:
         [located] = lookup.locate(run)
         _list(located, as_json=as_json)
@@ -131,3 +142,128 @@ def _read(located: Recorded) -> tuple[str, list[tuple[str, Artifact]]]:
     chosen = located.choose()
     found = located.recorder.records(chosen.keys, "artifacts")
     return chosen.name, [(key, it) for key in chosen.keys for it in found[key].artifacts.values()]
+
+
+def _get_code(run: str, folder: str | None, lookup: Lookup, *, only_lists: bool) -> None:
+    """Write the code of a run, or of one of its stages, into a new folder, and print its name; or list the files.
+
+    Args:
+        run: a word ``RUN[/STAGE]``.
+        folder: the folder. Default: one that is named after the code's digest.
+        lookup: where runs are.
+        only_lists: whether to write nothing.
+
+    Raises:
+        ArgumentError: no code travelled with the run, or the folder is not empty.
+        WorkspaceError: the archive cannot be unpacked.
+    """
+    from torchx_kfp.contract.carried.workspace import members, unpack
+    from torchx_kfp.tracking.recorder import Recorder
+
+    source, part = lookup.find_part(run)
+    stage = part or None
+    record = source.read()
+    say_latest(run, record.run_id)
+    url = _url(source, record, stage)
+    digest = workspace_digest(url)
+    if digest is None:
+        raise ArgumentError(f"{url!r} of the run {record.run_id} does not name a stored workspace.")
+    base = url.removesuffix(f"/{workspace_key(digest)}")
+    lookup.verify_trusted(base, ran_here=record.folder is not None)
+    archive = Recorder.open(record.absolute_base(base)).read_workspace(digest)
+    try:
+        sizes = {member.name: member.size for member in members(archive)}
+    except tarfile.TarError as error:
+        raise WorkspaceError(f"The workspace {url} is not an archive of code: {error}.") from None
+    if (found := _file_of_git(sizes)) and not only_lists:
+        raise WorkspaceError(
+            f"The workspace {url} has {found!r}, of a git repository: git would run the programs that its "
+            "configuration names. See its files with --list."
+        )
+    if only_lists:
+        print_files(sizes, digest, len(archive))
+        return
+    folder = folder or f"code-{digest[:12]}"
+    is_new = not os.path.lexists(folder)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if os.listdir(folder):
+            raise ArgumentError(f"{folder!r} is not empty. Name a new folder, so that nothing is overwritten.")
+    except OSError as error:
+        raise ArgumentError(f"The code cannot be written to {folder!r}: {explain(error)}.") from None
+    is_whole = False
+    try:
+        unpack(archive, os.path.realpath(folder))
+        is_whole = True
+    except (ValueError, RecursionError) as error:
+        raise WorkspaceError(f"The workspace {url} cannot be unpacked: {error}.") from None
+    except OSError as error:
+        raise ArgumentError(f"The code cannot be written to {folder!r}: {explain(error)}.") from None
+    finally:
+        if not is_whole:  # half of the code would be taken for all of it
+            for path in [folder] if is_new else [os.path.join(folder, name) for name in os.listdir(folder)]:
+                remove_tree(path)
+    print_text(folder)
+
+
+def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> str:
+    """Return the URL of the code of a run, or of one of its stages.
+
+    Raises:
+        ArgumentError: it has none, or its stages have different code, or there is no such stage.
+        HostError: the host does not say what the stage was given.
+    """
+    from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
+    from torchx_kfp.execution.pipeline.values import complete_arguments
+    from torchx_kfp.execution.pipeline.walk import known_stages
+
+    if stage is None and (url := record.arguments.get(WORKSPACE)):
+        return str(url)
+    pipeline = record.load()
+    stages = {each.place.name: each for each in known_stages(pipeline, complete_arguments(pipeline, record.arguments))}
+    if stage is None:
+        urls = {name: each.workspace for name, each in stages.items() if workspace_digest(each.workspace)}
+        if len(set(urls.values())) == 1:
+            return next(iter(urls.values()))
+        if urls:
+            names = listed(f"{record.run_id}/{name}" for name in urls)
+            raise ArgumentError(f"The stages of the run {record.run_id} have different code. Name one: {names}.")
+        raise ArgumentError(
+            f"No code travelled with the run {record.run_id}: it was started without --workspace, and its images have "
+            "the code."
+        )
+    wanted = stage.partition("[")[0]
+    found = [name for name in stages if name == wanted or name.rpartition("/")[2] == wanted]
+    if len(found) != 1:
+        what = "is several stages" if found else "is not a stage"
+        raise ArgumentError(
+            f"{stage!r} {what} of the run {record.run_id}.{did_you_mean(wanted, stages)} Stages: "
+            f"{listed(found or stages, 20)}."
+        )
+    url = stages[found[0]].workspace
+    if "{{$" in url:  # of another stage
+        invocation = source.invocation(found[0] + stage[len(wanted) :])
+        container = invocation.component.container
+        words = resolve_command(container.words if container else (), Facts(parameters=dict(invocation.inputs)))
+        url = next(filter(None, workspaces_in(words)), "")
+    if not url:
+        raise ArgumentError(
+            f"No code travelled with the stage {record.run_id}/{found[0]}: it has the code of its image."
+        )
+    return url
+
+
+def _file_of_git(names: Collection[str]) -> str | None:
+    """Return a file of a git repository, which may be a bare one; None if there is none.
+
+    Case does not count, as in the file systems that ignore it.
+    """
+    known = {name.casefold() for name in names}
+    known |= {os.path.dirname(name) for name in known}
+    for name in names:
+        *folders, last = name.casefold().split("/")
+        if ".git" in (*folders, last):
+            return name
+        if last == "head" and any("/".join((*folders, other)) in known for other in _NEXT_TO_HEAD):
+            return name
+    return None

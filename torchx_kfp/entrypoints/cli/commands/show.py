@@ -18,7 +18,6 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     show_results,
     show_stored,
     show_value,
-    sparkline,
     this_command,
 )
 from torchx_kfp.entrypoints.cli.flags import json_option
@@ -54,8 +53,8 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     torchx-kfp show latest/evaluate --lineage
 
     With --lineage, runs are shown with their results and artifacts: in brackets the artifacts that were used, or in
-    parentheses all artifacts of the run if the used ones are unknown. RUN itself is shown with its time, host, image
-    and code. A tree shows the first 20 runs that are read under one alias; JSON has all.
+    parentheses all artifacts of the run if the used ones are unknown. A tree shows the first 20 runs that are read
+    under one alias; JSON has all, and their starts and code.
     """
     from torchx_kfp.entrypoints.cli.lineage import show_lineage
     from torchx_kfp.tracking.store import pipeline_run, run_id_parts
@@ -156,13 +155,12 @@ def _artifact(artifact: Artifact) -> str:
 
 
 def _curve(found: dict[str, Any]) -> str:
-    """Format a curve: ``▇▅▃▂▁  0.1 at 999, min 0.09 at 950, max 2.3 at 0  (1000 values)``."""
-    line = sparkline([point["value"] for point in found["points"]])
+    """Format a curve: ``0.1 at 999, min 0.09 at 950, max 2.3 at 0  (1000 values)``."""
     ends = [
         f"{label}{show_value(found[which]['value'])} at {found[which]['step']}"
         for which, label in (("last", ""), ("min", "min "), ("max", "max "))
     ]
-    return "  ".join(filter(None, [line, ", ".join(ends), f"({counted(found['count'], 'value')})"]))
+    return f"{', '.join(ends)}  ({counted(found['count'], 'value')})"
 
 
 def _search(search: Search) -> Iterator[tuple[str, str]]:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from torchx_kfp.tracking.recorder import StoredFiles
 
 _PROGRAM = "torchx-kfp"
-#: The characters of a sparkline, the lowest first.
-_LEVELS = "▁▂▃▄▅▆▇█"
 #: Descriptors of streams whose readers are gone.
 _discarded: set[int] = set()
 
@@ -200,27 +198,6 @@ def show_value(value: Any) -> str:
     if isinstance(value, bool) or value is None or isinstance(value, Mapping | list):
         return json.dumps(value)
     return str(value)
-
-
-def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Draw the values in at most ``width`` characters; return "" for fewer than two."""
-    if len(values) < 2:
-        return ""
-    parts = min(width, len(values))
-    shown = [values[part * (len(values) - 1) // (parts - 1)] for part in range(parts)]
-    finite = [value for value in shown if math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    # Halve first, because the difference of two large numbers may overflow.
-    room = high / 2 - low / 2
-    most = len(_LEVELS) - 1
-
-    def level(value: float) -> str:
-        if value != value:
-            return " "
-        value = min(high, max(low, value))
-        return _LEVELS[round((value / 2 - low / 2) / room * most) if room else most // 2]
-
-    return "".join(map(level, shown)).rstrip()
 
 
 def is_number(value: Any) -> bool:
