@@ -54,7 +54,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def change(answer: Any, dice: random.Random) -> None:
     """Change some values in an answer."""
     for _ in range(dice.choice((1, 1, 2, 5))):
-        paths = list(places(answer))
+        if not (paths := list(places(answer))):
+            return  # nothing is left of it
         *path, key = dice.choice(paths)
         around = answer
         for step in path:
