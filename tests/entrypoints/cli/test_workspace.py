@@ -432,8 +432,8 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
     runs = sorted((project / "local_outputs").glob("required-*"), key=lambda folder: folder.stat().st_mtime)
     for run, commit in zip(runs, (f"{first} on main, changed", f"{second} on main"), strict=True):
         text = f"(3 files, 20.5 kB), commit {commit}"
-        for words in (["show"], ["show", "--lineage"]):
-            shown = call(*words, f"{run.name}/first").stdout
+        for name in (run.name, f"{run.name}/first"):
+            shown = call("show", name).stdout
             assert re.search(rf"code .*{re.escape(text)}( |\n|, https)", shown), shown
             assert "https://example.com/repo.git" in shown
         assert f"{text}" in call("report", run.name, "-o", "-").stdout
