@@ -23,7 +23,7 @@ _ABOUT = """\
 This is not KFP: it has KFP's API, and its runs are processes of this machine.
 In other terminals, first:"""
 _NEXT = """\
-Then, for example:
+Then, for example, in a project that `torchx-kfp init DIR` has written:
   torchx-kfp submit pipeline.py --workspace . --watch
   torchx-kfp runs
   torchx-kfp schedule create pipeline.py --workspace . --every 1m --name often
