@@ -65,10 +65,17 @@ _PATHS = (
 
 
 def matcher(lines: Iterable[str]) -> Callable[[str], bool]:
-    """Return a test of paths for lines in the syntax of ``.gitignore``."""
+    """Return a test of paths for lines in the syntax of ``.gitignore``: the last one that matches decides."""
     from pathspec import GitIgnoreSpec  # loaded when a workspace is packed
 
-    return GitIgnoreSpec.from_lines(lines).match_file
+    # Its own match_file depends on the engine of regular expressions that is installed: without google-re2, version 1.1
+    # prefers a line for files (!*) to a later one for a folder.
+    patterns = [pattern for pattern in GitIgnoreSpec.from_lines(lines).patterns if pattern.include is not None]
+
+    def matches(path: str) -> bool:
+        return next((bool(it.include) for it in reversed(patterns) if it.match_file(path) is not None), False)
+
+    return matches
 
 
 def credentials_matcher() -> Callable[[str], bool]:
