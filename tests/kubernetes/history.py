@@ -60,10 +60,10 @@ class History:
         with self._lock:
             return self._events[name][-1].object if name in self._events else {}
 
-    def left(self, prefix: str) -> list[str]:
-        """Return the names of the objects that have not been deleted."""
+    def left(self, prefix: str) -> list[Event]:
+        """Return the last events of the objects that have not been deleted."""
         last = {each.uid: each for each in self.events(prefix)}
-        return [each.name for each in last.values() if each.type != "DELETED"]
+        return [each for each in last.values() if each.type != "DELETED"]
 
     def wait_for(self, collection: str, version: int) -> None:
         """Wait until everything is known that happened to the collection until this version."""
