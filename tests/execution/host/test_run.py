@@ -19,8 +19,9 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import HostError, PipelineFileError, UnknownRunError
+from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.host import Host, HostRun, connect
-from torchx_kfp.local import RunFinished, RunStarted, State, load_pipeline
+from torchx_kfp.local import RunFinished, RunStarted, State, Watch, load_pipeline
 
 TRAIN = "from torchx_kfp.tracking import current_run; print('training'); current_run().put(loss=0.25)"
 
@@ -78,6 +79,24 @@ def test_a_run_is_followed_to_its_end(
     assert result["nap"].results is None
     assert (last.corrupt, capsys.readouterr().err) == ((), "")
     assert run.read() is last, "nothing has changed"
+
+
+def test_an_interruption_loses_no_events(
+    host: Host, submit: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a notebook, while results are read from a store that takes long."""
+    run = HostRun(host.connection, submit())
+    last = to_the_end(HostRun(host.connection, run.run_id))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResultReader, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.wait(Watch())
+    assert run.wait(Watch()).state is State.SUCCEEDED
+    assert len(run.read().events) == len(last.events)
 
 
 def test_two_requests_a_poll_while_nothing_changes(kfp_host: KfpHost, host: Host, submit: Callable[..., str]) -> None:

@@ -152,10 +152,7 @@ class HostRun(ReadableRun):
         """
         self.answer = run = self._ask()
         self._load_pipeline(run)
-        events = self._completed(self._new_events(run, self._read_nodes()))
-        for event in events:
-            self._run.on_event(event)
-        self._events += events
+        events = self._take_events(run, self._read_nodes())
         is_running = not run_state(run).is_over
         problems = tuple(filter(None, (self._problem, self._nodes.problem, *self._results.problems)))
         last = self._last
@@ -367,16 +364,21 @@ class HostRun(ReadableRun):
 
     # Events
 
-    def _new_events(self, run: Mapping[str, Any], nodes: Nodes | None) -> list[Event]:
-        """Return what has happened since the last answers, in the order of its times."""
+    def _take_events(self, run: Mapping[str, Any], nodes: Nodes | None) -> list[Event]:
+        """Take and return what has happened since the last answers, in the order of its times."""
         facts = (run.get("state"), run.get("state_history"), run.get("finished_at"), self._pipeline, nodes)
         if facts == self._facts:
             return []
-        self._facts = facts
         self._snapshot = Snapshot.of(run, self._pipeline, nodes, self.link)
         new = changes(self._steps, self._snapshot.steps)
+        events = self._completed([step.event for step in new])
+        # A signal that came before this lets the next answer tell all of it.
+        self._facts = facts
         self._steps |= {step.of: step for step in new}
-        return [step.event for step in new]
+        for event in events:
+            self._run.on_event(event)
+        self._events += events
+        return events
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with what other answers say: log files, results, and why stages have failed."""
