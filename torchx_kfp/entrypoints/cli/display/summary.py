@@ -34,8 +34,8 @@ _ROWS = 10
 _LONGEST = 200
 
 
-class _DetachedError(Exception):
-    """A signal, whose number is the argument, has ended the view of a run, which goes on."""
+class _DetachedError(BaseException):
+    """A signal, whose number is the argument, has ended the view of a run, which goes on. Nothing else handles it."""
 
 
 def attach(source: RunSource, words: Sequence[str], options: ViewOptions) -> None:
