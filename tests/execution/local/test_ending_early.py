@@ -188,6 +188,20 @@ def test_what_may_be_tried_again_has_not_failed_yet(execute, tmp_path):
     assert states(execute(outer, {"folder": str(tmp_path)}, fail_fast=True)) == {"inner/shell": "succeeded"}
 
 
+def test_what_failed_may_not_run_in_another_try(execute_failing, tmp_path):
+    @dsl.pipeline
+    def inner(folder: str):
+        first = shell(script=f"test ! -e {folder}/tried")
+        shell(script=f"touch {folder}/tried; exit 1").after(first)
+
+    @dsl.pipeline
+    def outer(folder: str):
+        inner(folder=folder).set_retry(1, backoff_duration="0s")
+
+    result = execute_failing(outer, {"folder": str(tmp_path)})
+    assert states(result) == {"inner/shell": "failed", "inner/shell-2": "not run"}
+
+
 def waits_for(path):
     """Return a script that goes on when the file exists."""
     return f"while ! test -e {path}; do sleep 0.02; done"

@@ -11,7 +11,7 @@ from kfp import dsl
 from tests.execution.local.components import python, scripts, shell
 from tests.watching import Heard
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local import Lines
+from torchx_kfp.local import Lines, Watch
 
 
 class Stream(io.StringIO):
@@ -183,3 +183,19 @@ for start in range(0, len(text), %d):
     heard = {}
     execute(pipeline, watch=Heard(on_line=lambda stage, line: heard.setdefault(stage, []).append(len(line))))
     assert list(heard.values()) == [[65_536, 65_536, 65_536, 3_392, 65_536, 0]] * 4
+
+
+class Slow(Watch):
+    """Takes longer for lines than a log waits for what others have written."""
+
+    def on_lines(self, stage, lines):
+        time.sleep(3)
+
+
+def test_a_slow_terminal_leaves_the_log_whole(execute):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="echo begin; sleep 0.3; echo end")
+
+    result = execute(pipeline, watch=Slow())
+    assert result.stages[0].log_file.read_text() == "begin\nend\n"

@@ -18,6 +18,7 @@ from torchx_kfp.local import (
     StageFinished,
     StageResult,
     State,
+    attach,
     run,
 )
 
@@ -36,6 +37,7 @@ def test_a_listener_for_lines_that_raises_does_not_hold_up_the_stages(tmp_path):
     assert calls == ["a"]
     assert (tmp_path / "done").exists()
     assert [path.read_text() for path in tmp_path.glob("runs/*/*/log.txt")] == ["a\nb\nc\n"]
+    assert attach(output_dir=tmp_path / "runs").read().run.state is State.SUCCEEDED
 
 
 def test_the_end_by_a_signal_is_told_while_stages_have_their_grace(tmp_path):

@@ -250,20 +250,24 @@ class Attempt(threading.Thread):
 
     def run(self) -> None:
         """Run the attempt to its end, and report its result."""
-        plan = self.plan
+        try:
+            result = self._with_records(self._result())
+        except OSError as error:
+            result = self.plan.result(reason=f"could not be run: {explain(error)}")
+        except Exception as error:  # an exception would end the thread, and the run would wait forever
+            result = self.plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
+        self._on_message(result)
+
+    def _result(self) -> StageResult:
+        """Run the attempt, and return its result without what it recorded."""
         try:
             self._make_folders()
             self._copy_inputs()
             with self._secret_files():
-                result = self._execute(dataclasses.replace(plan, environ=self._environ()), self._start)
-            result = self._with_records(result if result.reason else self._with_outputs(result))
+                result = self._execute(dataclasses.replace(self.plan, environ=self._environ()), self._start)
+            return result if result.reason else self._with_outputs(result)
         except AttemptError as error:
-            result = self._with_records(plan.result(error.exit_code, str(error)))
-        except OSError as error:
-            result = plan.result(reason=f"could not be run: {explain(error)}")
-        except Exception as error:  # an exception would end the thread, and the run would wait forever
-            result = plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
-        self._on_message(result)
+            return self.plan.result(error.exit_code, str(error))
 
     def _make_folders(self) -> None:
         plan, facts = self.plan, self.plan.facts

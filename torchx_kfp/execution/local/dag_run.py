@@ -72,7 +72,7 @@ class TaskRun:
         return retry if retry is not None and self.tries <= retry.count else None
 
     def constants(self, run_id: str) -> dict[str, str]:
-        """Return the placeholders whose values differ by task;"""
+        """Return the placeholders whose values differ by task."""
         uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{self.name}"))
         return {"pipeline_task_name": self.task.display_name, "pipeline_task_uuid": uid}
 

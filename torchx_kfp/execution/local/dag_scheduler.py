@@ -499,7 +499,9 @@ class Scheduler:
             for end in self._earlier.executions(stage.name) if state is State.NOT_RUN else ():
                 if end.name not in self._results:
                     self._report(end, kept=True)
-            if not waiting and stage.name not in self._results:
+            # In another try of a nested pipeline, what failed in an earlier one may not run.
+            known = self._results.get(stage.name)
+            if not waiting and (known is None or known.state is State.FAILED):
                 self._report(StageResult(stage.name, stage.task.name, state, reason=reason))
         run.reason = reason
         self._finish(run, State.CANCELED if canceled else state, {})

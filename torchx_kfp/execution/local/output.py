@@ -21,6 +21,8 @@ _UNFINISHED = 1 << 10
 #: Seconds to wait for more output after its last known writer has ended, and after which a reader looks whether it has.
 _PATIENCE = 2.0
 _LOOK_UP = 1.0
+#: The bytes that a pipe holds at most, unless an administrator has changed that (``pipe-max-size`` of Linux).
+_LARGEST_PIPE = 1 << 20
 
 
 class StageLines:
@@ -76,13 +78,20 @@ class Log:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         try:
-            while not self._is_dropped:
-                if poll.poll(_LOOK_UP * 1000):
-                    data = os.read(self._pipe, _READ_SIZE)
-                    if not data:
+            left = _LARGEST_PIPE
+            while left > 0:
+                if not poll.poll(0 if self._is_dropped else _LOOK_UP * 1000):
+                    if self._is_dropped:
                         break
-                    lines = self._write(data)
-                    self._show(lines, clean_line(self._rest[-_UNFINISHED:]))
+                    continue
+                data = os.read(self._pipe, _READ_SIZE)
+                if not data:
+                    break
+                if self._is_dropped:
+                    # What the stage itself has written is in the pipe; its reader may have been slow.
+                    left -= len(data)
+                lines = self._write(data)
+                self._show(lines, clean_line(self._rest[-_UNFINISHED:]))
             self._show([clean_line(self._rest)] if self._rest else [], "")
         finally:
             os.close(self._pipe)

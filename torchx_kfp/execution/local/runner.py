@@ -291,12 +291,12 @@ def _execute(
         finally:
             # The end of a stage ends the processes that it started; this finds any that were started later.
             kill_marked(run_mark(folder))
-    if lines.error is not None:
-        raise lines.error
     outputs = {**(before.outputs if before else {}), **root.outputs()}
     artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
     end, seconds = State.FAILED if root.failed else State.SUCCEEDED, time.monotonic() - started
     listener(RunFinished(run_id, end, seconds, parameters_of(outputs), artifacts, scheduler.reason))
+    if lines.error is not None:
+        raise lines.error
     return state.result()
 
 

@@ -177,7 +177,7 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
     if event.kept:
         was = f"was {stage.state}" if stage.state is State.SKIPPED else "succeeded"
         return [f"{stage.name} is kept: it {was} before."]
-    if not stage.attempts and not verbose and not stage.state.is_success:
+    if not stage.attempts and not verbose and not (stage.state.is_success or stage.state is State.FAILED):
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))
     lines = [f"{stage.name} {how} ({duration(stage.duration)})." if stage.attempts else f"{stage.name} {how}."]
