@@ -98,10 +98,27 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
 
 
 def test_all_of_a_package_but_not_what_else_is_in_its_folder(tmp_path: Path) -> None:
-    for name in ("__init__.py", "a.py", "inner/__init__.py", "inner/b.py", "data/c.csv", "data/named/d.py"):
+    files = ("__init__.py", "a.py", "inner/__init__.py", "inner/b.py", "data/c.csv", "data-1/d.py", "__pycache__/e.py")
+    for name in files:
         (tmp_path / "package" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "package" / name).touch()
     assert names(tmp_path, "python", "-m", "package") == ["__init__.py", "a.py", "__init__.py", "b.py"]
+
+
+def test_a_namespace_package_may_have_other_files(tmp_path: Path) -> None:
+    for name in ("app/main.py", "app/models/README.md", "app/models/v1/net.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "app" / "main.py").write_text("from app.models.v1 import net")
+    assert names(tmp_path, "python", "-m", "app.main") == ["main.py", "net.py"]
+
+
+def test_an_executable_that_a_script_calls(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("echo 1\n./tool --quiet\n")
+    (tmp_path / "tool").touch()
+    assert names(tmp_path, "sh", "run.sh") == ["run.sh"]
+    (tmp_path / "tool").chmod(0o755)
+    assert sorted(names(tmp_path, "sh", "run.sh")) == ["run.sh", "tool"]
 
 
 def test_all_modules_that_a_command_starts(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 A file is used if something that is used, or the program's command, names it:
 
 - a module, if it is imported, is started (``-m NAME``), or stands there as ``NAME.py``. All modules of this name count,
-  wherever they are, and all of a package, but not its folders of data;
+  wherever they are, and all of a package;
 - any other file of a workspace, if a word of its path stands there: ``open(f"data/{name}.csv")`` names all files that
   have ``data`` or ``csv`` in their paths. All files are used by a program that has a word of ``SEARCHES``: it may use a
   file whose name it does not have;
@@ -44,6 +44,8 @@ _LONGEST = 1 << 20
 _SUFFIXES = ["py", "ipynb", "sh", "bash", "R", "jl", "js", "pl", "rb", "sql", "yaml", "yml", "toml", "ini", "cfg"]
 _CODE = tuple(f".{suffix}" for suffix in _SUFFIXES)
 _MOST_FILES = 2000
+_LONGEST_SCRIPT = 1 << 16
+_NO_PACKAGES = ("__pycache__", "node_modules")
 
 _WORD = re.compile(r"\w+")
 _CONTINUED = re.compile(r"\\\r?\n")
@@ -156,7 +158,7 @@ def code_here(words: Sequence[str], directory: str, python_path: str) -> list[tu
             there, whole = listing(place), place in packages
             paths.update(path for name, path in there.files.items() if whole or name in modules)
             packages.update(path for name, path in there.folders.items() if name in modules)
-            packages.update(path for path in there.folders.values() if whole and not listing(path).is_data)
+            packages.update(path for name, path in there.folders.items() if whole and _is_importable(name))
         for path in paths - tried:
             with contextlib.suppress(OSError, ValueError):  # gone, or not a path
                 status = os.stat(path)
@@ -173,32 +175,35 @@ def code_here(words: Sequence[str], directory: str, python_path: str) -> list[tu
 
 
 class _Folder(NamedTuple):
-    """Python files and folders by the names under which they are imported; ``is_data`` if it has only other files."""
+    """Python files and folders by the names under which they are imported."""
 
     files: Mapping[str, str]
     folders: Mapping[str, str]
-    is_data: bool
+
+
+def _is_importable(name: str) -> bool:
+    """Tell whether a folder may be a package: it needs no file of its own."""
+    return name.isidentifier() and name not in _NO_PACKAGES
 
 
 def _list(folder: str) -> _Folder:
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
-    others = 0
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
                 folders[entry.name] = entry.path
             elif entry.name.endswith(".py"):
                 files[entry.name.removesuffix(".py")] = entry.path
-            else:
-                others += 1
-    return _Folder(files, folders, is_data=bool(others and not files))
+    return _Folder(files, folders)
 
 
 @functools.lru_cache(4096)
 def _names_here(path: str, size: int, changed: int, inode: int) -> _Names:
-    """Return what a file names, which is as these facts say."""
-    return _names_of(_text_of(path))
+    """Return what a file names, which is as these facts say. Each word of a script may be an executable."""
+    names = _names_of(text := _text_of(path))
+    is_script = size <= _LONGEST_SCRIPT and not path.endswith(_PROGRAMS)
+    return names._replace(paths=names.paths.union(_BETWEEN.split(text))) if is_script else names
 
 
 def _text_of(path: str) -> str:
