@@ -54,7 +54,8 @@ def serve(port: int, directory: str) -> None:
         is_over = threading.Event()
         # A handler that raises would interrupt the ends of runs.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: is_over.set())
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, lambda *_: is_over.set())
         with host:
             print_message(_ABOUT)
             print_text(f"export TORCHX_KFP_HOST={host.url} TORCHX_KFP_CONFIG={shlex.quote(os.fspath(settings))}")

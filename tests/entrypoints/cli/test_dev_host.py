@@ -77,6 +77,10 @@ def test_a_request_that_is_not_one_is_refused(host: DevHost, data: bytes) -> Non
             assert "message" in json.loads(error.read())
 
 
+def test_a_query_that_makes_no_sense_is_answered(host: DevHost) -> None:
+    assert status(host, f"{_RUNS}?page_size=abc", Authorization="Bearer right") == 500
+
+
 def test_the_address_has_a_page_that_says_what_it_is(host: DevHost) -> None:
     with urllib.request.urlopen(host.url, timeout=30) as answer:
         assert re.search(says("dev host", "no pages", "watch"), answer.read().decode())

@@ -48,6 +48,8 @@ def test_the_secret_of_the_settings_has_this_machines_values_byte_for_byte(
     monkeypatch.setenv("OF_KEY", os.fsdecode(values["key"]))
     (manifest,) = documents(call("secret", "--namespace", "team").stdout)
     assert {key: base64.b64decode(text) for key, text in manifest.pop("data").items()} == values
+    monkeypatch.setenv("TORCHX_KFP_NAMESPACE", "profile")
+    assert documents(call("secret").stdout)[0]["metadata"]["namespace"] == "profile"
     metadata = {"name": "storage", "namespace": "team"}
     assert manifest == {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 

@@ -17,11 +17,10 @@ from torchx_kfp.entrypoints.cli.flags import refuse_empty
     "--namespace",
     metavar="NAME",
     callback=refuse_empty,
-    default="kubeflow",
-    show_default=True,
+    show_default="that of the settings, or kubeflow",
     help="The namespace of the runs.",
 )
-def secret_command(namespace: str) -> None:
+def secret_command(namespace: str | None) -> None:
     """Print the Secret of the setting storage_secret, with the values of this machine's variables.
 
     Tracked stages of submitted runs get the credentials of their tracker base from it. It is created once in each
@@ -38,7 +37,8 @@ def secret_command(namespace: str) -> None:
     from torchx_kfp.execution.host.settings import read_settings, variable
     from torchx_kfp.execution.host.storage import EXAMPLE_OF_A_SECRET, storage_of
 
-    storage = storage_of(read_settings())
+    settings = read_settings()
+    storage = storage_of(settings)
     if not storage.keys:
         raise click.UsageError(
             f"No secret is named. Give its name and keys: {variable('storage_secret')}='{EXAMPLE_OF_A_SECRET}', or "
@@ -47,5 +47,6 @@ def secret_command(namespace: str) -> None:
     if missing := [name for name in storage.keys if not os.environ.get(name)]:
         raise click.UsageError(f"Set {joined(missing)}, whose values the secret {storage.secret!r} shall have.")
     data = {key: base64.b64encode(os.fsencode(os.environ[name])).decode() for name, key in storage.keys.items()}
-    head = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": storage.secret, "namespace": namespace}}
+    metadata = {"name": storage.secret, "namespace": namespace or settings.namespace or "kubeflow"}
+    head = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
     print_text(yaml.safe_dump({**head, "type": "Opaque", "data": data}, sort_keys=False))

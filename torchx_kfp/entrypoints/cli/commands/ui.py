@@ -16,7 +16,7 @@ import click
 from torchx_kfp.common.extras import require
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
-from torchx_kfp.errors import ArgumentError
+from torchx_kfp.errors import ArgumentError, explain
 
 _ADDRESS = "127.0.0.1"
 
@@ -53,9 +53,8 @@ def ui_command(port: int, no_browser: bool, lookup: Lookup) -> None:
     try:
         server = waitress.create_server(application, host=_ADDRESS, port=port, threads=4, ident="torchx-kfp")
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise ArgumentError(f"The port {port} is in use. Take another one: --port 0 finds one that is free.") from None
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {explain(error)}"
+        raise ArgumentError(f"The port {port} {why}. Take another one: --port 0 finds one that is free.") from None
     address = f"http://{_ADDRESS}:{server.effective_port}/{token}/"
     print_text(address)
     print_message("The page of runs, until Ctrl-C.")
