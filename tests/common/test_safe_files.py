@@ -51,3 +51,10 @@ def test_what_is_no_file_or_folder_is_named_by_its_kind(tmp_path: Path) -> None:
     kinds = {str(path): special_kind(path.lstat().st_mode) for path in (*tmp_path.iterdir(), Path("/dev/null"))}
     assert kinds == {f"{tmp_path}/pipe": "FIFO", f"{tmp_path}/link": "symbolic link", "/dev/null": "device"}
     assert special_kind(tmp_path.stat().st_mode) == ""
+
+
+def test_a_secret_is_for_its_owner_from_the_first_byte_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+    monkeypatch.setattr(os, "fchmod", lambda file, mode: modes.append(os.fstat(file).st_mode & 0o777))
+    write_file(tmp_path / "token", b"secret", permissions=0o600)
+    assert modes == [0o600]

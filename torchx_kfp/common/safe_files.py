@@ -219,7 +219,9 @@ def write_file(
 
 def _write(folder: int, name: str, content: bytes | BinaryIO, durable: bool, permissions: int | None) -> None:
     temporary = temporary_name()
-    with open(os.open(temporary, _CREATE, 0o666, dir_fd=folder), "wb") as file:
+    # From the first byte on: another user could open the file before its mode is changed.
+    mode = 0o666 if permissions is None else permissions & 0o666
+    with open(os.open(temporary, _CREATE, mode, dir_fd=folder), "wb") as file:
         try:
             if isinstance(content, bytes):
                 file.write(content)

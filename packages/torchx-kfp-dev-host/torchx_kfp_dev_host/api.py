@@ -117,7 +117,11 @@ class Api:
         return answer
 
     def _begin(self, run: LocalRun) -> None:
-        run.start(self._folder, self._options)
+        try:
+            run.start(self._folder, self._options)
+        except Exception:
+            del self.runs[run.record.run_id]
+            raise
 
     def _make_run(self, body: Any, experiment: str, **of_record: Any) -> LocalRun:
         """Add the run that a request describes, which does not run yet."""

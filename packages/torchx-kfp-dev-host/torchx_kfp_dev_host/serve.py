@@ -70,7 +70,8 @@ def _own(folder: Path) -> Iterator[None]:
     """Make a host's folder, and keep it for this host."""
     try:
         (folder / "results").mkdir(0o700, parents=True, exist_ok=True)
-        with (folder / "lock").open("w") as lock:
+        folder.chmod(0o700)  # for the user alone, as the token in it
+        with open(os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
     except BlockingIOError:

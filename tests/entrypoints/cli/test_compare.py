@@ -3,6 +3,7 @@
 # Annotations are not postponed: kfp reads them as types.
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.entrypoints.cli.conftest import Call
 from tests.programs import Program
 from tests.transcripts.given import compared
 from torchx_kfp import Stages
+from torchx_kfp.entrypoints.cli.comparison import show_values
 from torchx_kfp.local import Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -80,3 +82,7 @@ def test_the_code_of_runs(codes: Callable[..., str], project: Path, call: Call) 
         archive.unlink()
     gone = call(*words)
     assert (gone.returncode, "not there any more" in gone.stdout) == (0, True), gone
+
+
+def test_numbers_that_no_float_holds_have_a_range() -> None:
+    assert show_values([10**400, math.nan, 1]) == f"1 ... {10**400} (3, 1 nan)"

@@ -112,6 +112,7 @@ OTHERS = [
     "None == 1",
     "inputs",
     "inputs['a']",
+    "... == ...",
 ]
 
 

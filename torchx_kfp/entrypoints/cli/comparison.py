@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,7 +184,7 @@ def show_values(values: Sequence[Any], show: Callable[[Any], str] = show_value) 
     if len(values) == 1:
         return show(values[0])
     if all(map(is_number, values)):
-        ordered = sorted(value for value in values if not math.isnan(value))
+        ordered = sorted(value for value in values if value == value)  # but NaN; an int may be too large for isnan
         nan = len(values) - len(ordered)
         ends = " ... ".join(map(show, dict.fromkeys((ordered[0], ordered[-1])))) if ordered else "nan"
         return f"{ends} ({len(values)}{f', {nan} nan' if nan and ordered else ''})"

@@ -20,6 +20,8 @@ _OPERATORS = {
     ">": operator.gt,
 }
 _EQUALITY = ("==", "!=")
+#: The characters of a comparison; reading more of them could take long.
+_LONGEST = 4000
 _COMPARISON = re.compile(
     r"""\s*(?P<name>[^<>=!]*[^<>=!\s])\s*(?P<operator>[<>]=?|[=!]=)\s*(?P<value>"[^"]*"|'[^']*'|[^\s<>=!"']\S*)\s*"""
 )
@@ -40,7 +42,7 @@ class Condition:
         Raises:
             UsageError: it is something else.
         """
-        found = _COMPARISON.fullmatch(text)
+        found = _COMPARISON.fullmatch(text.strip()) if len(text) <= _LONGEST else None
         if not found:
             raise click.UsageError(
                 f"--where {text!r} is not NAME OPERATOR VALUE, such as 'loss < 0.1' or 'note == \"two words\"'. The "

@@ -17,6 +17,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from torchx_kfp.common.text import shown
+
 # The characters that a condition may have. KFP compiles conditions of a few hundred.
 _MAX_CHARACTERS = 20_000
 _TOKEN = re.compile(
@@ -79,8 +81,8 @@ def select_field(value: Any, selector: str) -> Any:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
-            raise ValueError(f"the loop item {value!r} is not JSON, so it has no fields") from None
+        except (ValueError, RecursionError):
+            raise ValueError(f"the loop item {shown(value)} is not JSON, so it has no fields") from None
     for text in _FIELD.findall(match.group(1)):
         name = json.loads(f'"{text}"')
         if not isinstance(value, dict):
@@ -139,7 +141,7 @@ def _part(node: ast.expr) -> _Part:
             slice=ast.Constant(value=str() as name),
         ):
             return lambda inputs: _input(inputs, name)
-        case ast.Constant(value=value):
+        case ast.Constant(value=str() | bool() | int() | float() as value):
             return lambda _: value
     raise SyntaxError
 

@@ -51,7 +51,9 @@ def ui_command(port: int, no_browser: bool, lookup: Lookup) -> None:
     application = Application(lookup, token)
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # that a request waits is not worth a message
     try:
-        server = waitress.create_server(application, host=_ADDRESS, port=port, threads=4, ident="torchx-kfp")
+        server = waitress.create_server(
+            application, host=_ADDRESS, port=port, threads=4, ident="torchx-kfp", max_request_body_size=1
+        )
     except OSError as error:
         why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {explain(error)}"
         raise ArgumentError(f"The port {port} {why}. Take another one: --port 0 finds one that is free.") from None

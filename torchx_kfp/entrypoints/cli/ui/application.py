@@ -84,10 +84,14 @@ class Application:
             raise _RefusedError(HTTPStatus.NOT_FOUND, "There is no such page; the address of the list ends with /.\n")
         try:
             return pages[name](parse_qsl(environ.get("QUERY_STRING", "")))
+        except _RefusedError:
+            raise
         except (TorchxKfpError, OSError) as error:
             return _fill([str(error)])
         except click.UsageError as error:
             return _fill([error.message])
+        except Exception as error:  # a folder or a host may hold anything
+            return _fill([f"This page cannot be shown: {type(error).__name__}: {error}"])
 
     def _list(self, query: _Query) -> str:
         runs, problems = self._runs.read()
