@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 import threading
 import time
 import uuid
@@ -119,7 +120,7 @@ class Api:
     def _begin(self, run: LocalRun) -> None:
         try:
             run.start(self._folder, self._options)
-        except Exception:
+        except Exception:  # whatever it is: a run that has not begun would never end
             del self.runs[run.record.run_id]
             raise
 
@@ -217,8 +218,11 @@ class Api:
             for recurring in self.recurring.values():
                 own = [run for run in self.runs.values() if run.record.recurring_run_id == recurring.identity]
                 active = sum(run.describe()["state"] not in ("SUCCEEDED", "FAILED") for run in own)
-                if recurring.is_due(now, active):
-                    self.fire(recurring, now)
+                try:
+                    if recurring.is_due(now, active):
+                        self.fire(recurring, now)
+                except Exception as error:  # it cannot start a run: others go on
+                    print(f"The schedule {recurring.identity} starts no run: {error!r}", file=sys.stderr)
 
     def fire(self, recurring: RecurringRun, when: float) -> None:
         """Start a run of a recurring run, as KFP's controller does, for a time."""

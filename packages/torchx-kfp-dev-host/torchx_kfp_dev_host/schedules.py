@@ -43,9 +43,12 @@ class RecurringRun:
         """Check a request and return the recurring run."""
         if not body.get("display_name"):
             raise Refused(400, 3, _BEFORE + "Recurring run name is empty. Please specify a valid name")
+        trigger = body.get("trigger", {})
+        for number in (body.get("max_concurrency"), trigger.get("periodic_schedule", {}).get("interval_second")):
+            if number is not None and not re.fullmatch("[0-9]{1,18}", str(number)):
+                raise Refused(400, 3, f"proto: syntax error: invalid value for int64 type: {number!r}")
         if not 1 <= int(body.get("max_concurrency", 0)) <= 10:
             raise Refused(400, 3, f"{_BEFORE}Max concurrency of a recurring run must be at least 1 and at most 10")
-        trigger = body.get("trigger", {})
         expression = trigger.get("cron_schedule", {}).get("cron")
         if expression is not None and len(expression.split()) != 6 and not expression.startswith("@"):
             # A real host takes the first of five fields for the seconds.

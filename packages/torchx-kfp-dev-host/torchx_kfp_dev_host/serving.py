@@ -39,6 +39,8 @@ class Handler(BaseHTTPRequestHandler):
     """Handles the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
+    #: The seconds after which a connection that says nothing is closed: each has a thread.
+    timeout = 60
     server: Server
     # Nagle's algorithm would delay the body of an answer by 40 ms.
     disable_nagle_algorithm = True
@@ -53,7 +55,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def respond(self) -> None:
         """Answer the request."""
-        self.send(self.answer())
+        try:
+            answer = self.answer()
+        except Exception as error:  # anybody may send anything, such as an Origin that is no URL
+            self.close_connection = True
+            answer = Answer.json(500, {"code": 13, "message": f"{type(error).__name__}: {error}"})
+        self.send(answer)
 
     def answer(self) -> Answer:
         """Return the answer of the host."""

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from torchx_kfp_dev_host import DevHost
 from torchx_kfp_dev_host.api import Api
+from torchx_kfp_dev_host.errors import Refused
 from torchx_kfp_dev_host.runs import LocalRun
 
 import torchx_kfp
@@ -77,8 +79,16 @@ def test_a_request_that_is_not_one_is_refused(host: DevHost, data: bytes) -> Non
             assert "message" in json.loads(error.read())
 
 
-def test_a_query_that_makes_no_sense_is_answered(host: DevHost) -> None:
-    assert status(host, f"{_RUNS}?page_size=abc", Authorization="Bearer right") == 500
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [(f"{_RUNS}?page_size=abc", {}), (_RUNS, {"Origin": "http://["}), (_RUNS, {"Content-Length": "9" * 5001})],
+    ids=["page", "origin", "length"],
+)
+def test_a_request_that_makes_no_sense_is_answered(
+    host: DevHost, path: str, headers: Mapping[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert status(host, path, **{"Authorization": "Bearer right", **headers}) == 500
+    assert capfd.readouterr().err == ""
 
 
 def test_the_address_has_a_page_that_says_what_it_is(host: DevHost) -> None:
@@ -180,3 +190,32 @@ def test_a_schedule_starts_runs_at_intervals(
     before = len(api.runs)
     api.start_due(begun + 9999)
     assert len(api.runs) == before
+
+
+class Broken(Idle):
+    """Cannot be started if it is of the schedule with this name."""
+
+    def start(self, *of_run: Any) -> None:
+        if self.record.display_name.startswith("broken"):
+            raise OSError("no room")
+
+
+def test_a_schedule_that_starts_no_run_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Api, "run", Broken)
+    api = Api(tmp_path, {})
+    body = {
+        "mode": "ENABLE",
+        "max_concurrency": "1",
+        "trigger": {"periodic_schedule": {"interval_second": "60"}},
+        "pipeline_spec": large_pipeline("often", 1),
+    }
+    for name in ("broken", "whole"):
+        api.answer("POST", "/apis/v2beta1/recurringruns", {}, {**body, "display_name": name})
+    api.start_due(time.time() + 90)
+    assert [run.record.display_name.startswith("whole") for run in api.runs.values()] == [True]
+    assert "no room" in capsys.readouterr().err
+    soon = {"periodic_schedule": {"interval_second": "soon"}}
+    with pytest.raises(Refused, match="soon"):
+        api.answer("POST", "/apis/v2beta1/recurringruns", {}, {**body, "display_name": "wrong", "trigger": soon})
