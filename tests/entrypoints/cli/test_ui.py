@@ -215,6 +215,22 @@ def test_a_server_that_only_a_run_names_is_not_asked(call: Program, project: Pat
             server.accept()
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_that_only_a_run_names_is_read_if_it_has_records_of_runs(
+    call: Program, project: Path, tmp_path: Path, scheme: str
+) -> None:
+    """The folder of a run may be somebody else's."""
+    (tmp_path / "private" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "private" / "a" / "b" / "c").write_text('{"salary": 5}')
+    play(project / "local_outputs" / "one", ["train"], tracker_base=f"{scheme}{tmp_path}/private")
+    with served(call) as page:
+        found = page.get()
+        assert (len(found.keys), "salary" in found.text) == (1, False)
+    (tmp_path / "private" / ".torchx_kfp").mkdir()
+    with served(call) as page:
+        assert "salary" in page.get().text
+
+
 def test_runs_on_a_host_are_listed_with_their_records(call: Program, tmp_path: Path) -> None:
     from tests.execution.host.commands import write_pipelines
 

@@ -284,6 +284,7 @@ def usual_base(output_dir: str | None = None) -> str | None:
         output_dir: the directory with the folders of runs on this machine, of which the newest has the base if no
             setting names one; None if only a setting counts.
     """
+    from torchx_kfp.execution.local.executors.mounts import local_path
     from torchx_kfp.execution.pipeline.walk import LATEST
     from torchx_kfp.execution.runs.history import find_run, read_run
 
@@ -294,6 +295,10 @@ def usual_base(output_dir: str | None = None) -> str | None:
             record = read_run(find_run(output_dir, LATEST))
             base, why = Lookup().base_of(record), record.run_id
         except (ArgumentError, TrackerBaseError):
+            return None
+        # The folder of a run may be somebody else's, and name any folder of this machine.
+        place = base if "://" in base else os.path.abspath(base)
+        if (folder := local_path(place)) is not None and not record.bases_among([folder]):
             return None
     if not base:
         return None
