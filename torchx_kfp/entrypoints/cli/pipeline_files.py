@@ -171,7 +171,7 @@ def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_wor
             raise click.exceptions.Exit(0) from None
         said = errors.getvalue().strip().rpartition("error: ")[2]
         raise ArgumentError(f"{target.word}: {said}. Its arguments: {command} -- --help") from None
-    except Exception as error:
+    except Exception as error:  # the component is the user's code
         raise ArgumentError(f"{target.word} cannot be called with these arguments: {error or repr(error)}.") from error
     try:
         return single_stage_pipeline(app, tracked=tracked or has_workspace, has_workspace=has_workspace)
