@@ -306,14 +306,14 @@ except KeyboardInterrupt:
 SLOW = """
 import subprocess, sys, time
 from torchx_kfp.__main__ import main
-from torchx_kfp.execution.local.executors import attached
+from torchx_kfp.execution.local.executors import executor
 
 class Slow(subprocess.Popen):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         time.sleep(1)
 
-attached.subprocess.Popen = Slow
+executor.subprocess.Popen = Slow
 main()
 """
 

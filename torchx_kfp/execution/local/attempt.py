@@ -6,15 +6,18 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import signal
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.safe_files import remove_tree
+from torchx_kfp.common.text import clean_line
 from torchx_kfp.contract.command import decode, set_aside
 from torchx_kfp.contract.protocol import CODE_URL, IMAGE, PIPELINE_RUN, WORKSPACES, is_workspace
 from torchx_kfp.contract.specification import ReplicaCount
@@ -31,8 +34,10 @@ from torchx_kfp.execution.local.executors.executor import (
     Containers,
     Executor,
     RunningStage,
+    Setup,
+    Start,
 )
-from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_mark, start_process
+from torchx_kfp.execution.local.executors.process import RUN_MARK, prepare_process, stage_mark
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, secret_variables
 from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.local.output import Log, StageLines
@@ -51,6 +56,7 @@ from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, parse_
 from torchx_kfp.execution.pipeline.used_files import AllFiles, code_here
 from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
+from torchx_kfp.execution.runs.watch import ending_signals
 from torchx_kfp.tracking.recorder import Recorder
 
 
@@ -69,12 +75,12 @@ class RunContext:
     docker: ContainerExecutor | None = None
     pod_names: PodNames = field(default_factory=PodNames)
 
-    def start(self, plan: AttemptPlan) -> RunningStage:
-        """Start an attempt."""
+    def prepare(self, plan: AttemptPlan, setup: Setup) -> AbstractContextManager[Start]:
+        """Prepare an attempt, as a process or in a container: see ``Executor``."""
         if plan.container is None:
-            return start_process(plan)
+            return prepare_process(plan, setup)
         assert self.docker is not None
-        return self.docker.start(plan)
+        return self.docker.prepare(plan, setup)
 
 
 def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPlan:
@@ -212,7 +218,7 @@ class Attempt(threading.Thread):
     def __init__(
         self,
         plan: AttemptPlan,
-        start: Executor,
+        executor: Executor,
         lines: StageLines,
         on_message: Callable[[StageResult | ReplicaCount], object],
     ) -> None:
@@ -220,19 +226,20 @@ class Attempt(threading.Thread):
 
         Args:
             plan: its plan.
-            start: starts it.
+            executor: prepares and starts it.
             lines: shows its output.
             on_message: is called from its threads with its result, and with each number of running replicas.
         """
         super().__init__(name=plan.pod_name, daemon=True)
         self.plan = plan
-        self._start = start
+        self._executor = executor
         self._lines = lines
         self._on_message = on_message
         self._lock = threading.Lock()
         self._running: RunningStage | None = None
-        #: Whether it was asked to end.
+        #: Whether it was asked to end, and the signals that came while it was being started.
         self._is_ending = False
+        self._early: list[int] = []
 
     def terminate(self, grace: float) -> None:
         """Ask the stage to end within ``grace`` seconds, or prevent its start."""
@@ -264,7 +271,7 @@ class Attempt(threading.Thread):
             self._make_folders()
             self._copy_inputs()
             with self._secret_files():
-                result = self._execute(dataclasses.replace(self.plan, environ=self._environ()), self._start)
+                result = self._execute(dataclasses.replace(self.plan, environ=self._environ()), self._executor)
             return result if result.reason else self._with_outputs(result)
         except AttemptError as error:
             return self.plan.result(error.exit_code, str(error))
@@ -295,8 +302,7 @@ class Attempt(threading.Thread):
                 if self.plan.python is None:
                     raise
                 # A Python component may need only the URI; if it opens the file, it fails by itself.
-                with self.plan.log_file.open("a", encoding="utf-8") as log:
-                    log.write(f"This stage {error}\n")
+                self._say(f"This stage {error}")
 
     @contextlib.contextmanager
     def _secret_files(self) -> Iterator[None]:
@@ -320,26 +326,42 @@ class Attempt(threading.Thread):
 
         def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
             own = dataclasses.replace(plan, command=command, args=(), python=None, environ=environ)
-            return self._execute(own, start_process).exit_code or 0
+            return self._execute(own, prepare_process).exit_code or 0
 
         folder = provide_environment(plan.python.installs, plan.environ, run_command, lambda: self._is_ending)
         return plan.environ if folder is None else activate(folder, plan.environ)
 
-    def _execute(self, plan: AttemptPlan, start: Executor) -> StageResult:
+    def _execute(self, plan: AttemptPlan, executor: Executor) -> StageResult:
         """Run the plan's command to its end, with its output in the log, and return its exit code and the reason."""
-        with self._lock:
-            if self._is_ending:
-                raise AttemptError("was not started: the run was ended")
-            self._running = running = start(plan)
-        log = Log(running.pipe, plan.log_file, self._show)
-        try:
-            code = running.wait(log.closed)
-        finally:
-            log.close()
+        setup = Setup(lambda: self._is_ending, self._say)
+        # In a replay, this thread gets the signals; the scheduler's attempts have others.
+        with executor(plan, setup) as start, ending_signals(self._pass_on):
+            with self._lock:
+                setup.verify_wanted()
+                self._running = running = start()
+            for number in self._early:
+                self._pass_on(number)
+            log = Log(running.pipe, plan.log_file, self._show)
+            try:
+                code = running.wait(log.closed)
+            finally:
+                log.close()
         if code == 0:
             return plan.result(code)
         reason = running.describe(code, "".join(last_lines(plan.log_file, 1)))
         return plan.result(code, f"{reason} ({log.problem})" if log.problem else reason)
+
+    def _pass_on(self, number: int) -> None:
+        if self._running is None:
+            self._early.append(number)
+        else:
+            self._running.send(signal.Signals(number))
+
+    def _say(self, line: str) -> None:
+        """Write a line of the runner itself into the log."""
+        with self.plan.log_file.open("a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
+        self._show([clean_line(line.encode())], "")
 
     def _show(self, lines: Sequence[str], unfinished: str) -> None:
         for count in filter(None, map(ReplicaCount.parse, lines if self.plan.component.facts.replica_roles else ())):

@@ -56,13 +56,17 @@ class Log:
         """Begin to read; ``show`` gets the lines that are complete, and the one that is not."""
         self._pipe = pipe
         self._show = show
-        self._file: BinaryIO | None = path.open("ab", buffering=0)
+        self._file: BinaryIO | None = None
         self._rest = b""
         self._is_dropped = False
         #: Set when the pipe has been read to its end.
         self.closed = threading.Event()
         #: Why the log does not have all of the output, as a clause.
         self.problem = ""
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:  # the process has been started
+            self.problem = f"it has no log: {explain(error)}"
         threading.Thread(target=self._read, name=f"log of {path.parent.name}", daemon=True).start()
 
     def close(self) -> None:

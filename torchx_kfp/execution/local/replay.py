@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,13 @@ from torchx_kfp.contract.protocol import EXIT_CODE
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
 from torchx_kfp.execution.local.attempt import Attempt, RunContext
-from torchx_kfp.execution.local.executors.attached import AttachedContainer, AttachedProcess
-from torchx_kfp.execution.local.executors.executor import AttemptPlan, RunningStage, choose_containers, verify_private
+from torchx_kfp.execution.local.executors.executor import (
+    AttemptPlan,
+    Setup,
+    Start,
+    choose_containers,
+    verify_private,
+)
 from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
@@ -196,7 +202,7 @@ def replay_invocation(
     folder = Path(output_dir or runs or OUTPUT_DIR).absolute() / REPLAYS / run_id
     verify_private(containers, str(folder.parent), None)
     stored = {"replays": invocation.name}
-    watch = Watch()
+    watch = _Notices()
     with (
         connected(containers, run_id) as docker,
         Journal.create(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
@@ -207,6 +213,13 @@ def replay_invocation(
             say(sentence)
         _name_original(plan)
         return _run(plan, context, journal, StageLines(watch))
+
+
+class _Notices(Watch):
+    """Shows what precedes the stage: artifacts that could not be copied, the installation of packages, pulls."""
+
+    def on_lines(self, stage: str, lines: Sequence[str]) -> None:
+        Terminal(sys.stderr).write_lines(lines)
 
 
 def notice(plan: ReplayPlan) -> list[str]:
@@ -306,12 +319,11 @@ def _name_original(plan: ReplayPlan) -> None:
 
 
 def _run(plan: ReplayPlan, context: RunContext, journal: Journal, lines: StageLines) -> ReplayResult:
-    invocation, attempt, docker = plan.invocation, plan.attempt, context.docker
+    invocation, attempt = plan.invocation, plan.attempt
     messages: list[StageResult | ReplicaCount] = []
 
-    def attached(attempt: AttemptPlan) -> RunningStage:
-        words = plan.prepare(attempt)
-        return AttachedProcess(words, attempt) if docker is None else AttachedContainer(docker, attempt, words)
+    def attached(attempt: AttemptPlan, setup: Setup) -> AbstractContextManager[Start]:
+        return context.prepare(dataclasses.replace(attempt, replaces=plan.prepare(attempt)), setup)
 
     began, started = time.time(), time.monotonic()
     arguments = dict(invocation.record.arguments)

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,9 +82,6 @@ class ReplayPlan:
 
     def prepare(self, attempt: AttemptPlan) -> Sequence[str]:
         """Write what the stage's own script would write, and return the words to run."""
-        with contextlib.suppress(FileNotFoundError):
-            # Artifacts that could not be copied, and the installation of packages.
-            sys.stderr.write(attempt.log_file.read_text(encoding="utf-8", errors="replace"))
         if self.run_id:
             Path(attempt.facts.output_files[RUN_ID]).write_text(self.run_id, encoding="utf-8")
         script = Path(self.command_file)

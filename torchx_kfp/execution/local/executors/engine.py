@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,8 @@ MARK_LABEL = "torchx-kfp.folder"
 _PROGRAMS = ("docker", "podman")
 # Seconds to wait for one answer of the engine, which is slow while many containers start.
 _TIMEOUT = 120
+#: Seconds between looks whether a stage was ended.
+POLL = 0.1
 # How the engines begin the sentence that says why.
 _BEGINNINGS = ("Error response from daemon: ", "Error: ", "docker: ")
 # Without it, Podman's containers could have GPUs as well.
@@ -51,14 +55,11 @@ class Engine:
     is_rootless: bool
     has_gpus: bool
 
-    def ask(self, *words: str, environ: Mapping[str, str] | None = None) -> str:
-        """Run the program with these words, and return what it prints.
-
-        Raises:
-            EngineError: it failed, or does not answer.
-            OSError: see ``start``.
-        """
-        return finish(start(self.program, *words, environ=environ), _TIMEOUT)
+    def ask(
+        self, *words: str, environ: Mapping[str, str] | None = None, is_ended: Callable[[], bool] | None = None
+    ) -> str:
+        """Run the program with these words, and return what it prints: see ``ask``."""
+        return ask(self.program, *words, environ=environ, is_ended=is_ended)
 
     def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return what the engine knows of an image or a container; None if there is none of this name."""
@@ -82,35 +83,37 @@ class Engine:
                 self.ask("rm", "--force", "--volumes", *containers)
 
 
-def start(program: str, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a program of an engine with these words; ``finish`` returns what it prints.
+def ask(
+    program: str,
+    *words: str,
+    environ: Mapping[str, str] | None = None,
+    is_ended: Callable[[], bool] | None = None,
+) -> str:
+    """Run a program of an engine with these words, and return what it prints.
+
+    Args:
+        program: its path.
+        words: its words.
+        environ: its variables. Default: those of this process.
+        is_ended: tells whether nobody waits any more; it may then take as long as it likes.
 
     Raises:
+        EngineError: it failed, or does not answer.
         OSError: it cannot be started with these words; ValueError if one has a NUL character.
     """
+    deadline = math.inf if is_ended else time.monotonic() + _TIMEOUT
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # A session of its own: Ctrl-C in a terminal is for this process.
-    return subprocess.Popen(
-        [program, *words],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-
-def finish(process: subprocess.Popen[bytes], timeout: float | None = None) -> str:
-    """Wait for a program of the engine, and return what it prints.
-
-    Raises:
-        EngineError: it failed, or has not ended after these seconds.
-    """
-    with process:
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise EngineError(f"it has not answered for {timeout:.0f} s") from None
+    process: subprocess.Popen[bytes]
+    with subprocess.Popen([program, *words], env=environ, start_new_session=True, **streams) as process:
+        while True:
+            try:
+                output, errors = process.communicate(timeout=POLL if is_ended else _TIMEOUT)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline or (is_ended and is_ended()):
+                    process.kill()
+                    raise EngineError(f"it has not answered for {_TIMEOUT} s") from None
     if process.returncode:
         raise EngineError(_reason(errors.decode("utf-8", "replace")))
     return output.decode("utf-8", "replace")
@@ -138,7 +141,7 @@ def find_engine() -> Engine:
             tried.append(f"- {name}: there is no such program")
             continue
         try:
-            info = json.loads(finish(start(program, "info", "--format", "{{json .}}"), _TIMEOUT))
+            info = json.loads(ask(program, "info", "--format", "{{json .}}"))
             return _engine(program, info)
         except (EngineError, OSError, ValueError) as error:
             tried.append(f"- {name}: {error}")

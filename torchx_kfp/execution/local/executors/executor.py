@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.command import decode
@@ -106,6 +110,8 @@ class AttemptPlan:
     python: PythonComponent | None = None
     #: The container, when it is going to be started; None for a process.
     container: ContainerPlan | None = None
+    #: What runs in place of the command, attached to this process's terminal: a replay.
+    replaces: Sequence[str] | None = None
 
     @property
     def log_file(self) -> Path:
@@ -118,6 +124,8 @@ class AttemptPlan:
     @property
     def process_command(self) -> list[str]:
         """The command of a process. In an image, KFP's own command of a Python component works as it is."""
+        if self.replaces is not None:
+            return [*self.replaces]
         return self.words if self.python is None else self.python.command(str(self.source_file), self.copies)
 
     @property
@@ -179,10 +187,35 @@ class AttemptError(Exception):
         self.exit_code = exit_code
 
 
-class RunningStage(Protocol):
-    """An attempt that was started. Its output is read from ``pipe``, which the reader closes."""
+class RunningStage:
+    """An attempt that was started. Its output is read from ``pipe``, which the reader closes.
 
-    pipe: int
+    The streams of an attached one are those of this process, and its pipe is empty.
+    """
+
+    def __init__(self, words: Sequence[str], *, attached: bool, **options: Any) -> None:
+        """Start the command, in a session of its own unless it is attached.
+
+        Raises:
+            OSError: it cannot be started; ValueError if one of its words contains a NUL character.
+        """
+        self.pipe, write_end = os.pipe()
+        if attached:
+            sys.stdout.flush()
+        else:
+            options |= {
+                "stdin": subprocess.DEVNULL,
+                "stdout": write_end,
+                "stderr": write_end,
+                "start_new_session": True,
+            }
+        try:
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(words, **options)
+        except BaseException:
+            os.close(self.pipe)
+            raise
+        finally:
+            os.close(write_end)
 
     def wait(self, output_closed: threading.Event) -> int:
         """Wait for its end, and return its exit code, negative for a signal.
@@ -193,15 +226,44 @@ class RunningStage(Protocol):
         Raises:
             AttemptError: it could not be started after all, or was lost.
         """
+        raise NotImplementedError
 
     def terminate(self, grace: float) -> None:
         """Ask it to end within ``grace`` seconds, and return at once."""
+        self.send(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill it, and return at once."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, and return at once."""
+        raise NotImplementedError
 
     def describe(self, code: int, last_line: str) -> str:
         """Describe how an attempt with this exit code, and this last line of its log, ended."""
+        return describe_end(code, last_line, here=True)
+
+
+def is_terminal(stream: Any) -> bool:
+    """Tell whether a stream of this process is a terminal."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the preparation of an attempt may ask: whether it was ended meanwhile, and to write a line into its log."""
+
+    is_ended: Callable[[], bool]
+    say: Callable[[str], None]
+
+    def verify_wanted(self) -> None:
+        """Raise AttemptError if the attempt was ended."""
+        if self.is_ended():
+            raise AttemptError("was not started: the run was ended")
 
 
 def describe_end(code: int, last_line: str, *, here: bool) -> str:
@@ -227,9 +289,11 @@ def describe_end(code: int, last_line: str, *, here: bool) -> str:
     return f"{describe_exit(code)}{why and ': '}{why}"
 
 
-#: Starts an attempt and returns at once: slow work belongs in ``RunningStage.wait``. It is called in many threads, and
-#: raises AttemptError if the attempt cannot be started.
-Executor = Callable[[AttemptPlan], RunningStage]
+#: Starts an attempt that is prepared. It returns at once, or raises AttemptError.
+Start = Callable[[], RunningStage]
+#: Prepares an attempt, which may take long, and clears up behind it. It is called in many threads, and raises
+#: AttemptError if the attempt cannot be started.
+Executor = Callable[[AttemptPlan, Setup], AbstractContextManager[Start]]
 
 
 @dataclass(frozen=True)

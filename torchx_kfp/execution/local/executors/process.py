@@ -15,7 +15,6 @@ import errno
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,7 +29,9 @@ from torchx_kfp.execution.local.executors.executor import (
     AttemptError,
     AttemptPlan,
     RunningStage,
-    describe_end,
+    Setup,
+    Start,
+    is_terminal,
 )
 
 # Seconds for which killing is repeated, in case processes were being started at the same time. A killed process needs
@@ -40,38 +41,29 @@ _KILL_SECONDS = 5.0
 _READ_SIZE = 1 << 16
 
 
-class StageProcess:
-    """A running process. Its output is read from ``pipe``."""
+class StageProcess(RunningStage):
+    """A process, with everything that it starts. An attached one stays in this process's group and session."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], directory: Path) -> None:
-        """Start the command; the last part of ``RUN_MARK`` in its environment belongs to this process only.
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], directory: Path, *, attached: bool) -> None:
+        """Start it; the last part of ``RUN_MARK`` in its environment belongs to this process only.
 
         Raises:
-            OSError: it cannot be started.
-            ValueError: one of its words contains a NUL character.
+            AttemptError: there is no such command, or it cannot be started with these words.
         """
-        read_end, write_end = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(environ),
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
-        self.pipe = read_end
-        self._mark = environ.get(RUN_MARK, "").rpartition(":")[2]
+            super().__init__(words, attached=attached, env=dict(environ), cwd=directory)
+        except (OSError, ValueError) as error:
+            raise start_error(words, error) from None
+        pid, is_marked = self.process.pid, _has_mark(environ.get(RUN_MARK, "").rpartition(":")[2])
+        in_session = (lambda _: False) if attached else _in_session(pid)
+        self._is_other = lambda other: other != pid and (in_session(other) or is_marked(other))
+        # Processes that are asked to end: whoever has left the session does as it likes.
+        self._is_asked = self._is_other if attached else in_session
+        self._attached = attached
         # The program that starts an application again passes SIGTERM on, and no process is to get it twice: the others
         # are asked to end when the program has ended.
-        self._alone = decode(command).retries > 0
-        self._lock = threading.Lock()
+        self._alone = decode(words).retries > 0
+        self._lock = threading.RLock()  # a signal handler may take it once more
         self._stop_at: float | None = None
 
     def wait(self, output_closed: threading.Event) -> int:
@@ -80,51 +72,42 @@ class StageProcess:
         Args:
             output_closed: an event that is set when no process holds the output open any more.
         """
-        pid = self._process.pid
         # The process is not reaped yet, so its id and its session cannot belong to another one.
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         if self._stop_at is not None:
             # The other processes of the session have the rest of the time to end.
             if self._alone:
-                for other in _living(_in_session(pid)):
+                for other in _living(self._is_asked):
                     _send(other, signal.SIGTERM)
             output_closed.wait(max(0.0, self._stop_at - time.monotonic()))
-        in_session, is_marked = _in_session(pid), _has_mark(self._mark)
-        _kill_all(lambda other: in_session(other) or is_marked(other))
+        _kill_all(self._is_other)
         with self._lock:
-            return self._process.wait()
+            return self.process.wait()
 
     def terminate(self, grace: float) -> None:
         """Ask all processes of the stage to end within ``grace`` seconds."""
         self._stop_at = time.monotonic() + grace
-        self._signal(signal.SIGTERM, alone=self._alone)
+        self.send(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill all processes of the stage."""
         self._stop_at = time.monotonic()
-        self._signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
 
-    def describe(self, code: int, last_line: str) -> str:
-        """Describe how a process with this exit code, and this last line of its log, ended."""
-        return describe_end(code, last_line, here=True)
-
-    def _signal(self, number: signal.Signals, *, alone: bool = False) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the stage that have not had it."""
+        if self._attached and number is signal.SIGINT and is_terminal(sys.stdin):
+            return  # the terminal has sent it to the whole process group
         with self._lock:
-            if self._process.returncode is None:
-                leader = self._process.pid
-                for pid in (leader, *(() if alone else _living(_in_session(leader)))):
+            if self.process.returncode is None:
+                alone = self._alone and number is signal.SIGTERM
+                for pid in (self.process.pid, *(() if alone else _living(self._is_asked))):
                     _send(pid, number)
 
 
 def kill_marked(mark: str) -> None:
     """Kill every process, except this one, that has the mark of a run or stage in its environment."""
     _kill_all(_has_mark(mark))
-
-
-def signal_marked(mark: str, number: signal.Signals) -> None:
-    """Send a signal to every process, except this one, that has the mark of a run or stage in its environment."""
-    for pid in _living(_has_mark(mark)):
-        _send(pid, number)
 
 
 def _kill_all(is_wanted: Callable[[int], bool]) -> None:
@@ -185,16 +168,12 @@ def _living(is_wanted: Callable[[int], bool]) -> Iterator[int]:
                         yield pid
 
 
-def start_process(attempt: AttemptPlan) -> RunningStage:
-    """Start an attempt as a process of this machine.
-
-    Raises:
-        AttemptError: there is no such command, or it cannot be started with these words.
-    """
-    try:
-        return StageProcess(attempt.process_command, attempt.environ, attempt.directory)
-    except (OSError, ValueError) as error:
-        raise start_error(attempt.process_command, error) from None
+@contextlib.contextmanager
+def prepare_process(attempt: AttemptPlan, setup: Setup) -> Iterator[Start]:
+    """Prepare an attempt as a process of this machine, which needs nothing."""
+    yield lambda: StageProcess(
+        attempt.process_command, attempt.environ, attempt.directory, attached=attempt.replaces is not None
+    )
 
 
 def start_error(command: Sequence[str], error: Exception) -> AttemptError:
