@@ -436,16 +436,16 @@ def test_a_second_call_finishes_the_removal(
         for run in ("one~", "two~"):
             put(base, f"{run}/train/1", f"{run}/train/2", f"metadata:{run}/train/1", f"sources:{run}/train/2")
         age(base)
-        rename = os.rename
+        unlink = os.unlink
         count = iter(range(100))
 
-        def fail(*given: Any, count: Any = count, after: int = after, rename: Any = rename, **options: Any) -> None:
+        def fail(*given: Any, count: Any = count, after: int = after, unlink: Any = unlink, **options: Any) -> None:
             if next(count) >= after:
                 raise error
-            rename(*given, **options)
+            unlink(*given, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "rename", fail)
+            patch.setattr(os, "unlink", fail)
             done = inside("gc", "--tracker-base", str(base), "--yes", "--older-than", "30d")
             # A program waits for the pool's threads when it ends; here, they would go on beside the second call.
             for thread in threading.enumerate():
@@ -503,15 +503,15 @@ def test_runs_of_other_users_do_not_keep_the_others(
 ) -> None:
     put(tmp_path, "mine~/train/1", "others~/train/1", "yours~/train/1", "metadata:others~/train/1")
     age(tmp_path)
-    rename = os.rename
+    unlink = os.unlink
 
-    def refuse(*names: str, src_dir_fd: int, dst_dir_fd: int) -> None:
-        if "/others-" in os.readlink(f"/proc/self/fd/{src_dir_fd}"):
+    def refuse(name: str, *, dir_fd: int) -> None:
+        if "/others-" in os.readlink(f"/proc/self/fd/{dir_fd}"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        rename(*names, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        unlink(name, dir_fd=dir_fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", refuse)
+        patch.setattr(os, "unlink", refuse)
         done = inside("gc", "--tracker-base", str(tmp_path), "--yes", "--older-than", "30d")
     assert done.returncode == 1
     assert "No permission to remove" in done.stderr

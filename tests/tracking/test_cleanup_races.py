@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from dev.benchmarks.load import attack
 from torchx_kfp.contract.protocol import workspace_key
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, cleanup
 from torchx_kfp.tracking.cleanup import find_old_runs, find_unused_code, remove_code, remove_runs
 from torchx_kfp.tracking.store import File
@@ -45,25 +48,40 @@ def test_a_file_that_was_written_since_it_was_seen_stays(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("newer", [False, True])
-def test_a_file_that_is_written_in_the_instant_of_its_removal_stays(
-    newer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_put_waits_for_the_instant_of_a_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody finds the key without results after the put."""
     store = FsspecResultTracker(tmp_path).store
     store.write("run/train/1", b"{}")
     (seen,) = store.list_files()
-    rename = os.rename
+    writer = threading.Thread(target=store.write, args=("run/train/1", b'{"a": 1}'))
+    unlink = os.unlink
 
     def late(*given: Any, **options: Any) -> None:
-        store.write("run/train/1", b'{"a": 1}')
-        rename(*given, **options)
-        if newer:
-            store.write("run/train/1", b'{"a": 2}')
+        writer.start()
+        writer.join(0.2)
+        assert store.read("run/train/1") == b"{}"
+        unlink(*given, **options)
 
-    monkeypatch.setattr("os.rename", late)
-    assert not store.remove(seen)
-    assert store.read("run/train/1") == (b'{"a": 2}' if newer else b'{"a": 1}')
+    with monkeypatch.context() as patch:
+        patch.setattr("os.unlink", late)
+        assert store.remove(seen)
+    writer.join()
+    assert store.read("run/train/1") == b'{"a": 1}'
     assert os.listdir(tmp_path / "run/train") == ["1"]
+
+
+def test_a_folder_that_a_stranger_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may lock its run's folder: the run stays, and nobody waits forever."""
+    monkeypatch.setattr("torchx_kfp.common.safe_files._LOCK_SECONDS", 0.1)
+    store = FsspecResultTracker(tmp_path).store
+    store.write("run/train/1", b"{}")
+    stranger = os.open(tmp_path / "run/train", os.O_RDONLY)
+    fcntl.flock(stranger, fcntl.LOCK_EX)
+    assert not store.remove(store.list_files()[0])
+    with pytest.raises(TrackerError):
+        store.write("run/train/1", b"{}")
+    os.close(stranger)
+    assert store.remove(store.list_files()[0])
 
 
 def test_a_run_is_listed_again_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
