@@ -53,17 +53,3 @@ def test_the_importer_takes_a_parameter_of_its_own_pipeline(uri: Any, source: An
     assert importer["metadata"] == {"framework": "none"}
     taken = tasks["deploy"]["inputs"]["artifacts"]["model"]["taskOutputArtifact"]
     assert taken == {"producerTask": "artifact-from-uri", "outputArtifactKey": "Output"}
-
-
-def test_two_of_one_pipeline() -> None:
-    def pipeline(one: str, two: str) -> None:
-        deploy(model=artifact_from_uri(one, dsl.Model))
-        artifact_from_uri(two, dsl.Dataset)
-
-    spec, _ = load(compile_pipeline(pipeline))
-    titles = {
-        name: component["outputDefinitions"]["artifacts"]["Output"]["artifactType"]["schemaTitle"]
-        for name, component in spec["components"].items()
-        if name.startswith("comp-artifact-from-uri")
-    }
-    assert sorted(titles.values()) == ["system.Dataset", "system.Model"]

@@ -107,17 +107,3 @@ def test_long_names_are_told_apart(tmp_path: Path) -> None:
     assert names_of("UPPER.case-ok_1", tmp_path) == ("UPPER.case-ok_1", "upper-case-ok-1")
     for first, second in zip(*(names_of("x" * 100 + end, tmp_path) for end in "ab"), strict=True):
         assert first != second
-
-
-def test_a_stage_that_is_not_cached_says_so() -> None:
-    component = component_from_app(make_app("component"), cache=False)
-
-    def pipeline() -> None:
-        task_from_app(make_app("never"), cache=False)
-        task_from_app(make_app("always"))
-        component()
-
-    spec, _ = load(compile_pipeline(pipeline))
-    tasks = spec["root"]["dag"]["tasks"]
-    enabled = {name: task["cachingOptions"].get("enableCache", False) for name, task in tasks.items()}
-    assert enabled == {"never": False, "always": True, "component": False}

@@ -112,17 +112,6 @@ def test_items_have_the_type_of_all_of_them() -> None:
     assert declared_types(mixed) == {"item_a": "STRING"}
 
 
-def test_an_image_in_text_is_an_input_of_its_own() -> None:
-    """The backend's driver replaces an image that contains a placeholder with its value, and drops the text."""
-    spec, _ = load(compile_pipeline(env_image_and_entrypoint))
-    executors = spec["deploymentSpec"]["executors"]
-    images = [executors[f"exec-use{suffix}"]["container"]["image"] for suffix in ("", "-2", "-3")]
-    text = "image_image_level_int"
-    assert images == ["{{$.inputs.parameters['image']}}", f"{{{{$.inputs.parameters['{text}']}}}}", images[0]]
-    value = spec["root"]["dag"]["tasks"]["use-2"]["inputs"]["parameters"][text]["runtimeValue"]["constant"]
-    assert value == "repo/{{$.inputs.parameters['image']}}:{{$.inputs.parameters['level_int']}}"
-
-
 def test_an_entrypoint_that_is_a_channel_is_not_the_first_word() -> None:
     """Older backends do not fill placeholders into a command's first element."""
     spec, _ = load(compile_pipeline(env_image_and_entrypoint))

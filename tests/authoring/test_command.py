@@ -158,24 +158,6 @@ def test_parents_in_the_environment(shells: Path, tmp_path: Path, parents: dict[
     assert list(run.parents) == list(parents)
 
 
-def test_a_fan_in_as_every_engine_writes_lists(shells: Path, tmp_path: Path) -> None:
-    def pipeline(ids: list, tracker_base: str = "/tmp/results") -> None:
-        task_from_app(make_app(entrypoint="env", args=["-0"]), tracker_base=tracker_base, reads={"trials": ids})
-
-    compiled = compile_pipeline(pipeline)
-    for ids in (json.dumps(["r/a/1", "r/b/2"]), '["r/a/1","r/b/2"]'):
-        environ = tracked_container(compiled, "train", tmp_path, trials=ids).environment(shells)
-        assert json.loads(environ["TORCHX_PARENT_RUN_IDS"]) == {"trials": ["r/a/1", "r/b/2"]}
-        assert environ["TORCHX_PARENT_RUN_ID"] == "r/a/1"
-
-
-def test_the_exit_code_is_the_applications(shells: Path, tmp_path: Path) -> None:
-    for code in (0, 1, 7, 255):
-        assert stage_container(tmp_path, entrypoint="sh", args=["-c", f"exit {code}"]).run(shells).returncode == code
-    done = stage_container(tmp_path, entrypoint="no-such-program").run(shells)
-    assert (done.returncode, b"no-such-program" in done.stderr) == (127, True)
-
-
 def test_the_application_is_the_process_itself(shells: Path, tmp_path: Path) -> None:
     """Signals reach it: there is no process in between, whatever encoding and variables came before."""
     program = (

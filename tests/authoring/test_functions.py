@@ -126,27 +126,6 @@ def test_values_of_every_type_arrive(tmp_path: Path) -> None:
     }
 
 
-def test_every_input_is_passed_defaults_too() -> None:
-    component = component_from_function(train)
-    spec, _ = load(compile_pipeline(lambda: component(lr=0.5, image="i") and None))
-    passed = spec["root"]["dag"]["tasks"]["show"]["inputs"]["parameters"]
-    assert {name: value["runtimeValue"]["constant"] for name, value in passed.items()} == {
-        "lr": 0.5,
-        "epochs": 3.0,
-        "verbose": False,
-        "image": "i",
-    }
-
-
-def test_an_input_that_nothing_uses_is_there() -> None:
-    def unused(seed: int = 1) -> specs.AppDef:
-        return show("x")
-
-    component = component_from_function(unused)
-    spec, _ = load(compile_pipeline(lambda: component(seed=2) and None))
-    assert "seed" in spec["components"]["comp-show"]["inputDefinitions"]["parameters"]
-
-
 def test_star_args_are_constants() -> None:
     component = component_from_function(show, args=["a b", "$$"])
     assert set(inputs_of(component)) == {"image"}
@@ -161,98 +140,39 @@ def test_a_default_of_none_stays_none() -> None:
     assert "me" in component_from_function(optional, name="me").component_spec.implementation.container.command
 
 
-def test_the_file_of_a_component_is_loaded_again(tmp_path: Path) -> None:
-    path = tmp_path / "train.yaml"
-    compiler.Compiler().compile(component_from_function(train, results={"accuracy": float}), str(path))
-    loaded = components.load_component_from_file(str(path))
-    assert inputs_of(loaded) == {"tracker_base": ("String", None), **inputs_of(component_from_function(train))}
-    assert set(loaded.component_spec.outputs) == {"run_id", "accuracy", "metrics"}
-
-
-@pytest.mark.usual
-def test_a_tracked_component(tmp_path: Path) -> None:
-    def record(value: float) -> specs.AppDef:
-        code = "import sys; from torchx_kfp.tracking import current_run as r; r().put(accuracy=float(sys.argv[1]))"
-        role = specs.Role("record", "image:1", entrypoint="python", args=["-c", code, f"{value}"])
-        return specs.AppDef("record", roles=[role])
-
-    first = component_from_function(record, results={"accuracy": float})
-    second = component_from_function(record, reads=["before"])
-
-    @dsl.pipeline
-    def pipeline(tracker_base: str) -> float:
-        before = first(tracker_base=tracker_base, value=0.75)
-        second(tracker_base=tracker_base, value=before.outputs["accuracy"], before=before.outputs["run_id"])
-        return before.outputs["accuracy"]
-
-    done = local.run(pipeline, {"tracker_base": str(tmp_path / "t")}, output_dir=tmp_path / "runs", watch=Watch())
-    done.raise_for_failure()
-    assert done.outputs == {"Output": 0.75}
-
-
 # TorchX's own
 
-
-@pytest.mark.parametrize(
-    ("function", "constants", "inputs"),
-    [
-        (utils.echo, {"num_replicas": 1}, {"msg", "image"}),
-        (utils.touch, {}, {"file", "image"}),
-        (
-            utils.sh,
-            {"args": ["echo", "it's"], "num_replicas": 1, "cpu": 1, "gpu": 0, "memMB": 64, "max_retries": 0},
-            {"image"},
-        ),
-        (
-            utils.python,
-            {"m": "app", "args": ["--x"], "name": "app", "num_replicas": 1, "cpu": 1, "gpu": 0, "memMB": 64},
-            {"image"},
-        ),
-        (utils.copy, {}, {"src", "dst", "image"}),
-        (utils.booth, {}, {"x1", "x2", "trial_idx", "tracker_base", "image"}),
-        (
-            dist.ddp,
-            {
-                "script": "train.py",
-                "script_args": ["--lr", "0.1"],
-                "j": "1x2",
-                "name": "train",
-                "cpu": 2,
-                "gpu": 0,
-                "memMB": 64,
-                "max_retries": 0,
-                "rdzv_port": 29500,
-                "rdzv_backend": "c10d",
-                "debug": False,
-            },
-            {"image", "tee"},
-        ),
-    ],
-)
-def test_torchxs_components(function: Callable[..., specs.AppDef], constants: dict[str, Any], inputs: set[str]) -> None:
-    component = component_from_function(function, **constants)
-    assert set(inputs_of(component)) - {"rdzv_conf"} == inputs
-    assert component.component_spec.description
-    values = {
-        name: {"String": "x", "Float": 1.5, "Integer": 2}[kind] for name, (kind, _) in inputs_of(component).items()
-    }
-    compile_pipeline(lambda: component(**values) and None)
+#: Components of TorchX, what is needed to call them, and the inputs that their components have.
+TORCHX: list[tuple[Callable[..., specs.AppDef], dict[str, Any], set[str]]] = [
+    (utils.echo, {}, {"msg", "image"}),
+    (utils.touch, {}, {"file", "image"}),
+    (utils.sh, {"args": ["echo", "it's"]}, {"image"}),
+    (utils.python, {"m": "app", "args": ["--x"]}, {"image"}),
+    (utils.copy, {}, {"src", "dst", "image"}),
+    (utils.booth, {}, {"x1", "x2", "trial_idx", "tracker_base", "image"}),
+    (dist.ddp, {"script": "train.py", "script_args": ["--lr", "0.1"], "j": "1x2"}, {"image", "tee"}),
+]
 
 
-@pytest.mark.parametrize("function", [utils.echo, utils.sh, utils.python, dist.ddp])
-def test_the_error_has_the_call_that_works(function: Callable[..., specs.AppDef]) -> None:
-    needed = {utils.python: {"m": "app"}, dist.ddp: {"script": "train.py", "j": "1x1"}}.get(function, {})
+@pytest.mark.parametrize(("function", "needed", "inputs"), TORCHX)
+def test_components_of_torchx_are_made_with_the_call_in_the_error(
+    function: Callable[..., specs.AppDef], needed: dict[str, Any], inputs: set[str]
+) -> None:
     call: Callable[[], Any] = functools.partial(component_from_function, function, **needed)
     names = {"component_from_function": component_from_function, function.__name__: function}
-    made = None
+    component = None
     for _ in range(8):  # one for each line that needs a value
         try:
-            made = call()
+            component = call()
             break
         except AppDefError as error:
             text = str(error).rpartition("Give them as constants: ")[2].rstrip(".")
             call = functools.partial(eval, text, names)
-    assert made
+    assert set(inputs_of(component)) - {"rdzv_conf"} == inputs
+    values = {
+        name: {"String": "x", "Float": 1.5, "Integer": 2}[kind] for name, (kind, _) in inputs_of(component).items()
+    }
+    compile_pipeline(lambda: component(**values) and None)
 
 
 # What is rejected

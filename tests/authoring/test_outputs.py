@@ -11,7 +11,7 @@ from kfp import dsl
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, compile_stage, load, make_app
 from tests.authoring.kfp_engines import container_of, containers
-from torchx_kfp import component_from_app, publish_results, task_from_app
+from torchx_kfp import component_from_app, task_from_app
 
 pytestmark = pytest.mark.versions
 
@@ -60,12 +60,6 @@ def test_each_declared_result_and_artifact_is_an_output() -> None:
 def test_metrics_alone(options: dict[str, Any]) -> None:
     outputs = definitions(stage(**options))
     assert (list(outputs["parameters"]), list(outputs["artifacts"])) == (["run_id"], ["metrics"])
-
-
-def test_without_a_declaration_nothing_is_carried() -> None:
-    compiled = stage()
-    assert "artifacts" not in definitions(compiled)
-    assert "python3" not in compiled
 
 
 def test_outputs_by_the_name_that_is_recorded() -> None:
@@ -226,28 +220,3 @@ def test_ui_metadata_is_written_as_it_is(shells: Path, tmp_path: Path, tracked: 
 def test_ui_metadata_as_the_retired_adapter_took_it() -> None:
     component = component_from_app(make_app("train"), UI)
     assert set(component.component_spec.outputs) == {"mlpipeline_ui_metadata"}
-
-
-# publish_results
-
-
-def test_publish_results_is_a_stage_of_its_own() -> None:
-    def pipeline(tracker_base: str = "/tmp/results", run_id: str = "a/b/c") -> None:
-        train = task_from_app(make_app("train"), tracker_base=tracker_base)
-        publish_results(train, {"accuracy": float}, image="publisher:1", artifacts={"model": dsl.Model})
-        shown = publish_results(run_id, {"loss": float}, image="publisher:1", tracker_base=tracker_base, name="show")
-        task_from_app(make_app("use"), tracker_base=tracker_base, reads={"train": shown})
-
-    compiled = compile_pipeline(pipeline)
-    spec, _ = load(compiled)
-    outputs = definitions(compiled, "comp-publish-train")
-    assert set(outputs["parameters"]) == {"run_id", "accuracy"}
-    assert set(outputs["artifacts"]) == {"metrics", "model"}
-    assert spec["deploymentSpec"]["executors"]["exec-publish-train"]["container"]["image"] == "publisher:1"
-    tasks = spec["root"]["dag"]["tasks"]
-    inputs = tasks["publish-train"]["inputs"]["parameters"]
-    assert inputs["stage"]["taskOutputParameter"] == {"outputParameterKey": "run_id", "producerTask": "train"}
-    assert inputs["tracker_base"]["componentInputParameter"] == "tracker_base"
-    assert tasks["show"]["inputs"]["parameters"]["stage"]["componentInputParameter"] == "run_id"
-    source = tasks["use"]["inputs"]["parameters"]["train"]["taskOutputParameter"]
-    assert source == {"outputParameterKey": "run_id", "producerTask": "show"}

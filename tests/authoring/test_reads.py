@@ -37,25 +37,6 @@ def parents(pipeline: Callable[..., Any], folder: Path, name: str = "read") -> d
     return dict(json.loads(found))
 
 
-def test_dependencies_follow_from_what_is_read() -> None:
-    def pipeline() -> None:
-        prepare = stage(make_app("prepare"))
-        train = stage(make_app("train"), reads=prepare)
-        stage(make_app("evaluate"), reads=[prepare, train])
-        stage(make_app("read", args=[f"--parent={train.outputs['run_id']}"]), reads={"model": train})
-
-    spec, _ = load(compile_pipeline(pipeline))
-    tasks = spec["root"]["dag"]["tasks"]
-    assert "dependentTasks" not in tasks["prepare"]
-    assert tasks["train"]["dependentTasks"] == ["prepare"]
-    assert tasks["evaluate"]["dependentTasks"] == ["prepare", "train"]
-    assert tasks["evaluate"]["inputs"]["parameters"]["reads_2"] == {
-        "taskOutputParameter": {"producerTask": "train", "outputParameterKey": "run_id"}
-    }
-    # A channel that is read and used is one input.
-    assert set(spec["components"]["comp-read"]["inputDefinitions"]["parameters"]) == {"model", "stage"}
-
-
 @pytest.mark.parametrize(
     ("reads", "alias"),
     [

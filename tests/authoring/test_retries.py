@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.authoring.apps import compile_pipeline, compile_stage, make_app
-from tests.authoring.kfp_engines import Container, containers
+from tests.authoring.kfp_engines import Container
 from tests.authoring.test_command import stage_container
-from torchx_kfp import task_from_app
 
 #: Prints its run id, and fails until it has been started as often as its argument says.
 FAILS = 'echo "$TORCHX_JOB_ID"; echo >>"$1"; [ "$(wc -l <"$1")" -ge "$2" ] || exit 7'
@@ -96,17 +94,3 @@ def test_a_signal_ends_an_application_between_two_attempts(shells: Path, tmp_pat
         done = container.run(shells)
         assert done.returncode in (3, 128 + signal.SIGTERM)
         assert b"attempt" not in done.stderr
-
-
-def test_retries_cost_nothing_in_a_level() -> None:
-    """Stages of one shape share their container, and so the program in it. KFP does not retry as well."""
-
-    def pipeline(tracker_base: str) -> None:
-        for name in "ab":
-            task_from_app(make_app(name, args=["{{x}}", name], max_retries=2), tracker_base=tracker_base)
-
-    compiled = compile_pipeline(pipeline)
-    a, b = containers(compiled).values()
-    assert a == b
-    assert a != next(iter(containers(compile_stage(make_app("a", args=["{{x}}", "a"]))).values()))
-    assert "retryPolicy" not in compiled

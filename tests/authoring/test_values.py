@@ -60,16 +60,6 @@ def test_what_stays_in_the_container() -> None:
     assert rest[6:] == ["python", "-m", "--lr", "", "", "", "", "x" * 257, "two\nlines", "é", "", "a b\\", "c|d"]
 
 
-def test_long_command_lines_stay_as_they_are() -> None:
-    def pipeline(tracker_base: str = "/tmp/results") -> None:
-        first = task_from_app(make_app("first"), tracker_base=tracker_base)
-        task_from_app(make_app(args=["word"] * 300), tracker_base=tracker_base, reads=first)
-
-    compiled = compile_pipeline(pipeline)
-    assert constants(compiled)["train"] == {"stage": "train|first"}
-    assert containers(compiled)["train"]["command"][-300:] == ["word"] * 300
-
-
 def test_names_of_stages_arrive(shells: Path, tmp_path: Path) -> None:
     names = ["My Train", "é $$ {{x}}", 'a"b\\', "\x7f$(HOME)", *HOSTILE[:3]]
 
