@@ -136,7 +136,11 @@ def static_channels() -> list[AppDef]:
 
 
 FIELDS: list[Row] = [
-    (lambda: Stages(tracker_base=5), "tracker_base is 5 (int)", "must be a string or a channel"),
+    (
+        inside(lambda _: Stages(tracker_base=5).task(make_app())),
+        "tracker_base is 5 (int)",
+        "must be a string or a channel",
+    ),
     (lambda: component_from_app("train"), "'train'", "(str)", "component", "function"),
     (lambda: component_from_app(make_app), "(function)", "make_app(...)", "component_from_function(make_app)"),
     (lambda: component_from_app(AppDef("train")), "'train'", "no roles", "AppDef(name=..., roles=[Role(...)])"),

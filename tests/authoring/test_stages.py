@@ -17,7 +17,7 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.authoring.options import SharedOptions, StageOptions
+from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
@@ -101,7 +101,7 @@ def test_a_component_compiles_its_pipeline_once() -> None:
 
 def test_help_lists_all_options() -> None:
     _, *parameters = inspect.signature(task_from_app).parameters.values()
-    documented = f"{SharedOptions.__doc__}{StageOptions.__doc__}"
+    documented = str(StageOptions.__doc__)
     for each in parameters:
         assert re.search(rf"^        {each.name}: [\w`]", documented, re.MULTILINE), each.name
     defaults = {each.name: each.default for each in parameters if each.default is not None}
@@ -112,7 +112,6 @@ def test_help_lists_all_options() -> None:
     "call",
     [
         lambda: Stages(result=1),
-        lambda: Stages(engine="job"),
         lambda: Stages().with_options(cach=1),
         lambda: Stages().task(make_app(), result={}),
         lambda: task_from_app(make_app(), may_fial=True),
@@ -121,7 +120,7 @@ def test_help_lists_all_options() -> None:
     ],
 )
 def test_unknown_options_are_errors(call: Any) -> None:
-    with pytest.raises(TypeError, match=r"unexpected keyword argument '(result|engine|cach|may_fial|names|nam)'"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument '(result|cach|may_fial|names|nam)'"):
         call()
 
 

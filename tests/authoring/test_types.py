@@ -81,7 +81,6 @@ def wrong(tracker_base: str) -> None:
     STAGES.task(APP, engine=["job"])  # wrong: arg-type
     STAGES.task(APP, engine="job", replicas="2")  # wrong: arg-type
     STAGES.task(APP, engine="job", replicas={"train": 1.5})  # wrong: dict-item
-    Stages(engine="job")  # wrong: call-arg
     engines.Job(succeeds_with="train")  # wrong: call-arg
     engines.Job(logs="some")  # wrong: arg-type
     engines.JobSet(ttl="1h")  # wrong: arg-type

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,15 +13,12 @@ from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class, structures
 
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT
-from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.plan import StagePlan
-from torchx_kfp.authoring.reads import TaskStage, TrackerBase, remember_stage
-from torchx_kfp.authoring.references import PYTHON_TYPES
+from torchx_kfp.authoring.reads import StageOutputs, TrackerBase
+from torchx_kfp.authoring.references import PYTHON_TYPES, Reference
 from torchx_kfp.common.sdk import refuse_operations
-from torchx_kfp.common.text import did_you_mean
-from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
+from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
-from torchx_kfp.errors import UnknownNameError
 
 refuse_operations()
 
@@ -33,8 +30,8 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
     itself, this component is a pipeline with one task; loaded from that file, it is used like any other component.
     """
 
-    def __init__(self, plan: StagePlan) -> None:
-        made = _container_component(plan)
+    def __init__(self, plan: StagePlan, name: str | None = None) -> None:
+        made = _container_component(plan, name or plan.component)
         super().__init__(made.component_spec, made.pipeline_func)
         self._plan = plan
 
@@ -44,8 +41,10 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
 
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
         # The backend of KFP 2.17 does not fill in placeholders for inputs that have only their defaults.
-        task = super().__call__(*args, **{**_defaults(self._plan), **inputs, **_fixed(self._plan)})
-        return _configure(task, self._plan, inputs.get(TRACKER_BASE_PARAMETER))
+        given = {**_defaults(self._plan), **inputs, **_fixed(self._plan)}
+        base = self._plan.tracker_base
+        base = given.get(TRACKER_BASE_PARAMETER) if isinstance(base, Reference) else base
+        return _configure(super().__call__(*args, **given), self._plan, base)
 
     @property
     def pipeline_spec(self) -> Any:
@@ -58,32 +57,9 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         return self._pipeline.platform_spec
 
 
-class StageOutputs(dict[str, Any]):
-    """The outputs of a stage, by KFP's names or by the names with which results are recorded."""
-
-    def __init__(self, outputs: Mapping[str, Any], stage: str) -> None:
-        super().__init__(outputs)
-        self.stage = stage
-
-    def __missing__(self, name: object) -> Any:
-        if isinstance(name, str) and output_name(name) in self:
-            return self[output_name(name)]
-        if name == RUN_ID:
-            raise UnknownNameError(
-                f"The stage {self.stage!r} has no output {RUN_ID!r}, because it is not tracked. Pass a tracker_base to "
-                "its task_from_app, or tracked=True to its component_from_function."
-            )
-        raise UnknownNameError(
-            f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(name, self)} Its outputs: "
-            f"{', '.join(map(repr, self)) or 'none'}. To make a result or an artifact an output, declare it where the "
-            "stage is made: results={'accuracy': float}."
-        )
-
-
-def make_task(plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
+def make_task(plan: StagePlan) -> dsl.PipelineTask:
     """Make a task from the stage, in the pipeline that is being defined."""
-    arguments = {name: planned.argument for name, planned in plan.inputs.items()}
-    return _configure(_container_component(plan)(**arguments), plan, tracker_base)
+    return StageComponent(plan)(**{name: planned.argument for name, planned in plan.inputs.items()})
 
 
 def component_yaml(component: StageComponent) -> str:
@@ -94,7 +70,7 @@ def component_yaml(component: StageComponent) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def _container_component(plan: StagePlan, name: str | None = None) -> Any:
+def _container_component(plan: StagePlan, name: str) -> Any:
     """Make the container component. KFP reads name, description, inputs and outputs from a function's signature."""
     outputs = [
         _parameter(output, dsl.Output[kind] if issubclass(kind, dsl.Artifact) else dsl.OutputPath(kind))
@@ -106,7 +82,7 @@ def _container_component(plan: StagePlan, name: str | None = None) -> Any:
     has_sections = "\n" in plan.description
     component = dsl.container_component(
         _function(
-            name or plan.component,
+            name,
             plan.description if has_sections else None,
             [*_inputs(plan), *config, *outputs],
             lambda *_: dsl.ContainerSpec(image=plan.image, command=list(plan.command)),
@@ -126,9 +102,8 @@ def _pipeline_of(plan: StagePlan) -> Any:
 
     def body(*inputs: Any) -> Any:
         # If it had the pipeline's name, KFP would load the file as the bare container.
-        component = _container_component(plan, f"{plan.component}-stage")
-        given = dict(zip((parameter.name for parameter in parameters), inputs, strict=True))
-        task = _configure(component(**_fixed(plan), **given), plan)
+        component = StageComponent(plan, f"{plan.component}-stage")
+        task = component(**dict(zip((parameter.name for parameter in parameters), inputs, strict=True)))
         return outputs(**{name: task.outputs[name] for name in plan.outputs}) if plan.outputs else None
 
     parameters = [parameter for parameter in _inputs(plan) if parameter.name not in _fixed(plan)]
@@ -177,13 +152,12 @@ def _function(
     return function
 
 
-def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
+def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None) -> dsl.PipelineTask:
     """Set the task's resources, retries and settings for Kubernetes, and return the task."""
-    remember_stage(task, TaskStage(plan.name, tracker_base))
+    task._outputs = StageOutputs(task._outputs, plan.name, tracker_base)
     if task.state.name == "FINAL":
         # This was called outside a pipeline, with kfp.local: the task has already run, and nothing below applies.
         return task
-    task._outputs = StageOutputs(task._outputs, plan.name)
     pod = plan.pod
     if pod.cpu or pod.memory or pod.accelerator:
         # KFP's setters do the same, but look up the whole stack in source files, and in 2.14 refuse most counts.

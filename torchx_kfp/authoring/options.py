@@ -1,4 +1,4 @@
-"""The options of stages, each in one place: those that stages can share, and those of one stage."""
+"""The options of stages, each in one place."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Replicas = int | Channel | Mapping[str, "int | Channel"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SharedOptions:
-    """The options that stages can share: see ``Stages``.
+class StageOptions:
+    """The options of a stage. ``Stages`` have those that several stages share.
 
     Attributes:
         tracker_base: the fsspec URL or directory in which results are stored, or a channel for one. With None, the
@@ -40,33 +40,6 @@ class SharedOptions:
             (``torchx.pytorch.org/app-name``, ``app.kubernetes.io/name`` and others). They take about 1.5 kB of the
             1 MiB that Argo allows for a run. KFP and Argo always label pods with the run and the workflow;
             ``kubernetes.add_pod_label`` adds single labels.
-    """
-
-    tracker_base: TrackerBase | None = None
-    workspace: Workspace | None = None
-    trackers: Trackers | None = None
-    secrets: Secrets | None = None
-    cache: bool = True
-    inline: bool = True
-    labels: bool = False
-
-    def __post_init__(self) -> None:
-        for name, option in self.__dataclass_fields__.items():
-            if isinstance(option.default, bool) and not isinstance(value := getattr(self, name), bool):
-                raise AppDefError(
-                    f"{name} is {value!r}, but must be True or False: it is needed when the pipeline is compiled."
-                )
-        # Later changes of the caller's dicts have no effect.
-        object.__setattr__(self, "secrets", parse_secrets(self.secrets))
-        if self.trackers is not None:
-            object.__setattr__(self, "trackers", dict(self.trackers))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StageOptions(SharedOptions):
-    """The options of one stage: those that it shares with others, and its own.
-
-    Attributes:
         reads: the stages whose results this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a
             task, ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
         results: results that become output parameters, {name: int, float, bool, str, list or dict}. KFP also shows all
@@ -91,6 +64,13 @@ class StageOptions(SharedOptions):
         ui_metadata: KFP v1's UI metadata, a constant. It becomes the artifact ``mlpipeline_ui_metadata``.
     """
 
+    tracker_base: TrackerBase | None = None
+    workspace: Workspace | None = None
+    trackers: Trackers | None = None
+    secrets: Secrets | None = None
+    cache: bool = True
+    inline: bool = True
+    labels: bool = False
     reads: Reads | None = None
     results: Results | None = None
     artifacts: Artifacts | None = None
@@ -102,10 +82,18 @@ class StageOptions(SharedOptions):
     ui_metadata: UiMetadata | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for name, option in self.__dataclass_fields__.items():
+            if isinstance(option.default, bool) and not isinstance(value := getattr(self, name), bool):
+                raise AppDefError(
+                    f"{name} is {value!r}, but must be True or False: it is needed when the pipeline is compiled."
+                )
         given = self.inputs
         if isinstance(given, str) or not all(isinstance(one, str) and one and ":" not in one for one in given):
             raise AppDefError(f"inputs is {given!r}. Give patterns of files without ':', such as ['data/*.csv'].")
+        # Later changes of the caller's dicts have no effect.
+        object.__setattr__(self, "secrets", parse_secrets(self.secrets))
+        if self.trackers is not None:
+            object.__setattr__(self, "trackers", dict(self.trackers))
 
     @property
     def publishing(self) -> list[str]:

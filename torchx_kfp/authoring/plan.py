@@ -16,7 +16,7 @@ from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import parse_outputs, parse_ui_metadata
-from torchx_kfp.authoring.reads import is_list, parse_reads, parse_tracker_base
+from torchx_kfp.authoring.reads import TrackerBase, is_list, parse_reads, parse_tracker_base
 from torchx_kfp.authoring.references import Reference, Text
 from torchx_kfp.authoring.replicas import launcher
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables
@@ -33,14 +33,16 @@ class StagePlan:
     """The facts about a stage from which its KFP component and task are made.
 
     ``name`` is the stage's name as it was given, ``component`` its name in KFP. ``image`` and ``command`` are text for
-    KFP. ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` are
-    variables that name fields of the pod, and ``secrets`` maps secrets to their keys and variables.
+    KFP. ``tracker_base`` is the option; for a component, a reference to its input. ``outputs`` maps names to the Python
+    types of parameters, or to classes of artifacts. ``field_paths`` are variables that name fields of the pod, and
+    ``secrets`` maps secrets to their keys and variables.
     """
 
     name: str
     component: str
     description: str
     image: str
+    tracker_base: TrackerBase | None
     command: tuple[str, ...]
     inputs: Mapping[str, Input]
     outputs: Mapping[str, type]
@@ -167,6 +169,7 @@ def _plan(
         component=component_name(name),
         description=description,
         image=image,
+        tracker_base=options.tracker_base,
         command=command.encode(
             component_digest(describe(inputs.planned, outputs)),
             words,

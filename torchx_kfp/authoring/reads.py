@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from kfp import dsl
 from kfp.dsl import pipeline_channel
@@ -18,9 +16,11 @@ from torchx_kfp.authoring.channels import (
     parse,
     parse_checked,
 )
+from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.references import Channel, PipelineTask, Reference, Text, check_word
+from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten
-from torchx_kfp.errors import ReadsError, TrackerError
+from torchx_kfp.errors import ReadsError, TrackerError, UnknownNameError
 from torchx_kfp.tracking.tracker import check_tracker_base
 
 #: An fsspec URL, a directory, or a channel for one of these.
@@ -31,15 +31,36 @@ Readable = PipelineTask | Channel | str
 Reads = PipelineTask | Channel | Iterable[PipelineTask | Channel] | Mapping[str, Readable | Sequence[Readable]]
 
 
-@dataclass(frozen=True)
-class TaskStage:
-    """Facts about a stage that its task does not have: its name as it was given, and its tracker base."""
+class StageOutputs(dict[str, Any]):
+    """The outputs of a stage's task, by KFP's names or by the names with which results are recorded.
 
-    name: str
-    tracker_base: TrackerBase | None = None
+    They also have what else is known of the stage: its name as it was given, and its tracker base.
+    """
+
+    def __init__(self, outputs: Mapping[str, Any], stage: str, tracker_base: TrackerBase | None) -> None:
+        super().__init__(outputs)
+        self.stage = stage
+        self.tracker_base = tracker_base
+
+    def __missing__(self, name: object) -> Any:
+        if isinstance(name, str) and output_name(name) in self:
+            return self[output_name(name)]
+        if name == RUN_ID:
+            raise UnknownNameError(
+                f"The stage {self.stage!r} has no output {RUN_ID!r}, because it is not tracked. Pass a tracker_base to "
+                "its task_from_app, or tracked=True to its component_from_function."
+            )
+        raise UnknownNameError(
+            f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(name, self)} Its outputs: "
+            f"{', '.join(map(repr, self)) or 'none'}. To make a result or an artifact an output, declare it where the "
+            "stage is made: results={'accuracy': float}."
+        )
 
 
-_STAGES: WeakKeyDictionary[dsl.PipelineTask, TaskStage] = WeakKeyDictionary()
+def outputs_of(what: object) -> StageOutputs | None:
+    """Return the outputs of a stage's task; None for anything else."""
+    outputs = what.outputs if isinstance(what, dsl.PipelineTask) else None
+    return outputs if isinstance(outputs, StageOutputs) else None
 
 
 #: What an alias stands for: a run id as text, a reference to one or to a list of them, or several of these.
@@ -49,16 +70,6 @@ ReadSource = Reference | str | Text
 def is_list(source: ReadSource) -> bool:
     """Tell whether an alias stands for several stages."""
     return isinstance(source, tuple) or (isinstance(source, Reference) and source.type == "LIST")
-
-
-def remember_stage(task: dsl.PipelineTask, stage: TaskStage) -> None:
-    """Remember which stage the task is. The stage's name is its default alias when it is read."""
-    _STAGES[task] = stage
-
-
-def stage_of(what: object) -> TaskStage | None:
-    """Return the stage of a task; None for anything else."""
-    return _STAGES.get(what) if isinstance(what, dsl.PipelineTask) else None
 
 
 def parse_reads(reads: object) -> dict[str, ReadSource]:
@@ -81,8 +92,8 @@ def parse_reads(reads: object) -> dict[str, ReadSource]:
                 f"reads has {_show(what)}, which is not a task. Pass the task itself: reads=task. If this is a run id, "
                 "give it an alias: reads={'train': ...}."
             )
-        stage = stage_of(task)
-        alias = stage.name if stage else str(task.component_spec.name)
+        stage = outputs_of(task)
+        alias = stage.stage if stage is not None else str(task.component_spec.name)
         if alias in sources:
             raise ReadsError(
                 f"reads has two stages named {alias!r}. Give each its own alias: "

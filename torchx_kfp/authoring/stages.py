@@ -13,27 +13,25 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.authoring import emit
-from torchx_kfp.authoring.application import parse_workspace
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import is_input_name
-from torchx_kfp.authoring.options import SharedOptions, StageOptions
+from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import Artifacts, Results, UiMetadata
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.python import function_app, returned_results
-from torchx_kfp.authoring.reads import Readable, check_alias, parse_tracker_base, stage_of
+from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
 from torchx_kfp.authoring.references import Channel, Reference, parameter
-from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.signatures import with_keywords
-from torchx_kfp.common.text import did_you_mean, listed
+from torchx_kfp.common.text import listed
 from torchx_kfp.contract.command import METRICS, UI_METADATA
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
 
-#: The shared options of a task that publishes results.
+#: The options of a task that publishes results.
 _OF_PUBLISHER = ("cache", "inline", "secrets", "tracker_base")
 _Options = ParamSpec("_Options")
 _Result = TypeVar("_Result")
@@ -47,8 +45,8 @@ def _takes(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stages(SharedOptions):
-    """The options that the stages of a pipeline share.
+class Stages(StageOptions):
+    """The options that the stages of a pipeline share: any of ``StageOptions``.
 
     In a pipeline function::
 
@@ -67,19 +65,7 @@ class Stages(SharedOptions):
 
     An option that is passed to a method replaces the shared one. ``Stages`` are immutable; ``with_options`` returns new
     ones.
-
-    Raises:
-        ReadsError: the tracker base is neither text nor a channel for text.
-        AppDefError: the secrets or the trackers are malformed.
-        ChannelError: a pipeline channel is used where its value cannot be filled in.
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Errors point to the line that passes the options.
-        parse_tracker_base(self.tracker_base)
-        parse_workspace(self.workspace)
-        tracker_env(self.trackers)
 
     def with_options(self, **options: Any) -> Stages:
         """Return ``Stages`` that also share these options. An option replaces the one with the same name."""
@@ -93,7 +79,7 @@ class Stages(SharedOptions):
 
         Args:
             app: an AppDef. With several roles or replicas, it needs an engine.
-            options: those of ``StageOptions``: the shared ones and the stage's own.
+            options: those of ``StageOptions``.
 
         Returns:
             The task. A tracked one has the output ``run_id`` and one output for each declared result and artifact. In
@@ -106,7 +92,7 @@ class Stages(SharedOptions):
             ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
             OutputsError: a result or an artifact cannot be an output of KFP.
         """
-        stage = self._options("task", options)
+        stage = replace(self, **options)
         if stage.tracker_base is None:
             for what in (*(["reads"] if stage.reads else []), *stage.publishing):
                 raise ReadsError(
@@ -114,7 +100,7 @@ class Stages(SharedOptions):
                     f"{what}=...), or task_from_app(app, tracker_base=..., {what}=...)."
                 )
         check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
-        return emit.make_task(plan_stage(app, stage), stage.tracker_base)
+        return emit.make_task(plan_stage(app, stage))
 
     def python(
         self,
@@ -196,15 +182,15 @@ class Stages(SharedOptions):
             ChannelError: a channel is used where its value cannot be filled in.
         """
         check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
-        if unknown := sorted(shared.keys() - _OF_PUBLISHER):
-            raise TypeError(f"publish() got an unexpected keyword argument {unknown[0]!r}")
-        own = {"results": {} if results is None else results, "artifacts": artifacts, "name": name}
-        stage = self._options("publish", {**own, "reads": {"stage": task}, **shared})
-        known = stage_of(task)
-        if stage.tracker_base is None and known is not None:
-            stage = replace(stage, tracker_base=known.tracker_base)
-        plan = plan_publisher(stage, f"publish-{known.name}" if known else "publish", image)
-        return emit.make_task(plan, stage.tracker_base)
+        given = {option: shared.pop(option, getattr(self, option)) for option in _OF_PUBLISHER}
+        if shared:
+            raise TypeError(f"publish() got an unexpected keyword argument {min(shared)!r}")
+        known = outputs_of(task)
+        if given["tracker_base"] is None and known is not None:
+            given["tracker_base"] = known.tracker_base
+        declared = {} if results is None else results
+        stage = StageOptions(reads={"stage": task}, results=declared, artifacts=artifacts, name=name, **given)
+        return emit.make_task(plan_publisher(stage, f"publish-{known.stage}" if known else "publish", image))
 
     def component(
         self,
@@ -268,15 +254,6 @@ class Stages(SharedOptions):
             self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(fn))
         )
 
-    def _options(self, method: str, own: Mapping[str, Any]) -> StageOptions:
-        known = StageOptions.__dataclass_fields__
-        for name in own:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise TypeError(f"{method}() got an unexpected keyword argument {name!r}.{hint}")
-        shared = {name: getattr(self, name) for name in SharedOptions.__dataclass_fields__}
-        return StageOptions(**{**shared, **own})
-
     def _plan_component(
         self,
         app: specs.AppDef,
@@ -290,7 +267,7 @@ class Stages(SharedOptions):
 
         ``parameters`` are further inputs, which the AppDef may contain, and their defaults.
         """
-        stage = self._options("component", options)
+        stage: StageOptions = replace(self, **options)
         if stage.tracker_base is not None:
             raise ReadsError(
                 f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "
