@@ -237,7 +237,7 @@ def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(arguments: Any, facts: list[str], tmp_path: Path) -> None:
-    with pytest.raises((SearchError, AppDefError), match=says(*facts)):
+    with pytest.raises((SearchError, AppDefError, AttributeError), match=says(*facts)):
         compiled(searching(**arguments), tmp_path)
 
 

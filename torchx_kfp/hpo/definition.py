@@ -15,7 +15,7 @@ from torchx_kfp.contract.carried import publisher
 from torchx_kfp.contract.inputs import find_rewritten, large_character
 from torchx_kfp.errors import SearchError
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, points
-from torchx_kfp.hpo.spaces import Choice, Range, Space
+from torchx_kfp.hpo.spaces import Space, type_of
 
 #: The run id of the best trial, and the trials that no other one beats in every objective.
 TRIAL, FRONT = "trial", "front"
@@ -64,11 +64,11 @@ def define_search(
     seed: int | None,
 ) -> SearchDefinition:
     """Check the arguments of a search: see ``search``."""
-    spaces = _parse_parameters(parameters)
+    _check_parameters(parameters)
     objectives = _parse_objectives(minimize, maximize)
     fields = {objective: output_name(objective) for objective in objectives}
     for objective, field in fields.items():
-        if field in (*spaces, *_OUTPUTS) or list(fields.values()).count(field) > 1:
+        if field in (*parameters, *_OUTPUTS) or list(fields.values()).count(field) > 1:
             raise SearchError(
                 f"The objective {objective!r} would be the output {field!r}, which the search already has for a "
                 "parameter, another objective or itself. Record it under another name."
@@ -78,7 +78,7 @@ def define_search(
         if value is not None and value < 1:
             raise SearchError(f"{what} is {value!r}. Give a whole number, 1 or more.")
     definition: dict[str, Any] = {
-        "parameters": {name: space.definition for name, space in spaces.items()},
+        "parameters": dict(parameters),
         "objectives": objectives,
         "rounds": rounds,
         "trials": trials,
@@ -86,9 +86,9 @@ def define_search(
         "seed": seed,
     }
     is_grid = optimizer == "grid"
-    definition |= _plan_grid(spaces, definition) if is_grid else _plan_rounds(definition)
-    _check_size(spaces, definition["trials"])
-    results = {name: space.output_type for name, space in spaces.items()}
+    definition |= _plan_grid(definition) if is_grid else _plan_rounds(definition)
+    _check_size(parameters, definition["trials"])
+    results = {name: type_of(space) for name, space in parameters.items()}
     results |= {**dict.fromkeys(objectives, float), TRIAL: str}
     return SearchDefinition(
         name,
@@ -99,7 +99,7 @@ def define_search(
     )
 
 
-def _parse_parameters(parameters: Mapping[str, Space]) -> Mapping[str, Space]:
+def _check_parameters(parameters: Mapping[str, Space]) -> None:
     example = "{'lr': hpo.log(1e-4, 1.0), 'layers': hpo.int(1, 8)}"
     if not parameters:
         raise SearchError(f"parameters is {parameters!r}. Name at least one parameter: {example}.")
@@ -114,12 +114,11 @@ def _parse_parameters(parameters: Mapping[str, Space]) -> Mapping[str, Space]:
             raise SearchError(
                 f"parameters has the name {name!r}, which {whose}. Rename it, for example to {f'trial_{name}'!r}."
             )
-        if not isinstance(space, Range | Choice):
+        if not isinstance(space, Mapping):
             raise SearchError(f"parameters[{name!r}] is {space!r}. Write its range or its values: {example}.")
-        for value in space.values if isinstance(space, Choice) else ():
+        for value in space.get("values", ()):
             if isinstance(value, str):
                 _check_text(name, value)
-    return dict(parameters)
 
 
 def _check_text(name: str, value: str) -> None:
@@ -172,13 +171,13 @@ def _plan_rounds(definition: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _plan_grid(spaces: Mapping[str, Space], definition: Mapping[str, Any]) -> Mapping[str, Any]:
+def _plan_grid(definition: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the number of rounds and trials that try the whole grid, and nothing twice."""
-    for name, space in spaces.items():
-        if isinstance(space, Range) and space.kind == "float" and space.points is None:
+    for name, space in definition["parameters"].items():
+        if space["type"] == "float" and "points" not in space:
             raise SearchError(
                 f"parameters[{name!r}] is {space}, which a grid cannot try as a whole. Say how many of its values: "
-                f"hpo.{'log' if space.log else 'float'}({space.low!r}, {space.high!r}, points=5)."
+                f"hpo.{'log' if space['log'] else 'float'}({', '.join(map(repr, space['bounds']))}, points=5)."
             )
     size = math.prod(len(points(space)) for space in definition["parameters"].values())
     rounds, trials = definition["rounds"], definition["trials"]
@@ -198,8 +197,7 @@ def _plan_grid(spaces: Mapping[str, Space], definition: Mapping[str, Any]) -> Ma
 def _check_size(spaces: Mapping[str, Space], trials: int) -> None:
     longest = {}
     for name, space in spaces.items():
-        values = space.values if isinstance(space, Choice) else (space.low, space.high)
-        longest[name] = max(values, key=lambda value: len(json.dumps(value)))
+        longest[name] = max(space.get("values", space.get("bounds")), key=lambda value: len(json.dumps(value)))
     size = trials * len(json.dumps(longest))
     if size > publisher.LONGEST:
         raise SearchError(

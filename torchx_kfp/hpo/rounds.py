@@ -28,10 +28,6 @@ _BEFORE, _TRIALS = "search", "trials"
 _STAND_IN = "torchx-kfp-parameter-"
 
 
-class _UnknownParameterError(SearchError, AttributeError):
-    """Also an AttributeError, because others than the user ask whether there is an attribute."""
-
-
 class Parameters(Mapping[str, Any]):
     """The parameters of a trial, as channels: ``p.lr`` or ``p["lr"]``.
 
@@ -51,8 +47,8 @@ class Parameters(Mapping[str, Any]):
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
-        except SearchError as error:
-            raise _UnknownParameterError(str(error)) from None
+        except SearchError as error:  # others than the user ask, too, whether there is an attribute
+            raise AttributeError(str(error)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._channels)

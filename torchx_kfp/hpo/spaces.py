@@ -1,10 +1,14 @@
-"""The values that a parameter of a search can have: ``float``, ``log``, ``int`` and ``choice``."""
+"""The values that a parameter of a search can have: ``float``, ``log``, ``int`` and ``choice``.
+
+A space is plain data, as in a search's definition (``torchx_kfp.tracking.searches``): ``{"type": "float", "bounds":
+[0.0001, 1.0], "log": true}``, perhaps with ``points``, or ``{"type": "choice", "values": ["relu", "gelu"]}``.
+"""
 
 from __future__ import annotations
 
 import builtins
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from torchx_kfp.errors import SearchError
@@ -12,105 +16,10 @@ from torchx_kfp.errors import SearchError
 #: KFP passes numbers as doubles, which have every whole number up to this one.
 _LARGEST_INT = 2**53
 
-
-@dataclass(frozen=True)
-class Range:
-    """A number between two bounds.
-
-    Attributes:
-        kind: ``"float"``, or ``"int"`` for whole numbers.
-        low: the lower bound, which is included.
-        high: the upper bound, which is included.
-        log: whether the logarithm is spread evenly over the range, instead of the number.
-        points: the number of values in a grid. None: all whole numbers.
-    """
-
-    kind: str
-    low: builtins.float
-    high: builtins.float
-    log: bool = False
-    points: builtins.int | None = None
-
-    def __post_init__(self) -> None:
-        low, high, points, is_int = self.low, self.high, self.points, self.kind == "int"
-        if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
-            raise SearchError(f"{self} is not a range: low must be below high, and both finite.")
-        if self.log and low <= 0:
-            raise SearchError(
-                f"{self} begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers "
-                f"themselves evenly: hpo.{self.kind}({low!r}, {high!r})."
-            )
-        if points is not None and points < 2:
-            raise SearchError(f"{self} has {points!r} points. A grid has 2 or more in a range: points=5.")
-        if is_int and not all(isinstance(bound, builtins.int) and abs(bound) <= _LARGEST_INT for bound in (low, high)):
-            raise SearchError(
-                f"{self} needs whole numbers such as hpo.int(1, 8), up to 2**53: KFP rounds larger ones. Search for "
-                "their logarithm instead."
-            )
-
-    def __str__(self) -> str:
-        points = "" if self.points is None else f", points={self.points!r}"
-        if self.log and self.kind == "float":
-            return f"hpo.log({self.low!r}, {self.high!r}{points})"
-        log = ", log=True" if self.log else ""
-        return f"hpo.{self.kind}({self.low!r}, {self.high!r}{log}{points})"
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """The space in a search's definition."""
-        number = builtins.int if self.kind == "int" else builtins.float
-        points = {} if self.points is None else {"points": self.points}
-        return {"type": self.kind, "bounds": [number(self.low), number(self.high)], "log": self.log, **points}
-
-    @property
-    def output_type(self) -> type[Any]:
-        """The type of the output that has the best value."""
-        return builtins.int if self.kind == "int" else builtins.float
+Space = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One of several values, all text, all numbers or all booleans.
-
-    Attributes:
-        values: the values, each once.
-    """
-
-    values: tuple[Any, ...]
-
-    def __post_init__(self) -> None:
-        kinds = {type(value) for value in self.values}
-        if not kinds or not kinds <= {str, builtins.int, builtins.float, bool}:
-            raise SearchError(f'{self} is not a choice of text, numbers or booleans. Write hpo.choice("relu", "gelu").')
-        if len(kinds) > 1 and kinds != {builtins.int, builtins.float}:
-            raise SearchError(
-                f"{self} mixes types, but the best value is an output with one type. Write all values as text."
-            )
-        if len(set(self.values)) < len(self.values):
-            raise SearchError(f"{self} has a value twice. Name each once.")
-        numbers = [value for value in self.values if not isinstance(value, str)]
-        if not all(math.isfinite(value) and abs(value) <= _LARGEST_INT for value in numbers):
-            raise SearchError(f"{self} has a number that KFP cannot pass on: beyond 2**53, or not finite. Write text.")
-
-    def __str__(self) -> str:
-        return f"hpo.choice({', '.join(map(repr, self.values))})"
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """The space in a search's definition."""
-        return {"type": "choice", "values": list(self.values)}
-
-    @property
-    def output_type(self) -> type[Any]:
-        """The type of the output that has the best value."""
-        kinds = {type(value) for value in self.values}
-        return kinds.pop() if len(kinds) == 1 else builtins.float
-
-
-Space = Range | Choice
-
-
-def float(low: builtins.float, high: builtins.float, log: bool = False, *, points: builtins.int | None = None) -> Range:
+def float(low: builtins.float, high: builtins.float, log: bool = False, *, points: builtins.int | None = None) -> Space:
     """Return the space of the numbers from ``low`` to ``high``.
 
     Args:
@@ -122,10 +31,10 @@ def float(low: builtins.float, high: builtins.float, log: bool = False, *, point
     Raises:
         SearchError: the bounds or the points are not a range.
     """
-    return Range("float", low, high, log, points)
+    return _range("float", builtins.float, low, high, log, points)
 
 
-def log(low: builtins.float, high: builtins.float, *, points: builtins.int | None = None) -> Range:
+def log(low: builtins.float, high: builtins.float, *, points: builtins.int | None = None) -> Space:
     """Return the space of the numbers from ``low`` to ``high`` whose logarithm is spread evenly: ``log(1e-4, 1.0)``.
 
     Args:
@@ -136,10 +45,10 @@ def log(low: builtins.float, high: builtins.float, *, points: builtins.int | Non
     Raises:
         SearchError: the bounds or the points are not a range.
     """
-    return Range("float", low, high, True, points)
+    return float(low, high, True, points=points)
 
 
-def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: builtins.int | None = None) -> Range:
+def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: builtins.int | None = None) -> Space:
     """Return the space of the whole numbers from ``low`` to ``high``.
 
     Args:
@@ -151,10 +60,15 @@ def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: bui
     Raises:
         SearchError: the bounds or the points are not a range.
     """
-    return Range("int", low, high, log, points)
+    if not all(isinstance(bound, builtins.int) and abs(bound) <= _LARGEST_INT for bound in (low, high)):
+        raise SearchError(
+            f"hpo.int({low!r}, {high!r}) needs whole numbers such as hpo.int(1, 8), up to 2**53: KFP rounds larger "
+            "ones. Search for their logarithm instead."
+        )
+    return _range("int", builtins.int, low, high, log, points)
 
 
-def choice(*values: Any) -> Choice:
+def choice(*values: Any) -> Space:
     """Return the space of these values: ``choice("relu", "gelu")``.
 
     Args:
@@ -163,4 +77,37 @@ def choice(*values: Any) -> Choice:
     Raises:
         SearchError: the values have several types, a value is there twice, or KFP would change one.
     """
-    return Choice(values)
+    kinds = {type(value) for value in values}
+    wrong = ""
+    if not kinds or not kinds <= {str, builtins.int, builtins.float, bool}:
+        wrong = 'is not a choice of text, numbers or booleans. Write hpo.choice("relu", "gelu").'
+    elif len(kinds) > 1 and kinds != {builtins.int, builtins.float}:
+        wrong = "mixes types, but the best value is an output with one type. Write all values as text."
+    elif len(set(values)) < len(values):
+        wrong = "has a value twice. Name each once."
+    elif str not in kinds and not all(math.isfinite(value) and abs(value) <= _LARGEST_INT for value in values):
+        wrong = "has a number that KFP cannot pass on: beyond 2**53, or not finite. Write text."
+    if wrong:
+        raise SearchError(f"hpo.choice({', '.join(map(repr, values))}) {wrong}")
+    return {"type": "choice", "values": list(values)}
+
+
+def type_of(space: Space) -> type[Any]:
+    """Return the type of a parameter's values. Whole numbers among others are floats."""
+    kinds = {type(value) for value in space.get("values", space.get("bounds"))}
+    return kinds.pop() if len(kinds) == 1 else builtins.float
+
+
+def _range(kind: str, number: type[Any], low: Any, high: Any, log: bool, points: builtins.int | None) -> Space:
+    said = f"hpo.{kind}({low!r}, {high!r})"
+    if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
+        raise SearchError(f"{said} is not a range: low must be below high, and both finite.")
+    if log and low <= 0:
+        raise SearchError(
+            f"The range begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers themselves "
+            f"evenly: {said}."
+        )
+    if points is not None and points < 2:
+        raise SearchError(f"{said} has {points!r} points. A grid has 2 or more in a range: points=5.")
+    counted = {} if points is None else {"points": points}
+    return {"type": kind, "bounds": [number(low), number(high)], "log": log, **counted}

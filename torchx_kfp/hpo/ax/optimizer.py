@@ -16,6 +16,7 @@ from ax.exceptions.core import OptimizationComplete
 from ax.exceptions.generation_strategy import MaxParallelismReachedException
 
 from torchx_kfp.hpo.optimizers import number_of_digits
+from torchx_kfp.hpo.spaces import type_of
 
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 
@@ -64,7 +65,7 @@ def _tell(
     numbers = list(numbers)
     for place, trial in enumerate(told[before:], before):
         if place == len(numbers):  # Ax had none for that round, and the search drew one
-            free = {name: _kind(space) for name, space in definition["parameters"].items() if not _is_fixed(space)}
+            free = {name: type_of(space) for name, space in definition["parameters"].items() if not _is_fixed(space)}
             numbers.append(client.attach_trial({name: kind(trial["parameters"][name]) for name, kind in free.items()}))
         if trial["failed"]:
             client.mark_trial_failed(numbers[place])
@@ -126,15 +127,9 @@ def _config(name: str, space: Mapping[str, Any]) -> RangeParameterConfig | Choic
     if "values" not in space:
         scaling = "log" if space["log"] else "linear"
         return RangeParameterConfig(name, tuple(space["bounds"]), space["type"], scaling=scaling)
-    kind = _kind(space)
+    kind = type_of(space)
     values = [kind(value) for value in space["values"]]
     return ChoiceParameterConfig(name, values, _TYPES[kind], is_ordered=kind in (int, float))
-
-
-def _kind(space: Mapping[str, Any]) -> type[Any]:
-    """Return the type of a parameter's values for Ax. Whole numbers among others are floats."""
-    kinds = {type(value) for value in space.get("values", space.get("bounds"))}
-    return kinds.pop() if len(kinds) == 1 else float
 
 
 def _is_fixed(space: Mapping[str, Any]) -> bool:
