@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
 from torchx_kfp.execution.runs.history import FileTail
 from torchx_kfp.execution.runs.record import RunRecord
-from torchx_kfp.execution.runs.result import RunResult, StageResult
+from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -76,7 +75,7 @@ def roles_of(record: RunRecord) -> dict[str, StageRoles]:
 def role_statuses(result: RunResult, roles: Mapping[str, StageRoles]) -> list[specs.RoleStatus]:
     """Return the status of each role: that of its stage, which is all that KFP knows.
 
-    If a stage of several replicas has failed, the states of its replicas are unknown: see ``error_message``.
+    If a stage of several replicas has failed, the states of its replicas are unknown, and its pod is the launcher's.
 
     Args:
         result: that of the run, as far as it has come.
@@ -85,35 +84,14 @@ def role_statuses(result: RunResult, roles: Mapping[str, StageRoles]) -> list[sp
     statuses: dict[str, specs.RoleStatus] = {}
     for stage in result.stages:
         of_stage = roles.get(without_indices(stage.name), StageRoles({}))
+        state, pod = STATES[stage.state], stage.pod_name
+        if of_stage.is_distributed:
+            state, pod = specs.ReplicaState.UNKNOWN if state is specs.ReplicaState.FAILED else state, ""
         for role, count in of_stage.counts.items():
             replicas = statuses.setdefault(role, specs.RoleStatus(role, [])).replicas
             for number in range(len(replicas), len(replicas) + count):
-                replicas.append(_replica(stage, role, number, is_one_of_many=of_stage.is_distributed))
+                replicas.append(specs.ReplicaStatus(number, state, role, hostname=pod))
     return list(statuses.values())
-
-
-def _replica(stage: StageResult, role: str, number: int, *, is_one_of_many: bool) -> specs.ReplicaStatus:
-    state = STATES[stage.state]
-    is_failed = state is specs.ReplicaState.FAILED
-    if is_one_of_many:  # the pod and the failure are the launcher's
-        return specs.ReplicaStatus(number, specs.ReplicaState.UNKNOWN if is_failed else state, role, hostname="")
-    message = _message(stage.reason or "failed", stage) if is_failed else specs.NONE
-    return specs.ReplicaStatus(number, state, role, hostname=stage.pod_name, structured_error_msg=message)
-
-
-def error_message(result: RunResult) -> str:
-    """Return why an app failed, in the form of TorchX's structured messages; ``NONE`` if it did not."""
-    failed = [stage for stage in result.stages if stage.state is State.FAILED]
-    if failed:
-        return _message(f"{failed[0].name} {failed[0].reason or 'failed'}", failed[0])
-    return _message(result.reason) if result.state is State.FAILED and result.reason else specs.NONE
-
-
-def _message(message: str, stage: StageResult | None = None) -> str:
-    """Return a message as torchelastic writes it: TorchX 0.7.0 formats no other."""
-    ended = (stage.started_at or 0.0) + stage.duration if stage else 0.0
-    code = stage.exit_code or 0 if stage else 0
-    return json.dumps({"message": {"message": message, "errorCode": code, "extraInfo": {"timestamp": str(int(ended))}}})
 
 
 def find_replica(roles: Mapping[str, StageRoles], role: str, number: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torchx import specs
@@ -31,22 +31,20 @@ PARENT = "parent"
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a KFP host. ``pipeline`` is the compiled pipeline, ``torchx run --dryrun`` shows all."""
+    """A request to a KFP host, which ``torchx run --dryrun`` shows."""
 
-    pipeline: str
-    arguments: Mapping[str, Any]
+    #: The run that the request starts, with the code of its workspaces.
+    prepared: PreparedRun
     options: Options
-    #: The run that the request starts, with the code of its workspaces: not for readers.
-    prepared: PreparedRun = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the file to upload, below the other parts of the request as comments."""
         options = {**self.options.of_connection, **vars(self.options.submission)}
         said = {name: value for name, value in options.items() if value not in ("", True)}
-        arguments = {f"argument {name}": value for name, value in self.arguments.items()}
+        arguments = {f"argument {name}": value for name, value in self.prepared.arguments.items()}
         code = {f"workspace {folder}": workspace.url for folder, workspace in self.prepared.workspaces.items()}
         lines = [f"# {name}: {printable(str(value))}" for name, value in {**said, **arguments, **code}.items()]
-        return "\n".join([*lines, self.pipeline])
+        return "\n".join([*lines, self.prepared.pipeline.text])
 
 
 def make_request(app: specs.AppDef, options: Options) -> Request:
@@ -81,7 +79,7 @@ def make_request(app: specs.AppDef, options: Options) -> Request:
     refuse_submission(prepared.pipeline, findings)
     for finding in findings:
         _logger.warning("%s: %s", finding.kind.value, finding)
-    return Request(prepared.pipeline.text, arguments, options, prepared)
+    return Request(prepared, options)
 
 
 def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str, str | None], str]:

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
 
 _logger = logging.getLogger(__name__)
 
-#: How many runs are listed at most.
+#: How many runs are listed at most; `torchx-kfp runs` shows others.
 _LISTED = 200
 
 
@@ -84,14 +83,12 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         from torchx_kfp.execution.host.submission import start_run
 
         request = dryrun_info.request
-        # TorchX lets users change a request before it is scheduled.
-        prepared = replace(request.prepared, arguments=request.arguments, values=request.arguments)
         try:
             connection = self._connection(request.options.of_connection)
             for warning in connection.settings.warnings:
                 _logger.warning("%s", warning)
             run = start_run(
-                Host(connection), prepared, request.options.submission, say=_logger.info, warn=_logger.warning
+                Host(connection), request.prepared, request.options.submission, say=_logger.info, warn=_logger.warning
             )
             if request.options.of_connection and self._connection(configured_options()).name != connection.name:
                 _logger.warning(
@@ -111,7 +108,7 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         Raises:
             HostError: there is no host, or it does not answer.
         """
-        from torchx_kfp.entrypoints.scheduler.app_run import STATES, error_message, role_statuses, roles_of
+        from torchx_kfp.entrypoints.scheduler.app_run import STATES, role_statuses, roles_of
         from torchx_kfp.execution.host.states import run_state
 
         if not UUID.fullmatch(app_id.lower()):
@@ -122,12 +119,12 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
             except (UnknownRunError, HostNotFoundError):
                 return None
             result, roles = record.run.result(), roles_of(record)
+            failed = [f"{stage.name} {stage.reason or 'failed'}" for stage in result.stages if stage.state == "failed"]
             return DescribeAppResponse(
                 app_id=app_id,
                 state=STATES[run_state(run.answer)],
                 num_restarts=sum(max(0, stage.attempts - 1) for stage in result.stages),
-                msg=result.reason or specs.NONE,
-                structured_error_msg=error_message(result),
+                msg=next(iter(failed), result.reason or specs.NONE),
                 ui_url=record.link or None,
                 roles_statuses=role_statuses(result, roles),
                 roles=[
@@ -143,11 +140,8 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         from torchx_kfp.execution.host.host_runs import Host
 
         host = Host(self._connection(connection_options(cfg or {}) or configured_options()))
-        runs = list(itertools.islice(host.list(), _LISTED + 1))
-        if len(runs) > _LISTED:
-            _logger.info("These are the newest %d runs. torchx-kfp runs shows others.", _LISTED)
         responses = []
-        for run in runs[:_LISTED]:
+        for run in itertools.islice(host.list(), _LISTED):
             response = ListAppResponse(app_id=run.run_id, state=STATES[run.state])
             if hasattr(response, "name"):
                 response.name = run.name
