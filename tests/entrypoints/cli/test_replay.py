@@ -191,14 +191,13 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert f"Run {name}\n" in call("results", "--tracker-base", str(here.base), name).stdout
 
 
-@pytest.mark.parametrize("words", [["coded"], ["many"], ["many", "--replica", "trainer/1"]])
-def test_the_code_is_that_of_the_run_or_that_of_today(call, tmp_path, words):
-    stage, *rest = words
-    done = call("replay", f"latest/{stage}", *rest)
+@pytest.mark.parametrize("stage", ["coded", "many"])
+def test_the_code_is_that_of_the_run_or_that_of_today(call, tmp_path, stage):
+    done = call("replay", f"latest/{stage}")
     assert done.returncode == 0, done.stderr
     assert "coded then" in done.stdout
     (tmp_path / "coded.py").write_text(CODED.replace("then", "today"))
-    done = call("replay", f"latest/{stage}", *rest, "--workspace", str(tmp_path))
+    done = call("replay", f"latest/{stage}", "--workspace", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert f"coded today {tmp_path}" in done.stdout
 
@@ -233,12 +232,10 @@ def test_what_is_not_as_it_was_is_said_before_the_start(call):
     assert call("replay", "latest/first", "--unset", "COLOR").stdout == "ran ['$HOME {{x}}'] None {}\n"
 
 
-@pytest.mark.parametrize("words", [(), ("--replica", "trainer/1")])
-def test_replicas_run_together_or_alone(call, words):
-    done = call("replay", "latest/both", *words)
+def test_replicas_run_together(call):
+    done = call("replay", "latest/both")
     assert done.returncode == 0, done.stderr
-    ran = re.findall(r"(?m)^(?:(trainer/\d) \| )?ran$", done.stdout)
-    assert sorted(ran) == ([""] if words else ["trainer/0", "trainer/1"])
+    assert sorted(re.findall(r"(?m)^(trainer/\d) \| ran$", done.stdout)) == ["trainer/0", "trainer/1"]
     assert "loss 0.29 (as before)" in done.stderr
 
 
@@ -248,8 +245,6 @@ def test_wrong_words_name_the_way_out(call, here, tmp_path, monkeypatch):
         (["latest"], ("No stage", "failed", f"{here.run.name}/first")),
         (["latest/train"], ("train[0], train[1]",)),
         (["latest/frist"], ("'frist'", "Did you mean 'first'?")),
-        (["latest/both", "--replica", "trainer/2"], ("trainer/0..1",)),
-        (["latest/first", "--replica", "trainer/0"], ("not distributed",)),
         (["latest/first", "--workspace", "nowhere"], ("nowhere", "not a folder")),
         (["latest/first", "--mount", "/tmp"], ("--docker",)),
         (["latest/first", "--env", "NO_SUCH"], ("NO_SUCH", "--env NAME=VALUE")),

@@ -128,7 +128,6 @@ def replay(
     directory: str | os.PathLike[str] | None = None,
     workspace: str | os.PathLike[str] | None = None,
     tracker_base: str = "",
-    replica: str = "",
     shell: bool = False,
     env: Mapping[str, str | None] | None = None,
     say: Callable[[str], object] | None = None,
@@ -150,7 +149,6 @@ def replay(
         directory: the folder in which it runs. Default: that of the run, or the current directory.
         workspace: a folder whose code runs in place of the code that travelled with the run; nothing is copied.
         tracker_base: where it records and finds what its parents recorded. Default: the tracker base of the run.
-        replica: the replica of a distributed stage to run alone, such as ``trainer/0``. Default: all of them.
         shell: whether to open a shell in place of the application.
         env: variables that the stage gets with other values than then, or does not get (None).
         say: gets sentences about what is not as it was, before it starts. Default: they are written to stderr.
@@ -166,7 +164,7 @@ def replay(
         run = RunReader(find_run(output_dir or OUTPUT_DIR, os.fspath(run)))
     return replay_invocation(
         run.invocation(stage),
-        Overrides(code, replica, tracker_base, shell, env or {}),
+        Overrides(code, tracker_base, shell, env or {}),
         {"docker": docker, "mounts": mounts, "copy_from": copy_from, "directory": directory},
         output_dir=output_dir,
         secrets=secrets or {},
@@ -209,10 +207,11 @@ def replay_invocation(
     ):
         context = make_context(folder, chosen, given, containers, docker)
         plan = _plan(invocation, context, overrides, named_base)
-        for sentence in notice(plan):
-            say(sentence)
-        _name_original(plan)
-        return _run(plan, context, journal, StageLines(watch))
+        where = record.link or str(record.folder)
+        say(f"Replays {invocation.name} ({where}).{' What is not as it was:' if plan.differs else ''}")
+        for sentence in plan.differs:
+            say(f"- {sentence}.")
+        return _run(invocation, plan, context, journal, StageLines(watch))
 
 
 class _Notices(Watch):
@@ -220,15 +219,6 @@ class _Notices(Watch):
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
         Terminal(sys.stderr).write_lines(lines)
-
-
-def notice(plan: ReplayPlan) -> list[str]:
-    """Return the block of lines that says what is replayed, and what is not as it was."""
-    where = plan.invocation.record.link or str(plan.invocation.record.folder)
-    head = f"Replays {plan.invocation.name} ({where})."
-    return [f"{head} What is not as it was:" if plan.differs else head] + [
-        f"- {sentence}." for sentence in plan.differs
-    ]
 
 
 def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides, named_base: str) -> RunOptions:
@@ -254,8 +244,8 @@ def _plan(invocation: Invocation, context: RunContext, overrides: Overrides, nam
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
-    base, ran_here = plan.facts.tracker_base, invocation.record.folder is not None
-    if plan.run_id and base and not overrides.tracker_base:
+    base, ran_here = plan.attempt.tracker_base, invocation.record.folder is not None
+    if base and not overrides.tracker_base:
         why = why_not_read(base, [named_base], ran_here=ran_here)
         if why:
             raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
@@ -309,21 +299,19 @@ def _moved(value: Any, old: str, new: str) -> Any:
     return {key: _moved(item, old, new) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _name_original(plan: ReplayPlan) -> None:
-    """Record which run the replay replays, which also shows at once whether it can record anything."""
-    base = plan.facts.tracker_base
-    if plan.run_id and base:
-        result = plan.invocation.result
-        original = (result.run_id if result is not None else None) or plan.invocation.name
-        Recorder.open(base, plan.attempt.directory).add(plan.run_id, {"metadata": {REPLAY_OF: original}})
-
-
-def _run(plan: ReplayPlan, context: RunContext, journal: Journal, lines: StageLines) -> ReplayResult:
-    invocation, attempt = plan.invocation, plan.attempt
+def _run(
+    invocation: Invocation, plan: ReplayPlan, context: RunContext, journal: Journal, lines: StageLines
+) -> ReplayResult:
+    attempt, original = plan.attempt, invocation.result
+    if attempt.recorded_as and attempt.tracker_base:
+        # This also shows at once whether it can record anything.
+        metadata = {REPLAY_OF: (original.run_id if original is not None else None) or invocation.name}
+        Recorder.open(attempt.tracker_base, attempt.directory).add(attempt.recorded_as, {"metadata": metadata})
     messages: list[StageResult | ReplicaCount] = []
 
-    def attached(attempt: AttemptPlan, setup: Setup) -> AbstractContextManager[Start]:
-        return context.prepare(dataclasses.replace(attempt, replaces=plan.prepare(attempt)), setup)
+    def prepare(attempt: AttemptPlan, setup: Setup) -> AbstractContextManager[Start]:
+        plan.write_command()
+        return context.prepare(attempt, setup)
 
     began, started = time.time(), time.monotonic()
     arguments = dict(invocation.record.arguments)
@@ -331,10 +319,10 @@ def _run(plan: ReplayPlan, context: RunContext, journal: Journal, lines: StageLi
     journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
     with awaitable_processes():
         # It runs in this thread, which gets the signals.
-        Attempt(attempt, attached, lines, messages.append).run()
+        Attempt(attempt, prepare, lines, messages.append).run()
     seconds = time.monotonic() - started
     (ended,) = (message for message in messages if isinstance(message, StageResult))
     result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)
     journal.write(StageFinished(result))
     journal.write(RunFinished(context.run_id, result.state, seconds))
-    return ReplayResult(context.run_id, invocation.name, result, invocation.result, context.folder, plan.differs)
+    return ReplayResult(context.run_id, invocation.name, result, original, context.folder, plan.differs)

@@ -7,7 +7,6 @@ programs around it that publish KFP outputs and try again are left out.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shlex
@@ -15,12 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchx_kfp.common.text import listed
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import DecodedCommand, decode
-from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.scripts import assignment, workspace_in, workspace_words
-from torchx_kfp.contract.specification import REPLICA, ReplicaRole
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
@@ -45,14 +41,12 @@ class Overrides:
 
     Attributes:
         code: the folder whose code runs in place of that of the run; empty for the run's.
-        replica: the replica of a distributed stage that runs alone, as ``role/index``; empty for the whole stage.
         tracker_base: where it records and reads; empty for the run's place.
         shell: whether a shell runs in place of the application.
         environ: variables that the stage has with other values, or does not have (None).
     """
 
     code: str = ""
-    replica: str = ""
     tracker_base: str = ""
     shell: bool = False
     environ: Mapping[str, str | None] = field(default_factory=dict)
@@ -63,37 +57,20 @@ class ReplayPlan:
     """A stage that is going to be replayed.
 
     Attributes:
-        invocation: what it was started with.
         attempt: the plan of its attempt here.
-        facts: what its command says.
-        run_id: the run id with which it records; empty if it is not tracked.
-        words: the words that run it in the terminal.
         application: its own command line.
         differs: what is not as it was, in sentences.
     """
 
-    invocation: Invocation
     attempt: AttemptPlan
-    facts: DecodedCommand
-    run_id: str
-    words: Sequence[str]
     application: Sequence[str]
     differs: tuple[str, ...]
 
-    def prepare(self, attempt: AttemptPlan) -> Sequence[str]:
-        """Write what the stage's own script would write, and return the words to run."""
-        if self.run_id:
-            Path(attempt.facts.output_files[RUN_ID]).write_text(self.run_id, encoding="utf-8")
-        script = Path(self.command_file)
-        os.makedirs(attempt.made, exist_ok=True)
-        script.write_text(f"#!/bin/sh\nexec {shlex.join(self.application)}\n", encoding="utf-8")
-        script.chmod(0o755)
-        return self.words
-
-    @property
-    def command_file(self) -> str:
-        """The file that starts the application again, for a shell in the stage."""
-        return _command_file(self.attempt)
+    def write_command(self) -> None:
+        """Write the file that starts the application again, for a shell in the stage."""
+        path = _command_file(self.attempt)
+        os.makedirs(self.attempt.made, exist_ok=True)
+        Path(path).write_text(f"#!/bin/sh\nexec {shlex.join(self.application)}\n", encoding="utf-8")
 
 
 def plan_replay(invocation: Invocation, context: RunContext, overrides: Overrides) -> ReplayPlan:
@@ -104,18 +81,15 @@ def plan_replay(invocation: Invocation, context: RunContext, overrides: Override
         ValueError: an input cannot be passed to the stage; the message continues a sentence that begins with its name.
     """
     attempt, facts = _attempt(invocation, context, overrides)
-    is_tracked = bool(facts.stage and facts.tracker_base)
     environ: dict[str, str] = {}
     run_id = ""
-    if is_tracked:
+    if facts.stage and facts.tracker_base:
         run_id = f"{context.run_id}/{facts.stage}/{attempt.pod_name}"
-        environ = protocol.encode(protocol.StageContext(facts.tracker_base or "", run_id, facts.reads))
+        environ = protocol.encode(protocol.StageContext(facts.tracker_base, run_id, facts.reads))
     environ |= facts.variables if facts.application else {}
     application = list(facts.application or attempt.words)
     if attempt.python is not None and attempt.container is None:
         application = attempt.process_command
-    if overrides.replica:
-        environ, application = _alone(facts, overrides.replica, environ)
     application, url = _without_workspace(application, overrides.code)
     url = url if url is not None else facts.workspace
     before = [*_IN_FOLDER, overrides.code] if overrides.code else workspace_words(url) if url else []
@@ -123,15 +97,13 @@ def plan_replay(invocation: Invocation, context: RunContext, overrides: Override
     if overrides.shell:
         environ[COMMAND_FILE] = _command_file(attempt)
     every = {**attempt.environ, **environ, **overrides.environ}
-    return ReplayPlan(
-        invocation,
-        dataclasses.replace(attempt, environ={name: text for name, text in every.items() if text is not None}),
-        facts,
-        run_id,
-        [*before, *program],
-        [*application],
-        tuple(_differences(invocation, attempt, facts, context, overrides)),
+    planned = dataclasses.replace(
+        attempt,
+        environ={name: text for name, text in every.items() if text is not None},
+        replaces=[*before, *program],
+        recorded_as=run_id,
     )
+    return ReplayPlan(planned, application, tuple(_differences(invocation, attempt, facts, context, overrides)))
 
 
 def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, DecodedCommand]:
@@ -149,8 +121,7 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
     facts = decode(attempt.words)
     if overrides.shell or (facts.stage and facts.tracker_base):
         # What it records takes the place of KFP's outputs, which nobody reads.
-        kept = {name: kind for name, kind in component.outputs.items() if name == RUN_ID and not overrides.shell}
-        left = dataclasses.replace(run.component, outputs=kept, artifact_outputs={})
+        left = dataclasses.replace(run.component, outputs={}, artifact_outputs={})
         attempt = dataclasses.replace(attempt, component=left)
     return attempt, facts
 
@@ -174,34 +145,6 @@ def _shell(attempt: AttemptPlan) -> list[str]:
     if attempt.container is not None:
         return ["sh", "-i"]
     return [os.environ.get("SHELL") or "/bin/sh", "-i"]
-
-
-def _alone(facts: DecodedCommand, replica: str, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the variables and the command line of one replica, as the launcher makes them."""
-    roles = {role.name: role for role in facts.replica_roles}
-    name, _, index = replica.rpartition("/")
-    there = [f"{role.name}/0..{_count(role) - 1}" for role in roles.values()]
-    if not roles:
-        raise ArgumentError(f"--replica {replica}: the stage is not distributed, so it has no replicas.")
-    if name not in roles or not index.isdecimal() or int(index) >= _count(roles[name]):
-        raise ArgumentError(f"There is no replica {replica!r}. Replicas are named ROLE/INDEX: {listed(there)}.")
-    role = roles[name]
-    own = {
-        protocol.REPLICA_ID: index,
-        protocol.NUM_REPLICAS: str(_count(role)),
-        protocol.RANK0_HOST: "localhost",
-        **role.env,
-    }
-    return (
-        {**environ, **{name: value.replace(REPLICA, index) for name, value in own.items()}},
-        [word.replace(REPLICA, index) for word in role.command],
-    )
-
-
-def _count(role: ReplicaRole) -> int:
-    with contextlib.suppress(ValueError):
-        return int(float(role.count))
-    return role.most
 
 
 def _differences(

@@ -18,6 +18,7 @@ from typing import Any
 
 from torchx_kfp.common import safe_files
 from torchx_kfp.common.text import joined
+from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import explain
 from torchx_kfp.execution.local.executors.executor import AttemptError, AttemptPlan
 from torchx_kfp.execution.pipeline.artifacts import (
@@ -180,9 +181,9 @@ _LONGEST_REPORT = 64 << 20
 
 def read_run_id(attempt: AttemptPlan) -> str | None:
     """Return the run id of a tracked stage, which exists even if the stage failed afterwards."""
-    path = attempt.facts.output_files.get("run_id")
-    if path is None or attempt.tracker_base is None:
-        return None
+    path = attempt.facts.output_files.get(RUN_ID)
+    if attempt.recorded_as or path is None or attempt.tracker_base is None:
+        return attempt.recorded_as or None
     with contextlib.suppress(OSError, ValueError):
         return safe_files.read_bytes(path, attempt.root, limit=_LONGEST_OUTPUT).decode() or None
     return None

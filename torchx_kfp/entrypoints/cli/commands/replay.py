@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 @click.option("--workspace", metavar="DIR", help="Run the code in this folder, in place of the run's.")
 @click.option("--docker", is_flag=True, help="Run it in its image, with Docker or Podman.")
 @click.option("--shell", is_flag=True, help="Open a shell with everything set up, in place of the application.")
-@click.option("--replica", metavar="ROLE/INDEX", default="", help="Run one replica of a distributed stage alone.")
 @click.option(
     "--tracker-base",
     metavar="DIR|URL",
@@ -68,7 +67,6 @@ def replay_command(run: str, lookup: Lookup, **options: Any) -> None:
         invocation,
         Overrides(
             os.path.abspath(os.path.expanduser(code)) if code else "",
-            options["replica"],
             options["tracker_base"],
             options["shell"],
             {**_variables(options["env"]), **dict.fromkeys(options["unset"])},

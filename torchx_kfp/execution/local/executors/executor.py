@@ -112,6 +112,8 @@ class AttemptPlan:
     container: ContainerPlan | None = None
     #: What runs in place of the command, attached to this process's terminal: a replay.
     replaces: Sequence[str] | None = None
+    #: The run id with which a replay records; empty if the command says it.
+    recorded_as: str = ""
 
     @property
     def log_file(self) -> Path:
