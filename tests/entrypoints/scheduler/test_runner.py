@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.execution.host.calling import wait_until
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
+from torchx_kfp.entrypoints.scheduler.app_run import StageRoles, lines_of
 from torchx_kfp.entrypoints.scheduler.runopts import configured_options
 from torchx_kfp.errors import (
     AppDefError,
@@ -32,7 +34,9 @@ from torchx_kfp.errors import (
     UnsupportedPipelineError,
     WorkspaceError,
 )
+from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.host import submit
+from torchx_kfp.local import StageStarted
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.versions
@@ -248,15 +252,26 @@ def test_replicas_have_their_own_lines(runner: Runner, host: KfpHost) -> None:
     assert status
     [role] = status.roles
     assert [replica.state for replica in role.replicas] == [specs.ReplicaState.SUCCEEDED] * 2
-    assert "I am 0\n" in list(runner.log_lines(handle, "trainer", 0))
-    assert list(runner.log_lines(handle, "trainer", 1)) == ["I am 1\n"]
+    assert [*runner.log_lines(handle, "trainer", 0)][-1] == "I am 0\n", "after the launcher's own"
+    assert [*runner.log_lines(handle, "trainer", 1)] == ["I am 1\n"]
+
+
+def test_a_line_that_was_overwritten_has_the_name_of_a_replica_once(tmp_path: Path) -> None:
+    """As on a cluster; on this machine, the launcher ends each part."""
+    log, run = tmp_path / "log", RunState()
+    log.write_text("trainer/0 | one\ntrainer/1 | \rtrainer/1 | 50%\rtrainer/1 | 100%\n")
+    run.on_event(StageStarted("train", "pod", 1, log_file=log))
+    seen = SimpleNamespace(run=run, is_running=False)
+    source: Any = SimpleNamespace(follow=lambda closely: [seen], fetch=lambda stages: True)
+    roles = {"train": StageRoles({"trainer": 2}, is_distributed=True)}
+    assert list(lines_of(source, roles, "trainer/1")) == ["\r50%\r100%\n"]
 
 
 def test_an_app_is_followed_listed_and_canceled(runner: Runner, host: KfpHost) -> None:
-    code = "import time; print('one 1', flush=True); time.sleep(1); print('two 2')"
+    code = "import time; print('one', end='', flush=True); time.sleep(1); print(' 1'); print('trainer/1 | two')"
     ended = runner.run(app_of(entrypoint="python", args=["-c", code]), "kfp", {"name": "my try"})
-    assert list(runner.log_lines(ended, "trainer", should_tail=True)) == ["one 1\n", "two 2\n"]
-    assert list(runner.log_lines(ended, "trainer", regex="t.o")) == ["two 2\n"]
+    assert list(runner.log_lines(ended, "trainer", should_tail=True)) == ["one 1\n", "trainer/1 | two\n"]
+    assert list(runner.log_lines(ended, "trainer", regex="t.o")) == ["trainer/1 | two\n"]
     runner.wait(ended, wait_interval=0.1)
     runner.cancel(ended)
     assert host.count(":terminate") == 0, "it has ended"

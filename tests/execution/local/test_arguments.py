@@ -4,8 +4,6 @@
 # ruff: noqa: UP006, UP035
 
 import dataclasses
-import json
-import os
 import textwrap
 from typing import Dict, List
 
@@ -102,11 +100,6 @@ def tracked(tracker_base: str):
     write(x=tracker_base)
 
 
-def test_the_tracker_base_is_an_argument(tmp_path):
-    result = run(tracked, tracker_base=tmp_path / "base", output_dir=tmp_path / "runs", watch=Watch())
-    assert result["write"].inputs == {"x": str(tmp_path / "base")}
-
-
 def test_the_inputs_of_a_stage_are_those_of_its_pipeline(tmp_path):
     @dsl.pipeline
     def pipeline(tracker_base: str, rate: float = 0.5):
@@ -163,11 +156,3 @@ def test_every_keyword_is_an_option_with_a_default():
     options = {item.name for item in dataclasses.fields(RunOptions)}
     # The URLs of copy_from are among what is named.
     assert keywords == options - {"python_path", "project", "named"} | {"copy_from"}
-
-
-def test_options_are_recorded(tmp_path, monkeypatch):
-    options = {"directory": tmp_path, "kfp_workspace": "", "timeout": 50, "parallelism": 3}
-    done = run(scripts(":"), output_dir=tmp_path / "runs", watch=Watch(), **options)
-    found = json.loads((done.folder / "run.json").read_text())["options"]
-    assert [found[name] for name in ("timeout", "parallelism", "directory")] == [50, 3, str(tmp_path)]
-    assert found["kfp_workspace"] == os.getcwd(), "an empty path is the current directory"

@@ -35,23 +35,6 @@ def report(**artifact: object) -> str:
     return json.dumps({"artifacts": {"model": {"artifacts": [artifact]}}})
 
 
-def test_an_artifact_on_other_storage_is_handed_on_by_its_uri(execute):
-    @dsl.container_component
-    def uri_of(model: dsl.Input[dsl.Model], out: dsl.OutputPath(str)):
-        script = 'printf "%s|%s" "$1" "$2" >"$0"'
-        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, out, model.uri, "{{$}}"])
-
-    @dsl.pipeline
-    def pipeline():
-        uri_of(model=make(report=report(uri="abfs://models/1")).outputs["model"])
-
-    _, shown = execute(pipeline).stages
-    uri, _, executor_input = shown.outputs["out"].partition("|")
-    (artifact,) = json.loads(executor_input)["inputs"]["artifacts"]["model"]["artifacts"]
-    assert uri == artifact["uri"] == "abfs://models/1"
-    assert artifact["type"] == {"schemaTitle": "system.Model", "schemaVersion": "0.0.1"}
-
-
 def test_metadata_is_handed_on_as_the_backend_keeps_it(execute):
     """A list and a dict are wrapped in a dict, a bool is a number, and six decimals are left."""
 

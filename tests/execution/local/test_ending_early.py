@@ -18,7 +18,6 @@ from torchx_kfp.local import (
     StageRetried,
     StageStarted,
     StageWaiting,
-    Watch,
     load_pipeline,
     run,
 )
@@ -308,16 +307,3 @@ def test_a_stage_that_waits_for_another_attempt_is_canceled(case, how, tmp_path)
 
 def stage_of(event):
     return event.result.name if isinstance(event, StageFinished) else getattr(event, "name", "")
-
-
-def test_a_run_that_was_ended_goes_on(execute_failing, tmp_path):
-    @dsl.pipeline
-    def pipeline(folder: str):
-        shell(script=f"test -e {folder}/mended")
-        python(code=f"import os, time\nwhile not os.path.exists('{tmp_path}/mended'): time.sleep(0.02)")
-
-    failed = execute_failing(pipeline, {"folder": str(tmp_path)}, fail_fast=True)
-    assert states(failed) == {"shell": "failed", "python": "canceled"}
-    (tmp_path / "mended").touch()
-    done = run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
-    assert states(done) == {"shell": "succeeded", "python": "succeeded"}

@@ -216,26 +216,6 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
     assert {stage.exit_code for stage in result.stages} == {0}
 
 
-def test_each_retry_is_an_execution_of_its_own(execute, tmp_path):
-    @dsl.pipeline
-    def pipeline():
-        task = shell(script=f"cd {tmp_path}; echo $KFP_POD_NAME >> tries; echo try; [ $(wc -l < tries) = 3 ]")
-        task.set_retry(3, backoff_duration="0s")
-
-    events = []
-    result = execute(pipeline, watch=Heard(on_event=events.append))
-    stage = result.stages[0]
-    assert (tmp_path / "tries").read_text().split() == ["shell_1", "shell_2", "shell_3"]
-    assert (stage.attempts, stage.pod_name, stage.state) == (3, "shell_3", State.SUCCEEDED)
-    retried = [event for event in events if isinstance(event, StageRetried)]
-    assert [(event.name, event.attempt, event.reason, event.delay) for event in retried] == [
-        ("shell", 1, "ended with exit code 1", 0.0),
-        ("shell", 2, "ended with exit code 1", 0.0),
-    ]
-    for attempt in (1, 2, 3):
-        assert (result.folder / f"shell_{attempt}" / "log.txt").read_text() == "try\n"
-
-
 def test_retries_come_to_an_end_and_wait_longer_up_to_a_maximum(execute_failing):
     @dsl.pipeline
     def pipeline():

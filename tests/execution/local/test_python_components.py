@@ -3,9 +3,7 @@
 # No postponed annotations: kfp reads annotations as types, and its oldest version knows only typing's names.
 
 import inspect
-from pathlib import Path
 
-import kfp
 import pytest
 from kfp import dsl
 
@@ -38,29 +36,6 @@ def test_the_path_of_a_file_url(execute, tmp_path):
 
     (tmp_path / "é.csv").write_text("1,2")
     assert execute(pipeline, {"path": str(tmp_path / "é.csv")})["read-file"].outputs == {"Output": "1,2"}
-
-
-def test_a_custom_path_is_copied_to_where_the_artifact_belongs(execute, tmp_path):
-    if not hasattr(dsl.Artifact, "set_path"):
-        pytest.skip(f"kfp {kfp.__version__} has no custom paths")
-
-    @component
-    def elsewhere(folder: str, model: dsl.Output[dsl.Model]):
-        import os
-
-        os.makedirs(folder)
-        with open(os.path.join(folder, "weights"), "w") as file:
-            file.write("1")
-        model.set_path(folder)
-
-    @dsl.pipeline
-    def pipeline(folder: str):
-        elsewhere(folder=folder)
-
-    (stage,) = execute(pipeline, {"folder": str(tmp_path / "elsewhere")}).stages
-    model = stage.artifacts["model"]
-    assert model.path.startswith(str(tmp_path / "runs"))
-    assert (Path(model.path) / "weights").read_text() == "1"
 
 
 @component

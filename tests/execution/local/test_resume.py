@@ -84,25 +84,6 @@ def test_an_interrupted_resume_keeps_what_had_succeeded(way, execute_failing, tm
     assert [note for note in noted(tmp_path) if note != "first"] == ["a-x", "alone", "b-x", "b-x", "inner-x"]
 
 
-def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):
-    """The exit task's input tells how the others ended."""
-
-    @dsl.container_component
-    def report(status: dsl.PipelineTaskFinalStatus, folder: str):
-        script = 'echo "$0" | grep -o \'"state":"[A-Z]*"\' >> "$1/notes"'
-        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script], args=[status, folder])
-
-    @dsl.pipeline
-    def pipeline(folder: str):
-        with dsl.ExitHandler(report(folder=folder)):
-            shell(script=f"test -e {folder}/mended")
-
-    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
-    (tmp_path / "mended").touch()
-    assert go_on(failed.folder).state == "succeeded"
-    assert noted(tmp_path) == ['"state":"COMPLETE"', '"state":"FAILED"']
-
-
 def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):
     """Secrets that are not given again, a task's id, and results of any form do not repeat it, either."""
     monkeypatch.chdir(tmp_path)
@@ -141,20 +122,6 @@ def test_a_stage_whose_folder_is_gone_runs_again(execute_failing, tmp_path):
     (tmp_path / "mended").touch()
     assert go_on(failed.folder).state == "succeeded"
     assert noted(tmp_path) == ["first", "first", "read-0", "read-1"]
-
-
-def test_a_task_that_cleans_up_does_so_again(execute_failing, tmp_path):
-    @dsl.pipeline
-    def pipeline(folder: str):
-        with dsl.ExitHandler(shell(script=f"echo clean >> {folder}/notes")):
-            shell(script=f"echo work >> {folder}/notes; test -e {folder}/mended")
-
-    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
-    again = go_on(failed.folder)
-    assert again.state == "failed"
-    (tmp_path / "mended").touch()
-    assert go_on(again.folder).state == "succeeded"
-    assert noted(tmp_path) == ["clean"] * 3 + ["work"] * 3
 
 
 def test_a_killed_runner(call, tmp_path):

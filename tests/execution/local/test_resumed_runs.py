@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import shlex
 import shutil
 import sys
@@ -14,7 +13,7 @@ import pytest
 from kfp import components, dsl
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.resuming import RandomPipeline, Runs, clean, everything, items, joined, made, stage
+from tests.execution.local.resuming import RandomPipeline, Runs, everything, items, joined, made, stage
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
@@ -109,23 +108,6 @@ def test_groups_that_would_be_others_run(runs: Runs) -> None:
     assert made(resumed) == made(runs.run(pipeline(is_looped=True), {"mode": "quick"}))
 
 
-def test_the_run_that_is_resumed_is_recorded(runs: Runs, call: Any) -> None:
-    """The tracker base says it, so that gc keeps what a kept run resumes."""
-    (runs.folder / "base").mkdir()
-    base = str(runs.folder / "base")
-
-    @dsl.pipeline
-    def pipeline(folder: str, tracker_base: str):
-        clean(tag="second", folder=folder).after(clean(tag="first", folder=folder))
-
-    runs.fail("second")
-    failed = runs.run(pipeline, {"tracker_base": base})
-    runs.mend()
-    resumed = runs.run(pipeline, resume=failed)
-    done = call("gc", "--tracker-base", "base", "--run", failed.run_id, "--yes")
-    assert re.search(says(failed.run_id, resumed.run_id), done.stdout + done.stderr), done
-
-
 def test_a_chain_outlives_the_folders_of_its_first_runs(runs: Runs) -> None:
     """All that counts of a tracked stage is under the tracker base, unless it has made artifacts."""
     put = f"{shlex.quote(sys.executable)} -c 'from torchx_kfp.tracking import current_run; current_run().put(a=1)'"
@@ -168,21 +150,6 @@ def test_what_cannot_be_resumed(runs: Runs) -> None:
         plan_run(other, given, resume=done)
     with pytest.raises(ArgumentError, match=says("'jioned'", "Did you mean 'joined'", "inner/stage")):
         plan_run(everything(), given, resume=done, from_stages=["jioned"])
-
-
-@pytest.mark.parametrize("text", ["{{$.inputs.parameters['tag']}}", "{{workflow.name}}"])
-def test_text_that_kfp_would_replace_is_not_made_a_constant(text: str, runs: Runs) -> None:
-    @dsl.pipeline(name="braces")
-    def pipeline(folder: str, text: str):
-        first = stage(tag="a", text=text, folder=folder)
-        stage(tag="b", text=first.output, folder=folder)
-
-    runs.fail("b")
-    failed = runs.run(pipeline, {"text": text})
-    runs.mend()
-    plan = plan_run(pipeline, {"folder": str(runs.folder)}, resume=failed)
-    assert "'{{'" in plan.steps[0].reason
-    assert runs.run(pipeline, resume=failed)["stage-2"].outputs == {"out": f"b(a({text}))"}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -3,30 +3,12 @@
 import re
 
 import pytest
-from kfp import compiler, dsl
 
-from tests.execution.local.components import scripts, write
+from tests.execution.local.components import scripts
 from tests.facts import says
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import find_run
-from torchx_kfp.local import State, Watch, run
-
-
-def test_a_file_and_a_function_run_alike(execute, tmp_path):
-    @dsl.pipeline(name="Two Ways")
-    def pipeline(x: str = "v") -> str:
-        return write(x=x).outputs["out"]
-
-    path = tmp_path / "p.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    for way in (path, str(path), pipeline):
-        result = execute(way)
-        assert result.outputs == {"Output": "v"}
-        assert result.pipeline == "two-ways"
-        assert re.fullmatch(r"two-ways-\d{8}-\d{6}-[0-9a-f]{6}", result.run_id)
-        assert result.state is State.SUCCEEDED
-        assert result.folder == tmp_path / "runs" / result.run_id
-        assert [stage.exit_code for stage in result.stages] == [0]
+from torchx_kfp.local import Watch, run
 
 
 def test_a_watch_that_does_nothing_shows_nothing(tmp_path, capfd):
